@@ -1,0 +1,79 @@
+# `make` alone lists the targets. Every target that needs the environment makes it first: .venv, here, nothing elsewhere.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install quickstart test check lint types format bench clean lock
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar off
+RUN := runs/quickstart
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+
+install: .venv/.installed ## Install unicloze and its development tools into .venv
+
+quickstart: .venv/.runtime ## Train a small model of Python's documentation, fill blanks with it, write a report
+	$(BIN)/unicloze prepare --recipe quickstart --out $(RUN)/data
+	$(BIN)/unicloze pretrain --recipe quickstart --data.prepared $(RUN)/data --out $(RUN)
+	$(BIN)/unicloze fill --model $(RUN) --text "Return a [MASK] of the given list."
+	$(BIN)/unicloze fill --model $(RUN) --text "If the file does not [MASK], an [MASK] is raised."
+	$(BIN)/unicloze report $(RUN)
+	@echo
+	@echo "Model, ledger and report: $(RUN)     Prepared text: $(RUN)/data"
+	@echo "Try next:"
+	@echo "  $(BIN)/unicloze fill --model $(RUN) --text 'The [MASK] of a function is its [MASK] value.'"
+	@echo "  $(BIN)/unicloze inspect --recipe quickstart --text 'A list is a mutable sequence.'"
+	@echo "  $(BIN)/unicloze pretrain --recipe quickstart --data.corpus YOUR_TEXT --out runs/mine"
+	@echo "  $(BIN)/unicloze recipes"
+
+test: .venv/.installed ## Run all tests
+	$(BIN)/python -m pytest
+
+check: lint types .venv/.installed ## Lint, check types, run the tests that take no long time
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: .venv/.installed ## Check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.installed ## Check types
+	$(BIN)/mypy
+
+format: .venv/.installed ## Mend style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.installed ## Measure this machine: examples a second, and training steps against Transformers
+	$(BIN)/python benchmarks/objectives.py
+	$(BIN)/python benchmarks/pretrain_step.py
+
+clean: ## Remove .venv, caches and build outputs; runs/ stays
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
+
+lock: ## Pin the newest versions that work together in constraints.txt; torch stays as it is (TORCH=torch==X changes it)
+	rm -rf build/lock
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off \
+		"$(or $(TORCH),$(shell grep '^torch==' constraints.txt))" --editable ".[dev,hf,metrics,demo]"
+	grep '^#' constraints.txt > build/constraints.txt
+	build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+.*//' \
+		| grep -Eiv '^(nvidia|cuda|triton)' | LC_ALL=C sort -f >> build/constraints.txt
+	mv build/constraints.txt constraints.txt
+
+.venv/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "unicloze needs Python 3.11 or newer and '$(PYTHON)' is none; name one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || { echo "'$(PYTHON)' cannot make a virtual environment; install its venv module" >&2; exit 1; }
+	@touch $@
+
+.venv/.runtime: pyproject.toml constraints.txt | .venv/.created
+	@echo "Installing unicloze into .venv; torch is large, this takes a minute or more"
+	@$(PIP_INSTALL) --constraint constraints.txt --editable .
+	@touch $@
+
+# After the runtime and not beside it, so that `make -j quickstart test` never runs two installations at once.
+.venv/.installed: .venv/.runtime
+	@echo "Installing the development tools into .venv"
+	@$(PIP_INSTALL) --constraint constraints.txt --editable ".[dev]"
+	@touch $@

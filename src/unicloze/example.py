@@ -1,0 +1,187 @@
+"""The one currency: an example is a row of slots, some of them to be predicted, and a rule of who reads whom.
+
+Objectives and tasks make `Examples`, a block of rows in NumPy; `collate` makes a `Batch` of them, tensors on a device.
+The backbone and the loop see nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze.visibility import Intervals, bool_mask
+
+if TYPE_CHECKING:
+    import torch
+
+Ints = npt.NDArray[np.int32]
+
+
+class Kind(IntEnum):
+    """What a slot holds."""
+
+    CONTEXT = 0
+    """A token of the window that is not masked."""
+    MASK = 1
+    """A masked position of the context: a mask, a random token or the token itself."""
+    ORIGINAL = 2
+    """The original token of a masked position, read by later steps."""
+    PSEUDO = 3
+    """The pseudo mask of a masked position, which predicts it."""
+    MEMORY = 4
+    """A key without a query."""
+    PADDING = 5
+    """Fills a row; reads itself and is read by nobody."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Predictions of one name, padded on the right with weight 0.
+
+    Args:
+        slots: Which slot predicts. *Shape:* (rows, predictions)
+        labels: The answers. *Shape:* (rows, predictions)
+        weights: Weight of each prediction in the loss. *Shape:* (rows, predictions)
+    """
+
+    slots: Ints
+    labels: Ints
+    weights: npt.NDArray[np.float32]
+
+    def __getitem__(self, rows: slice) -> Target:
+        return Target(slots=self.slots[rows], labels=self.labels[rows], weights=self.weights[rows])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """A block of examples. Real slots stand together, padding at the end of a row.
+
+    Args:
+        input_ids: Token of each slot. *Shape:* (rows, slots)
+        position_ids: Position each slot stands for. *Shape:* (rows, slots)
+        segment_ids: Segment of that position. *Shape:* (rows, slots)
+        kinds: A `Kind` each. *Shape:* (rows, slots)
+        steps: Factorization step from 0, or -1. *Shape:* (rows, slots)
+        intervals: Visibility, see `unicloze.visibility`. *Shape:* (rows, slots, 4)
+        lengths: Slots that are not padding. *Shape:* (rows,)
+        mutual: Number of leading slots that read exactly each other, so that attention among them needs no mask.
+            *Shape:* (rows,)
+        text_tokens: Tokens of the text a row was made from, special tokens included. *Shape:* (rows,)
+        targets: Predictions by name.
+    """
+
+    input_ids: Ints
+    position_ids: Ints
+    segment_ids: Ints
+    kinds: npt.NDArray[np.uint8]
+    steps: Ints
+    intervals: Intervals
+    lengths: Ints
+    mutual: Ints
+    text_tokens: Ints
+    targets: Mapping[str, Target]
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def __getitem__(self, rows: slice) -> Examples:
+        return Examples(
+            input_ids=self.input_ids[rows],
+            position_ids=self.position_ids[rows],
+            segment_ids=self.segment_ids[rows],
+            kinds=self.kinds[rows],
+            steps=self.steps[rows],
+            intervals=self.intervals[rows],
+            lengths=self.lengths[rows],
+            mutual=self.mutual[rows],
+            text_tokens=self.text_tokens[rows],
+            targets={name: target[rows] for name, target in self.targets.items()},
+        )
+
+    def split(self, rows: int) -> Iterator[Examples]:
+        """Cut into blocks of at most `rows` rows."""
+        for first in range(0, len(self), rows):
+            yield self[first : first + rows]
+
+    def visible(self, row: int) -> npt.NDArray[np.bool_]:
+        """Which slot of a row reads which, without padding. *Shape:* (slots, slots)"""
+        length = int(self.lengths[row])
+        mask: npt.NDArray[np.bool_] = bool_mask(self.intervals[row, :length], length)
+        return mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetBatch:
+    """A `Target` as tensors. *Shape:* (rows, predictions) each."""
+
+    slots: torch.Tensor
+    labels: torch.Tensor
+    weights: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Examples as tensors, what the model is called with.
+
+    Args:
+        input_ids: *Shape:* (rows, slots)
+        position_ids: *Shape:* (rows, slots)
+        segment_ids: *Shape:* (rows, slots)
+        intervals: *Shape:* (rows, slots, 4)
+        mutual: The leading slots of every row that read exactly each other, see `Examples`.
+        mutual_keys: Number of such slots in each row, if the rows differ. *Shape:* (rows,)
+        targets: Predictions by name.
+        text_tokens: Tokens of the text in all rows.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    segment_ids: torch.Tensor
+    intervals: torch.Tensor
+    mutual: int
+    mutual_keys: torch.Tensor | None
+    targets: Mapping[str, TargetBatch]
+    text_tokens: int
+
+
+def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_shape: bool = False) -> Batch:
+    """Make a batch of a block of examples.
+
+    Args:
+        examples: The rows.
+        device: Where the tensors go.
+        fixed_shape: Keep the full width of the block, so that all batches have one shape; else cut columns that are padding
+            in every row.
+    """
+    import torch
+
+    def tensor(array: npt.NDArray[np.generic], dtype: torch.dtype) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype, non_blocking=True)
+
+    slots = examples.input_ids.shape[1] if fixed_shape else int(examples.lengths.max(initial=1))
+    targets = {}
+    for name, target in examples.targets.items():
+        width = target.slots.shape[1]
+        if not fixed_shape:
+            width = max(1, int((target.weights > 0).sum(axis=1).max(initial=0)))
+        targets[name] = TargetBatch(
+            slots=tensor(target.slots[:, :width], torch.long),
+            labels=tensor(target.labels[:, :width], torch.long),
+            weights=tensor(target.weights[:, :width], torch.float32),
+        )
+    least, most = int(examples.mutual.min()), int(examples.mutual.max())
+    return Batch(
+        input_ids=tensor(examples.input_ids[:, :slots], torch.long),
+        position_ids=tensor(examples.position_ids[:, :slots], torch.long),
+        segment_ids=tensor(examples.segment_ids[:, :slots], torch.long),
+        intervals=tensor(examples.intervals[:, :slots], torch.int32),
+        mutual=least,
+        mutual_keys=None if least == most else tensor(examples.mutual, torch.long),
+        targets=targets,
+        text_tokens=int(examples.text_tokens.sum()),
+    )

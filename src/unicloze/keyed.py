@@ -1,0 +1,83 @@
+"""Random draws that are named instead of drawn in turn.
+
+Every draw of a run is a function of what it is for: masks of (seed, epoch, sample), dropout of (seed, step, micro-batch),
+the order of the samples of (seed, epoch). There is no generator state to save, so a resumed run repeats every draw exactly,
+and many rows are drawn in one vectorised call.
+
+The mixer is the output function of splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
+2014); the permutation is a four-round Feistel network over the next power of four, walked until it lands inside.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Bits = npt.NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+
+
+def _mix(bits: Bits) -> Bits:
+    with np.errstate(over="ignore"):
+        bits = (bits ^ (bits >> _SHIFTS[0])) * _MULTIPLIERS[0]
+        bits = (bits ^ (bits >> _SHIFTS[1])) * _MULTIPLIERS[1]
+        return bits ^ (bits >> _SHIFTS[2])
+
+
+def key(*parts: int | npt.NDArray[np.integer]) -> Bits:
+    """A 64-bit key for a name of several integers; arrays broadcast to an array of keys."""
+    result = np.zeros(1, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for part in parts:
+            result = _mix(result + _GOLDEN + _mix(np.asarray(part).astype(np.uint64) * _GOLDEN + _GOLDEN))
+    return result
+
+
+def bits(keys: Bits, stream: int, counters: npt.NDArray[np.integer]) -> Bits:
+    """A random 64-bit integer for each pair of a key and a counter.
+
+    Args:
+        keys: Names what is drawn for, broadcast with the counters.
+        stream: What the draws are for; different streams of a key are independent.
+        counters: Numbers the draws of a key.
+    """
+    with np.errstate(over="ignore"):
+        start = _mix(keys + np.uint64(stream + 1) * _MULTIPLIERS[1])
+        return _mix(start + (counters + 1).astype(np.uint64) * _GOLDEN)
+
+
+def uniform(random_bits: Bits) -> npt.NDArray[np.float64]:
+    """Random bits as floats, uniform in [0, 1)."""
+    return (random_bits >> np.uint64(11)) * 2.0**-53
+
+
+def below(random_bits: Bits, limit: int | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """Random bits as integers, uniform in [0, limit); limits broadcast and must be below 2**32."""
+    return (((random_bits >> np.uint64(32)) * np.asarray(limit).astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
+
+
+def permutation(index: npt.NDArray[np.integer], size: int, seed_key: int | np.uint64) -> npt.NDArray[np.int64]:
+    """Where a keyed random permutation of [0, size) sends each index, computed without the permutation in memory.
+
+    Args:
+        index: Values in [0, size).
+        size: Number of permuted values.
+        seed_key: Names the permutation.
+    """
+    half = max(1, ((max(size - 1, 1)).bit_length() + 1) // 2)
+    low = np.uint64((1 << half) - 1)
+    rounds = [_mix(np.uint64(seed_key) ^ np.asarray(r + 1, np.uint64) * _MULTIPLIERS[0]) for r in range(4)]
+    result = np.asarray(index).astype(np.uint64)
+    outside = np.ones(result.shape, dtype=bool)
+    while outside.any():
+        values = result[outside]
+        left, right = values >> np.uint64(half), values & low
+        for round_key in rounds:
+            with np.errstate(over="ignore"):
+                left, right = right, left ^ (_mix(right + round_key) & low)
+        result[outside] = (left << np.uint64(half)) | right
+        outside = result >= np.uint64(size)
+    return result.astype(np.int64)

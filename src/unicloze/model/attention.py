@@ -1,0 +1,273 @@
+"""Attention whose mask is data: intervals of keys, rendered once for a batch and shared by all layers.
+
+Shape suffixes: B rows, S slots, Q queries, K keys, H heads, D hidden size, d head size.
+
+The slots of a row fall into regions. The leading slots that read exactly each other need no mask at all (the context of a
+pseudo-masked row, a whole bidirectional row); the rest reads all keys under one. That keeps the mask small and saves the
+work of scores that nobody may see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from unicloze.example import Batch
+from unicloze.model.dropout import DropoutKey
+from unicloze.settings import ModelSettings
+from unicloze.visibility import block_mask, bool_mask
+
+Backend = Literal["explicit", "sdpa", "flex"]
+
+
+@dataclass(frozen=True)
+class Region:
+    """Some queries of every row, and what they may read.
+
+    Args:
+        first: First query slot.
+        last: Query slot after the last.
+        keys: The queries read among the leading `keys` slots.
+        bias: Added to the scores: 0, or -inf where a query must not read a key, plus the relative position bias.
+            *Shape:* (rows or 1, heads or 1, queries, keys)
+        block: FlexAttention's mask, instead of `bias`.
+    """
+
+    first: int
+    last: int
+    keys: int
+    bias: Tensor | None = None
+    block: object | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a batch is attended to: in the layers below the last, and for the predicted slots in the last.
+
+    Args:
+        regions: Cover all slots.
+        selected: The predicted slots, or None where the last layer computes all. *Shape:* (rows, predictions)
+        last: The region of the selected slots.
+    """
+
+    regions: tuple[Region, ...]
+    selected: Tensor | None
+    last: tuple[Region, ...]
+
+
+class RelativeBias(nn.Module):
+    """T5's relative position bias: a learned number per head and bucket of distances, shared by all layers.
+
+    Half the buckets are for keys right of the query. Distances below a quarter of the buckets have one each, longer ones
+    share logarithmically growing ranges up to `relative_max_distance` (Raffel et al. 2020, Section 2.1).
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.buckets = settings.relative_buckets
+        self.max_distance = settings.relative_max_distance
+        self.weight = nn.Parameter(torch.empty(settings.num_heads, settings.relative_buckets))
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """Bucket of each distance, key position minus query position."""
+        half = self.buckets // 2
+        exact = half // 2
+        size = distance.abs()
+        growth = torch.log(size.clamp(min=1).float() / exact) / torch.log(torch.tensor(self.max_distance / exact))
+        far = exact + (growth * (half - exact)).long()
+        return (distance > 0).long() * half + torch.where(size < exact, size, far.clamp(max=half - 1))
+
+    def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """The bias of each pair.
+
+        Args:
+            query_positions: *Shape:* (rows, queries)
+            key_positions: *Shape:* (rows, keys)
+
+        Returns:
+            *Shape:* (rows, heads, queries, keys)
+        """
+        bucket_BQK = self.bucket(key_positions[:, None, :] - query_positions[:, :, None])
+        # A product with one-hot rows: its backward pass is a product too, not a scatter into 32 numbers.
+        one_hot = functional.one_hot(bucket_BQK, self.buckets).to(self.weight.dtype)
+        return (one_hot @ self.weight.T).permute(0, 3, 1, 2).contiguous()
+
+
+def plan(batch: Batch, relative: RelativeBias | None, backend: Backend, dtype: torch.dtype, select: bool) -> Plan:
+    """Render a batch's visibility for attention in the given backend and data type.
+
+    Args:
+        batch: The rows.
+        relative: The relative position bias, if the model has one.
+        backend: Which implementation of attention will read it.
+        dtype: Of the scores.
+        select: Compute only the predicted slots in the last layer.
+    """
+    slots = batch.input_ids.shape[1]
+    selected = torch.cat([target.slots for target in batch.targets.values()], dim=1) if select else None
+    if backend == "flex" and relative is None:
+        regions: tuple[Region, ...] = (Region(0, slots, slots, block=block_mask(batch.intervals, slots)),)
+    else:
+        regions = _regions(batch, relative, dtype)
+    if selected is None:
+        return Plan(regions, None, regions)
+    intervals = batch.intervals.gather(1, selected[:, :, None].expand(-1, -1, 4))
+    bias = None
+    if batch.mutual < slots:
+        bias = _additive(bool_mask(intervals, slots), dtype)
+    if relative is not None:
+        distance_bias = relative(batch.position_ids.gather(1, selected), batch.position_ids).to(dtype)
+        bias = distance_bias if bias is None else distance_bias + bias
+    return Plan(regions, selected, (Region(0, selected.shape[1], slots, bias),))
+
+
+def _regions(batch: Batch, relative: RelativeBias | None, dtype: torch.dtype) -> tuple[Region, ...]:
+    slots, mutual = batch.input_ids.shape[1], batch.mutual
+    regions = []
+    if mutual:
+        keys, bias = mutual, None
+        if batch.mutual_keys is not None:
+            keys = min(slots, int(batch.mutual_keys.max()))
+            bias = _additive(torch.arange(keys, device=batch.mutual_keys.device) < batch.mutual_keys[:, None, None], dtype)
+        if relative is not None:
+            distance_bias = _context_bias(batch, relative, mutual, keys).to(dtype)
+            bias = distance_bias if bias is None else distance_bias + bias
+        regions.append(Region(0, mutual, keys, bias))
+    if mutual < slots:
+        bias = _additive(bool_mask(batch.intervals[:, mutual:], slots), dtype)
+        if relative is not None:
+            bias = relative(batch.position_ids[:, mutual:], batch.position_ids).to(dtype) + bias
+        regions.append(Region(mutual, slots, slots, bias))
+    return tuple(regions)
+
+
+def _context_bias(batch: Batch, relative: RelativeBias, queries: int, keys: int) -> Tensor:
+    """The bias among the leading slots, one for all rows where all their positions agree."""
+    positions = batch.position_ids[:, :keys]
+    if batch.mutual_keys is None and bool((positions == positions[:1]).all()):
+        positions = positions[:1]
+    bias: Tensor = relative(positions[:, :queries], positions)
+    return bias
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask (rows, queries, keys) as numbers to add to the scores of all heads."""
+    zero = torch.zeros((), dtype=dtype, device=mask.device)
+    return torch.where(mask, zero, zero - torch.inf).unsqueeze(1)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, region: Region, *, backend: Backend, dropout: DropoutKey | None, rate: float
+) -> Tensor:
+    """Attention of one region: softmax(Q K^T / sqrt(d) + bias) V.
+
+    Args:
+        query: *Shape:* (rows, heads, queries, head size)
+        key: *Shape:* (rows, heads, keys, head size)
+        value: *Shape:* (rows, heads, keys, head size)
+        region: What the queries may read.
+        backend: `explicit` multiplies out the scores, `sdpa` and `flex` are torch's fused kernels.
+        dropout: Dropout of this forward pass, None in evaluation.
+        rate: Dropout rate of the probabilities.
+
+    Returns:
+        *Shape:* (rows, heads, queries, head size)
+    """
+    if region.block is not None:
+        return _flex(query, key, value, region.block)
+    if backend == "sdpa" and (dropout is None or rate == 0 or query.is_cuda):
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=region.bias, dropout_p=rate if dropout is not None else 0.0
+        )
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+    if region.bias is not None:
+        scores = scores + region.bias if region.bias.requires_grad else scores.add_(region.bias)
+    probabilities = torch.softmax(scores, dim=-1)
+    if dropout is not None:
+        probabilities = dropout(probabilities, rate)
+    return probabilities @ value
+
+
+_compiled_flex = None
+
+
+def _flex(query: Tensor, key: Tensor, value: Tensor, block: object) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    global _compiled_flex
+    if not query.is_cuda:
+        return flex_attention(query, key, value, block_mask=block)  # type: ignore[return-value, arg-type]
+    if _compiled_flex is None:
+        _compiled_flex = torch.compile(flex_attention)
+    return _compiled_flex(query, key, value, block_mask=block)  # type: ignore[return-value, arg-type]
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with one fused projection to queries, keys and values, in that order."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.num_heads = settings.num_heads
+        self.rate = settings.attention_dropout
+        self.qkv = nn.Linear(settings.hidden_size, 3 * settings.hidden_size)
+        self.output = nn.Linear(settings.hidden_size, settings.hidden_size)
+
+    def forward(
+        self, hidden: Tensor, regions: tuple[Region, ...], selected: Tensor | None, backend: Backend, dropout: DropoutKey | None
+    ) -> Tensor:
+        """Attend from all slots, or only from the selected ones.
+
+        Args:
+            hidden: *Shape:* (rows, slots, hidden size)
+            regions: Cover the queries.
+            selected: Query slots, all if None. *Shape:* (rows, predictions)
+            backend: Implementation of attention.
+            dropout: Dropout of this forward pass, None in evaluation.
+
+        Returns:
+            *Shape:* (rows, queries, hidden size)
+        """
+        size = hidden.shape[-1]
+        if selected is None:
+            query, key, value = (self._heads(part) for part in self.qkv(hidden).split(size, dim=-1))
+        else:
+            weight, bias = self.qkv.weight, self.qkv.bias
+            query = self._heads(functional.linear(select_slots(hidden, selected), weight[:size], bias[:size]))
+            keys_and_values = functional.linear(hidden, weight[size:], bias[size:])
+            key, value = (self._heads(part) for part in keys_and_values.split(size, dim=-1))
+        parts = [
+            attend(
+                query[:, :, region.first : region.last],
+                key[:, :, : region.keys],
+                value[:, :, : region.keys],
+                region,
+                backend=backend,
+                dropout=dropout,
+                rate=self.rate,
+            )
+            for region in regions
+        ]
+        attended = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        projected: Tensor = self.output(attended.transpose(1, 2).flatten(2))
+        return projected
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+def select_slots(hidden: Tensor, slots: Tensor) -> Tensor:
+    """The hidden states of some slots of each row.
+
+    Args:
+        hidden: *Shape:* (rows, slots, hidden size)
+        slots: *Shape:* (rows, predictions)
+
+    Returns:
+        *Shape:* (rows, predictions, hidden size)
+    """
+    flat = slots + torch.arange(len(slots), device=slots.device)[:, None] * hidden.shape[1]
+    return hidden.flatten(0, 1).index_select(0, flat.flatten()).unflatten(0, slots.shape)

@@ -1,0 +1,136 @@
+"""The Transformer: slots in, hidden states out. It reads visibility as data and never learns which objective made it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from unicloze.example import Batch
+from unicloze.model.attention import Backend, Plan, Region, RelativeBias, SelfAttention, plan, select_slots
+from unicloze.model.dropout import DropoutKey
+from unicloze.settings import ModelSettings
+
+
+def layer_norm(settings: ModelSettings) -> nn.LayerNorm:
+    """Layer normalisation over the hidden size."""
+    return nn.LayerNorm(settings.hidden_size, eps=settings.layer_norm_eps)
+
+
+class Embeddings(nn.Module):
+    """Sum of token, position and segment embeddings, normalised (paper Section 2.2)."""
+
+    def __init__(self, settings: ModelSettings, *, vocab_size: int, max_positions: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, settings.hidden_size)
+        self.positions = nn.Embedding(max_positions, settings.hidden_size)
+        self.segments = nn.Embedding(settings.num_segments, settings.hidden_size)
+        self.norm = layer_norm(settings) if settings.norm == "post" else nn.Identity()
+        self.rate = settings.dropout
+
+    def forward(self, batch: Batch, dropout: DropoutKey | None) -> Tensor:
+        """Embed the slots. *Shape:* (rows, slots, hidden size)"""
+        places = self.positions(batch.position_ids) + self.segments(batch.segment_ids)
+        embedded: Tensor = self.norm(self.tokens(batch.input_ids) + places)
+        return embedded if dropout is None else dropout(embedded, self.rate)
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with GELU between them."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.inner = nn.Linear(settings.hidden_size, settings.intermediate_size)
+        self.output = nn.Linear(settings.intermediate_size, settings.hidden_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """*Shape:* (..., hidden size) to the same."""
+        projected: Tensor = self.output(functional.gelu(self.inner(hidden)))
+        return projected
+
+
+class Layer(nn.Module):
+    """Self-attention and feed-forward network, each with a residual and a normalisation before or after it."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.attention = SelfAttention(settings)
+        self.attention_norm = layer_norm(settings)
+        self.feed_forward = FeedForward(settings)
+        self.feed_forward_norm = layer_norm(settings)
+        self.norm_first = settings.norm == "pre"
+        self.rate = settings.dropout
+
+    def forward(
+        self, hidden: Tensor, regions: tuple[Region, ...], selected: Tensor | None, backend: Backend, dropout: DropoutKey | None
+    ) -> Tensor:
+        """Hidden states of all slots to those of all, or of the selected ones. *Shape:* (rows, queries, hidden size)"""
+        residual = hidden if selected is None else select_slots(hidden, selected)
+        normed = self.attention_norm(hidden) if self.norm_first else hidden
+        attended = self._add(residual, self.attention(normed, regions, selected, backend, dropout), dropout)
+        if self.norm_first:
+            return self._add(attended, self.feed_forward(self.feed_forward_norm(attended)), dropout)
+        attended = self.attention_norm(attended)
+        normalised: Tensor = self.feed_forward_norm(self._add(attended, self.feed_forward(attended), dropout))
+        return normalised
+
+    def _add(self, residual: Tensor, update: Tensor, dropout: DropoutKey | None) -> Tensor:
+        return residual + (update if dropout is None else dropout(update, self.rate))
+
+
+class Backbone(nn.Module):
+    """Embeddings and layers, with one relative position bias for all of them if the settings ask for it."""
+
+    def __init__(self, settings: ModelSettings, *, vocab_size: int, max_positions: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.embeddings = Embeddings(settings, vocab_size=vocab_size, max_positions=max_positions)
+        self.relative = RelativeBias(settings) if settings.relative_bias else None
+        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.num_layers))
+        self.final_norm = layer_norm(settings) if settings.norm == "pre" else nn.Identity()
+
+    def forward(self, batch: Batch, *, select: bool = False, dropout: DropoutKey | None = None) -> list[Tensor]:
+        """Hidden states: of the embeddings and after each layer.
+
+        Args:
+            batch: The rows.
+            select: Compute in the last layer only the slots the targets predict at, side by side in the targets' order.
+            dropout: Dropout of this forward pass; none if None.
+
+        Returns:
+            One tensor per layer and one for the embeddings. *Shape:* (rows, slots, hidden size), the last one
+            (rows, predictions, hidden size) if `select`.
+        """
+        hidden = self.embeddings(batch, dropout)
+        dtype = score_dtype(hidden)
+        backend = choose_backend(hidden, dtype, self.relative is not None)
+        attention = plan(batch, self.relative, backend, dtype, select)
+        states = [hidden]
+        for layer in self.layers:
+            states.append(self._layer(layer, states[-1], attention, backend, dropout, last=layer is self.layers[-1]))
+        states[-1] = self.final_norm(states[-1])
+        return states
+
+    def _layer(
+        self, layer: nn.Module, hidden: Tensor, plan: Plan, backend: Backend, dropout: DropoutKey | None, *, last: bool
+    ) -> Tensor:
+        regions, selected = (plan.last, plan.selected) if last else (plan.regions, None)
+        result: Tensor = layer(hidden, regions, selected, backend, dropout)
+        return result
+
+
+def score_dtype(hidden: Tensor) -> torch.dtype:
+    """Data type attention computes in: autocast's where it is on."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+
+
+def choose_backend(hidden: Tensor, dtype: torch.dtype, relative: bool) -> Backend:
+    """The fastest implementation of attention that can do what is asked, as measured.
+
+    On a CPU, multiplying out the scores wins in bf16, and torch's kernel in fp32 as long as no gradient flows into the
+    bias. On a GPU FlexAttention skips the blocks nobody reads; it has neither dropout nor, here, a relative bias.
+    """
+    if hidden.device.type == "cpu":
+        return "sdpa" if dtype == torch.float32 and not relative else "explicit"
+    return "sdpa"

@@ -1,0 +1,77 @@
+"""Heads: hidden states of the predicted slots to losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from unicloze.model.backbone import layer_norm
+from unicloze.settings import ModelSettings
+
+
+class TokenHead(nn.Module):
+    """BERT's masked-token head: dense, GELU, normalisation, then the token embeddings as output matrix, and a bias."""
+
+    def __init__(self, settings: ModelSettings, *, vocab_size: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(settings.hidden_size, settings.hidden_size)
+        self.norm = layer_norm(settings)
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        """What is compared with the token embeddings. *Shape:* (predictions, hidden size)"""
+        transformed: Tensor = self.norm(functional.gelu(self.dense(hidden)))
+        return transformed
+
+    def forward(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
+        """Logits over the vocabulary.
+
+        Args:
+            hidden: *Shape:* (predictions, hidden size)
+            embeddings: The token embeddings. *Shape:* (vocabulary, hidden size)
+
+        Returns:
+            *Shape:* (predictions, vocabulary)
+        """
+        return functional.linear(self.transform(hidden), embeddings, self.bias)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Cross-entropy per prediction whose gradient overwrites the logits: no second (predictions x vocabulary) array."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        normaliser = torch.logsumexp(logits, dim=-1, keepdim=True) if logits.dtype == torch.float32 else _logsumexp(logits)
+        chosen = logits.gather(1, labels[:, None]).float()
+        ctx.save_for_backward(logits, labels, normaliser)
+        return (normaliser - chosen).squeeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        logits, labels, normaliser = ctx.saved_tensors
+        scale = grads[0][:, None]
+        gradient = (logits - normaliser.to(logits.dtype)).exp_().mul_(scale.to(logits.dtype))
+        gradient.scatter_add_(1, labels[:, None], -scale.to(logits.dtype))
+        return gradient, None
+
+
+def _logsumexp(logits: Tensor) -> Tensor:
+    """In float32 over blocks of rows, so that no full-width float32 copy is made."""
+    return torch.cat([torch.logsumexp(block.float(), dim=-1, keepdim=True) for block in logits.split(64)])
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Negative log-likelihood of each label, in float32.
+
+    Args:
+        logits: *Shape:* (predictions, vocabulary)
+        labels: *Shape:* (predictions,)
+
+    Returns:
+        *Shape:* (predictions,)
+    """
+    losses: Tensor = _CrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
+    return losses

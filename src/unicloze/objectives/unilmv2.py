@@ -1,0 +1,196 @@
+"""UniLMv2's objectives: autoencoding and (partially) autoregressive prediction in one row (paper Section 3).
+
+A row is C, O, P: the context with each masked position corrupted, the original masked tokens by factorization step, and
+their pseudo masks by step. O and P carry the position and segment of the token they stand for. `ae` is predicted at the
+masked slots of C, `par` (`ar` if every step is one token) at P.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze import keyed, visibility
+from unicloze.example import Examples, Kind, Target
+from unicloze.objectives import masking
+from unicloze.settings import ObjectiveSettings
+from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.windows import Windows
+
+
+def unilmv2(
+    windows: Windows,
+    vocabulary: Vocabulary,
+    settings: ObjectiveSettings,
+    rates: npt.NDArray[np.float64] | None = None,
+) -> Examples:
+    """Mask a block of windows and lay out its rows; all draws are keyed by `windows.keys`.
+
+    Args:
+        windows: The text.
+        vocabulary: Ids of the masks and of the tokens a random one is drawn from.
+        settings: What to mask, predict and show.
+        rates: Mask rate of each row; `settings.mask_rate` if not given. *Shape:* (rows,)
+    """
+    if rates is None:
+        rates = np.full(len(windows), settings.mask_rate)
+    return lay_out(windows, draw_steps(windows, settings, rates), vocabulary, settings, rate=float(rates.max(initial=0)))
+
+
+def draw_steps(windows: Windows, settings: ObjectiveSettings, rates: npt.NDArray[np.float64]) -> masking.Steps:
+    """The factorization step of each position of each window, -1 where it is not masked. *Shape:* (rows, window)"""
+    if settings.masking == "token":
+        return masking.single_tokens(windows.maskable, windows.keys, rates=rates)
+    steps = masking.blockwise(
+        windows.maskable,
+        windows.lengths,
+        windows.keys,
+        rates=rates,
+        block_probability=settings.block_probability,
+        max_span=settings.max_span,
+    )
+    return masking.shuffle_tokens(steps, windows.keys) if settings.factorization == "token" else steps
+
+
+@dataclass(frozen=True)
+class _Masked:
+    """The masked tokens of all rows in one list, by row, then step, then position. *Shape:* (masked,) each."""
+
+    row: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
+    step: npt.NDArray[np.int32]
+    rank: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, steps: masking.Steps) -> _Masked:
+        row, position = np.nonzero(steps >= 0)
+        step = steps[row, position]
+        window = steps.shape[1]
+        order = np.argsort((row * window + step) * window + position)
+        counts = np.bincount(row, minlength=len(steps))
+        rank = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+        return cls(row, position[order], step[order], rank, counts)
+
+    def step_bounds(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Rank of the first token of each token's step, and of the first after it."""
+        if not len(self.row):
+            return self.rank, self.rank
+        change = np.flatnonzero((np.diff(self.row) != 0) | (np.diff(self.step) != 0)) + 1
+        first = np.concatenate([[0], change])
+        sizes = np.diff(np.concatenate([first, [len(self.row)]]))
+        starts = np.repeat(self.rank[first], sizes)
+        return starts, starts + np.repeat(sizes, sizes)
+
+
+def lay_out(
+    windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: ObjectiveSettings, *, rate: float
+) -> Examples:
+    """The rows C, O, P for given factorization steps.
+
+    Args:
+        windows: The text.
+        steps: Step of each position, -1 where it is not masked. *Shape:* (rows, window)
+        vocabulary: Ids of the masks and of the tokens a random one is drawn from.
+        settings: What to predict and show.
+        rate: The highest mask rate of these rows, from which the width of a row follows.
+    """
+    rows, window = windows.token_ids.shape
+    masked = _Masked.of(steps)
+    stepwise = "par" in settings.targets
+    most = masking.most_masked(window - 1, rate, settings.max_span)
+    most = max(most, int(masked.counts.max(initial=0)))
+    capacity = window + 2 * most if stepwise else window
+
+    row, position = masked.row, masked.position
+    original_ids = windows.token_ids[row, position]
+    context_ids, pseudo_ids = _corrupt(windows, masked, original_ids, vocabulary, settings)
+
+    input_ids = np.full((rows, capacity), vocabulary.pad, dtype=np.int32)
+    position_ids = np.zeros((rows, capacity), dtype=np.int32)
+    segment_ids = np.zeros((rows, capacity), dtype=np.int32)
+    kinds = np.full((rows, capacity), Kind.PADDING, dtype=np.uint8)
+    slot_steps = np.full((rows, capacity), -1, dtype=np.int32)
+
+    if settings.masks_in_context or not stepwise:
+        context = windows.lengths
+        real = np.arange(window) < context[:, None]
+        input_ids[:, :window] = np.where(real, windows.token_ids, vocabulary.pad)
+        input_ids[row, position] = context_ids
+        position_ids[:, :window] = np.where(real, np.arange(window, dtype=np.int32), 0)
+        segment_ids[:, :window] = windows.segment_ids
+        kinds[:, :window] = np.where(real, np.where(steps >= 0, Kind.MASK, Kind.CONTEXT), Kind.PADDING)
+        slot_steps[:, :window] = steps
+    else:
+        context = (windows.lengths - masked.counts).astype(np.int32)
+        kept_row, kept = np.nonzero((np.arange(window) < windows.lengths[:, None]) & (steps < 0))
+        slot = np.arange(len(kept)) - (np.cumsum(context) - context)[kept_row]
+        input_ids[kept_row, slot] = windows.token_ids[kept_row, kept]
+        position_ids[kept_row, slot] = kept
+        segment_ids[kept_row, slot] = windows.segment_ids[kept_row, kept]
+        kinds[kept_row, slot] = Kind.CONTEXT
+
+    targets = {}
+    if "ae" in settings.targets:
+        targets["ae"] = _target(masked, position, original_ids, rows, most)
+    if stepwise:
+        original = context[row] + masked.rank
+        pseudo = original + masked.counts[row]
+        for slot, ids, kind in ((original, original_ids, Kind.ORIGINAL), (pseudo, pseudo_ids, Kind.PSEUDO)):
+            input_ids[row, slot] = ids
+            position_ids[row, slot] = position
+            segment_ids[row, slot] = windows.segment_ids[row, position]
+            kinds[row, slot] = kind
+            slot_steps[row, slot] = masked.step
+        targets[stepwise_target(settings)] = _target(masked, pseudo, original_ids, rows, most)
+        starts, ends = masked.step_bounds()
+        intervals = visibility.pseudo_masked_rows(context, row, starts, ends, capacity=capacity)
+    else:
+        nothing = np.zeros(0, dtype=np.int64)
+        intervals = visibility.pseudo_masked_rows(context, nothing, nothing, nothing, capacity=capacity)
+    return Examples(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        segment_ids=segment_ids,
+        kinds=kinds,
+        steps=slot_steps,
+        intervals=intervals,
+        lengths=(context + 2 * masked.counts * stepwise).astype(np.int32),
+        mutual=context,
+        text_tokens=windows.lengths,
+        targets=targets,
+    )
+
+
+def stepwise_target(settings: ObjectiveSettings) -> str:
+    """Name of the target predicted at the pseudo masks: `ar` if every step is one token, else `par`."""
+    one_by_one = settings.factorization == "token" or settings.max_span == 1 or settings.masking == "token"
+    return "ar" if one_by_one else "par"
+
+
+def _corrupt(
+    windows: Windows, masked: _Masked, original: npt.NDArray[np.int32], vocabulary: Vocabulary, settings: ObjectiveSettings
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """What the masked slots of C and of P show. One draw for both, so that C tells P nothing that P does not show."""
+    keys = windows.keys[masked.row]
+    draw = keyed.uniform(keyed.bits(keys, masking.Stream.CORRUPTION, masked.position))
+    which = keyed.below(keyed.bits(keys, masking.Stream.RANDOM_TOKEN, masked.position), len(vocabulary.ordinary))
+    random = vocabulary.ordinary[which]
+    shown = np.where(draw < settings.mask_share + settings.random_share, random, original)
+    as_mask = draw < settings.mask_share
+    pseudo = vocabulary.mask if settings.pseudo_token == "mask" else vocabulary.pseudo_id()
+    return np.where(as_mask, vocabulary.mask, shown), np.where(as_mask, pseudo, shown)
+
+
+def _target(
+    masked: _Masked, slot: npt.NDArray[np.int64], labels: npt.NDArray[np.int32], rows: int, most: int
+) -> Target:
+    slots = np.zeros((rows, most), dtype=np.int32)
+    answers = np.zeros((rows, most), dtype=np.int32)
+    weights = np.zeros((rows, most), dtype=np.float32)
+    slots[masked.row, masked.rank] = slot
+    answers[masked.row, masked.rank] = labels
+    weights[masked.row, masked.rank] = 1.0
+    return Target(slots=slots, labels=answers, weights=weights)

@@ -1,0 +1,196 @@
+"""Recipes: complete runs as YAML files that mirror `unicloze.settings`.
+
+A recipe file holds the sections of `unicloze.settings.Recipe`; what it leaves out keeps its default. A top-level
+`base: NAME` starts from another recipe (or from a file beside this one) and changes single values of it. Overrides, of
+the caller or the command line, come last.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.recipes.schema import KEYS, SECTIONS, Setting, expected, flatten, nested, parse_options, recipe_parser
+from unicloze.recipes.validation import validate
+from unicloze.settings import Recipe
+
+__all__ = ["load_recipe", "parse_options", "recipe_names", "recipe_parser", "save_recipe", "toy_overrides", "validate"]
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the package, sorted."""
+    return sorted(Path(entry.name).stem for entry in _shelf().iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_recipe(name_or_file: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """A recipe of the package or of a file, with single values overridden, its types and values checked.
+
+    Args:
+        name_or_file: A name out of `recipe_names()`, or a YAML file.
+        overrides: Values by dotted key (`{"training.steps": 10}`) or nested (`{"training": {"steps": 10}}`). A string
+            stands for the value it spells, as on a command line.
+
+    Raises:
+        UsageError: No such recipe or file, broken YAML, an unknown key, a wrong type or an impossible value. The
+            message names the file and line, or the option.
+    """
+    settings = _read(_find(name_or_file), ())
+    settings |= flatten(overrides or {}, lambda key: f"option --{key}")
+    for key, setting in settings.items():
+        if setting.value is None and not KEYS[key].optional:
+            raise _wrong_type(key, setting)
+    try:
+        parsed = recipe_parser().parse_object(nested(settings)).as_dict()
+    except ArgumentError as error:
+        raise _culprit(settings) or UsageError(f"{name_or_file}: {error}") from error
+    recipe = Recipe(**{key: SECTIONS[key](**value) if key in SECTIONS else value for key, value in parsed.items()})
+    validate(recipe, {key: setting.origin for key, setting in settings.items()})
+    return recipe
+
+
+def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
+    """Write a recipe as YAML that `load_recipe` reads back; a file of that name is replaced whole or left as it was.
+
+    Raises:
+        UniclozeError: The file cannot be written.
+    """
+    target = Path(path)
+    values = recipe.to_dict()
+    values["training"]["betas"] = list(values["training"]["betas"])
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
+    temporary: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=target.parent, prefix=".recipe-", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(target)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise UniclozeError(f"{target}: cannot write the recipe: {error.strerror}.") from error
+
+
+def toy_overrides() -> dict[str, Any]:
+    """Overrides by dotted key that let any recipe take two steps on a laptop in seconds; its objective stays."""
+    return {
+        "data.window": 32,
+        "tokenizer.path": None,
+        "tokenizer.vocab_size": 512,
+        "model.hidden_size": 32,
+        "model.num_layers": 2,
+        "model.num_heads": 2,
+        "model.intermediate_size": 64,
+        "model.max_positions": None,
+        "training.steps": 2,
+        "training.batch_size": 4,
+        "training.micro_batch_size": None,
+        "training.warmup_steps": 1,
+        "training.decay_steps": None,
+        "training.device": "cpu",
+        "training.compile": False,
+        "training.evaluate_every": 0,
+        "training.evaluate_windows": 4,
+        "training.log_every": 1,
+        "training.save_every": 0,
+    }
+
+
+def _shelf() -> Path:
+    return Path(str(resources.files(__name__)))
+
+
+def _find(name_or_file: str | os.PathLike[str]) -> Path:
+    name = os.fspath(name_or_file)
+    if name in recipe_names():
+        return _shelf() / f"{name}.yaml"
+    path = Path(name)
+    if path.is_file():
+        return path
+    if path.suffix in {".yaml", ".yml"} or len(path.parts) > 1:
+        cure = "it is a directory; name the recipe file in it" if path.is_dir() else "there is no such file"
+        raise UsageError(f"{path}: {cure}; `unicloze recipes` lists the recipes that need no file.")
+    near = difflib.get_close_matches(name, recipe_names(), n=1, cutoff=0.4)
+    guess = f"; did you mean '{near[0]}'?" if near else "."
+    raise UsageError(f"No recipe is named '{name}'{guess} `unicloze recipes` lists all.")
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Setting]:
+    """The settings of a recipe file over those of its base."""
+    if path.resolve() in seen:
+        raise UsageError(f"{path}: this recipe is its own base; take out one `base:` of {', '.join(map(str, seen))}.")
+    values, lines = _parse_yaml(path)
+    base = values.pop("base", None)
+    settings: dict[str, Setting] = {}
+    if base is not None:
+        if not isinstance(base, str):
+            raise UsageError(f"{path}, line {lines['base']}: base is {base!r}; expected the name of a recipe.")
+        beside = path.parent / base
+        try:
+            parent = beside if beside.is_file() else _find(base)
+        except UsageError as error:
+            raise UsageError(f"{path}, line {lines['base']}: base: {error}") from error
+        settings = _read(parent, (*seen, path.resolve()))
+    settings["name"] = Setting(path.stem, str(path))
+    return settings | flatten(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
+
+
+def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """The values of a YAML file, and the line of each dotted key."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        values: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
+        raise UsageError(f"{where}: this is not valid YAML: {problem}.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: this is not UTF-8 text (byte {error.start}); a recipe is a YAML file.") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot read the recipe: {error.strerror}.") from error
+    if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
+        raise UsageError(f"{path}: a recipe is a mapping with the sections {', '.join(SECTIONS)}; this file is none.")
+    lines: dict[str, int] = {}
+    _collect_lines(root, path, "", lines)
+    return values, lines
+
+
+def _collect_lines(node: yaml.MappingNode, path: Path, prefix: str, lines: dict[str, int]) -> None:
+    for key_node, value_node in node.value:
+        key, line = f"{prefix}{key_node.value}", key_node.start_mark.line + 1
+        if key in lines:
+            raise UsageError(
+                f"{path}, line {line}: {key} is given a second time (first in line {lines[key]}); keep one."
+            )
+        lines[key] = line
+        if not prefix and isinstance(value_node, yaml.MappingNode):
+            _collect_lines(value_node, path, f"{key}.", lines)
+
+
+def _wrong_type(key: str, setting: Setting) -> UsageError:
+    return UsageError(f"{setting.origin}: {key} is {setting.value!r}; expected {expected(KEYS[key].type)}.")
+
+
+def _culprit(settings: Mapping[str, Setting]) -> UsageError | None:
+    """The first setting that the parser refuses on its own, as a sentence."""
+    for key, setting in settings.items():
+        try:
+            recipe_parser().parse_object(nested({key: setting}))
+        except ArgumentError:
+            return _wrong_type(key, setting)
+    return None

@@ -1,0 +1,185 @@
+"""What a recipe may hold: the dotted keys of `unicloze.settings.Recipe`, their types, and the one parser for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from jsonargparse import ArgumentParser
+
+from unicloze.errors import UsageError
+from unicloze.settings import Recipe
+
+
+class Setting(NamedTuple):
+    """A value for one key, and the file and line or the option it comes from."""
+
+    value: Any
+    origin: str
+
+
+class Key(NamedTuple):
+    """What a key takes: its type, its default in a recipe that does not mention it, and its description."""
+
+    type: Any
+    default: Any
+    description: str
+
+    @property
+    def optional(self) -> bool:
+        """Whether null is a value."""
+        return type(None) in _members(self.type)
+
+    @property
+    def several(self) -> bool:
+        """Whether it takes a list."""
+        return any(get_origin(member) in (list, tuple) for member in _members(self.type))
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _described(cls: type) -> dict[str, str]:
+    """Argument descriptions of a Google docstring."""
+    entries = re.findall(r"^ {8}(\w+): (.*(?:\n {9,}.*)*)", cls.__doc__ or "", flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
+def _schema() -> tuple[dict[str, Any], dict[str, Key]]:
+    defaults = Recipe()
+    sections: dict[str, Any] = {}
+    keys: dict[str, Key] = {}
+    for name, hint in typing.get_type_hints(Recipe).items():
+        if not dataclasses.is_dataclass(hint):
+            keys[name] = Key(hint, getattr(defaults, name), "Name of the run.")
+            continue
+        sections[name] = hint
+        section, described = getattr(defaults, name), _described(typing.cast(type, hint))
+        for inner, inner_hint in typing.get_type_hints(hint).items():
+            keys[f"{name}.{inner}"] = Key(inner_hint, getattr(section, inner), described.get(inner, ""))
+    return sections, keys
+
+
+SECTIONS, KEYS = _schema()
+"""The dataclass of each section, and every dotted key."""
+
+
+@functools.cache
+def recipe_parser() -> ArgumentParser:
+    """The parser that every value of a recipe goes through, whether from a file or from the command line.
+
+    It raises `jsonargparse.ArgumentError` instead of exiting. Shared: do not add arguments to it.
+    """
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Recipe)
+    return parser
+
+
+def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
+    """Command-line options as overrides for `load_recipe`, which checks their values.
+
+    Args:
+        arguments: `--training.steps 10 --training.seed=1 --data.corpus a.txt b.txt --training.compile`. A list takes
+            all words up to the next option, and may be given again to add to it; a switch without a word is true.
+
+    Raises:
+        UsageError: An unknown option, a missing word or one too many.
+    """
+    overrides: dict[str, Any] = {}
+    words: list[list[str]] = []
+    for argument in arguments:
+        if argument.startswith("--"):
+            words.append(argument[2:].split("=", 1))
+        elif words:
+            words[-1].append(argument)
+        else:
+            raise UsageError(f"'{argument}' belongs to no option; a setting is given as --section.name VALUE.")
+    for name, *values in words:
+        key = name.replace("-", "_")
+        if key not in KEYS:
+            raise unknown_key(key, f"option --{name}")
+        if not values and KEYS[key].type is bool:
+            overrides[key] = True
+        elif not values:
+            raise UsageError(f"option --{name}: it needs a value, {expected(KEYS[key].type)}.")
+        elif KEYS[key].several and not (len(values) == 1 and re.fullmatch(r"\[.*\]|null", values[0], re.DOTALL)):
+            overrides[key] = [*(overrides[key] if isinstance(overrides.get(key), list) else []), *values]
+        elif len(values) > 1:
+            raise UsageError(f"option --{name}: it takes one value; what is '{values[1]}'?")
+        else:
+            overrides[key] = values[0]
+    return overrides
+
+
+def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str, Setting]:
+    """Nested or dotted values as settings by dotted key.
+
+    Args:
+        values: `{"training": {"steps": 10}}`, `{"training.steps": 10}` or both.
+        origin: Where the value of a dotted key comes from, for messages.
+
+    Raises:
+        UsageError: A key that no recipe has, or a section that is no mapping.
+    """
+    settings: dict[str, Setting] = {}
+    for key, value in values.items():
+        if key in KEYS:
+            settings[key] = Setting(value, origin(key))
+        elif key not in SECTIONS:
+            raise unknown_key(str(key), origin(key))
+        elif isinstance(value, Mapping):
+            settings |= flatten({f"{key}.{inner}": inner_value for inner, inner_value in value.items()}, origin)
+        else:
+            sample = next(known for known in KEYS if known.startswith(f"{key}."))
+            raise UsageError(f"{origin(key)}: {key} is {value!r}; expected settings such as {sample}.")
+    return settings
+
+
+def nested(settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """Settings by dotted key as nested values."""
+    result: dict[str, Any] = {}
+    for key, setting in settings.items():
+        section, _, name = key.rpartition(".")
+        (result.setdefault(section, {}) if section else result)[name] = setting.value
+    return result
+
+
+def unknown_key(key: str, origin: str) -> UsageError:
+    """The error for a key that no recipe has, with the key that is most likely meant."""
+    near = _nearest(key)
+    cure = f"did you mean '{near}'?" if near else f"a recipe has name, {', '.join(SECTIONS)}."
+    return UsageError(f"{origin}: there is no setting '{key}'; {cure}")
+
+
+def _nearest(key: str) -> str | None:
+    section, _, name = key.rpartition(".")
+    candidates = [*KEYS] if section else [*KEYS, *SECTIONS]
+    whole = difflib.get_close_matches(key, candidates, n=1, cutoff=0.75)
+    if whole and whole[0].rpartition(".")[0] == section:
+        return whole[0]
+    by_name = {known.rpartition(".")[2]: known for known in reversed(KEYS)}
+    elsewhere = [by_name[near] for near in difflib.get_close_matches(name, by_name, n=1, cutoff=0.75)]
+    return next(iter([*elsewhere, *whole]), None)
+
+
+def expected(hint: Any) -> str:
+    """A type in words."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return " or ".join(map(repr, arguments))
+    if origin in (Union, types.UnionType):
+        return ", or ".join("null" if argument is type(None) else expected(argument) for argument in arguments)
+    if origin is list:
+        return f"a list, each item {expected(arguments[0])}"
+    if origin is tuple:
+        return f"a list of {len(arguments)}, each item {expected(arguments[0])}"
+    if origin is dict:
+        return f"a mapping, each value {expected(arguments[1])}"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]

@@ -1,0 +1,134 @@
+"""Values that have the right type and still cannot work together."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from unicloze.errors import UsageError
+from unicloze.settings import Recipe
+
+OBJECTIVE_NAMES = ("unilmv2",)
+"""Keys of `unicloze.objectives.OBJECTIVES`, repeated because importing that takes numpy; a test holds them together."""
+
+SMALLEST_VOCABULARY = 16
+"""Special tokens and a few pieces."""
+
+_POSITIVE = (
+    "data.window", "model.hidden_size", "model.num_layers", "model.num_heads", "model.intermediate_size",
+    "model.max_positions", "model.num_segments", "model.relative_buckets", "model.relative_max_distance",
+    "model.layer_norm_eps", "model.initializer_range", "objective.max_span", "training.steps", "training.batch_size",
+    "training.micro_batch_size", "training.learning_rate", "training.muon_learning_rate", "training.epsilon",
+    "training.decay_steps", "training.evaluate_windows", "training.log_every", "training.keep_checkpoints",
+)  # fmt: skip
+_NOT_NEGATIVE = (
+    "training.weight_decay", "training.warmup_steps", "training.clip_norm", "training.seed", "training.evaluate_every",
+    "training.save_every",
+)  # fmt: skip
+_RATES = (
+    "objective.mask_rate", "objective.block_probability", "objective.mask_share", "objective.random_share",
+    "objective.high_mask_rate", "objective.high_mask_share",
+)  # fmt: skip
+_BELOW_ONE = ("data.heldout_share", "model.dropout", "model.attention_dropout", "training.muon_momentum")
+_RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+    (_POSITIVE, lambda value: 0 < value < math.inf, "it must be above 0 and finite"),
+    (_NOT_NEGATIVE, lambda value: 0 <= value < math.inf, "it must be at least 0 and finite"),
+    (_RATES, lambda value: 0 <= value <= 1, "it must lie between 0 and 1"),
+    (_BELOW_ONE, lambda value: 0 <= value < 1, "it must be at least 0 and below 1"),
+)
+
+
+def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
+    """Refuse a recipe whose values cannot work.
+
+    Args:
+        recipe: The recipe.
+        origins: Where the value of a dotted key comes from, for the message: a file and line, or an option.
+
+    Raises:
+        UsageError: The first value that cannot work, why, and the cure.
+    """
+    for key, problem in _problems(recipe):
+        where = (origins or {}).get(key, f"recipe {recipe.name}")
+        raise UsageError(f"{where}: {key} is {_value(recipe, key)!r}; {problem}.")
+
+
+def _value(recipe: Recipe, key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    return getattr(getattr(recipe, section) if section else recipe, name)
+
+
+def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Keys with a value that cannot work, and what it must be."""
+    data, tokenizer, objective = recipe.data, recipe.tokenizer, recipe.objective
+    model, training = recipe.model, recipe.training
+    for keys, fits, rule in _RANGES:
+        for key in keys:
+            value = _value(recipe, key)
+            if value is not None and not fits(value):
+                yield key, rule
+
+    if not data.corpus and data.prepared is None:
+        yield "data.corpus", "name at least one file, folder or glob, or 'python-docs'"
+    if data.weights is not None and len(data.weights) != len(data.corpus):
+        yield "data.weights", f"give one weight for each of the {len(data.corpus)} sources of data.corpus"
+    if data.weights is not None and not all(0 < weight < math.inf for weight in data.weights):
+        yield "data.weights", "every weight must be above 0; take the source out of data.corpus instead"
+    if not data.text_field:
+        yield "data.text_field", "name the field that holds the text"
+    shortest = 1 + 2 * data.segments
+    if data.window < shortest:
+        yield "data.window", f"{data.segments} segment(s) and their special tokens need {shortest} or more"
+    if tokenizer.vocab_size < SMALLEST_VOCABULARY:
+        yield "tokenizer.vocab_size", f"the special tokens and some text need {SMALLEST_VOCABULARY} or more"
+
+    if objective.name not in OBJECTIVE_NAMES:
+        yield "objective.name", f"known objectives: {', '.join(OBJECTIVE_NAMES)}"
+    if not objective.targets:
+        yield "objective.targets", "name at least one of 'ae' and 'par'"
+    if len(set(objective.targets)) < len(objective.targets):
+        yield "objective.targets", "name each target once; objective.coefficients weighs them"
+    if objective.mask_rate == 0:
+        yield "objective.mask_rate", "nothing would be masked; it must be above 0"
+    if objective.high_mask_share > 0 and objective.high_mask_rate == 0:
+        yield "objective.high_mask_rate", "nothing would be masked; it must be above 0"
+    if objective.mask_share + objective.random_share > 1 + 1e-9:
+        yield "objective.random_share", f"with objective.mask_share {objective.mask_share} it exceeds 1"
+    for target, coefficient in objective.coefficients.items():
+        if target not in objective.targets:
+            yield "objective.coefficients", f"'{target}' is none of objective.targets {objective.targets}"
+        elif not 0 <= coefficient < math.inf:
+            yield "objective.coefficients", f"the factor of '{target}' must not be negative"
+
+    if model.num_heads > 0 and model.hidden_size % model.num_heads:
+        yield "model.hidden_size", f"it must be a multiple of model.num_heads, {model.num_heads}"
+    if model.max_positions is not None and model.max_positions < data.window:
+        yield "model.max_positions", f"it must be at least data.window, {data.window}"
+    if model.num_segments < data.segments:
+        yield "model.num_segments", f"it must be at least data.segments, {data.segments}"
+    if model.relative_bias and (model.relative_buckets < 4 or model.relative_buckets % 2):
+        yield "model.relative_buckets", "it must be even, half for either direction, and 4 or more"
+    if model.relative_bias and model.relative_max_distance <= model.relative_buckets // 4:
+        yield (
+            "model.relative_max_distance",
+            f"model.relative_buckets {model.relative_buckets} need more than a quarter of that",
+        )
+
+    if training.warmup_steps > training.steps:
+        yield "training.warmup_steps", f"it must not exceed training.steps, {training.steps}; lower it too"
+    if training.decay_steps is not None and training.decay_steps > training.steps - training.warmup_steps:
+        yield (
+            "training.decay_steps",
+            f"after {training.warmup_steps} warm-up steps that is beyond step {training.steps}",
+        )
+    micro = training.micro_batch_size
+    if micro is not None and micro > 0 and training.batch_size % micro:
+        yield "training.micro_batch_size", f"it must divide training.batch_size, {training.batch_size}"
+    if not all(0 <= beta < 1 for beta in training.betas):
+        yield "training.betas", "both must be at least 0 and below 1"
+    if training.seed >= 2**63:
+        yield "training.seed", "it must be below 2**63"
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", training.device):
+        yield "training.device", "known devices: auto, cpu, cuda, cuda:N"

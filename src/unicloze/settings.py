@@ -1,0 +1,219 @@
+"""Every setting of a run, as dataclasses that need neither torch nor numpy.
+
+A recipe is a YAML file that mirrors these classes; the command line overrides single values by their dotted name
+(`--training.steps 100`). The values here are those of the UniLMv2 paper where it states one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+PYTHON_DOCS = "python-docs"
+"""Name of the built-in corpus: the documentation found in every Python installation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where the values of a recipe come from.
+
+    Args:
+        paper: Title of the paper.
+        place: Section, table and row.
+        note: What the paper leaves open and how the recipe decides it.
+    """
+
+    paper: str = ""
+    place: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Documents and the windows cut from them.
+
+    Args:
+        corpus: Files, folders or globs of .txt, .jsonl or .parquet (also .gz, .zst), or `python-docs`. Each is a source.
+        weights: How often one epoch passes over each source; once each if not given.
+        text_field: Field of .jsonl and column of .parquet that holds the text.
+        prepared: Folder of an earlier `prepare` to read instead of preparing the corpus again.
+        window: Length of a window in tokens, special tokens included.
+        segments: 2 for "[SOS] S1 [EOS] S2 [EOS]" (paper Section 2.2), 1 for "[SOS] S1 [EOS]".
+        heldout_share: Share of the documents held out for evaluation, chosen by a hash of their text.
+        deduplicate: Drop documents whose text was seen before (white space and case ignored).
+    """
+
+    corpus: list[str] = field(default_factory=lambda: [PYTHON_DOCS])
+    weights: list[float] | None = None
+    text_field: str = "text"
+    prepared: str | None = None
+    window: int = 512
+    segments: Literal[1, 2] = 2
+    heldout_share: float = 0.02
+    deduplicate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSettings:
+    """Text to token ids.
+
+    Args:
+        path: A `vocab.txt` or `tokenizer.json` to load; a tokenizer is trained on the corpus if not given.
+        kind: What to train: `wordpiece` (BERT) or `bpe` (byte-level, GPT-2 and RoBERTa).
+        vocab_size: Size of the trained vocabulary, special tokens included.
+        lowercase: Lower-case the text and strip its accents (WordPiece only).
+    """
+
+    path: str | None = None
+    kind: Literal["wordpiece", "bpe"] = "wordpiece"
+    vocab_size: int = 30522
+    lowercase: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveSettings:
+    """What is masked, in which order it is predicted, and what is shown in its place.
+
+    Args:
+        name: A key of `unicloze.objectives.OBJECTIVES`.
+        targets: `ae` predicts every masked token from the context alone (equation 3), `par` step by step (equation 6).
+        masking: `blockwise` is Algorithm 1; `token` draws single tokens without replacement (BERT).
+        mask_rate: Share of the text tokens to mask; special tokens are neither masked nor counted.
+        block_probability: Chance that a draw of Algorithm 1 is a block of several tokens.
+        max_span: Longest block; 1 draws single tokens only.
+        factorization: `block` predicts a drawn block in one step (PAR); `token` splits the blocks and shuffles all masked
+            tokens into an order of their own (AR). The paper leaves this open for its AR rows.
+        masks_in_context: Keep a mask in the context at every masked position (Figure 3).
+        pseudo_token: `own` gives [P] its own id as the paper draws it; `mask` shares [M]'s id as the released models do.
+        mask_share: Share of the masked positions that show a mask.
+        random_share: Share that shows a random token; what is left shows the token itself.
+        high_mask_rate: A second mask rate, for whole-text scoring and generation.
+        high_mask_share: Share of the micro-batches that are masked at `high_mask_rate`.
+        coefficients: Factor of each target's loss; 1 where not given.
+    """
+
+    name: str = "unilmv2"
+    targets: list[Literal["ae", "par"]] = field(default_factory=lambda: ["ae", "par"])  # type: ignore[arg-type]
+    masking: Literal["blockwise", "token"] = "blockwise"
+    mask_rate: float = 0.15
+    block_probability: float = 0.4
+    max_span: int = 6
+    factorization: Literal["block", "token"] = "block"
+    masks_in_context: bool = True
+    pseudo_token: Literal["own", "mask"] = "own"
+    mask_share: float = 0.8
+    random_share: float = 0.1
+    high_mask_rate: float = 1.0
+    high_mask_share: float = 0.0
+    coefficients: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Shape of the Transformer.
+
+    Args:
+        hidden_size: Width of the hidden states.
+        num_layers: Number of Transformer layers.
+        num_heads: Attention heads of a layer.
+        intermediate_size: Inner width of the feed-forward network.
+        max_positions: Rows of the position table; `data.window` if not given.
+        num_segments: Rows of the segment table.
+        norm: `post` normalises after each residual (BERT), `pre` before each sub-layer (GPT-2).
+        relative_bias: Add T5's relative position bias, one table shared by all layers (paper Section 4.1).
+        relative_buckets: Buckets of that bias.
+        relative_max_distance: Distance from which all positions share a bucket.
+        dropout: Dropout of the embeddings and of each sub-layer's output.
+        attention_dropout: Dropout of the attention probabilities.
+        layer_norm_eps: Epsilon of the layer normalisation.
+        initializer_range: Standard deviation of the initial weights.
+    """
+
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    max_positions: int | None = None
+    num_segments: int = 2
+    norm: Literal["post", "pre"] = "post"
+    relative_bias: bool = True
+    relative_buckets: int = 32
+    relative_max_distance: int = 128
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    layer_norm_eps: float = 1e-12
+    initializer_range: float = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The loop, its optimiser and what it writes.
+
+    Args:
+        steps: Optimiser steps.
+        batch_size: Windows of one step, over all its micro-batches.
+        micro_batch_size: Windows of one forward pass; `batch_size` if not given.
+        optimizer: `adamw`, or `muon`: Muon for the hidden matrices and AdamW for the rest.
+        learning_rate: Peak learning rate.
+        muon_learning_rate: Peak learning rate of Muon's matrices; `learning_rate` if not given (Muon's update is scaled to
+            the size of AdamW's).
+        muon_momentum: Momentum of Muon.
+        betas: Decay rates of AdamW's moments.
+        epsilon: Epsilon of AdamW.
+        weight_decay: Decoupled weight decay of every matrix; biases and layer normalisation have none.
+        schedule: `linear`, `cosine`, `wsd` (warm-up, stable, decay) or `constant`, each after a linear warm-up.
+        warmup_steps: Steps of the warm-up.
+        decay_steps: Steps of the decay of `wsd`; a tenth of all steps if not given.
+        clip_norm: Largest norm of the gradient; 0 does not clip.
+        seed: Seed of initial weights, order, masks and dropout.
+        device: `auto` takes a CUDA device where there is one.
+        precision: `auto`, `bf16` (autocast) or `fp32`.
+        compile: Compile the model with torch.compile.
+        evaluate_every: Steps between evaluations on the held-out windows; 0 evaluates at the end only.
+        evaluate_windows: Number of held-out windows to evaluate on.
+        log_every: Steps between lines of the ledger.
+        save_every: Steps between checkpoints; 0 saves at the end only.
+        keep_checkpoints: Number of newest checkpoints to keep.
+    """
+
+    steps: int = 500_000
+    batch_size: int = 7680
+    micro_batch_size: int | None = None
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    learning_rate: float = 6e-4
+    muon_learning_rate: float | None = None
+    muon_momentum: float = 0.95
+    betas: tuple[float, float] = (0.9, 0.98)
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    schedule: Literal["linear", "cosine", "wsd", "constant"] = "linear"
+    warmup_steps: int = 24_000
+    decay_steps: int | None = None
+    clip_norm: float = 0.0
+    seed: int = 0
+    device: str = "auto"
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    compile: bool = False
+    evaluate_every: int = 1000
+    evaluate_windows: int = 256
+    log_every: int = 10
+    save_every: int = 1000
+    keep_checkpoints: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A complete, reproducible run: `recipes/*.yaml` and `RUN/recipe.yaml` hold one each."""
+
+    name: str = "unnamed"
+    provenance: Provenance = field(default_factory=Provenance)
+    data: DataSettings = field(default_factory=DataSettings)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """This recipe as plain dictionaries and lists, fit for YAML and JSON."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,100 @@
+"""The built-in corpus: the documentation that lies in every Python installation.
+
+Its documents are the topics of the language reference (`pydoc_data.topics`) and, one for each module, the docstrings of
+the standard library and of the installed numpy and torch. Everything is parsed from source; nothing is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from unicloze.text.readers import Document
+
+_PACKAGES = "numpy", "torch"
+_SKIPPED = frozenset(
+    {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
+    | {"_vendor", "_vendored_packages", "vendored-packages", "__pycache__"}
+)
+_LEAST_CHARACTERS = 200
+
+
+def versions() -> str:
+    """What the corpus is made from, as a part of a file name: `3.11.7-numpy-2.4.6-torch-2.13.0`."""
+    parts = [platform.python_version()]
+    for package in _PACKAGES:
+        try:
+            parts.append(f"{package}-{importlib.metadata.version(package).split('+')[0]}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "-".join(parts)
+
+
+def python_docs() -> Iterator[Document]:
+    """The documents: first the topics, then the modules, each by name; texts shorter than 200 characters are left out."""
+    standard_library = Path(sysconfig.get_path("stdlib"))
+    yield from _topics(standard_library / "pydoc_data" / "topics.py")
+    yield from _modules(standard_library, standard_library)
+    for package in _PACKAGES:
+        for folder in sys.path:
+            if (Path(folder) / package / "__init__.py").is_file():
+                yield from _modules(Path(folder) / package, Path(folder))
+                break
+
+
+def _topics(path: Path) -> Iterator[Document]:
+    if not path.is_file():
+        return
+    for statement in ast.parse(path.read_bytes()).body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
+            topics = ast.literal_eval(statement.value)
+            for name in sorted(topics):
+                if len(topics[name]) >= _LEAST_CHARACTERS:
+                    yield Document(text=topics[name], path=f"pydoc_data.topics:{name}", line=1)
+
+
+def _modules(folder: Path, root: Path) -> Iterator[Document]:
+    for path in sorted(folder.rglob("*.py")):
+        relative = path.relative_to(root)
+        if _SKIPPED.intersection(relative.parts):
+            continue
+        source = path.read_bytes()
+        if b'"""' not in source and b"'''" not in source:
+            continue
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError):
+            continue  # templates and files for other versions of Python
+        name = ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
+        text = "\n\n".join(_docstrings(tree, name))
+        if len(text) >= _LEAST_CHARACTERS:
+            yield Document(text=text, path=name, line=1)
+
+
+def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[str]:
+    docstring = ast.get_docstring(node)
+    if docstring or isinstance(node, ast.Module):
+        yield f"{_header(node, name)}\n\n{docstring or ''}".rstrip()
+    owner = f"{name}." if isinstance(node, ast.ClassDef) else ""
+    pending: list[ast.stmt] = list(node.body)
+    for statement in pending:
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _docstrings(statement, owner + statement.name)
+        elif isinstance(statement, ast.If | ast.Try):
+            pending.extend(statement.body)
+
+
+def _header(node: ast.AST, name: str) -> str:
+    match node:
+        case ast.ClassDef():
+            bases = ", ".join(ast.unparse(base) for base in node.bases)
+            return f"class {name}({bases})" if bases else f"class {name}"
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return f"{name}({ast.unparse(node.args)})"
+        case _:
+            return name

@@ -1,0 +1,280 @@
+"""Documents out of .txt, .jsonl and .parquet files, as a stream: memory does not grow with the corpus.
+
+In .txt files blank lines separate documents. Compressed files (.gz, .zst) are read as they are.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import hashlib
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from unicloze.errors import UniclozeError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+SUFFIXES = ".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"
+"""Endings of the files that are read; a folder's other files are left alone."""
+LONGEST_DOCUMENT = 64 * 2**20
+"""Bytes after which a .txt document is cut at the next white space, so that a file without blank lines can be read."""
+_BLOCK = 2**20
+_BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """One text and the place it stands.
+
+    Args:
+        text: Never empty, without NUL characters, always encodable as UTF-8.
+        path: File, or name of a built-in text.
+        line: Line of the file (row of a .parquet file), from 1.
+    """
+
+    text: str
+    path: str
+    line: int
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """What the readers saw and mended, and the hash of the raw bytes of the last file.
+
+    Args:
+        documents: Documents given.
+        empty: Documents without any text, left out.
+        replaced: Bytes that are no UTF-8 (or unpaired surrogates in .jsonl), each replaced by U+FFFD.
+        nul: NUL characters, dropped.
+        first_bad: File and line of the first of these.
+        digest: Hash of the raw bytes of a file, complete once the file is read to its end.
+    """
+
+    documents: int = 0
+    empty: int = 0
+    replaced: int = 0
+    nul: int = 0
+    first_bad: str | None = None
+    digest: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+
+
+def find_files(path: str | Path) -> list[Path]:
+    """The text files a path names, sorted.
+
+    Args:
+        path: A file, a folder (searched with its folders) or a glob (`**` allowed).
+
+    Raises:
+        UniclozeError: Nothing is there, or nothing that can be read.
+    """
+    place = Path(path).expanduser()
+    known = ", ".join(SUFFIXES)
+    if place.is_file():
+        if not str(place).endswith(SUFFIXES):
+            raise UniclozeError(f"{place} is not a kind of file that can be read: rename or convert it to one of {known}.")
+        return [place]
+    if place.is_dir():
+        found = [file for file in place.rglob("*") if str(file).endswith(SUFFIXES) and file.is_file()]
+        if not found:
+            raise UniclozeError(f"The folder {place} holds no text: put files in it that end in one of {known}.")
+        return sorted(found)
+    found = [Path(name) for name in glob.glob(str(place), recursive=True) if name.endswith(SUFFIXES)]
+    if not found:
+        raise UniclozeError(f"There is no text at {place}: give --data.corpus a file, folder or glob of {known}.")
+    return sorted(found)
+
+
+def read_documents(path: str | Path, text_field: str = "text", *, tally: Tally | None = None) -> Iterator[Document]:
+    """The documents of a file, folder or glob, in order.
+
+    Args:
+        path: As in `find_files`.
+        text_field: Field of .jsonl and column of .parquet that holds the text.
+        tally: Counts what was seen and mended.
+
+    Raises:
+        UniclozeError: A file is cut off or damaged, a line is no JSON object, or it has no `text_field`.
+    """
+    tally = tally if tally is not None else Tally()
+    for file in find_files(path):
+        yield from read_file(file, text_field, tally)
+
+
+def read_file(file: Path, text_field: str, tally: Tally) -> Iterator[Document]:
+    """The documents of one file; `tally.digest` is new for each file."""
+    tally.digest = hashlib.blake2b(digest_size=16)
+    name = file.name.removesuffix(".gz").removesuffix(".zst")
+    try:
+        if name.endswith(".parquet"):
+            yield from _read_parquet(file, text_field, tally)
+        else:
+            with _open(file, tally) as stream:
+                yield from (
+                    _read_text(file, stream, tally) if name.endswith(".txt") else _read_jsonl(file, stream, text_field, tally)
+                )
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UniclozeError(f"{file} is cut off or damaged ({error}): fetch or write it again.") from error
+    except PermissionError as error:
+        raise UniclozeError(f"{file} may not be read: give yourself the permission to.") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise UniclozeError(f"{file} is cut off or damaged ({error}): fetch or write it again.") from error
+
+
+class _Hashing(io.RawIOBase):
+    """A file whose raw bytes are hashed as they are read."""
+
+    def __init__(self, file: Path, digest: Any) -> None:
+        self._file = file.open("rb", buffering=0)
+        self._digest = digest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        count = self._file.readinto(buffer) or 0
+        self._digest.update(memoryview(buffer)[:count])
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _open(file: Path, tally: Tally) -> BinaryIO:
+    raw = io.BufferedReader(_Hashing(file, tally.digest), _BLOCK)
+    if file.suffix == ".gz":
+        return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), _BLOCK))
+    if file.suffix == ".zst":
+        import pyarrow
+
+        return cast(BinaryIO, io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"), _BLOCK))
+    return raw
+
+
+def _text(raw: bytes, place: str, tally: Tally) -> str:
+    """Mends a document: bad UTF-8 becomes U+FFFD, NUL goes."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        text = raw.decode(errors="replace")
+        tally.replaced += text.count("\ufffd") - raw.count("\ufffd".encode())
+        tally.first_bad = tally.first_bad or f"{place}, byte {error.start} of the text"
+    if "\0" in text:
+        tally.nul += text.count("\0")
+        tally.first_bad = tally.first_bad or place
+        text = text.replace("\0", "")
+    return text
+
+
+def _document(text: str, file: Path, line: int, tally: Tally) -> Iterator[Document]:
+    if not text or text.isspace():
+        tally.empty += 1
+        return
+    tally.documents += 1
+    yield Document(text=text, path=str(file), line=line)
+
+
+def _read_text(file: Path, stream: BinaryIO, tally: Tally) -> Iterator[Document]:
+    line, pending, searched = 1, bytearray(), 0
+    first = True
+    while block := stream.read(_BLOCK):
+        if first:
+            first = False
+            if block.startswith((b"\xff\xfe", b"\xfe\xff")):
+                raise UniclozeError(f"{file} is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`.")
+            block = block.removeprefix(b"\xef\xbb\xbf")
+        pending += block
+        start = 0
+        for blank in _BLANK_LINE.finditer(pending, searched):
+            if blank.start() > start and (raw := bytes(pending[start : blank.start()])).strip():
+                yield from _document(_text(raw, f"{file}:{line}", tally), file, line, tally)
+            line += pending.count(b"\n", start, blank.end())
+            start = blank.end()
+        del pending[:start]
+        # A blank line may be cut by the end of the block.
+        searched = max(0, len(pending.rstrip(b" \t\r\n")) - 1)
+        while len(pending) > LONGEST_DOCUMENT:
+            cut = max(pending.rfind(b"\n", 0, LONGEST_DOCUMENT), pending.rfind(b" ", 0, LONGEST_DOCUMENT)) + 1
+            cut = cut or LONGEST_DOCUMENT
+            yield from _document(_text(bytes(pending[:cut]), f"{file}:{line}", tally), file, line, tally)
+            line += pending.count(b"\n", 0, cut)
+            del pending[:cut]
+            searched = 0
+    if pending.strip():
+        yield from _document(_text(bytes(pending), f"{file}:{line}", tally), file, line, tally)
+
+
+def _read_jsonl(file: Path, stream: BinaryIO, text_field: str, tally: Tally) -> Iterator[Document]:
+    for line, raw in enumerate(stream, 1):
+        if not raw.strip():
+            continue
+        place = f"{file}:{line}"
+        try:
+            record = json.loads(_text(raw, place, tally).lstrip("\ufeff") if line == 1 else _text(raw, place, tally))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UniclozeError(f"{place} is not JSON ({error}): mend or remove the line.") from error
+        if not isinstance(record, dict):
+            raise UniclozeError(f'{place} is not a JSON object such as {{"text": "..."}}: mend or remove the line.')
+        text = record.get(text_field)
+        if not isinstance(text, str):
+            if text is None and text_field in record:
+                tally.empty += 1
+                continue
+            strings = ", ".join(name for name, value in record.items() if isinstance(value, str))
+            problem = "no field" if text_field not in record else "no text in the field"
+            raise UniclozeError(
+                f'{place} has {problem} "{text_field}": set --data.text_field to one of its fields of text '
+                f"({strings or 'it has none'})."
+            )
+        if "\0" in text or not text.isascii():
+            text = _text(_bytes(text, place, tally), place, tally)
+        yield from _document(text, file, line, tally)
+
+
+def _bytes(text: str, place: str, tally: Tally) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        mended = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        tally.replaced += mended.count("\ufffd") - text.count("\ufffd")
+        tally.first_bad = tally.first_bad or place
+        return mended.encode()
+
+
+def _read_parquet(file: Path, text_field: str, tally: Tally) -> Iterator[Document]:
+    import pyarrow
+    import pyarrow.parquet
+
+    with file.open("rb") as raw:
+        while block := raw.read(_BLOCK):
+            tally.digest.update(block)
+    try:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            if text_field not in table.schema_arrow.names:
+                names = ", ".join(table.schema_arrow.names)
+                raise UniclozeError(
+                    f'{file} has no column "{text_field}": set --data.text_field to one of its columns ({names}).'
+                )
+            kind = table.schema_arrow.field(text_field).type
+            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or kind == pyarrow.binary()):
+                raise UniclozeError(
+                    f'The column "{text_field}" of {file} holds {kind}, not text: set --data.text_field to another one.'
+                )
+            line = 0
+            for batch in table.iter_batches(batch_size=64, columns=[text_field]):
+                for value in batch.column(0).cast(pyarrow.large_binary()):
+                    line += 1
+                    content = value.as_py() or b""
+                    yield from _document(_text(content, f"{file}:{line}", tally), file, line, tally)
+    except pyarrow.ArrowInvalid as error:
+        raise UniclozeError(f"{file} is cut off or damaged ({error}): fetch or write it again.") from error

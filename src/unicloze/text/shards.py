@@ -1,0 +1,171 @@
+"""Token shards in datatrove's layout, memory-mapped.
+
+    NAME.ds           token ids, little-endian uint16 (uint32 for vocabularies above 65,536 ids), document after document
+    NAME.ds.index     where each document ends, in tokens, uint64
+    NAME.ds.metadata  "tokenizer|bytes of a token", the number of tokens, that number for people: three lines
+    NAME.ds.bytes     bytes of text up to the end of each document, uint64 (ours; datatrove has none)
+    NAME.ds.json      the files the documents are from (ours)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze.errors import UniclozeError
+
+SCHEMA = 1
+"""Version of the `.ds.json` files."""
+
+Ends = npt.NDArray[np.uint64]
+
+
+class ShardWriter:
+    """Writes one shard as a stream; use it in a `with` statement.
+
+    Args:
+        path: The `.ds` file; the others are written beside it.
+        vocab_size: Decides on the width of a token.
+        tokenizer_name: For the metadata.
+    """
+
+    def __init__(self, path: Path, *, vocab_size: int, tokenizer_name: str) -> None:
+        self._path = path
+        self._dtype = np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+        self._tokenizer_name = tokenizer_name
+        self._files: list[dict[str, str | int]] = []
+        self._open: list[BinaryIO] = [beside(path, end).open("wb", 2**20) for end in ("", ".index", ".bytes")]
+        self.tokens = self.bytes = self.documents = 0
+
+    def begin_file(self, name: str) -> None:
+        """The documents that follow are from this file."""
+        if self._files and self._files[-1]["first_document"] == self.documents:
+            self._files.pop()
+        self._files.append({"path": name, "first_document": self.documents})
+
+    def write(self, token_ids: npt.NDArray[np.integer], size: int) -> None:
+        """Adds a document of `size` bytes of text. *Shape:* (tokens,)"""
+        tokens_file, index_file, bytes_file = self._open
+        tokens_file.write(token_ids.astype(self._dtype).tobytes())
+        self.tokens += len(token_ids)
+        self.bytes += size
+        self.documents += 1
+        index_file.write(self.tokens.to_bytes(8, "little"))
+        bytes_file.write(self.bytes.to_bytes(8, "little"))
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for file in self._open:
+            file.close()
+        if kind is None:
+            metadata = f"{self._tokenizer_name}|{self._dtype.itemsize}\n{self.tokens}\n{self.tokens / 1e6:.3g} MT"
+            beside(self._path, ".metadata").write_text(metadata, encoding="utf-8")
+            sidecar = {"schema": SCHEMA, "files": self._files}
+            beside(self._path, ".json").write_text(json.dumps(sidecar, indent=1) + "\n", encoding="utf-8")
+
+
+def beside(path: Path, end: str) -> Path:
+    """The file of a shard with this ending."""
+    return path.with_name(path.name + end)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenShard:
+    """An opened shard, or some documents of it.
+
+    Args:
+        path: The `.ds` file.
+        tokens: Token ids of all documents. *Shape:* (tokens of the file,)
+        starts: First token of each document. *Shape:* (documents,)
+        ends: Where each document ends. *Shape:* (documents,)
+        sizes: Bytes of text of each document, None if not known. *Shape:* (documents,)
+        numbers: Number of each document within the file. *Shape:* (documents,)
+        files: Name of each file and its first document.
+    """
+
+    path: Path
+    tokens: npt.NDArray[np.unsignedinteger]
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64] | None
+    numbers: npt.NDArray[np.int64]
+    files: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def open(cls, path: Path, *, documents: npt.NDArray[np.int64] | None = None) -> TokenShard:
+        """Opens a shard of ours or of datatrove's.
+
+        Args:
+            path: The `.ds` file.
+            documents: Numbers of the documents to take, sorted; all if not given.
+
+        Raises:
+            UniclozeError: A file is missing, cut off or does not fit the others.
+        """
+        index = beside(path, ".index")
+        for file in (path, index):
+            if not file.is_file():
+                raise UniclozeError(f"{file} is missing: prepare the corpus again (datatrove: with save_index).")
+        ends = np.fromfile(index, dtype="<u8").astype(np.int64)
+        total, size = int(ends[-1]) if len(ends) else 0, path.stat().st_size
+        if index.stat().st_size % 8 or total * 2 != size != total * 4 or (np.diff(ends, prepend=0) < 0).any():
+            raise UniclozeError(f"{path} ({size} bytes) does not fit its index ({total} tokens): prepare the corpus again.")
+        tokens: npt.NDArray[np.unsignedinteger] = (
+            np.memmap(path, dtype="<u2" if total * 2 == size else "<u4", mode="r") if size else np.zeros(0, dtype=np.uint16)
+        )
+        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
+        sizes = None
+        if (file := beside(path, ".bytes")).is_file():
+            sizes = np.diff(np.fromfile(file, dtype="<u8").astype(np.int64), prepend=0)
+            if len(sizes) != len(ends):
+                raise UniclozeError(f"{file} does not fit {index}: prepare the corpus again.")
+        files: tuple[tuple[str, int], ...] = ((str(path), 0),)
+        if (file := beside(path, ".json")).is_file():
+            sidecar = json.loads(file.read_text(encoding="utf-8"))
+            if sidecar.get("schema") != SCHEMA:
+                raise UniclozeError(f"{file} has schema {sidecar.get('schema')}, not {SCHEMA}: prepare the corpus again.")
+            files = tuple((entry["path"], entry["first_document"]) for entry in sidecar["files"])
+        numbers = np.arange(len(ends), dtype=np.int64)
+        if documents is not None:
+            numbers, starts, ends = documents, starts[documents], ends[documents]
+            sizes = None if sizes is None else sizes[documents]
+        return cls(path=path, tokens=tokens, starts=starts, ends=ends, sizes=sizes, numbers=numbers, files=files)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenSource:
+    """One entry of `data.corpus`, tokenised.
+
+    Args:
+        name: Its name.
+        shards: Its shards.
+    """
+
+    name: str
+    shards: tuple[TokenShard, ...]
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of all shards."""
+        return sum(len(shard.ends) for shard in self.shards)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all documents."""
+        return sum(int((shard.ends - shard.starts).sum()) for shard in self.shards)
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Bytes of the text of all documents; None if a shard does not know."""
+        sizes = [shard.sizes for shard in self.shards]
+        return None if any(size is None for size in sizes) else sum(int(size.sum()) for size in sizes if size is not None)

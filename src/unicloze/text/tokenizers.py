@@ -1,0 +1,307 @@
+"""Text to token ids, through Hugging Face `tokenizers`: WordPiece or byte-level BPE, trained here or loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.settings import TokenizerSettings
+
+PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO = "[PAD]", "[unused1]", "[UNK]", "[SOS]", "[EOS]", "[MASK]", "[PSEUDO]"
+SPECIAL_TOKENS = PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO
+"""Special tokens of a trained vocabulary, by id. Id 1 is never emitted: MPNet takes it for padding."""
+
+_ROLES = {
+    "pad": (PAD, "<pad>"),
+    "unk": (UNK, "<unk>"),
+    "sos": (SOS, "[CLS]", "<s>"),
+    "eos": (EOS, "[SEP]", "</s>"),
+    "mask": (MASK, "<mask>"),
+}
+_PSEUDO = PSEUDO, "[P]", "<pseudo>"
+_BRACKETED = re.compile(r"\[\w+\]")
+_UNUSED = re.compile(r"\[unused\d+\]")
+_LARGEST_ALPHABET = 1000
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Vocabulary:
+    """The ids with a role, and those a random token is drawn from.
+
+    Args:
+        size: Number of ids, used or not.
+        pad: Fills a row's end.
+        unk: Stands for what cannot be spelled.
+        sos: First token of a window, also known as [CLS].
+        eos: Ends a segment, also known as [SEP].
+        mask: [M] of the paper.
+        pseudo: [P] of the paper; None if the vocabulary has no id to spare.
+        special: Ids that are neither masked nor drawn at random. Sorted. *Shape:* (number of special ids,)
+        ordinary: All other ids. Sorted. *Shape:* (number of ordinary ids,)
+    """
+
+    size: int
+    pad: int
+    unk: int
+    sos: int
+    eos: int
+    mask: int
+    pseudo: int | None
+    special: npt.NDArray[np.int32]
+    ordinary: npt.NDArray[np.int32]
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` whose special tokens have the roles this library needs.
+
+    Args:
+        backend: The tokenizer to wrap. Its padding, truncation and post-processing are reset.
+        name: What to call it in messages.
+
+    Raises:
+        UniclozeError: A role has no token.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, name: str = "the tokenizer") -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self.vocabulary = _vocabulary(backend, name)
+        self._backend = backend
+        sos, eos = (str(backend.id_to_token(i)) for i in (self.vocabulary.sos, self.vocabulary.eos))
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{sos} $A {eos}",
+            pair=f"{sos} $A {eos} $B:1 {eos}:1",
+            special_tokens=[(sos, self.vocabulary.sos), (eos, self.vocabulary.eos)],
+        )
+        backend.encode_special_tokens = False
+        document = json.loads(backend.to_str())
+        self.fingerprint: str = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+    @classmethod
+    def train(cls, texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
+        """Trains on texts. The same texts give the same tokenizer.
+
+        Args:
+            texts: Read twice for WordPiece, so not an iterator; memory grows with the number of different words only.
+            settings: `kind`, `vocab_size` and `lowercase` are used.
+
+        Raises:
+            UsageError: `vocab_size` cannot hold the special tokens and the characters.
+        """
+        backend = _train_bpe(texts, settings) if settings.kind == "bpe" else _train_wordpiece(texts, settings)
+        return cls(backend)
+
+    @classmethod
+    def load(cls, path: str | Path, *, lowercase: bool = True) -> Tokenizer:
+        """Loads a `tokenizer.json`, a `vocab.txt` of BERT's kind, or a folder that holds one.
+
+        Args:
+            path: The file or folder.
+            lowercase: Lower-case and strip accents; only for a `vocab.txt`, which does not say.
+
+        Raises:
+            UniclozeError: It is not there, not readable as such, or has no token for a role.
+        """
+        place = Path(path).expanduser()
+        if place.is_dir():
+            files = [file for file in (place / "tokenizer.json", place / "vocab.txt") if file.is_file()]
+            if not files:
+                raise UniclozeError(f"The folder {place} holds no tokenizer.json or vocab.txt: set --tokenizer.path to one.")
+            place = files[0]
+        if not place.is_file():
+            raise UniclozeError(f"There is no tokenizer at {place}: set --tokenizer.path to a vocab.txt or tokenizer.json.")
+        if place.suffix != ".json":
+            return cls(_from_vocab_txt(place, lowercase), name=str(place))
+        try:
+            return cls(tokenizers.Tokenizer.from_str(place.read_text(encoding="utf-8")), name=str(place))
+        except UniclozeError:
+            raise
+        except Exception as error:  # the library raises Exception itself
+            raise UniclozeError(f"{place} is no tokenizer.json of the tokenizers library ({error}).") from error
+
+    def save(self, folder: Path) -> None:
+        """Writes `tokenizer.json` and the `tokenizer_config.json` with which Transformers' `from_pretrained` reads it."""
+        words = {role: self.tokens([getattr(self.vocabulary, role)])[0] for role in _ROLES}
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "pad_token": words["pad"],
+            "unk_token": words["unk"],
+            "cls_token": words["sos"],
+            "sep_token": words["eos"],
+            "mask_token": words["mask"],
+            "clean_up_tokenization_spaces": False,
+        }
+        self._backend.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+        """Token ids of each text, without special tokens; names of special tokens in a text are plain text."""
+        self._backend.encode_special_tokens = True
+        try:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        finally:
+            self._backend.encode_special_tokens = False
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def encode(self, text: str) -> npt.NDArray[np.int32]:
+        """Token ids of a text in which "[MASK]" and the like stand for themselves. *Shape:* (tokens,)"""
+        return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+
+    def encode_with_offsets(self, text: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """As `encode`, with the first and the last character (exclusive) of each token.
+
+        Returns:
+            Token ids, *Shape:* (tokens,), and offsets, *Shape:* (tokens, 2).
+        """
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return np.array(encoding.ids, dtype=np.int32), np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """The text of token ids."""
+        return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """The token of each id, as the vocabulary spells it; an id without one is `[id]`."""
+        return [self._backend.id_to_token(int(i)) or f"[{int(i)}]" for i in ids]
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token, None if the vocabulary lacks it."""
+        return self._backend.token_to_id(token)
+
+    def __len__(self) -> int:
+        return self.vocabulary.size
+
+
+def whitespace_tokenizer(text: str) -> Tokenizer:
+    """A tokenizer over the words of one text, split on white space: to look at examples before anything is prepared."""
+    words = dict.fromkeys([*SPECIAL_TOKENS, *text.split()])
+    backend = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNK))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(list(SPECIAL_TOKENS))
+    return Tokenizer(backend)
+
+
+def _vocabulary(backend: tokenizers.Tokenizer, name: str) -> Vocabulary:
+    ids = backend.get_vocab(with_added_tokens=True)
+    size = max(ids.values(), default=-1) + 1
+    roles: dict[str, int] = {}
+    for role, names in _ROLES.items():
+        known = [ids[token] for token in names if token in ids]
+        if not known:
+            raise UniclozeError(
+                f"{name} has no {names[0]} token (nor {', '.join(names[1:])}): add it to the vocabulary, "
+                "or leave --tokenizer.path out to train a tokenizer."
+            )
+        roles[role] = known[0]
+    # Id 1 is left alone: MPNet takes it for padding.
+    unused = sorted(i for token, i in ids.items() if _UNUSED.fullmatch(token) and i != 1)
+    pseudo = next((ids[token] for token in _PSEUDO if token in ids), unused[0] if unused else None)
+    added = [i for i, token in backend.get_added_tokens_decoder().items() if token.special]
+    special = {*roles.values(), *added, *(i for token, i in ids.items() if _BRACKETED.fullmatch(token))}
+    special |= {pseudo} if pseudo is not None else set()
+    ordinary = set(ids.values()) - special
+    if not ordinary and size > len(SPECIAL_TOKENS):
+        raise UniclozeError(f"{name} has special tokens only: give it a vocabulary.")
+    return Vocabulary(
+        size=size,
+        **roles,
+        pseudo=pseudo,
+        special=np.array(sorted(special), dtype=np.int32),
+        ordinary=np.array(sorted(ordinary), dtype=np.int32),
+    )
+
+
+def _from_vocab_txt(path: Path, lowercase: bool) -> tokenizers.Tokenizer:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise UniclozeError(f"{path} is not UTF-8 text at byte {error.start}: set --tokenizer.path to a vocab.txt.") from error
+    words = [line.removesuffix("\r") for line in lines]
+    while words and not words[-1]:
+        words.pop()
+    vocabulary: dict[str, int] = {}
+    for i, word in enumerate(words):
+        if vocabulary.setdefault(word, i) != i:
+            raise UniclozeError(f"{path}:{i + 1} repeats the token {word!r} of line {vocabulary[word] + 1}: remove one.")
+    special = [token for names in (*_ROLES.values(), _PSEUDO) for token in names if token in vocabulary]
+    backend = _wordpiece(vocabulary, special, lowercase)
+    return backend
+
+
+def _wordpiece(vocabulary: dict[str, int], special: Sequence[str], lowercase: bool) -> tokenizers.Tokenizer:
+    unknown = next((token for token in _ROLES["unk"] if token in vocabulary), UNK)
+    backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    backend.add_special_tokens(list(special))
+    return backend
+
+
+def _train_wordpiece(texts: Iterable[str], settings: TokenizerSettings) -> tokenizers.Tokenizer:
+    scaffold = _wordpiece({UNK: 0}, [UNK], settings.lowercase)
+    alphabet = _alphabet(texts, scaffold.normalizer, min(_LARGEST_ALPHABET, settings.vocab_size // 8))
+    # The trainer numbers the pieces of one character in the order of a hash map, and that order decides ties between
+    # merges: two trainings on the same texts differ unless all pieces are given beforehand.
+    given = [*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet)]
+    _check_size(settings, len(given) + 1)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=settings.vocab_size,
+        min_frequency=2,
+        special_tokens=given,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    scaffold.train_from_iterator(texts, trainer)
+    return _wordpiece(scaffold.get_vocab(with_added_tokens=False), SPECIAL_TOKENS, settings.lowercase)
+
+
+def _train_bpe(texts: Iterable[str], settings: TokenizerSettings) -> tokenizers.Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    _check_size(settings, len(SPECIAL_TOKENS) + len(alphabet) + 1)
+    backend = tokenizers.Tokenizer(models.BPE(unk_token=UNK))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocab_size,
+        min_frequency=2,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return backend
+
+
+def _alphabet(texts: Iterable[str], normalizer: Any, limit: int) -> list[str]:
+    """The most frequent characters after normalisation, sorted."""
+    counts = np.zeros(0x110000, dtype=np.int64)
+    for text in texts:
+        codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+        counts += np.bincount(codes, minlength=len(counts)) if len(text) > 50_000 else 0
+        if len(text) <= 50_000:
+            np.add.at(counts, codes, 1)
+    normalised: dict[str, int] = {}
+    for code in np.flatnonzero(counts):
+        for character in normalizer.normalize_str(chr(code)):
+            if not character.isspace():
+                normalised[character] = normalised.get(character, 0) + int(counts[code])
+    frequent = sorted(normalised, key=lambda character: (-normalised[character], character))[:limit]
+    return sorted(frequent)
+
+
+def _check_size(settings: TokenizerSettings, least: int) -> None:
+    if settings.vocab_size < least:
+        raise UsageError(f"tokenizer.vocab_size is {settings.vocab_size}, too small for this text: set it to {least} or more.")

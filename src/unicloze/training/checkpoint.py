@@ -1,0 +1,200 @@
+"""Checkpoints: a directory of safetensors and JSON that is either whole or not there.
+
+Everything is written into a hidden sibling, each file synced, a manifest of SHA-256 sums last, and the directory renamed
+into place. A kill at any moment leaves the previous checkpoint; a truncated or flipped file is found out when it is read,
+and the newest good one is used instead. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from unicloze.errors import UniclozeError
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint read back whole.
+
+    Args:
+        path: Its directory.
+        model: Weights by name.
+        optimizers: State of each optimiser.
+        state: Everything else: step, position of the sampler, model shape.
+    """
+
+    path: Path
+    model: dict[str, Tensor]
+    optimizers: list[dict[str, Any]]
+    state: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path,
+    *,
+    step: int,
+    model: Mapping[str, Tensor],
+    optimizers: list[torch.optim.Optimizer],
+    state: Mapping[str, Any],
+    files: list[Path],
+    keep: int,
+) -> Path:
+    """Write `folder/step-NNNNNNNN` and remove all but the newest `keep` checkpoints.
+
+    Args:
+        folder: Where the checkpoints of a run are.
+        step: Optimiser steps done.
+        model: Weights by name.
+        optimizers: Their states are saved with the weights.
+        state: Anything JSON can hold.
+        files: Copied along, so that a checkpoint is complete in itself (recipe, tokenizer).
+        keep: How many checkpoints to keep.
+
+    Raises:
+        UniclozeError: The disk is full; earlier checkpoints are untouched.
+    """
+    final = folder / f"step-{step:08d}"
+    if final.exists():
+        return final
+    building = folder / f".building-{final.name}"
+    try:
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(parents=True)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.items()}, building / "model.safetensors")
+        tensors, plain = _split_optimizers(optimizers)
+        save_file(tensors, building / "optimizer.safetensors")
+        (building / "optimizer.json").write_text(json.dumps(plain))
+        (building / "state.json").write_text(json.dumps({"schema": SCHEMA, "step": step, **state}, indent=1))
+        for file in files:
+            shutil.copyfile(file, building / file.name)
+        sums = {file.name: _digest(file) for file in sorted(building.iterdir())}
+        (building / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "sha256": sums}, indent=1))
+        for file in building.iterdir():
+            _sync(file)
+        _sync(building)
+        building.rename(final)
+        _sync(folder)
+    except (OSError, RuntimeError) as error:
+        shutil.rmtree(building, ignore_errors=True)
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+        reason = "the disk is full" if full else str(error)
+        raise UniclozeError(
+            f"could not write the checkpoint {final}: {reason}; earlier checkpoints are untouched: free some space and "
+            "run the same command again"
+        ) from error
+    for old in list_checkpoints(folder)[: -max(1, keep)]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints of a folder, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def load_newest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None where there is none; says which were passed over.
+
+    Raises:
+        UniclozeError: There are checkpoints and none is whole.
+    """
+    candidates = list_checkpoints(folder)
+    damages = []
+    for path in reversed(candidates):
+        try:
+            checkpoint = load_checkpoint(path)
+        except UniclozeError as error:
+            damages.append(str(error))
+            continue
+        for damage in damages:
+            warnings.warn(f"{damage}; going back to {path.name}", stacklevel=2)
+        return checkpoint
+    if damages:
+        raise UniclozeError(f"{damages[0]}, and no earlier one is whole; restore the folder or start again with another --out")
+    return None
+
+
+def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
+    """Read a checkpoint and verify every file against its manifest.
+
+    Args:
+        path: Its directory.
+        weights_only: Leave the optimisers' state unread.
+
+    Raises:
+        UniclozeError: A file is missing, truncated or altered; the message names it.
+    """
+    manifest_path = path / MANIFEST
+    try:
+        manifest = json.loads(manifest_path.read_text())
+        sums = dict(manifest["sha256"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UniclozeError(f"{manifest_path} is missing or damaged") from error
+    if manifest.get("schema") != SCHEMA:
+        raise UniclozeError(
+            f"{path} was written in format {manifest.get('schema')} and this version reads format {SCHEMA}: use the version "
+            "of unicloze that wrote it"
+        )
+    for name, expected in sums.items():
+        file = path / name
+        if Path(name).name != name or not file.is_file() or _digest(file) != expected:
+            raise UniclozeError(f"{file} is missing or damaged (its SHA-256 is not the one in {MANIFEST})")
+    optimizers = [] if weights_only else _join_optimizers(path)
+    return Checkpoint(path, load_file(path / "model.safetensors"), optimizers, json.loads((path / "state.json").read_text()))
+
+
+def _split_optimizers(optimizers: list[torch.optim.Optimizer]) -> tuple[dict[str, Tensor], list[Any]]:
+    tensors: dict[str, Tensor] = {}
+    plain = []
+    for number, optimizer in enumerate(optimizers):
+        state = optimizer.state_dict()
+        scalars: dict[str, dict[str, Any]] = {}
+        for index, values in state["state"].items():
+            for key, value in values.items():
+                if isinstance(value, Tensor):
+                    tensors[f"{number}.{index}.{key}"] = value.detach().cpu().contiguous()
+                else:
+                    scalars.setdefault(str(index), {})[key] = value
+        plain.append({"param_groups": state["param_groups"], "state": scalars})
+    return tensors, plain
+
+
+def _join_optimizers(path: Path) -> list[dict[str, Any]]:
+    tensors = load_file(path / "optimizer.safetensors")
+    states = [
+        {"param_groups": plain["param_groups"], "state": {int(index): dict(v) for index, v in plain["state"].items()}}
+        for plain in json.loads((path / "optimizer.json").read_text())
+    ]
+    for name, tensor in tensors.items():
+        number, index, key = name.split(".", 2)
+        states[int(number)]["state"].setdefault(int(index), {})[key] = tensor
+    return states
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

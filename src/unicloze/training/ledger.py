@@ -1,0 +1,46 @@
+"""The ledger: what a run did, one JSON object a line, appended and never rewritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+
+class Ledger:
+    """Appends events to a JSONL file; a line torn by a kill stays behind as it is and is skipped by `read_ledger`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a+b")
+        self._file.seek(0, os.SEEK_END)
+        if self._file.tell() > 0:
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":
+                self._file.write(b"\n")
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append one event and hand it to the system."""
+        line = json.dumps({"schema": SCHEMA, "event": event, "time": round(time.time(), 3), **values}, ensure_ascii=False)
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_ledger(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a ledger in order, without torn lines."""
+    with path.open(encoding="utf8", errors="replace") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(event, dict):
+                yield event

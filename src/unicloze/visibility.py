@@ -1,0 +1,223 @@
+"""Who may read whom: at most two intervals of keys for each query.
+
+A row is laid out so that the slots a query reads stand together. Every rule of the papers is then "query q reads keys
+[a0, a1) and [b0, b1)": four integers a query instead of a row of a matrix. Queries and keys are separate axes: keys may
+include slots that are no queries, such as a memory or a decoder's cache; those stand first.
+
+A constructor returns the intervals of one row, *Shape:* (queries, 4), int32; an interval [0, 0) is empty.
+`pseudo_masked_rows` does it for many rows at once. `bool_mask`, `block_mask` and `text` render the same intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn.attention.flex_attention import BlockMask
+
+Intervals = npt.NDArray[np.int32]
+
+
+def _intervals(a0: Any, a1: Any, b0: Any = 0, b1: Any = 0) -> Intervals:
+    return np.stack(np.broadcast_arrays(a0, a1, b0, b1), axis=-1).astype(np.int32)
+
+
+def bidirectional(length: int) -> Intervals:
+    """Every slot reads every slot (BERT, autoencoding)."""
+    return _intervals(np.zeros(length), length)
+
+
+def left_to_right(length: int) -> Intervals:
+    """A slot reads itself and what is left of it (GPT)."""
+    return _intervals(0, np.arange(length) + 1)
+
+
+def right_to_left(length: int) -> Intervals:
+    """A slot reads itself and what is right of it (UniLM v1)."""
+    return _intervals(np.arange(length), length)
+
+
+def prefix(source: int, target: int) -> Intervals:
+    """The source reads itself in both directions; a target slot reads the source and the target up to itself (UniLM v1)."""
+    return _intervals(0, np.maximum(source, np.arange(source + target) + 1))
+
+
+def banded(length: int, width: int) -> Intervals:
+    """A slot reads itself and the `width` slots left of it (GPT-3's local layers)."""
+    query = np.arange(length)
+    return _intervals(np.maximum(0, query - width), query + 1)
+
+
+def pseudo_masked(context: int, steps: Sequence[int]) -> Intervals:
+    """UniLMv2's pseudo-masked row: context C, originals O by step, pseudo masks P by step (paper Section 3.2, Figure 5).
+
+    C reads C. O of step t reads C and O of steps <= t. P of step t reads C, O of steps < t and P of step t.
+    With the source as context and steps of one token (or one block) this is also how a generator is fine-tuned
+    (paper Section 3.4).
+
+    Args:
+        context: Slots of C.
+        steps: Number of tokens predicted in each factorization step.
+    """
+    starts, ends = _step_bounds(steps)
+    masked = len(starts)
+    row = np.zeros(masked, dtype=np.int64)
+    return pseudo_masked_rows(np.array([context]), row, starts, ends, capacity=context + 2 * masked)[0]
+
+
+def pseudo_masked_rows(
+    context: npt.NDArray[np.integer],
+    row: npt.NDArray[np.integer],
+    starts: npt.NDArray[np.integer],
+    ends: npt.NDArray[np.integer],
+    *,
+    capacity: int,
+) -> Intervals:
+    """`pseudo_masked` for many rows, padded on the right to `capacity` slots; padding reads only itself.
+
+    Args:
+        context: Slots of C in each row. *Shape:* (rows,)
+        row: Row of each masked token, in ascending order; within a row they stand by step. *Shape:* (masked,)
+        starts: Masked tokens of its row in earlier steps than its own. *Shape:* (masked,)
+        ends: Masked tokens of its row up to and with its own step. *Shape:* (masked,)
+        capacity: Slots of a row.
+
+    Returns:
+        *Shape:* (rows, capacity, 4)
+    """
+    masked = np.bincount(row, minlength=len(context))
+    slot = np.arange(capacity, dtype=np.int32)
+    in_context = slot[None, :] < context[:, None]
+    result = np.zeros((len(context), capacity, 4), dtype=np.int32)
+    np.copyto(result[:, :, 0], slot, where=~in_context)
+    result[:, :, 1] = np.where(in_context, context[:, None], slot + 1)
+    first = context[row]
+    original = first + np.arange(len(row)) - (np.cumsum(masked) - masked)[row]
+    pseudo = original + masked[row]
+    nothing = np.zeros_like(first)
+    result[row, original] = np.stack([nothing, first + ends, nothing, nothing], axis=1)
+    second = first + masked[row]
+    result[row, pseudo] = np.stack([nothing, first + starts, second + starts, second + ends], axis=1)
+    return result
+
+
+def permuted(memory: int, context: int, steps: Sequence[int]) -> Intervals:
+    """XLNet's two streams: keys are memory, C (without the masked tokens), O, P; queries are C, O, P.
+
+    C reads memory and C; O of step t those and O of steps <= t; P of step t memory, C and O of steps < t. P is never a
+    key, not even to itself.
+    """
+    starts, ends = _step_bounds(steps)
+    first = memory + context
+    return np.concatenate([_intervals(np.zeros(context), first), _intervals(0, first + ends), _intervals(0, first + starts)])
+
+
+def compensated(context: int, steps: Sequence[int]) -> Intervals:
+    """MPNet's permuted and masked row: context, O, M, Q, the last three by step.
+
+    Context and M read context and every M. O of step t reads context, O of steps <= t and the M of steps > t. A query Q of
+    step t reads context, O of steps < t and only the M of steps >= t; queries are never keys.
+    """
+    starts, ends = _step_bounds(steps)
+    masked = len(starts)
+    masks = context + masked, context + 2 * masked
+    both = _intervals(np.zeros(context + masked), context, *masks)
+    original = _intervals(0, context + ends, masks[0] + ends, masks[1])
+    query = _intervals(0, context + starts, masks[0] + starts, masks[1])
+    return np.concatenate([both[:context], original, both[context:], query])
+
+
+def block_diffusion(blocks: Sequence[int]) -> Intervals:
+    """BD3-LM's row: clean tokens by block, then noised tokens by block.
+
+    A clean token reads clean blocks up to its own; a noised one reads clean blocks before its own and its own noised block.
+
+    Args:
+        blocks: Number of tokens in each block.
+    """
+    starts, ends = _step_bounds(blocks)
+    tokens = len(starts)
+    return np.concatenate([_intervals(0, ends), _intervals(0, starts, tokens + starts, tokens + ends)])
+
+
+def decoding_step(cached: int) -> Intervals:
+    """One step of a generator: the new token and a pseudo mask after it, over `cached` keys, the token and the mask."""
+    return _intervals(0, np.array([cached + 1, cached + 2]))
+
+
+def packed(rows: Sequence[Intervals]) -> Intervals:
+    """Several self-contained rows one after the other, none reading another; each must have as many keys as queries."""
+    shifted, first = [], 0
+    for row in rows:
+        shifted.append(row + np.int32(first))
+        first += len(row)
+    return np.concatenate(shifted)
+
+
+def _step_bounds(steps: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    sizes = np.asarray(steps, dtype=np.int64)
+    ends = np.cumsum(sizes)
+    return np.repeat(ends - sizes, sizes), np.repeat(ends, sizes)
+
+
+def bool_mask(intervals: Any, num_keys: int) -> Any:
+    """Render intervals as a boolean mask, true where a query reads a key.
+
+    Args:
+        intervals: NumPy array or tensor. *Shape:* (..., queries, 4)
+        num_keys: Number of keys.
+
+    Returns:
+        Of the same library. *Shape:* (..., queries, num_keys)
+    """
+    if isinstance(intervals, np.ndarray):
+        keys: Any = np.arange(num_keys, dtype=intervals.dtype)
+    else:
+        import torch
+
+        keys = torch.arange(num_keys, dtype=intervals.dtype, device=intervals.device)
+    a0, a1, b0, b1 = (intervals[..., i, None] for i in range(4))
+    return ((keys >= a0) & (keys < a1)) | ((keys >= b0) & (keys < b1))
+
+
+def block_mask(intervals: torch.Tensor, num_keys: int) -> BlockMask:
+    """Render intervals as FlexAttention's BlockMask; build it once for a batch and share it over the layers.
+
+    Args:
+        intervals: *Shape:* (rows, queries, 4)
+        num_keys: Number of keys.
+    """
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    a0, a1, b0, b1 = (intervals[..., i].contiguous() for i in range(4))
+
+    def reads(row: torch.Tensor, _head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        first = (key >= a0[row, query]) & (key < a1[row, query])
+        return first | ((key >= b0[row, query]) & (key < b1[row, query]))
+
+    rows, queries = intervals.shape[:2]
+    return create_block_mask(reads, B=rows, H=None, Q_LEN=queries, KV_LEN=num_keys, device=intervals.device.type)
+
+
+def text(intervals: Intervals, num_keys: int, *, query_names: Sequence[str], groups: Sequence[int] = ()) -> str:
+    """Render intervals as lines of 0 and 1, one a query, with a gap after each group of keys.
+
+    Args:
+        intervals: *Shape:* (queries, 4)
+        num_keys: Number of keys.
+        query_names: A label for each query.
+        groups: Keys of each group, in order.
+    """
+    mask = bool_mask(intervals, num_keys)
+    stops = np.cumsum(groups)[:-1] if len(groups) else np.array([], dtype=int)
+    width = max(map(len, query_names), default=0)
+    lines = []
+    for name, row in zip(query_names, mask, strict=True):
+        parts = np.split(row.astype(int), stops)
+        lines.append(f"{name:<{width}}  " + " ".join("".join(map(str, part)) for part in parts))
+    return "\n".join(lines)

@@ -1,0 +1,369 @@
+"""Recipes: what they hold, how they are read, and what is said when they cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import unicloze.recipes
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.recipes import (
+    load_recipe,
+    parse_options,
+    recipe_names,
+    recipe_parser,
+    save_recipe,
+    toy_overrides,
+    validate,
+)
+from unicloze.recipes.schema import KEYS
+from unicloze.recipes.validation import OBJECTIVE_NAMES
+from unicloze.settings import ModelSettings, ObjectiveSettings, Recipe
+
+FILES = sorted(Path(unicloze.recipes.__file__).parent.glob("*.yaml"))
+
+
+def refusal(source: str | Path, overrides: dict[str, Any] | None = None) -> str:
+    with pytest.raises(UsageError) as caught:
+        load_recipe(source, overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def write_recipe(text: str, name: str = "mine.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_recipe
+
+
+# What the recipes hold
+
+
+def test_all_recipes_are_listed() -> None:
+    assert recipe_names() == sorted(file.stem for file in FILES)
+    assert {"quickstart", "unilmv2-base"} < set(recipe_names())
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_recipe_says_where_its_values_come_from(file: Path) -> None:
+    recipe = load_recipe(file.stem)
+    assert recipe.name == file.stem
+    assert load_recipe(file) == recipe
+    assert all(dataclasses.astuple(recipe.provenance)), "paper, place and note must all be given"
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_toy_overrides_fit_every_recipe(name: str) -> None:
+    toy = load_recipe(name, toy_overrides())
+    assert (toy.training.steps, toy.data.window, toy.tokenizer.vocab_size) == (2, 32, 512)
+    assert toy.objective == load_recipe(name).objective
+
+
+def test_unilmv2_base_is_table_7() -> None:
+    recipe = load_recipe("unilmv2-base")
+    model, training, objective = recipe.model, recipe.training, recipe.objective
+    assert "Table 7" in recipe.provenance.place
+    assert (model.num_layers, model.hidden_size, model.intermediate_size, model.num_heads) == (12, 768, 3072, 12)
+    assert model.hidden_size // model.num_heads == 64
+    assert (model.relative_bias, model.relative_max_distance) == (True, 128)
+    assert (training.steps, training.batch_size) == (500_000, 7680)
+    assert (training.optimizer, training.epsilon, training.betas) == ("adamw", 1e-6, (0.9, 0.98))
+    assert (training.learning_rate, training.schedule) == (6e-4, "linear")
+    assert training.warmup_steps == 0.048 * training.steps
+    assert (training.clip_norm, training.weight_decay) == (0.0, 0.01)
+    assert (model.dropout, model.attention_dropout) == (0.1, 0.1)
+    assert (recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.lowercase) == (
+        "wordpiece",
+        30522,
+        True,
+    )
+    assert (recipe.data.window, recipe.data.segments) == (512, 2)
+    assert (objective.targets, objective.factorization) == (["ae", "par"], "block")
+    assert (objective.mask_rate, objective.mask_share, objective.random_share) == (0.15, 0.8, 0.1)
+    assert (objective.masking, objective.block_probability, objective.max_span) == ("blockwise", 0.4, 6)
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "targets", "factorization", "relative_bias"),
+    [
+        (1, "unilmv2-ablation-ae-par-relpos", ["ae", "par"], "block", True),
+        (2, "unilmv2-ablation-ae-par", ["ae", "par"], "block", False),
+        (3, "unilmv2-ablation-ae-ar", ["ae", "par"], "token", False),
+        (4, "unilmv2-ablation-ae", ["ae"], "block", False),
+        (5, "unilmv2-ablation-par", ["par"], "block", False),
+        (6, "unilmv2-ablation-ar", ["par"], "token", False),
+    ],
+)
+def test_ablations_are_the_rows_of_table_6(
+    row: int, name: str, targets: list[str], factorization: str, relative_bias: bool
+) -> None:
+    recipe, base = load_recipe(name), load_recipe("unilmv2-base")
+    assert f"Table 6, row [{row}]" in recipe.provenance.place
+    assert (recipe.objective.targets, recipe.objective.factorization) == (targets, factorization)
+    assert recipe.model == dataclasses.replace(base.model, relative_bias=relative_bias)
+    assert (recipe.data, recipe.tokenizer) == (base.data, base.tokenizer)
+    training = recipe.training
+    assert (training.steps, training.batch_size, training.warmup_steps) == (1_000_000, 256, 10_000)
+    assert (training.optimizer, training.betas, training.learning_rate) == ("adamw", (0.9, 0.999), 1e-4)
+    assert (training.schedule, training.epsilon, training.weight_decay) == ("linear", 1e-6, 0.01)
+
+
+def test_quickstart_needs_nothing_but_python() -> None:
+    recipe = load_recipe("quickstart")
+    assert recipe.data.corpus == ["python-docs"]
+    assert recipe.tokenizer.path is None
+    assert recipe.objective == ObjectiveSettings()
+
+
+# How they are read
+
+
+def test_what_a_file_leaves_out_keeps_its_default(write: Any) -> None:
+    recipe = load_recipe(write("training:\n  learning_rate: 1e-4\n"))
+    assert recipe.training == dataclasses.replace(Recipe().training, learning_rate=1e-4)
+    assert isinstance(recipe.training.learning_rate, float)
+    assert recipe.model == ModelSettings()
+    assert recipe.name == "mine"
+
+
+def test_base_is_overridden_value_by_value(write: Any) -> None:
+    write("base: quickstart\ntraining:\n  seed: 3\n  steps: 400\n", "first.yaml")
+    recipe = load_recipe(write("base: first.yaml\ntraining:\n  seed: 4\n"), {"training.batch_size": 32})
+    quickstart = load_recipe("quickstart")
+    assert recipe.training == dataclasses.replace(quickstart.training, seed=4, steps=400, batch_size=32)
+    assert (recipe.model, recipe.provenance) == (quickstart.model, quickstart.provenance)
+    assert recipe.name == "mine"
+
+
+def test_overrides_may_be_dotted_nested_and_spelled_out() -> None:
+    dotted = load_recipe("quickstart", {"training.steps": "400", "model.relative_bias": "false", "data.weights": "[2]"})
+    deep = {"training": {"steps": 400}, "model": {"relative_bias": False}, "data": {"weights": [2.0]}}
+    assert dotted == load_recipe("quickstart", deep)
+    assert (dotted.training.steps, dotted.model.relative_bias, dotted.data.weights) == (400, False, [2.0])
+
+
+def test_options_become_overrides() -> None:
+    line = "--training.steps 400 --training.seed=7 --data.corpus a.txt 2020 --data.corpus b --training.compile"
+    options = parse_options([*line.split(), "--training.betas", "0.5", "0.6", "--data.text-field", "body"])
+    recipe = load_recipe("quickstart", options)
+    assert (recipe.training.steps, recipe.training.seed, recipe.training.compile) == (400, 7, True)
+    assert recipe.data.corpus == ["a.txt", "2020", "b"]
+    assert recipe.training.betas == (0.5, 0.6)
+    assert recipe.data.text_field == "body"
+    assert parse_options(["--data.corpus", "[a, b]"]) == {"data.corpus": "[a, b]"}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_saved_recipe_reads_back_the_same(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(
+        name,
+        {"data.corpus": ["é [x]", "null", "1e-4"], "objective.coefficients": {"par": 0.5}}
+        if name not in ("unilmv2-ablation-ae",)
+        else {},
+    )
+    save_recipe(recipe, tmp_path / "recipe.yaml")
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe
+    assert set(yaml.safe_load((tmp_path / "recipe.yaml").read_text("utf-8"))) == set(recipe.to_dict())
+
+
+def test_saving_replaces_whole_and_leaves_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "recipe.yaml"
+    target.write_text("old")
+    save_recipe(load_recipe("quickstart"), target)
+    assert load_recipe(target) == load_recipe("quickstart")
+    assert list(tmp_path.iterdir()) == [target]
+    with pytest.raises(UniclozeError, match=r"gone.*cannot write the recipe"):
+        save_recipe(Recipe(), tmp_path / "gone" / "recipe.yaml")
+
+
+def test_every_key_is_described_and_known_to_the_parser() -> None:
+    defaults = recipe_parser().get_defaults()
+    for key, known in KEYS.items():
+        assert known.description, key
+        assert defaults[key] == known.default
+
+
+def test_validation_knows_the_objectives() -> None:
+    objectives = pytest.importorskip("unicloze.objectives")
+    assert set(OBJECTIVE_NAMES) == set(objectives.OBJECTIVES)
+
+
+# What is said when they cannot be read
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("quikstart", "No recipe is named 'quikstart'; did you mean 'quickstart'? `unicloze recipes` lists all."),
+        ("zzzz", "No recipe is named 'zzzz'. `unicloze recipes` lists all."),
+        ("gone.yaml", "gone.yaml: there is no such file; `unicloze recipes` lists the recipes that need no file."),
+        ("runs/gone", "runs/gone: there is no such file; `unicloze recipes` lists the recipes that need no file."),
+    ],
+)
+def test_unknown_recipe(source: str, message: str) -> None:
+    assert refusal(source) == message
+
+
+def test_directory_is_no_recipe(tmp_path: Path) -> None:
+    assert refusal(tmp_path).startswith(f"{tmp_path}: it is a directory; name the recipe file in it")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "training:\n  steps: 3\n  stepz: 4\n",
+            "line 3: there is no setting 'training.stepz'; did you mean 'training.steps'?",
+        ),
+        ("trainig:\n  steps: 3\n", "line 1: there is no setting 'trainig'; did you mean 'training'?"),
+        ("learning_rate: 1\n", "line 1: there is no setting 'learning_rate'; did you mean 'training.learning_rate'?"),
+        ("model:\n  window: 8\n", "line 2: there is no setting 'model.window'; did you mean 'data.window'?"),
+        (
+            "qqq: 1\n",
+            "line 1: there is no setting 'qqq'; "
+            "a recipe has name, provenance, data, tokenizer, objective, model, training.",
+        ),
+        ("training: 3\n", "line 1: training is 3; expected settings such as training.steps."),
+        ("data:\n  window: wide\n", "line 2: data.window is 'wide'; expected a whole number."),
+        ("data:\n  window: 1.5\n", "line 2: data.window is 1.5; expected a whole number."),
+        ("data:\n  window:\n", "line 2: data.window is None; expected a whole number."),
+        ("data:\n  corpus: a.txt\n", "line 2: data.corpus is 'a.txt'; expected a list, each item text."),
+        ("data:\n  segments: 3\n", "line 2: data.segments is 3; expected 1 or 2."),
+        ("data:\n  weights: x\n", "line 2: data.weights is 'x'; expected a list, each item a number, or null."),
+        ("training:\n  betas: [1]\n", "line 2: training.betas is [1]; expected a list of 2, each item a number."),
+        ("training:\n  compile: maybe\n", "line 2: training.compile is 'maybe'; expected true or false."),
+        (
+            "objective:\n  coefficients: {ae: x}\n",
+            "line 2: objective.coefficients is {'ae': 'x'}; expected a mapping, each value a number.",
+        ),
+        (
+            "objective:\n  targets: [ar]\n",
+            "line 2: objective.targets is ['ar']; expected a list, each item 'ae' or 'par'.",
+        ),
+        (
+            "training:\n  seed: 1\ndata: {}\ntraining: {}\n",
+            "line 4: training is given a second time (first in line 1); keep one.",
+        ),
+        ("a: [1\n", "line 2: this is not valid YAML: expected ',' or ']', but got '<stream end>'."),
+        ("a:\n\tb: 1\n", "line 2: this is not valid YAML: found character '\\t' that cannot start any token."),
+        ("base: 3\n", "line 1: base is 3; expected the name of a recipe."),
+        (
+            "name: x\nbase: unilm\n",
+            "line 2: base: No recipe is named 'unilm'; did you mean 'unilmv2-base'? `unicloze recipes` lists all.",
+        ),
+    ],
+)
+def test_broken_file_names_its_line(write: Any, text: str, message: str) -> None:
+    path = write(text)
+    assert refusal(path) == f"{path}, {message}"
+
+
+@pytest.mark.parametrize("text", ["", "- 1\n", "hello\n", "3\n"])
+def test_file_that_is_no_mapping(write: Any, text: str) -> None:
+    assert "a recipe is a mapping with the sections provenance, data," in refusal(write(text))
+
+
+def test_unreadable_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(b"name: \xff\n")
+    assert refusal(path) == f"{path}: this is not UTF-8 text (byte 6); a recipe is a YAML file."
+    path.write_bytes(b"name: \x00\n")
+    assert refusal(path) == f"{path}: this is not valid YAML: special characters are not allowed."
+
+
+def test_base_in_a_circle(write: Any) -> None:
+    write("base: mine.yaml\n", "other.yaml")
+    assert "this recipe is its own base; take out one `base:` of" in refusal(write("base: other.yaml\n"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"training.stepz": 1}, "there is no setting 'training.stepz'; did you mean 'training.steps'?"),
+        ({"training": {"stepz": 1}}, "there is no setting 'training.stepz'; did you mean 'training.steps'?"),
+        ({"training.steps": "ten"}, "training.steps is 'ten'; expected a whole number."),
+        ({"training.steps": 0}, "training.steps is 0; it must be above 0 and finite."),
+        ({"training.learning_rate": float("nan")}, "training.learning_rate is nan; it must be above 0 and finite."),
+        ({"training.learning_rate": 0}, "training.learning_rate is 0.0; it must be above 0 and finite."),
+        ({"training.weight_decay": -1}, "training.weight_decay is -1.0; it must be at least 0 and finite."),
+        ({"objective.mask_rate": 1.1}, "objective.mask_rate is 1.1; it must lie between 0 and 1."),
+        ({"objective.mask_rate": 0}, "objective.mask_rate is 0.0; nothing would be masked; it must be above 0."),
+        ({"model.dropout": 1}, "model.dropout is 1.0; it must be at least 0 and below 1."),
+        (
+            {"model.num_heads": 3, "model.hidden_size": 64},
+            "model.hidden_size is 64; it must be a multiple of model.num_heads, 3.",
+        ),
+        ({"data.window": 4}, "data.window is 4; 2 segment(s) and their special tokens need 5 or more."),
+        ({"data.corpus": []}, "data.corpus is []; name at least one file, folder or glob, or 'python-docs'."),
+        (
+            {"data.weights": [1, 2]},
+            "data.weights is [1.0, 2.0]; give one weight for each of the 1 sources of data.corpus.",
+        ),
+        (
+            {"data.weights": [0]},
+            "data.weights is [0.0]; every weight must be above 0; take the source out of data.corpus instead.",
+        ),
+        ({"data.text_field": ""}, "data.text_field is ''; name the field that holds the text."),
+        ({"tokenizer.vocab_size": 7}, "tokenizer.vocab_size is 7; the special tokens and some text need 16 or more."),
+        ({"objective.name": "bert"}, "objective.name is 'bert'; known objectives: unilmv2."),
+        ({"objective.targets": []}, "objective.targets is []; name at least one of 'ae' and 'par'."),
+        (
+            {"objective.targets": ["ae", "ae"]},
+            "objective.targets is ['ae', 'ae']; name each target once; objective.coefficients weighs them.",
+        ),
+        ({"objective.random_share": 0.3}, "objective.random_share is 0.3; with objective.mask_share 0.8 it exceeds 1."),
+        (
+            {"objective.coefficients": {"nsp": 1}},
+            "objective.coefficients is {'nsp': 1.0}; 'nsp' is none of objective.targets ['ae', 'par'].",
+        ),
+        ({"model.max_positions": 8}, "model.max_positions is 8; it must be at least data.window, "),
+        ({"model.num_segments": 1}, "model.num_segments is 1; it must be at least data.segments, 2."),
+        (
+            {"model.relative_buckets": 5},
+            "model.relative_buckets is 5; it must be even, half for either direction, and 4 or more.",
+        ),
+        ({"training.warmup_steps": 99999}, "training.warmup_steps is 99999; it must not exceed training.steps,"),
+        ({"training.decay_steps": 99999}, "training.decay_steps is 99999; after "),
+        ({"training.micro_batch_size": 7}, "training.micro_batch_size is 7; it must divide training.batch_size, "),
+        ({"training.betas": [0.9, 1]}, "training.betas is (0.9, 1.0); both must be at least 0 and below 1."),
+        ({"training.device": "gpu"}, "training.device is 'gpu'; known devices: auto, cpu, cuda, cuda:N."),
+    ],
+    ids=str,
+)
+def test_impossible_override_names_its_option(overrides: dict[str, Any], message: str) -> None:
+    said = refusal("quickstart", overrides)
+    assert said.startswith("option --")
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("x", "'x' belongs to no option; a setting is given as --section.name VALUE."),
+        (
+            "--training.stepz 1",
+            "option --training.stepz: there is no setting 'training.stepz'; did you mean 'training.steps'?",
+        ),
+        ("--training.steps", "option --training.steps: it needs a value, a whole number."),
+        ("--training.steps 1 2", "option --training.steps: it takes one value; what is '2'?"),
+    ],
+)
+def test_broken_options(line: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_options(line.split())
+    assert str(caught.value) == message
+
+
+def test_validate_stands_alone() -> None:
+    recipe = dataclasses.replace(Recipe(name="own"), model=ModelSettings(num_heads=5))
+    with pytest.raises(UsageError, match=r"^recipe own: model.hidden_size is 768; it must be a multiple of"):
+        validate(recipe)
+    validate(Recipe())
