@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed, visibility
+from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
 from unicloze.objectives import masking
 from unicloze.settings import ObjectiveSettings
@@ -180,8 +181,23 @@ def _corrupt(
     random = vocabulary.ordinary[which]
     shown = np.where(draw < settings.mask_share + settings.random_share, random, original)
     as_mask = draw < settings.mask_share
-    pseudo = vocabulary.mask if settings.pseudo_token == "mask" else vocabulary.pseudo_id()
-    return np.where(as_mask, vocabulary.mask, shown), np.where(as_mask, pseudo, shown)
+    return np.where(as_mask, vocabulary.mask, shown), np.where(as_mask, pseudo_id(vocabulary, settings), shown)
+
+
+def pseudo_id(vocabulary: Vocabulary, settings: ObjectiveSettings) -> int:
+    """The id [P] has.
+
+    Raises:
+        UsageError: It should have its own and the vocabulary has none to give.
+    """
+    if settings.pseudo_token == "mask":
+        return vocabulary.mask
+    if vocabulary.pseudo is None:
+        raise UsageError(
+            "objective.pseudo_token is own, but the tokenizer has neither a [PSEUDO] nor an unused token: "
+            "set --objective.pseudo_token mask"
+        )
+    return vocabulary.pseudo
 
 
 def _target(

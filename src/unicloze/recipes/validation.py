@@ -90,6 +90,8 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "objective.targets", "name at least one of 'ae' and 'par'"
     if len(set(objective.targets)) < len(objective.targets):
         yield "objective.targets", "name each target once; objective.coefficients weighs them"
+    if not objective.masks_in_context and "ae" in objective.targets:
+        yield "objective.masks_in_context", "the target 'ae' is predicted at the masks in the context; it must be true"
     if objective.mask_rate == 0:
         yield "objective.mask_rate", "nothing would be masked; it must be above 0"
     if objective.high_mask_share > 0 and objective.high_mask_rate == 0:
@@ -116,8 +118,6 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
             f"model.relative_buckets {model.relative_buckets} need more than a quarter of that",
         )
 
-    if training.warmup_steps > training.steps:
-        yield "training.warmup_steps", f"it must not exceed training.steps, {training.steps}; lower it too"
     if training.decay_steps is not None and training.decay_steps > training.steps - training.warmup_steps:
         yield (
             "training.decay_steps",

@@ -7,7 +7,9 @@ the standard library and of the installed numpy and torch. Everything is parsed 
 from __future__ import annotations
 
 import ast
+import gzip
 import importlib.metadata
+import json
 import platform
 import sys
 import sysconfig
@@ -19,24 +21,39 @@ from unicloze.text.readers import Document
 _PACKAGES = "numpy", "torch"
 _SKIPPED = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
-    | {"_vendor", "_vendored_packages", "vendored-packages", "__pycache__"}
+    | {"_vendor", "vendored_packages", "_internal", "__pycache__"}
 )
 _LEAST_CHARACTERS = 200
 
 
-def versions() -> str:
-    """What the corpus is made from, as a part of a file name: `3.11.7-numpy-2.4.6-torch-2.13.0`."""
-    parts = [platform.python_version()]
+def file_name() -> str:
+    """Name of the file that keeps the corpus, with the versions it is made from.
+
+    For example `python-docs-3.11.7-numpy-2.4.6-torch-2.13.0.jsonl.gz`.
+    """
+    parts = ["python-docs", platform.python_version()]
     for package in _PACKAGES:
         try:
             parts.append(f"{package}-{importlib.metadata.version(package).split('+')[0]}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return "-".join(parts)
+    return "-".join(parts) + ".jsonl.gz"
+
+
+def write_python_docs(folder: Path) -> Path:
+    """Writes the corpus into a folder, unless it is there, and returns its file: {"text": ..., "name": ...} a line."""
+    path = folder / file_name()
+    if not path.is_file():
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as raw, gzip.GzipFile("", "wb", 5, raw, 0) as compressed:
+            for document in python_docs():
+                compressed.write((json.dumps({"text": document.text, "name": document.path}) + "\n").encode())
+        partial.rename(path)
+    return path
 
 
 def python_docs() -> Iterator[Document]:
-    """The documents: first the topics, then the modules, each by name; texts shorter than 200 characters are left out."""
+    """The documents: first the topics, then the modules, sorted by name; those below 200 characters are left out."""
     standard_library = Path(sysconfig.get_path("stdlib"))
     yield from _topics(standard_library / "pydoc_data" / "topics.py")
     yield from _modules(standard_library, standard_library)

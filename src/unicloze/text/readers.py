@@ -79,7 +79,7 @@ def find_files(path: str | Path) -> list[Path]:
     known = ", ".join(SUFFIXES)
     if place.is_file():
         if not str(place).endswith(SUFFIXES):
-            raise UniclozeError(f"{place} is not a kind of file that can be read: rename or convert it to one of {known}.")
+            raise UniclozeError(f"{place} is no file of a known kind: rename or convert it to one of {known}.")
         return [place]
     if place.is_dir():
         found = [file for file in place.rglob("*") if str(file).endswith(SUFFIXES) and file.is_file()]
@@ -117,9 +117,10 @@ def read_file(file: Path, text_field: str, tally: Tally) -> Iterator[Document]:
             yield from _read_parquet(file, text_field, tally)
         else:
             with _open(file, tally) as stream:
-                yield from (
-                    _read_text(file, stream, tally) if name.endswith(".txt") else _read_jsonl(file, stream, text_field, tally)
-                )
+                if name.endswith(".txt"):
+                    yield from _read_text(file, stream, tally)
+                else:
+                    yield from _read_jsonl(file, stream, text_field, tally)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UniclozeError(f"{file} is cut off or damaged ({error}): fetch or write it again.") from error
     except PermissionError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -118,16 +119,18 @@ class WindowSampler:
         samples = np.empty(count, dtype=np.int64)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            order = keyed.key(self.seed, _EPOCH_ORDER, epoch)[0]
+            order = keyed.key(self.seed, _EPOCH_ORDER, int(epoch))[0]
             samples[rows] = keyed.permutation(ranks[rows], self.epoch_size, order)
         bounds = np.cumsum(self._quotas)
         source = np.searchsorted(bounds, samples, side="right")
         visits = epochs * self._quotas[source] + samples - (bounds - self._quotas)[source]
         passes, index = np.divmod(visits, self.source_windows[source])
-        for number, one_pass in np.unique(np.stack([source, passes]), axis=1).T:
-            rows = (source == number) & (passes == one_pass)
-            order = keyed.key(self.seed, _SOURCE_ORDER, number, one_pass)[0]
-            index[rows] = keyed.permutation(index[rows], int(self.source_windows[number]), order)
+        # A whole pass needs no order beside the epoch's; part of one must not be the source's beginning.
+        for number in np.flatnonzero(self._quotas % self.source_windows.clip(1)):
+            for one_pass in np.unique(passes[source == number]):
+                rows = (source == number) & (passes == one_pass)
+                order = keyed.key(self.seed, _SOURCE_ORDER, int(number), int(one_pass))[0]
+                index[rows] = keyed.permutation(index[rows], int(self.source_windows[number]), order)
         return self._windows(source, index, keyed.key(self.seed, epochs, samples))
 
     def sequential(self, count: int) -> Windows:
@@ -245,6 +248,7 @@ class _Pieces:
 def _take(tokens: npt.NDArray[np.unsignedinteger], starts: Ints, count: int) -> npt.NDArray[np.unsignedinteger]:
     """`count` tokens from each start; the file's last token is repeated behind its end. *Shape:* (rows, count)"""
     if len(tokens) >= count and int(starts.max()) <= len(tokens) - count:
-        result: npt.NDArray[np.unsignedinteger] = np.lib.stride_tricks.sliding_window_view(tokens, count)[starts]
-        return result
-    return tokens[np.minimum(starts[:, None] + np.arange(count), len(tokens) - 1)]
+        rows = np.lib.stride_tricks.sliding_window_view(tokens, count)[starts]
+    else:
+        rows = tokens[np.minimum(starts[:, None] + np.arange(count), len(tokens) - 1)]
+    return cast(npt.NDArray[np.unsignedinteger], rows)

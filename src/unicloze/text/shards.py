@@ -1,10 +1,10 @@
 """Token shards in datatrove's layout, memory-mapped.
 
-    NAME.ds           token ids, little-endian uint16 (uint32 for vocabularies above 65,536 ids), document after document
-    NAME.ds.index     where each document ends, in tokens, uint64
-    NAME.ds.metadata  "tokenizer|bytes of a token", the number of tokens, that number for people: three lines
-    NAME.ds.bytes     bytes of text up to the end of each document, uint64 (ours; datatrove has none)
-    NAME.ds.json      the files the documents are from (ours)
+NAME.ds           token ids, document after document, little-endian uint16 (uint32 for more than 65,536 ids)
+NAME.ds.index     where each document ends, in tokens, uint64
+NAME.ds.metadata  "tokenizer|bytes of a token", the number of tokens, that number for people: three lines
+NAME.ds.bytes     bytes of text up to the end of each document, uint64 (ours; datatrove has none)
+NAME.ds.json      the files the documents are from (ours)
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class ShardWriter:
 
     def begin_file(self, name: str) -> None:
         """The documents that follow are from this file."""
+        if self._files and self._files[-1]["path"] == name:
+            return
         if self._files and self._files[-1]["first_document"] == self.documents:
             self._files.pop()
         self._files.append({"path": name, "first_document": self.documents})
@@ -119,21 +121,25 @@ class TokenShard:
         ends = np.fromfile(index, dtype="<u8").astype(np.int64)
         total, size = int(ends[-1]) if len(ends) else 0, path.stat().st_size
         if index.stat().st_size % 8 or total * 2 != size != total * 4 or (np.diff(ends, prepend=0) < 0).any():
-            raise UniclozeError(f"{path} ({size} bytes) does not fit its index ({total} tokens): prepare the corpus again.")
+            raise UniclozeError(
+                f"{path} is damaged ({size} bytes cannot be the {total} tokens of its index): prepare the corpus again."
+            )
+        width = "<u2" if total * 2 == size else "<u4"
         tokens: npt.NDArray[np.unsignedinteger] = (
-            np.memmap(path, dtype="<u2" if total * 2 == size else "<u4", mode="r") if size else np.zeros(0, dtype=np.uint16)
+            np.memmap(path, dtype=width, mode="r") if size else np.zeros(0, dtype=width)
         )
         starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
-        sizes = None
+        sizes: npt.NDArray[np.int64] | None = None
         if (file := beside(path, ".bytes")).is_file():
-            sizes = np.diff(np.fromfile(file, dtype="<u8").astype(np.int64), prepend=0)
+            bounds = np.concatenate([np.zeros(1, np.int64), np.fromfile(file, dtype="<u8").astype(np.int64)])
+            sizes = bounds[1:] - bounds[:-1]
             if len(sizes) != len(ends):
                 raise UniclozeError(f"{file} does not fit {index}: prepare the corpus again.")
         files: tuple[tuple[str, int], ...] = ((str(path), 0),)
         if (file := beside(path, ".json")).is_file():
             sidecar = json.loads(file.read_text(encoding="utf-8"))
             if sidecar.get("schema") != SCHEMA:
-                raise UniclozeError(f"{file} has schema {sidecar.get('schema')}, not {SCHEMA}: prepare the corpus again.")
+                raise UniclozeError(f"{file} is not of schema {SCHEMA}: prepare the corpus again.")
             files = tuple((entry["path"], entry["first_document"]) for entry in sidecar["files"])
         numbers = np.arange(len(ends), dtype=np.int64)
         if documents is not None:
@@ -168,4 +174,5 @@ class TokenSource:
     def num_bytes(self) -> int | None:
         """Bytes of the text of all documents; None if a shard does not know."""
         sizes = [shard.sizes for shard in self.shards]
-        return None if any(size is None for size in sizes) else sum(int(size.sum()) for size in sizes if size is not None)
+        known = [int(size.sum()) for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None

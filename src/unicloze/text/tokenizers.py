@@ -117,10 +117,10 @@ class Tokenizer:
         if place.is_dir():
             files = [file for file in (place / "tokenizer.json", place / "vocab.txt") if file.is_file()]
             if not files:
-                raise UniclozeError(f"The folder {place} holds no tokenizer.json or vocab.txt: set --tokenizer.path to one.")
+                raise UniclozeError(f"{place} holds no tokenizer.json or vocab.txt: set --tokenizer.path to one.")
             place = files[0]
         if not place.is_file():
-            raise UniclozeError(f"There is no tokenizer at {place}: set --tokenizer.path to a vocab.txt or tokenizer.json.")
+            raise UniclozeError(f"There is no {place}: set --tokenizer.path to a vocab.txt or tokenizer.json.")
         if place.suffix != ".json":
             return cls(_from_vocab_txt(place, lowercase), name=str(place))
         try:
@@ -131,7 +131,7 @@ class Tokenizer:
             raise UniclozeError(f"{place} is no tokenizer.json of the tokenizers library ({error}).") from error
 
     def save(self, folder: Path) -> None:
-        """Writes `tokenizer.json` and the `tokenizer_config.json` with which Transformers' `from_pretrained` reads it."""
+        """Writes `tokenizer.json` and `tokenizer_config.json`, as Transformers' `from_pretrained` reads them."""
         words = {role: self.tokens([getattr(self.vocabulary, role)])[0] for role in _ROLES}
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -226,17 +226,16 @@ def _from_vocab_txt(path: Path, lowercase: bool) -> tokenizers.Tokenizer:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise UniclozeError(f"{path} is not UTF-8 text at byte {error.start}: set --tokenizer.path to a vocab.txt.") from error
+        raise UniclozeError(f"{path} is no UTF-8 at byte {error.start}: give another --tokenizer.path.") from error
     words = [line.removesuffix("\r") for line in lines]
     while words and not words[-1]:
         words.pop()
     vocabulary: dict[str, int] = {}
     for i, word in enumerate(words):
         if vocabulary.setdefault(word, i) != i:
-            raise UniclozeError(f"{path}:{i + 1} repeats the token {word!r} of line {vocabulary[word] + 1}: remove one.")
+            raise UniclozeError(f"{path}:{i + 1} repeats the token {word!r} of line {vocabulary[word] + 1}: drop one.")
     special = [token for names in (*_ROLES.values(), _PSEUDO) for token in names if token in vocabulary]
-    backend = _wordpiece(vocabulary, special, lowercase)
-    return backend
+    return _wordpiece(vocabulary, special, lowercase)
 
 
 def _wordpiece(vocabulary: dict[str, int], special: Sequence[str], lowercase: bool) -> tokenizers.Tokenizer:
@@ -304,4 +303,6 @@ def _alphabet(texts: Iterable[str], normalizer: Any, limit: int) -> list[str]:
 
 def _check_size(settings: TokenizerSettings, least: int) -> None:
     if settings.vocab_size < least:
-        raise UsageError(f"tokenizer.vocab_size is {settings.vocab_size}, too small for this text: set it to {least} or more.")
+        raise UsageError(
+            f"tokenizer.vocab_size is {settings.vocab_size}, too small for this text: give at least {least}."
+        )

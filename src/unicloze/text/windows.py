@@ -32,3 +32,14 @@ class Windows:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def __getitem__(self, rows: slice) -> Windows:
+        return Windows(
+            token_ids=self.token_ids[rows],
+            segment_ids=self.segment_ids[rows],
+            lengths=self.lengths[rows],
+            maskable=self.maskable[rows],
+            keys=self.keys[rows],
+            source=self.source[rows],
+            index=self.index[rows],
+        )

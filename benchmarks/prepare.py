@@ -1,0 +1,139 @@
+"""Cost of `prepare` beside the tokenizer's own: peak memory and the ratio of their times over the same text.
+
+    python benchmarks/prepare.py --corpus PATH... [--megabytes N] [--tokenizer PATH] [--rounds 3] [--out FILE]
+
+Each measurement is a process of its own; the two kinds take turns, and medians are compared. *encode* is the wall time
+inside the tokenizers library alone: its batch encoding of the same documents, in pieces and batches of the size that `prepare`
+gives it; reading and writing are left out. *prepare* is a whole preparation with the same, loaded tokenizer: reading
+twice, hashing, dropping duplicates, holding out, encoding, writing and fsync. *train + prepare* is one more run that
+also trains the tokenizer. Goals: at most 1 GB for 140 MB of text, and a ratio of at most 1.3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+VOCAB_SIZE = 30522
+
+
+def measure_encode(corpus: list[str], tokenizer_path: str) -> dict[str, float]:
+    """Time inside the tokenizers library for all documents of a corpus."""
+    from tokenizers import Tokenizer
+
+    from unicloze.text.pipeline import batches
+    from unicloze.text.readers import read_documents
+
+    tokenizer = Tokenizer.from_file(tokenizer_path)
+    seconds, size = 0.0, 0
+    documents = ((document.path, document.text, False) for path in corpus for document in read_documents(path))
+    for batch in batches(documents):
+        pieces = [piece for _, pieces, _ in batch for piece in pieces]
+        size += sum(len(piece.encode()) for piece in pieces)
+        start = time.perf_counter()
+        tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        seconds += time.perf_counter() - start
+    return {"seconds": seconds, "megabytes": size / 1e6}
+
+
+def measure_prepare(corpus: list[str], tokenizer_path: str | None, out: Path) -> dict[str, float]:
+    """Time and tokens of a whole preparation."""
+    from unicloze.settings import DataSettings, TokenizerSettings
+    from unicloze.text.prepare import prepare_data
+
+    start = time.perf_counter()
+    settings = TokenizerSettings(path=tokenizer_path, vocab_size=VOCAB_SIZE)
+    prepared = prepare_data(DataSettings(corpus=corpus), settings, out, progress=False)
+    return {"seconds": time.perf_counter() - start, "tokens": sum(source.num_tokens for source in prepared.train)}
+
+
+def child(what: str, corpus: list[str], tokenizer: str | None, out: str) -> dict[str, float]:
+    """Runs one measurement in a process of its own."""
+    arguments = [sys.executable, __file__, "--child", what, "--corpus", *corpus, "--out", out]
+    arguments += ["--tokenizer", tokenizer] if tokenizer else []
+    result: dict[str, float] = json.loads(subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    return result
+
+
+def slice_corpus(corpus: list[str], megabytes: float, out: Path) -> list[str]:
+    """The first `megabytes` MB of the text as one .jsonl file."""
+    from unicloze.text.readers import read_documents
+
+    size = 0
+    with out.open("w", encoding="utf-8") as file:
+        for path in corpus:
+            for document in read_documents(path):
+                file.write(json.dumps({"text": document.text}) + "\n")
+                size += len(document.text.encode())
+                if size >= megabytes * 1e6:
+                    return [str(out)]
+    return [str(out)]
+
+
+def main() -> None:
+    """Measures, prints a table and writes JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", nargs="+", required=True)
+    parser.add_argument("--megabytes", type=float, help="use the first so many MB of the text only")
+    parser.add_argument("--tokenizer", help="tokenizer.json; trained in the first run if not given")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", default="prepare.json")
+    parser.add_argument("--child", choices=("encode", "prepare"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        import resource
+
+        if arguments.child == "encode":
+            figures = measure_encode(arguments.corpus, arguments.tokenizer)
+        else:
+            figures = measure_prepare(arguments.corpus, arguments.tokenizer, Path(arguments.out))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(json.dumps({**figures, "peak_megabytes": peak * (1 if sys.platform == "darwin" else 1024) / 1e6}))
+        return
+
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        corpus = arguments.corpus
+        if arguments.megabytes:
+            corpus = slice_corpus(corpus, arguments.megabytes, work / "slice.jsonl")
+        tokenizer, trained = arguments.tokenizer, None
+        if tokenizer is None:
+            trained = child("prepare", corpus, None, str(work / "trained"))
+            tokenizer = str(work / "trained" / "tokenizer.json")
+        encode, prepare = [], []
+        for i in range(arguments.rounds):
+            encode.append(child("encode", corpus, tokenizer, ""))
+            prepare.append(child("prepare", corpus, tokenizer, str(work / f"out-{i}")))
+    report: dict[str, Any] = {
+        "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
+        "corpus": arguments.corpus,
+        "megabytes": encode[0]["megabytes"],
+        "tokens": prepare[0]["tokens"],
+        "encode": encode,
+        "prepare": prepare,
+        "train_and_prepare": trained,
+        "ratio": statistics.median(run["seconds"] for run in prepare)
+        / statistics.median(run["seconds"] for run in encode),
+    }
+    print(f"{report['megabytes']:.1f} MB of text, {report['tokens'] / 1e6:.1f} M tokens")
+    print(f"{'':18}{'seconds':>10}{'MB/s':>8}{'peak MB':>10}")
+    rows = {"encode": encode, "prepare": prepare, "train + prepare": [trained] if trained else []}
+    for name, runs in rows.items():
+        if runs:
+            seconds = statistics.median(run["seconds"] for run in runs)
+            peak = max(run["peak_megabytes"] for run in runs)
+            print(f"{name:18}{seconds:10.1f}{report['megabytes'] / seconds:8.2f}{peak:10.0f}")
+    print(f"prepare / encode = {report['ratio']:.2f}")
+    Path(arguments.out).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""What a prepared folder was made from, and whether it still is that: `lineage.json` and its fingerprint."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from unicloze.errors import UniclozeError
+from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
+from unicloze.text import python_docs
+from unicloze.text.readers import find_files
+from unicloze.text.tokenised import find_shards
+from unicloze.text.tokenizers import Tokenizer
+
+SCHEMA = 1
+"""Version of `lineage.json`."""
+CODE = 1
+"""Version of the rules by which text becomes shards; part of the fingerprint."""
+
+
+def describe_settings(data: DataSettings, tokenizer: TokenizerSettings, seed: int) -> dict[str, Any]:
+    """The settings that decide on the content of a prepared folder, by their dotted names."""
+    if tokenizer.path is not None:
+        described = {"loaded": Tokenizer.load(tokenizer.path, lowercase=tokenizer.lowercase).fingerprint}
+    else:
+        described = {name: value for name, value in dataclasses.asdict(tokenizer).items() if name != "path"}
+    return {
+        "code": CODE,
+        "data.text_field": data.text_field,
+        "data.heldout_share": data.heldout_share,
+        "data.deduplicate": data.deduplicate,
+        "seed": seed,
+        **{f"tokenizer.{name}": value for name, value in described.items()},
+    }
+
+
+def describe_file(file: Path, digest: str) -> dict[str, Any]:
+    """A file's entry: path, size in bytes, time of its last change and hash of its raw bytes."""
+    status = file.stat()
+    return {"path": str(file), "size": status.st_size, "mtime_ns": status.st_mtime_ns, "hash": digest}
+
+
+def corpus_files(corpus: str) -> list[Path]:
+    """The files of one entry of `data.corpus`, be they text or token shards."""
+    return find_shards(corpus) or find_files(corpus)
+
+
+def fingerprint(settings: dict[str, Any], sources: Iterable[dict[str, Any]]) -> str:
+    """Names the settings and the content of the files, wherever they lie."""
+    content = [[file["hash"] for file in source["files"]] for source in sources]
+    return hashlib.sha256(json.dumps([settings, content], sort_keys=True).encode()).hexdigest()
+
+
+def file_hash(file: Path) -> str:
+    """Hash of a file's raw bytes."""
+    with file.open("rb") as raw:
+        return hashlib.file_digest(raw, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def read_lineage(folder: Path) -> dict[str, Any]:
+    """Reads `lineage.json`.
+
+    Raises:
+        UniclozeError: The folder has none, or it is damaged or of another schema.
+    """
+    path = folder / "lineage.json"
+    if not path.is_file():
+        raise UniclozeError(f"{folder} is no prepared corpus, it has no lineage.json: give another or run `prepare`.")
+    try:
+        lineage = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UniclozeError(f"{path} is damaged ({error}): remove the folder and prepare again.") from error
+    if not isinstance(lineage, dict) or lineage.get("schema") != SCHEMA:
+        raise UniclozeError(f"{path} is not of schema {SCHEMA}: remove the folder and prepare again.")
+    return cast(dict[str, Any], lineage)
+
+
+def check_lineage(folder: Path, data: DataSettings, settings: dict[str, Any]) -> None:
+    """Makes sure that a prepared folder was made from this corpus and these settings.
+
+    A file is read again only if its size or the time of its last change differ.
+
+    Raises:
+        UniclozeError: It was not; the message holds both fingerprints and what differs.
+    """
+    lineage = read_lineage(folder)
+    changes = []
+    if len(lineage["sources"]) != len(data.corpus):
+        changes.append(f"data.corpus has {len(data.corpus)} entries instead of {len(lineage['sources'])}")
+    sources = []
+    for position, corpus in enumerate(data.corpus):
+        recorded = lineage["sources"][position]["files"] if position < len(lineage["sources"]) else []
+        files = []
+        known = {file["path"]: file for file in recorded}
+        for path, file in _current_files(corpus):
+            before = known.pop(path, None)
+            if before and _unchanged(before, file):
+                files.append(before)
+                continue
+            files.append({"hash": path if file is None else file_hash(file)})
+            if before is None or before["hash"] != files[-1]["hash"]:
+                changes.append(f"{path} {'is new' if before is None else 'has changed'}")
+        changes += [f"{path} is gone" for path in known]
+        sources.append({"files": files})
+    for name in sorted(settings.keys() | lineage["settings"].keys()):
+        old, new = lineage["settings"].get(name), settings.get(name)
+        if old != new:
+            changes.append(f"{name} is {new} instead of {old}")
+    now = fingerprint(settings, sources)
+    if now != lineage["fingerprint"]:
+        what = "; ".join(changes[:3]) + (f"; and {len(changes) - 3} more" if len(changes) > 3 else "")
+        raise UniclozeError(
+            f"{folder} was prepared with fingerprint {lineage['fingerprint'][:16]}, this corpus and these settings "
+            f"have {now[:16]} ({what or 'the order of the files differs'}): give another --out or remove {folder}."
+        )
+
+
+def _current_files(corpus: str) -> list[tuple[str, Path | None]]:
+    if corpus == PYTHON_DOCS:
+        return [(python_docs.file_name(), None)]
+    return [(str(file), file) for file in corpus_files(corpus)]
+
+
+def _unchanged(before: dict[str, Any], file: Path | None) -> bool:
+    if file is None:  # the built-in corpus: its name holds the versions it is made from
+        return True
+    status = file.stat()
+    return bool((before["size"], before["mtime_ns"]) == (status.st_size, status.st_mtime_ns))

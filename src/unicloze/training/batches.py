@@ -1,0 +1,57 @@
+"""Examples in the order of training: pure functions of (seed, position), made many windows at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from unicloze.example import Examples
+from unicloze.objectives import OBJECTIVES
+from unicloze.settings import ObjectiveSettings, TrainingSettings
+from unicloze.text.sampler import WindowSampler
+from unicloze.text.windows import Windows
+
+WINDOWS_AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The rows of one forward pass and the windows they were made from."""
+
+    examples: Examples
+    windows: Windows
+
+
+def training_steps(
+    sampler: WindowSampler, objective: ObjectiveSettings, training: TrainingSettings, first_step: int
+) -> Iterator[list[MicroBatch]]:
+    """The micro-batches of each step from `first_step` on, without end.
+
+    A share of the micro-batches is masked at the high rate; over the run the share holds exactly.
+    """
+    rows = training.micro_batch_size or training.batch_size
+    per_step = training.batch_size // rows
+    steps_at_once = max(1, WINDOWS_AT_ONCE // training.batch_size)
+    make = OBJECTIVES[objective.name]
+    step = first_step
+    while True:
+        windows = sampler.read(step * training.batch_size, steps_at_once * training.batch_size)
+        numbers = step * per_step + np.arange(steps_at_once * per_step)
+        high = np.floor((numbers + 1) * objective.high_mask_share) > np.floor(numbers * objective.high_mask_share)
+        rates = np.repeat(np.where(high, objective.high_mask_rate, objective.mask_rate), rows)
+        examples = make(windows, sampler.vocabulary, objective, rates)
+        micro_batches = [
+            MicroBatch(examples[first : first + rows], windows[first : first + rows]) for first in range(0, len(examples), rows)
+        ]
+        for first in range(0, len(micro_batches), per_step):
+            yield micro_batches[first : first + per_step]
+        step += steps_at_once
+
+
+def heldout_examples(sampler: WindowSampler, objective: ObjectiveSettings, count: int) -> Examples:
+    """The same held-out examples at every call. Each masked slot shows a mask: random and kept tokens would flatter."""
+    plain = dataclasses.replace(objective, mask_share=1.0, random_share=0.0)
+    return OBJECTIVES[objective.name](sampler.sequential(count), sampler.vocabulary, plain, None)

@@ -1,0 +1,213 @@
+"""The training loop, on one screen: `fit` is what happens, the rest is what it calls."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unicloze.errors import UniclozeError
+from unicloze.example import Examples, collate
+from unicloze.model.dropout import DropoutKey
+from unicloze.model.model import UnifiedModel
+from unicloze.settings import TrainingSettings
+from unicloze.training.batches import MicroBatch
+from unicloze.training.optimizers import schedule_factor, set_learning_rate
+
+
+@dataclass
+class TrainState:
+    """All that changes during a run. The sampler's state is `step` alone.
+
+    Args:
+        model: The weights.
+        optimizers: Their moments.
+        step: Steps done.
+        text_tokens: Tokens of text trained on.
+    """
+
+    model: UnifiedModel
+    optimizers: list[torch.optim.Optimizer]
+    step: int = 0
+    text_tokens: int = 0
+
+
+@dataclass
+class Interruption:
+    """Whether SIGTERM or SIGINT asked the run to stop after the current step."""
+
+    signal: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """What a run does beside learning, each called with the state as it is after a step.
+
+    Args:
+        log: With the loss per target, the gradient's norm and the speed.
+        evaluate: Measure the held-out perplexity.
+        save: Write a checkpoint.
+        describe: Says where the rows of a micro-batch are from.
+    """
+
+    log: Callable[[TrainState, Mapping[str, Any]], None]
+    evaluate: Callable[[TrainState], None]
+    save: Callable[[TrainState], None]
+    describe: Callable[[MicroBatch], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """Where and how to compute."""
+
+    device: torch.device
+    precision: str
+    coefficients: Mapping[str, float] = field(default_factory=dict)
+    fixed_shape: bool = False
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """bf16 autocast, or nothing in fp32."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
+
+
+def fit(
+    state: TrainState, steps: Iterator[list[MicroBatch]], settings: TrainingSettings, compute: Compute, hooks: Hooks
+) -> Interruption:
+    """Train until `settings.steps` or until a signal asks to stop.
+
+    Args:
+        state: Changed in place.
+        steps: The micro-batches of each step, from `state.step` on.
+        settings: Schedule and intervals.
+        compute: Where and how to compute.
+        hooks: What else to do.
+
+    Raises:
+        UniclozeError: The loss or the gradient is not finite; the weights are those of the step before.
+    """
+    with stop_after_step() as interruption:
+        while state.step < settings.steps and not interruption.signal:
+            started, micro_batches = time.perf_counter(), next(steps)
+            losses = accumulate_gradients(state, micro_batches, settings, compute, hooks.describe)
+            norm = clip_gradient(state.model, settings.clip_norm)
+            if not math.isfinite(norm):
+                raise non_finite(f"the norm of the gradient is {norm}", state, micro_batches, hooks.describe)
+            set_learning_rate(state.optimizers, schedule_factor(state.step, settings))
+            for optimizer in state.optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            tokens = sum(int(micro_batch.examples.text_tokens.sum()) for micro_batch in micro_batches)
+            state.step, state.text_tokens = state.step + 1, state.text_tokens + tokens
+            speed = tokens / (time.perf_counter() - started)
+            hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
+            done = state.step == settings.steps
+            if done or (settings.evaluate_every and state.step % settings.evaluate_every == 0):
+                hooks.evaluate(state)
+            if done or interruption.signal or (settings.save_every and state.step % settings.save_every == 0):
+                hooks.save(state)
+    return interruption
+
+
+def accumulate_gradients(
+    state: TrainState,
+    micro_batches: list[MicroBatch],
+    settings: TrainingSettings,
+    compute: Compute,
+    describe: Callable[[MicroBatch], str],
+) -> dict[str, float]:
+    """Backward through every micro-batch, each loss divided by the weight of its target in the whole global batch.
+
+    Returns:
+        Mean loss of each target, in nats a prediction.
+    """
+    weights = total_weights([micro_batch.examples for micro_batch in micro_batches])
+    sums = dict.fromkeys(weights, 0.0)
+    state.model.train()
+    for number, micro_batch in enumerate(micro_batches):
+        batch = collate(micro_batch.examples, device=compute.device, fixed_shape=compute.fixed_shape)
+        with compute.autocast():
+            losses = state.model(batch, DropoutKey(settings.seed, state.step, number))
+        totals: list[Tensor] = [
+            compute.coefficients.get(name, 1.0) * loss.total / weights[name] for name, loss in losses.items()
+        ]
+        torch.stack(totals).sum().backward()  # type: ignore[no-untyped-call]
+        for name, loss in losses.items():
+            value = float(loss.total.detach()) / weights[name]
+            if not math.isfinite(value):
+                where = f"the loss of {name} is {value} in micro-batch {number}"
+                raise non_finite(where, state, [micro_batch], describe)
+            sums[name] += value
+    return sums
+
+
+def total_weights(examples: list[Examples]) -> dict[str, float]:
+    """Weight of each target over a global batch, at least 1 so that an empty one costs nothing."""
+    sums: dict[str, float] = {}
+    for block in examples:
+        for name, target in block.targets.items():
+            sums[name] = sums.get(name, 0.0) + float(target.weights.sum())
+    return {name: total or 1.0 for name, total in sums.items()}
+
+
+def clip_gradient(model: UnifiedModel, largest: float) -> float:
+    """Norm of the gradient before it is scaled down to `largest`; 0 leaves it as it is."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if largest > 0:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), largest, norm)
+    return float(norm)
+
+
+def evaluate(model: UnifiedModel, examples: Examples, compute: Compute, rows: int) -> dict[str, tuple[float, float]]:
+    """Sum of the losses in nats, and number of predictions, of each target over a block of examples."""
+    sums: dict[str, tuple[float, float]] = dict.fromkeys(examples.targets, (0.0, 0.0))
+    model.eval()
+    with torch.no_grad():
+        for block in examples.split(rows):
+            with compute.autocast():
+                losses = model(collate(block, device=compute.device, fixed_shape=compute.fixed_shape))
+            for name, loss in losses.items():
+                total, weight = sums[name]
+                sums[name] = total + float(loss.total), weight + float(loss.weight)
+    return sums
+
+
+@contextmanager
+def stop_after_step() -> Iterator[Interruption]:
+    """Turn SIGTERM and SIGINT into a wish that the loop grants after its current step; a second Ctrl-C stops at once."""
+    interruption = Interruption()
+
+    def note(number: int, _frame: Any) -> None:
+        interruption.signal = number
+        signal.signal(number, before[number])
+
+    before: dict[int, Any] = {}
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, note)
+    except ValueError:  # signals reach the main thread only
+        before.clear()
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def non_finite(
+    what: str, state: TrainState, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]
+) -> UniclozeError:
+    """The error for a loss or gradient that is not a number."""
+    places = "; ".join(describe(micro_batch) for micro_batch in micro_batches[:2])
+    return UniclozeError(
+        f"stopped before the update of step {state.step + 1}: {what}; its rows are from {places}. "
+        f"The weights of step {state.step} are untouched: try a lower training.learning_rate, a longer warm-up or "
+        "training.clip_norm 1.0"
+    )

@@ -1,0 +1,365 @@
+"""A run: a recipe and a directory, from text to a trained model; interrupted anywhere, it goes on where it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import platform
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from unicloze import __version__, keyed
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.model.model import UnifiedModel, perplexity
+from unicloze.recipes import load_recipe, save_recipe
+from unicloze.settings import Recipe
+from unicloze.text.prepare import Prepared, open_or_prepare
+from unicloze.text.sampler import WindowSampler
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.batches import MicroBatch, heldout_examples, training_steps
+from unicloze.training.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest, save_checkpoint
+from unicloze.training.ledger import Ledger
+from unicloze.training.lock import RunLock
+from unicloze.training.loop import Compute, Hooks, TrainState, evaluate, fit
+from unicloze.training.optimizers import build_optimizers, schedule_factor
+from unicloze.training.precision import choose_device, choose_precision
+from unicloze.training.samples import heldout_samples
+
+FREE_TO_CHANGE = {
+    "name",
+    "training.steps",
+    "training.device",
+    "training.compile",
+    "training.log_every",
+    "training.save_every",
+    "training.evaluate_every",
+    "training.evaluate_windows",
+    "training.keep_checkpoints",
+}
+"""Settings a run may be continued with another value of; any other would make it a different run."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What became of a run.
+
+    Args:
+        out: Its directory.
+        step: Steps done.
+        stopped_by: The signal that stopped it early, 0 if it came to its end.
+        perplexity: Held-out perplexity of each target at the last evaluation of this process.
+    """
+
+    out: Path
+    step: int
+    stopped_by: int
+    perplexity: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A trained model ready for use.
+
+    Args:
+        model: In evaluation mode, float32, on the CPU.
+        tokenizer: Its tokenizer.
+        recipe: What it was trained with.
+        path: The checkpoint it was read from.
+        step: Steps it was trained for.
+    """
+
+    model: UnifiedModel
+    tokenizer: Tokenizer
+    recipe: Recipe
+    path: Path
+    step: int
+
+
+def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True) -> RunResult:
+    """Pre-train as a recipe says, or go on with the run that is in the directory.
+
+    Args:
+        recipe: All settings.
+        out: The run's directory; nothing is written outside it.
+        progress: Show progress on stderr.
+
+    Raises:
+        UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
+        UsageError: The directory holds a run with other settings.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with RunLock(out):
+        recipe = _with_former_settings(recipe, out)
+        prepared = open_or_prepare(recipe.data, recipe.tokenizer, out / "data", progress=progress, seed=recipe.training.seed)
+        prepared.tokenizer.save(out)
+        save_recipe(recipe, out / "recipe.yaml")
+        with _Run(recipe, out, prepared, progress) as run:
+            return run.train()
+
+
+def _with_former_settings(recipe: Recipe, out: Path) -> Recipe:
+    """The recipe with `auto` resolved as the run in this directory did, if it holds one.
+
+    Raises:
+        UsageError: That run's settings differ where they must not.
+    """
+    former_path = out / "recipe.yaml"
+    if not former_path.is_file() or not list_checkpoints(out / "checkpoints"):
+        device = choose_device(recipe.training)
+        precision: Any = choose_precision(recipe.training, device)
+        return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
+    former = load_recipe(former_path)
+    if recipe.training.precision == "auto":
+        training = dataclasses.replace(recipe.training, precision=former.training.precision)
+        recipe = dataclasses.replace(recipe, training=training)
+    old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
+    changed = [key for key in new if old.get(key) != new[key] and key not in FREE_TO_CHANGE]
+    changed = [key for key in changed if not key.startswith(("provenance.", "data.prepared"))]
+    if changed:
+        first = changed[0]
+        others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise UsageError(
+            f"{out} holds a run with {first} {old.get(first)}, this one asks for {new[first]}{others}: give the new run "
+            f"another --out, or continue the old one with unicloze pretrain --out {out}"
+        )
+    return recipe
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and key != "coefficients":
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+class _Run:
+    """One process's work on a run directory it has locked."""
+
+    def __init__(self, recipe: Recipe, out: Path, prepared: Prepared, progress: bool) -> None:
+        self.recipe, self.out, self.prepared, self.progress = recipe, out, prepared, progress
+        training = recipe.training
+        device = choose_device(training)
+        self.compute = Compute(
+            device=device,
+            precision=training.precision,
+            coefficients=recipe.objective.coefficients,
+            fixed_shape=training.compile or device.type == "cuda",
+        )
+        self.sampler = self._sampler(prepared.train, recipe.data.weights)
+        heldout = self._sampler(prepared.heldout, None) if prepared.heldout else self.sampler
+        self.heldout = heldout
+        self.heldout_examples = heldout_examples(heldout, recipe.objective, training.evaluate_windows)
+        self.state = self._initial_state()
+        self.perplexity: dict[str, float] = {}
+        self.started = time.perf_counter()
+
+    def _sampler(self, sources: Any, weights: list[float] | None) -> WindowSampler:
+        data = self.recipe.data
+        return WindowSampler(
+            sources,
+            window=data.window,
+            segments=data.segments,
+            vocabulary=self.prepared.tokenizer.vocabulary,
+            seed=self.recipe.training.seed,
+            weights=weights,
+        )
+
+    def _initial_state(self) -> TrainState:
+        vocabulary = self.prepared.tokenizer.vocabulary
+        model = build_model(self.recipe, vocabulary.size).to(self.compute.device)
+        return TrainState(model=model, optimizers=build_optimizers(model, self.recipe.training))
+
+    def __enter__(self) -> _Run:
+        self.ledger = Ledger(self.out / "ledger.jsonl")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self.ledger.write("failed", step=self.state.step, message=str(error) or type(error).__name__)
+        self.ledger.close()
+
+    def train(self) -> RunResult:
+        """Resume, train, save."""
+        training = self.recipe.training
+        checkpoint = load_newest(self.out / "checkpoints")
+        if checkpoint is not None:
+            self._resume(checkpoint)
+        self._write_start(checkpoint)
+        if self.state.step >= training.steps:
+            note = f"{self.out} is trained to step {self.state.step}; raise --training.steps to train on"
+            warnings.warn(note, stacklevel=2)
+            return RunResult(self.out, self.state.step, 0, self.perplexity)
+        if self.state.step == 0:
+            self._write_samples()
+        model = self.state.model
+        if training.compile:
+            model.backbone.compile()
+        steps = training_steps(self.sampler, self.recipe.objective, training, self.state.step)
+        hooks = Hooks(log=self._log, evaluate=self._evaluate, save=self._save, describe=self._describe)
+        with tqdm(
+            total=training.steps, initial=self.state.step, unit="step", disable=not self.progress, dynamic_ncols=True
+        ) as self.bar:
+            interruption = fit(self.state, steps, training, self.compute, hooks)
+        if interruption.signal:
+            self.ledger.write("stop", step=self.state.step, signal=interruption.signal)
+        else:
+            self._write_samples()
+            self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1))
+        return RunResult(self.out, self.state.step, interruption.signal, self.perplexity)
+
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.state["fingerprint"] != self.prepared.fingerprint:
+            raise UniclozeError(
+                f"{checkpoint.path} was trained on data with fingerprint {checkpoint.state['fingerprint'][:16]}, the data "
+                f"now has {self.prepared.fingerprint[:16]}: give the run its old corpus back or start another --out"
+            )
+        fit_weights(self.state.model, checkpoint)
+        for optimizer, state in zip(self.state.optimizers, checkpoint.optimizers, strict=True):
+            optimizer.load_state_dict(state)
+        self.state.step, self.state.text_tokens = checkpoint.state["step"], checkpoint.state["text_tokens"]
+
+    def _write_start(self, checkpoint: Checkpoint | None) -> None:
+        self.ledger.write(
+            "start",
+            step=self.state.step,
+            recipe=self.recipe.to_dict(),
+            lineage=self.prepared.lineage,
+            parameters=self.state.model.num_parameters(),
+            device=_device_name(self.compute.device),
+            precision=self.compute.precision,
+            threads=torch.get_num_threads(),
+            versions={"unicloze": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            resumed_from=None if checkpoint is None else checkpoint.path.name,
+        )
+
+    def _write_samples(self) -> None:
+        samples = heldout_samples(self.state.model, self.heldout, self.prepared.tokenizer, self.recipe.objective, self.compute)
+        self.ledger.write("samples", step=self.state.step, samples=samples)
+
+    def _log(self, state: TrainState, measures: Mapping[str, Any]) -> None:
+        training = self.recipe.training
+        self.bar.update()
+        if state.step % training.log_every and state.step != training.steps:
+            return
+        losses = {name: round(value, 4) for name, value in measures["loss"].items()}
+        speed = measures["text_tokens_per_second"]
+        self.bar.set_postfix_str(", ".join([*(f"{n} {v:.2f}" for n, v in losses.items()), f"{speed:,.0f} text tokens/s"]))
+        self.ledger.write(
+            "step",
+            step=state.step,
+            loss=losses,
+            gradient_norm=round(measures["gradient_norm"], 4),
+            learning_rate=training.learning_rate * schedule_factor(state.step - 1, training),
+            text_tokens=state.text_tokens,
+            text_tokens_per_second=round(speed, 1),
+        )
+
+    def _evaluate(self, state: TrainState) -> None:
+        training = self.recipe.training
+        rows = training.micro_batch_size or training.batch_size
+        sums = evaluate(state.model, self.heldout_examples, self.compute, rows)
+        means = {name: total / max(weight, 1.0) for name, (total, weight) in sums.items()}
+        self.perplexity = {name: perplexity(*measured) for name, measured in sums.items()}
+        tokens_per_byte = _tokens_per_byte(self.prepared)
+        self.ledger.write(
+            "evaluate",
+            step=state.step,
+            loss=means,
+            perplexity=self.perplexity,
+            bits_per_byte={name: mean / math.log(2) * tokens_per_byte for name, mean in means.items()},
+            predictions={name: weight for name, (_, weight) in sums.items()},
+            window=self.recipe.data.window,
+            windows=len(self.heldout_examples),
+        )
+        shown = ", ".join(f"{name} {value:,.1f}" for name, value in self.perplexity.items())
+        if self.progress:
+            tqdm.write(f"step {state.step}: held-out perplexity {shown} (window {self.recipe.data.window})")
+
+    def _save(self, state: TrainState) -> None:
+        path = save_checkpoint(
+            self.out / "checkpoints",
+            step=state.step,
+            model=state.model.state_dict(),
+            optimizers=state.optimizers,
+            state={
+                "text_tokens": state.text_tokens,
+                "fingerprint": self.prepared.fingerprint,
+                "vocab_size": state.model.vocab_size,
+                "max_positions": state.model.max_positions,
+            },
+            files=[self.out / name for name in ("recipe.yaml", "tokenizer.json", "tokenizer_config.json")],
+            keep=self.recipe.training.keep_checkpoints,
+        )
+        self.ledger.write("save", step=state.step, checkpoint=path.name)
+
+    def _describe(self, micro_batch: MicroBatch) -> str:
+        windows = micro_batch.windows
+        return str(self.sampler.name(int(windows.source[0]), int(windows.index[0]))) + f" and {len(windows) - 1} more windows"
+
+
+def build_model(recipe: Recipe, vocab_size: int) -> UnifiedModel:
+    """The model a recipe describes, with its initial weights."""
+    model = UnifiedModel(recipe.model, vocab_size=vocab_size, max_positions=recipe.model.max_positions or recipe.data.window)
+    model.initialize(int(keyed.key(recipe.training.seed)[0] >> 1))
+    return model
+
+
+def fit_weights(model: UnifiedModel, checkpoint: Checkpoint) -> None:
+    """Copy a checkpoint's weights into a model.
+
+    Raises:
+        UniclozeError: Names or shapes differ; the message names the first difference.
+    """
+    own = model.state_dict()
+    for name in sorted(own.keys() | checkpoint.model.keys()):
+        ours, theirs = own.get(name), checkpoint.model.get(name)
+        if ours is None or theirs is None or ours.shape != theirs.shape:
+            shapes = ["missing" if t is None else "x".join(map(str, t.shape)) for t in (ours, theirs)]
+            hint = " (the tokenizer's vocabulary is not the one it was trained with)" if "tokens" in name else ""
+            raise UniclozeError(
+                f"{checkpoint.path} does not fit the recipe: {name} is {shapes[1]} there and {shapes[0]} here{hint}; use the "
+                "recipe and tokenizer it was trained with"
+            )
+    model.load_state_dict(checkpoint.model)
+
+
+def load_model(path: str | Path) -> LoadedModel:
+    """A trained model from a run directory, its checkpoints folder, or one checkpoint.
+
+    Raises:
+        UniclozeError: There is no whole checkpoint, or its parts do not fit each other.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise UniclozeError(f"there is no model at {place}: give the --out of a pretrain run")
+    folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
+    checkpoint = load_checkpoint(place, weights_only=True) if (place / "manifest.json").is_file() else load_newest(folder)
+    if checkpoint is None:
+        raise UniclozeError(f"{place} holds no checkpoint yet: give the --out of a pretrain run that has saved one")
+    recipe = load_recipe(checkpoint.path / "recipe.yaml")
+    tokenizer = Tokenizer.load(checkpoint.path / "tokenizer.json")
+    model = build_model(recipe, tokenizer.vocabulary.size)
+    fit_weights(model, checkpoint)
+    return LoadedModel(model.eval(), tokenizer, recipe, checkpoint.path, checkpoint.state["step"])
+
+
+def _tokens_per_byte(prepared: Prepared) -> float:
+    """Text tokens in a byte of the held-out text (of the training text where nothing is held out)."""
+    part = "heldout" if prepared.heldout else "train"
+    entries = [source[part] for source in prepared.lineage["sources"]]
+    return sum(entry["tokens"] for entry in entries) / max(1, sum(entry["bytes"] for entry in entries))
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"

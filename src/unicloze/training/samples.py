@@ -1,0 +1,55 @@
+"""What the model fills into held-out text, for people to look at."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from unicloze.example import collate
+from unicloze.model.model import UnifiedModel
+from unicloze.objectives import OBJECTIVES
+from unicloze.settings import ObjectiveSettings
+from unicloze.text.sampler import WindowSampler
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.loop import Compute
+
+SAMPLES = 6
+
+
+def heldout_samples(
+    model: UnifiedModel, sampler: WindowSampler, tokenizer: Tokenizer, objective: ObjectiveSettings, compute: Compute
+) -> list[dict[str, Any]]:
+    """The most likely token at each masked position of a few held-out windows, beside the truth, by target.
+
+    Returns:
+        For each window its document, its tokens with the masks, and for each masked position the step it is predicted in,
+        the truth and each target's prediction.
+    """
+    windows = sampler.sequential(SAMPLES)
+    plain = dataclasses.replace(objective, mask_share=1.0, random_share=0.0)
+    examples = OBJECTIVES[objective.name](windows, sampler.vocabulary, plain, None)
+    batch = collate(examples, device=compute.device)
+    model.eval()
+    with torch.no_grad(), compute.autocast():
+        best = {name: logits.argmax(-1).cpu().numpy() for name, logits in model.logits(batch).items()}
+    samples = []
+    for row in range(len(examples)):
+        masked: dict[int, dict[str, Any]] = {}
+        for name, target in examples.targets.items():
+            for j in range(int((target.weights[row] > 0).sum())):
+                slot = target.slots[row, j]
+                position = int(examples.position_ids[row, slot])
+                place = masked.setdefault(position, {"position": position, "step": int(examples.steps[row, slot])})
+                place["truth"] = tokenizer.tokens([target.labels[row, j]])[0]
+                place[name] = tokenizer.tokens([best[name][row, j]])[0]
+        shown = windows.token_ids[row, : windows.lengths[row]].copy()
+        shown[list(masked)] = sampler.vocabulary.mask
+        name = sampler.name(int(windows.source[row]), int(windows.index[row]))
+        samples.append({"document": str(name), "tokens": tokenizer.tokens(shown), "masked": sorted(masked.values(), key=_place)})
+    return samples
+
+
+def _place(masked: dict[str, Any]) -> int:
+    return int(masked["position"])
