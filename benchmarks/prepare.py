@@ -3,10 +3,10 @@
     python benchmarks/prepare.py --corpus PATH... [--megabytes N] [--tokenizer PATH] [--rounds 3] [--out FILE]
 
 Each measurement is a process of its own; the two kinds take turns, and medians are compared. *encode* is the wall time
-inside the tokenizers library alone: its batch encoding of the same documents, in pieces and batches of the size that `prepare`
-gives it; reading and writing are left out. *prepare* is a whole preparation with the same, loaded tokenizer: reading
-twice, hashing, dropping duplicates, holding out, encoding, writing and fsync. *train + prepare* is one more run that
-also trains the tokenizer. Goals: at most 1 GB for 140 MB of text, and a ratio of at most 1.3.
+inside the tokenizers library alone: its batch encoding of the same documents, in pieces and batches of the size that
+`prepare` gives it; reading and writing are left out. *prepare* is a whole preparation with the same, loaded tokenizer:
+reading twice, hashing, dropping duplicates, holding out, encoding, writing and fsync. *train + prepare* is one more run
+that also trains the tokenizer. Goals: at most 1 GB for 140 MB of text, and a ratio of at most 1.3.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def main() -> None:
             figures = measure_encode(arguments.corpus, arguments.tokenizer)
         else:
             figures = measure_prepare(arguments.corpus, arguments.tokenizer, Path(arguments.out))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print(json.dumps({**figures, "peak_megabytes": peak * (1 if sys.platform == "darwin" else 1024) / 1e6}))
+        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(json.dumps({**figures, "peak_megabytes": kilobytes * (1 if sys.platform == "darwin" else 1024) / 1e6}))
         return
 
     with tempfile.TemporaryDirectory() as folder:

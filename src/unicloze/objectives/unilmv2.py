@@ -2,7 +2,7 @@
 
 A row is C, O, P: the context with each masked position corrupted, the original masked tokens by factorization step, and
 their pseudo masks by step. O and P carry the position and segment of the token they stand for. `ae` is predicted at the
-masked slots of C, `par` (`ar` if every step is one token) at P.
+masked slots of C, `par` at P; with steps of one token PAR is AR.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def lay_out(
             segment_ids[row, slot] = windows.segment_ids[row, position]
             kinds[row, slot] = kind
             slot_steps[row, slot] = masked.step
-        targets[stepwise_target(settings)] = _target(masked, pseudo, original_ids, rows, most)
+        targets["par"] = _target(masked, pseudo, original_ids, rows, most)
         starts, ends = masked.step_bounds()
         intervals = visibility.pseudo_masked_rows(context, row, starts, ends, capacity=capacity)
     else:
@@ -163,12 +163,6 @@ def lay_out(
         text_tokens=windows.lengths,
         targets=targets,
     )
-
-
-def stepwise_target(settings: ObjectiveSettings) -> str:
-    """Name of the target predicted at the pseudo masks: `ar` if every step is one token, else `par`."""
-    one_by_one = settings.factorization == "token" or settings.max_span == 1 or settings.masking == "token"
-    return "ar" if one_by_one else "par"
 
 
 def _corrupt(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SUFFIXES = ".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"
 """Endings of the files that are read; a folder's other files are left alone."""
 LONGEST_DOCUMENT = 64 * 2**20
-"""Bytes after which a .txt document is cut at the next white space, so that a file without blank lines can be read."""
+"""Most bytes of a .txt document. A longer one is cut at a line's end, else at a space: memory must not grow with it."""
 _BLOCK = 2**20
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
@@ -205,8 +205,8 @@ def _read_text(file: Path, stream: BinaryIO, tally: Tally) -> Iterator[Document]
         # A blank line may be cut by the end of the block.
         searched = max(0, len(pending.rstrip(b" \t\r\n")) - 1)
         while len(pending) > LONGEST_DOCUMENT:
-            cut = max(pending.rfind(b"\n", 0, LONGEST_DOCUMENT), pending.rfind(b" ", 0, LONGEST_DOCUMENT)) + 1
-            cut = cut or LONGEST_DOCUMENT
+            line_end = pending.rfind(b"\n", LONGEST_DOCUMENT // 2, LONGEST_DOCUMENT)
+            cut = (line_end if line_end > 0 else pending.rfind(b" ", 0, LONGEST_DOCUMENT)) + 1 or LONGEST_DOCUMENT
             yield from _document(_text(bytes(pending[:cut]), f"{file}:{line}", tally), file, line, tally)
             line += pending.count(b"\n", 0, cut)
             del pending[:cut]

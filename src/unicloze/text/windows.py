@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from unicloze import keyed
+from unicloze.text.tokenizers import Vocabulary
+
+SPLIT_STREAM = 101
+"""Stream of the draws that split a piece of text in two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,3 +50,51 @@ class Windows:
             source=self.source[rows],
             index=self.index[rows],
         )
+
+
+def split_segments(
+    pieces: Sequence[npt.NDArray[np.integer]], keys: keyed.Bits
+) -> list[list[npt.NDArray[np.integer]]]:
+    """Each piece as S1 and S2, cut where the sampler cuts a piece of that length and key: uniform, none empty.
+
+    Args:
+        pieces: Token ids of at least two tokens each.
+        keys: Key of each piece's draws. *Shape:* (pieces,)
+    """
+    sizes = np.array([len(piece) for piece in pieces], dtype=np.int64)
+    cuts = keyed.below(keyed.bits(keys, SPLIT_STREAM, np.zeros(1, np.int64)), sizes - 1) + 1
+    return [[piece[:cut], piece[cut:]] for piece, cut in zip(pieces, cuts.tolist(), strict=True)]
+
+
+def windows_of(
+    rows: Sequence[Sequence[npt.NDArray[np.integer]]], vocabulary: Vocabulary, *, keys: keyed.Bits
+) -> Windows:
+    """Windows of given text instead of a corpus, as long as the longest of them.
+
+    Args:
+        rows: The segments of each window, token ids without special tokens.
+        vocabulary: Ids of the special tokens.
+        keys: Key of each row's draws. *Shape:* (rows,)
+    """
+    lengths = np.array([1 + sum(len(segment) + 1 for segment in row) for row in rows], dtype=np.int32)
+    shape = len(rows), int(lengths.max(initial=1))
+    token_ids = np.full(shape, vocabulary.pad, dtype=np.int32)
+    segment_ids = np.zeros(shape, dtype=np.int32)
+    token_ids[:, 0] = vocabulary.sos
+    for number, row in enumerate(rows):
+        start = 1
+        for segment, ids in enumerate(row):
+            end = start + len(ids)
+            token_ids[number, start:end] = ids
+            token_ids[number, end] = vocabulary.eos
+            segment_ids[number, start : end + 1] = segment
+            start = end + 1
+    return Windows(
+        token_ids=token_ids,
+        segment_ids=segment_ids,
+        lengths=lengths,
+        maskable=~np.isin(token_ids, vocabulary.special),
+        keys=keys,
+        source=np.zeros(len(rows), dtype=np.int32),
+        index=np.arange(len(rows), dtype=np.int64),
+    )

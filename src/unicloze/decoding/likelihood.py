@@ -1,0 +1,187 @@
+"""How likely a text is: by the chain rule of single-token steps, and by masking each token alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from unicloze.decoding.texts import Piece, by_length, cut, one_segment, open_model
+from unicloze.example import Examples, collate
+from unicloze.model.heads import cross_entropy
+from unicloze.model.model import UnifiedModel, perplexity
+from unicloze.objectives.unilmv2 import lay_out
+from unicloze.settings import ObjectiveSettings
+
+if TYPE_CHECKING:
+    from unicloze.training.run import LoadedModel
+
+Logs = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextScore:
+    """How likely a text is. Logarithms are natural; what the model was not trained for is None.
+
+    Args:
+        text: The text.
+        tokens: Its tokens, as the vocabulary spells them.
+        chain_log_likelihood: log p(text | its number of tokens): the sum of log p(token | the tokens left of it), with
+            a mask at every position of the context (equation 4 with steps of one token, left to right).
+        chain_per_token: Its terms; None for a token the model never predicts, such as [UNK].
+        chain_perplexity: exp of minus their mean.
+        bits_per_byte: -`chain_log_likelihood` in bits, over the bytes of the text in UTF-8.
+        pseudo_log_likelihood: Sum of log p(token | all other tokens), each token masked alone (AE).
+        pseudo_per_token: Its terms; None for a token the model never predicts.
+        pseudo_perplexity: exp of minus their mean.
+        windows: Number of windows the text was cut into; each is scored by itself and the scores are added.
+        note: What to bear in mind about these numbers, if anything.
+    """
+
+    text: str
+    tokens: list[str]
+    chain_log_likelihood: float | None
+    chain_per_token: list[float | None] | None
+    chain_perplexity: float | None
+    bits_per_byte: float | None
+    pseudo_log_likelihood: float | None
+    pseudo_per_token: list[float | None] | None
+    pseudo_perplexity: float | None
+    windows: int
+    note: str | None
+
+
+def score(model: str | Path | LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> list[TextScore]:
+    """Score texts: one forward pass for the chain rule of a window, one row of a batch for each token masked alone.
+
+    A text's score depends neither on the other texts nor on `batch_size`, up to rounding. Tokens the model never predicts
+    ([UNK]) stay in view and are not scored. Texts longer than the model reads at once are cut into consecutive windows.
+
+    Args:
+        model: A run directory, a checkpoint or a loaded model.
+        texts: The texts; names of special tokens in them are plain text.
+        batch_size: Most rows of one forward pass.
+
+    Raises:
+        UsageError: A text is blank, or `batch_size` is below 1.
+    """
+    loaded = open_model(model)
+    tokens, pieces = cut(loaded, texts)
+    targets = loaded.recipe.objective.targets
+    chain = _by_text(tokens, pieces, _chain(loaded, pieces, batch_size)) if "par" in targets else [None] * len(tokens)
+    pseudo = _by_text(tokens, pieces, _pseudo(loaded, pieces, batch_size)) if "ae" in targets else [None] * len(tokens)
+    windows = np.bincount([piece.text for piece in pieces], minlength=len(tokens))
+    return [
+        _text_score(loaded, text, ids, chain[i], pseudo[i], int(windows[i]))
+        for i, (text, ids) in enumerate(zip(texts, tokens, strict=True))
+    ]
+
+
+def _chain(loaded: LoadedModel, pieces: Sequence[Piece], batch_size: int) -> list[Logs]:
+    """log p of each token of each piece given those left of it, all in one forward pass; nan where it is not scored."""
+    vocabulary = loaded.tokenizer.vocabulary
+    settings = _only("par", loaded.recipe.objective)
+    result = [np.full(len(piece), np.nan) for piece in pieces]
+    for block in by_length([len(piece) for piece in pieces], batch_size, slots_per_token=3):
+        windows = one_segment([pieces[i].tokens for i in block], vocabulary)
+        in_turn = np.cumsum(windows.maskable, axis=1, dtype=np.int32) - 1
+        steps = np.where(windows.maskable, in_turn, np.int32(-1)).astype(np.int32)
+        logs = _log_probabilities(loaded.model, lay_out(windows, steps, vocabulary, settings, rate=0.0))
+        for row, i in enumerate(block):
+            scored = windows.maskable[row, 1 : len(pieces[i]) + 1]
+            result[i][scored] = logs[row, : scored.sum()]
+    return result
+
+
+def _pseudo(loaded: LoadedModel, pieces: Sequence[Piece], batch_size: int) -> list[Logs]:
+    """log p of each token of each piece given all others of the piece; nan where it is not scored."""
+    vocabulary = loaded.tokenizer.vocabulary
+    settings = _only("ae", loaded.recipe.objective)
+    result = [np.full(len(piece), np.nan) for piece in pieces]
+    scored = [np.flatnonzero(~np.isin(piece.tokens, vocabulary.special)) for piece in pieces]
+    which = [(i, int(place)) for i, places in enumerate(scored) for place in places]
+    for block in by_length([len(pieces[i]) for i, _ in which], batch_size):
+        rows = [which[number] for number in block]
+        windows = one_segment([pieces[i].tokens for i, _ in rows], vocabulary)
+        steps = np.full(windows.token_ids.shape, -1, dtype=np.int32)
+        steps[np.arange(len(rows)), [place + 1 for _, place in rows]] = 0
+        logs = _log_probabilities(loaded.model, lay_out(windows, steps, vocabulary, settings, rate=0.0))
+        for row, (i, place) in enumerate(rows):
+            result[i][place] = logs[row, 0]
+    return result
+
+
+def _only(target: Literal["ae", "par"], objective: ObjectiveSettings) -> ObjectiveSettings:
+    """The objective with one target, and a mask wherever something is masked."""
+    return dataclasses.replace(objective, targets=[target], mask_share=1.0, random_share=0.0)
+
+
+@torch.inference_mode()
+def _log_probabilities(model: UnifiedModel, examples: Examples) -> Logs:
+    """log p of the label of each prediction of the only target. *Shape:* (rows, predictions)"""
+    batch = collate(examples, device=next(model.parameters()).device)
+    ((name, logits),) = model.logits(batch).items()
+    labels = batch.targets[name].labels
+    losses = cross_entropy(logits.flatten(0, 1), labels.flatten()).unflatten(0, labels.shape)
+    return -losses.double().cpu().numpy()
+
+
+def _by_text(tokens: Sequence[npt.NDArray[np.int32]], pieces: Sequence[Piece], logs: Sequence[Logs]) -> list[Logs | None]:
+    result: list[Logs | None] = []
+    for i in range(len(tokens)):
+        result.append(np.concatenate([part for piece, part in zip(pieces, logs, strict=True) if piece.text == i]))
+    return result
+
+
+def _text_score(
+    loaded: LoadedModel, text: str, ids: npt.NDArray[np.int32], chain: Logs | None, pseudo: Logs | None, windows: int
+) -> TextScore:
+    chain_total, chain_terms, chain_perplexity = _summary(chain)
+    pseudo_total, pseudo_terms, pseudo_perplexity = _summary(pseudo)
+    unscored = int(np.isin(ids, loaded.tokenizer.vocabulary.special).sum())
+    return TextScore(
+        text=text,
+        tokens=loaded.tokenizer.tokens(ids),
+        chain_log_likelihood=chain_total,
+        chain_per_token=chain_terms,
+        chain_perplexity=chain_perplexity,
+        bits_per_byte=None if chain_total is None else -chain_total / math.log(2) / len(text.encode("utf-8")),
+        pseudo_log_likelihood=pseudo_total,
+        pseudo_per_token=pseudo_terms,
+        pseudo_perplexity=pseudo_perplexity,
+        windows=windows,
+        note=_note(loaded.recipe.objective, chain is not None, unscored, windows),
+    )
+
+
+def _summary(logs: Logs | None) -> tuple[float | None, list[float | None] | None, float | None]:
+    """Sum, terms and perplexity; no sum where no token could be scored."""
+    if logs is None:
+        return None, None, None
+    terms = [None if math.isnan(term) else term for term in logs.tolist()]
+    scored = int(np.isfinite(logs).sum())
+    if not scored:
+        return None, terms, None
+    total = float(np.nansum(logs))
+    return total, terms, perplexity(-total, scored)
+
+
+def _note(objective: ObjectiveSettings, chain: bool, unscored: int, windows: int) -> str | None:
+    notes = []
+    if chain and objective.high_mask_share == 0 and objective.mask_rate < 0.5:
+        notes.append(
+            f"the chain rule masks the whole text and this model was trained at a mask rate of {objective.mask_rate:.0%} only "
+            "(objective.high_mask_share is 0): its first tokens are predicted from far less than the model is used to"
+        )
+    if unscored:
+        notes.append(f"{unscored} tokens that the vocabulary cannot spell are not scored")
+    if windows > 1:
+        notes.append(f"the text was cut into {windows} windows, each scored by itself")
+    return "; ".join(notes) or None

@@ -1,0 +1,166 @@
+"""What `fill`, `score` and `embed` share: the model, and texts as windows it can read."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze.errors import UsageError
+from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.windows import Windows
+
+if TYPE_CHECKING:
+    from unicloze.training.run import LoadedModel
+
+Ints = npt.NDArray[np.int32]
+
+SPECIALS_OF_A_WINDOW = 2
+"""[SOS] and [EOS]."""
+
+_PAIRS_AT_ONCE = 1 << 21
+"""Pairs of a query and a key in one forward pass: a relative position bias takes about 400 bytes for each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """As much of a text as the model reads at once.
+
+    Args:
+        text: Number of the text.
+        first: Number of the piece's first token within the text.
+        tokens: Without [SOS] and [EOS]. *Shape:* (tokens,)
+    """
+
+    text: int
+    first: int
+    tokens: Ints
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def open_model(model: str | Path | LoadedModel) -> LoadedModel:
+    """The model itself, loaded if a path is given.
+
+    Raises:
+        UniclozeError: There is no whole checkpoint at the path.
+    """
+    if isinstance(model, str | Path):
+        from unicloze.training.run import load_model
+
+        return load_model(model)
+    return model
+
+
+def longest_text(model: LoadedModel) -> int:
+    """Tokens of text the model reads at once: no more positions than it was trained on, less the special tokens."""
+    return min(model.model.max_positions, model.recipe.data.window) - SPECIALS_OF_A_WINDOW
+
+
+def check_text(text: str, name: str) -> None:
+    """Refuse what is no text.
+
+    Args:
+        text: The text.
+        name: What to call it in the message.
+
+    Raises:
+        UsageError: It is blank, or holds bytes that were no valid Unicode.
+    """
+    if not text.strip():
+        raise UsageError(f"{name} is empty: give it at least one word")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{name} is no valid Unicode at character {error.start}: give it in UTF-8") from error
+
+
+def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Ints], list[Piece]]:
+    """Tokens of each text, and the pieces that cover them without overlap; names of special tokens are plain text.
+
+    Warns once if a text is longer than the model reads at once.
+
+    Raises:
+        UsageError: A text is blank or none.
+    """
+    if isinstance(texts, str):
+        raise UsageError("texts is one string: give a list of texts")
+    for i, text in enumerate(texts):
+        check_text(text, f"text {i + 1} of {len(texts)}")
+    limit = longest_text(model)
+    tokens = model.tokenizer.encode_batch(texts)
+    for i, ids in enumerate(tokens):
+        if not len(ids):
+            raise UsageError(f"text {i + 1} of {len(texts)} has no token the tokenizer knows: give it at least one word")
+    pieces = [
+        Piece(text=i, first=first, tokens=ids[first : first + limit])
+        for i, ids in enumerate(tokens)
+        for first in range(0, len(ids), limit)
+    ]
+    long = sum(len(ids) > limit for ids in tokens)
+    if long:
+        warnings.warn(
+            f"{long} of {len(tokens)} texts are longer than the {limit} tokens the model reads at once: they are cut into "
+            "consecutive windows, each read by itself",
+            stacklevel=3,
+        )
+    return tokens, pieces
+
+
+def one_segment(token_ids: Sequence[Ints], vocabulary: Vocabulary) -> Windows:
+    """Windows "[SOS] text [EOS]" of the given texts, padded to the longest.
+
+    Args:
+        token_ids: Tokens of each text.
+        vocabulary: Ids of the special tokens.
+    """
+    lengths = np.array([len(ids) + SPECIALS_OF_A_WINDOW for ids in token_ids], dtype=np.int32)
+    rows = np.full((len(token_ids), int(lengths.max(initial=SPECIALS_OF_A_WINDOW))), vocabulary.pad, dtype=np.int32)
+    maskable = np.zeros(rows.shape, dtype=np.bool_)
+    for row, ids in enumerate(token_ids):
+        rows[row, 1 : len(ids) + 1] = ids
+        maskable[row, 1 : len(ids) + 1] = ~np.isin(ids, vocabulary.special)
+    rows[:, 0] = vocabulary.sos
+    rows[np.arange(len(rows)), lengths - 1] = vocabulary.eos
+    return Windows(
+        token_ids=rows,
+        segment_ids=np.zeros_like(rows),
+        lengths=lengths,
+        maskable=maskable,
+        keys=np.zeros(len(rows), dtype=np.uint64),
+        source=np.zeros(len(rows), dtype=np.int32),
+        index=np.arange(len(rows), dtype=np.int64),
+    )
+
+
+def rows_at_once(slots: int, batch_size: int) -> int:
+    """Rows of one forward pass: `batch_size`, or as many of that length as memory should be spent on."""
+    return max(1, min(batch_size, _PAIRS_AT_ONCE // slots**2))
+
+
+def by_length(lengths: Sequence[int], batch_size: int, *, slots_per_token: int = 1) -> Iterator[list[int]]:
+    """Numbers of the items, the longest first, in blocks for one forward pass each.
+
+    Args:
+        lengths: Tokens of each item.
+        batch_size: Most items of a block.
+        slots_per_token: Slots of a row for each token.
+
+    Raises:
+        UsageError: `batch_size` is below 1.
+    """
+    if batch_size < 1:
+        raise UsageError(f"batch_size is {batch_size}: give 1 or more")
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    first = 0
+    while first < len(order):
+        slots = (lengths[order[first]] + SPECIALS_OF_A_WINDOW) * slots_per_token
+        rows = rows_at_once(slots, batch_size)
+        yield order[first : first + rows]
+        first += rows

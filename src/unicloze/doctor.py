@@ -1,0 +1,251 @@
+"""What this machine offers, what a run would use of it, and the cure for what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+REQUIRED = ("torch", "numpy", "tokenizers", "safetensors", "jsonargparse", "pyyaml", "tqdm", "pyarrow")
+EXTRAS = {
+    "hf": ("transformers",),
+    "metrics": ("rouge-score", "sacrebleu", "scikit-learn", "scipy"),
+    "demo": ("fastapi", "uvicorn", "pillow"),
+}
+_GIB = 2**30
+_SCARCE_DISK = 2 * _GIB
+_PRODUCT_SIZE = 768
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of the examination.
+
+    Args:
+        topic: What was looked at.
+        state: `ok`; `note` for what works but could be better; `problem` for what keeps a run from working.
+        detail: What was found.
+        cure: What to do about it; empty if there is nothing to do.
+    """
+
+    topic: str
+    state: Literal["ok", "note", "problem"]
+    detail: str
+    cure: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """All findings; as `str` a table for people."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing required is broken."""
+        return all(finding.state != "problem" for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The findings as plain dictionaries, fit for JSON."""
+        return {"healthy": self.healthy, "findings": [asdict(finding) for finding in self.findings]}
+
+    def __str__(self) -> str:
+        topics = max(len(finding.topic) for finding in self.findings)
+        lines = []
+        for finding in self.findings:
+            lines.append(f"{finding.state:<7}  {finding.topic:<{topics}}  {finding.detail}")
+            if finding.cure:
+                lines.append(f"{'':<7}  {'':<{topics}}  -> {finding.cure}")
+        verdict = "unicloze can run here." if self.healthy else "unicloze cannot run here; see the problems above."
+        return "\n".join([*lines, verdict])
+
+
+def examine() -> Examination:
+    """Look at this machine. Takes a second or two: torch is imported and matrix products are timed."""
+    findings = [*_python(), *_packages()]
+    topics: tuple[Callable[[], Iterator[Finding]], ...] = (_processor, _memory, _disk, _temporary_files)
+    if all(finding.state != "problem" for finding in findings):
+        topics = (*topics[:2], _arithmetic, _dropout, _allocator, _gpus, *topics[2:])
+    for topic in topics:
+        findings += topic()
+    return Examination(findings=(*findings, *_extras()))
+
+
+def _python() -> Iterator[Finding]:
+    old = sys.version_info < (3, 11)
+    yield Finding(
+        topic="Python",
+        state="problem" if old else "ok",
+        detail=f"{platform.python_version()} on {platform.platform()}",
+        cure="Install Python 3.11 or newer." if old else "",
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _packages() -> Iterator[Finding]:
+    versions = {package: _version(package) for package in REQUIRED}
+    missing = [package for package, version in versions.items() if version is None]
+    if missing:
+        yield Finding(
+            topic="packages",
+            state="problem",
+            detail=f"missing: {', '.join(missing)}",
+            cure=f"pip install {' '.join(missing)}",
+        )
+        return
+    try:
+        import torch  # noqa: F401
+    except (ImportError, OSError) as error:
+        yield Finding(
+            topic="packages",
+            state="problem",
+            detail=f"torch {versions['torch']} is installed but does not load: {error}",
+            cure="pip install --force-reinstall torch",
+        )
+        return
+    yield Finding(topic="packages", state="ok", detail=", ".join(f"{name} {versions[name]}" for name in REQUIRED))
+
+
+def _processor() -> Iterator[Finding]:
+    model = platform.processor() or platform.machine()
+    description = Path("/proc/cpuinfo")
+    if description.is_file():
+        lines = description.read_text(encoding="utf-8", errors="replace").splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding(topic="CPU", state="ok", detail=f"{model}, {usable} of {os.cpu_count()} logical cores usable")
+
+
+def _memory() -> Iterator[Finding]:
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return
+    page = os.sysconf("SC_PAGE_SIZE")
+    free = os.sysconf("SC_AVPHYS_PAGES") * page if "SC_AVPHYS_PAGES" in os.sysconf_names else None
+    total = f"{os.sysconf('SC_PHYS_PAGES') * page / _GIB:.1f} GiB"
+    yield Finding(topic="memory", state="ok", detail=total if free is None else f"{total}, {free / _GIB:.1f} GiB unused")
+
+
+def _arithmetic() -> Iterator[Finding]:
+    import torch
+
+    from unicloze.settings import TrainingSettings
+    from unicloze.training.precision import choose_precision, cpu_abilities, product_seconds
+
+    threads = torch.get_num_threads()
+    crowded = hasattr(os, "sched_getaffinity") and threads > len(os.sched_getaffinity(0))
+    yield Finding(
+        topic="threads",
+        state="note" if crowded else "ok",
+        detail=f"torch computes with {threads}",
+        cure=f"Set OMP_NUM_THREADS={len(os.sched_getaffinity(0))}: more threads than cores slow each other down."
+        if crowded
+        else "",
+    )
+    operations = 2 * _PRODUCT_SIZE**3
+    speeds = {
+        name: operations / product_seconds(dtype, _PRODUCT_SIZE) / 1e9
+        for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32))
+    }
+    abilities = [name for name, there in cpu_abilities().items() if there] or ["none for bf16"]
+    chosen = choose_precision(TrainingSettings(device="cpu"), torch.device("cpu"))
+    yield Finding(
+        topic="precision",
+        state="ok",
+        detail=f"{chosen} on the CPU: products of {_PRODUCT_SIZE} x {_PRODUCT_SIZE} run at {speeds['bf16']:.0f} GF/s in bf16 "
+        f"and {speeds['fp32']:.0f} in fp32; instructions: {', '.join(abilities)}",
+    )
+
+
+def _dropout() -> Iterator[Finding]:
+    from unicloze.model import dropout
+
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        detail, cure = "no C compiler: NumPy draws it, which is slower", "Install gcc or clang."
+    elif dropout._compiled() is None:
+        detail, cure = f"{compiler} cannot compile it: NumPy draws it, which is slower", f"Mend {compiler} and its headers."
+    else:
+        detail, cure = f"compiled with {compiler}", ""
+    yield Finding(topic="dropout", state="note" if cure else "ok", detail=detail, cure=cure)
+
+
+def _allocator() -> Iterator[Finding]:
+    if platform.libc_ver()[0] == "glibc":
+        detail = f"glibc {platform.libc_ver()[1]}; `pretrain` tells it to keep freed memory, which saves page faults"
+        yield Finding(topic="allocator", state="ok", detail=detail)
+    else:
+        detail = "not glibc, used as it is; a training step on the CPU spends more time on page faults"
+        yield Finding(topic="allocator", state="note", detail=detail)
+
+
+def _gpus() -> Iterator[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(number)
+            bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
+            detail = f"{properties.name}, {properties.total_memory / _GIB:.0f} GiB, {bf16}"
+            yield Finding(topic=f"GPU {number}", state="ok", detail=f"{detail}; runs use cuda:0" if number == 0 else detail)
+        return
+    driver = Path("/proc/driver/nvidia/version").exists()
+    if driver and torch.version.cuda is None:
+        detail, cure = "a CUDA device, but torch is built without CUDA", "Install a CUDA build of torch (pytorch.org)."
+    elif driver:
+        detail = f"a CUDA device that torch, built for CUDA {torch.version.cuda}, cannot use"
+        cure = "Update the driver, or install a torch for its CUDA version (`nvidia-smi` shows it)."
+    else:
+        detail, cure = "no CUDA device; runs use the CPU", ""
+    yield Finding(topic="GPU", state="note", detail=detail, cure=cure)
+
+
+def _disk() -> Iterator[Finding]:
+    place = Path.cwd()
+    free = shutil.disk_usage(place).free
+    detail = f"{free / _GIB:.1f} GiB free in {place}"
+    if not os.access(place, os.W_OK):
+        yield Finding(
+            topic="disk", state="note", detail=f"{place} may not be written", cure="Give runs an --out elsewhere."
+        )
+    elif free < _SCARCE_DISK:
+        yield Finding(topic="disk", state="note", detail=detail, cure="Free some space or give runs an --out elsewhere.")
+    else:
+        yield Finding(topic="disk", state="ok", detail=detail)
+
+
+def _temporary_files() -> Iterator[Finding]:
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(4096))
+        yield Finding(topic="temporary files", state="ok", detail=tempfile.gettempdir())
+    except OSError as error:
+        yield Finding(
+            topic="temporary files",
+            state="problem",
+            detail=f"cannot be written ({error.strerror})",
+            cure="Set TMPDIR to a folder that can be written and has space.",
+        )
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, packages in EXTRAS.items():
+        missing = [package for package in packages if _version(package) is None]
+        yield Finding(
+            topic=f"extra {extra}",
+            state="note" if missing else "ok",
+            detail=f"missing: {', '.join(missing)}" if missing else ", ".join(f"{p} {_version(p)}" for p in packages),
+            cure=f'If you need it: pip install "unicloze[{extra}]"' if missing else "",
+        )

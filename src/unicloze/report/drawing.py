@@ -1,0 +1,181 @@
+"""A drawing of rectangles and labels whose colours are roles, rendered as SVG (light and dark) or as PNG (light)."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from unicloze.errors import UniclozeError
+
+if TYPE_CHECKING:
+    from PIL import ImageFont
+
+COLOURS = {
+    "paper": ("#ffffff", "#161a22"),
+    "ink": ("#1d2433", "#e7eaf0"),
+    "muted": ("#6a7487", "#98a2b5"),
+    "empty": ("#eef1f5", "#232936"),
+    "context": ("#8aa0bf", "#7088ab"),
+    "mask": ("#e89b2c", "#e0a043"),
+    "original": ("#239b8c", "#35b3a3"),
+    "pseudo": ("#8557e6", "#a583f7"),
+    "memory": ("#c0637e", "#d57f98"),
+}
+"""Each role's colour in light and in dark surroundings; told apart with the common colour blindnesses too."""
+
+MONO_WIDTH, SANS_WIDTH = 0.605, 0.56
+"""Width of a character in ems: exact in the fixed-width fonts, an upper average in the others."""
+
+_MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
+_SANS = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
+_PIXELS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """A line of text.
+
+    Args:
+        x: Where its anchor is.
+        y: Middle of its height.
+        text: The text.
+        size: Size of the font.
+        role: Its colour.
+        anchor: Which end is at (x, y).
+        upwards: Turned by a quarter to be read from below.
+        mono: In a fixed-width font.
+        bold: In bold.
+    """
+
+    x: float
+    y: float
+    text: str
+    size: float = 12
+    role: str = "ink"
+    anchor: Literal["start", "middle", "end"] = "start"
+    upwards: bool = False
+    mono: bool = False
+    bold: bool = False
+
+
+@dataclass
+class Drawing:
+    """What to draw, in this order: rectangles (x, y, width, height, role), then labels.
+
+    Args:
+        width: In SVG's units; a PNG has twice as many pixels.
+        height: Likewise.
+        title: For those who cannot see it.
+    """
+
+    width: float
+    height: float
+    title: str
+    rectangles: list[tuple[float, float, float, float, str]] = field(default_factory=list)
+    labels: list[Label] = field(default_factory=list)
+
+    def to_svg(self) -> str:
+        """As one `<svg>` element that needs nothing else; its styles touch nothing around it."""
+        width, height = _short(self.width), _short(self.height)
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="unicloze" viewBox="0 0 {width} {height}" '
+            f'width="{width}" height="{height}" role="img" aria-label="{_escape(self.title)}">',
+            f"<style>{_style()}</style>",
+            f'<rect class="paper" width="{width}" height="{height}" rx="10"/>',
+        ]
+        for role, run in _runs(self.rectangles):
+            path = "".join(f"M{_short(x)} {_short(y)}h{_short(w)}v{_short(h)}h{_short(-w)}z" for x, y, w, h in run)
+            parts.append(f'<path class="{role}" d="{path}"/>')
+        parts += [_svg_label(label) for label in self.labels]
+        return "\n".join([*parts, "</svg>"])
+
+    def to_png(self) -> bytes:
+        """As PNG, in light colours.
+
+        Raises:
+            UniclozeError: Pillow is not installed.
+        """
+        try:
+            from PIL import Image, ImageDraw
+        except ImportError as error:
+            raise UniclozeError(
+                "a PNG picture needs Pillow: pip install 'unicloze[demo]', or name the file .svg."
+            ) from error
+        image = Image.new("RGB", (round(self.width * _PIXELS), round(self.height * _PIXELS)), COLOURS["paper"][0])
+        pen = ImageDraw.Draw(image)
+        for x, y, w, h, role in self.rectangles:
+            left, top, right, bottom = (round(edge * _PIXELS) for edge in (x, y, x + w, y + h))
+            if right > left and bottom > top:
+                pen.rectangle((left, top, right - 1, bottom - 1), fill=COLOURS[role][0])
+        for label in self.labels:
+            font = _font(label)
+            start, _, end, _ = font.getbbox(label.text)
+            canvas = Image.new("L", (max(1, round(end - start) + 2), round(label.size * _PIXELS * 1.6)))
+            ImageDraw.Draw(canvas).text((-start, canvas.height / 2), label.text, fill=255, font=font, anchor="lm")
+            shift = {"start": 0.0, "middle": 0.5, "end": 1.0}[label.anchor]
+            x, y = label.x * _PIXELS, label.y * _PIXELS
+            if label.upwards:
+                canvas = canvas.transpose(Image.Transpose.ROTATE_90)
+                place = round(x - canvas.width / 2), round(y - canvas.height * (1 - shift))
+            else:
+                place = round(x - canvas.width * shift), round(y - canvas.height / 2)
+            image.paste(COLOURS[label.role][0], place, canvas)
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG", optimize=True)
+        return buffer.getvalue()
+
+
+def _font(label: Label) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """DejaVu where the system has it, for its many scripts; else the font inside Pillow."""
+    from PIL import ImageFont
+
+    size = label.size * _PIXELS
+    name = f"DejaVuSans{'Mono' if label.mono else ''}{'-Bold' if label.bold else ''}.ttf"
+    try:
+        return ImageFont.truetype(name, size)
+    except OSError:
+        return ImageFont.load_default(size)
+
+
+def _style() -> str:
+    light, dark = (
+        "".join(f".unicloze .{role}{{fill:{colours[i]}}}" for role, colours in COLOURS.items()) for i in (0, 1)
+    )
+    fonts = f".unicloze text{{font-family:{_SANS}}}.unicloze .mono{{font-family:{_MONO};white-space:pre}}"
+    return f"{fonts}{light}@media(prefers-color-scheme:dark){{{dark}}}"
+
+
+def _runs(
+    rectangles: Iterable[tuple[float, float, float, float, str]],
+) -> list[tuple[str, list[tuple[float, float, float, float]]]]:
+    runs: list[tuple[str, list[tuple[float, float, float, float]]]] = []
+    for x, y, w, h, role in rectangles:
+        if not runs or runs[-1][0] != role:
+            runs.append((role, []))
+        runs[-1][1].append((x, y, w, h))
+    return runs
+
+
+def _svg_label(label: Label) -> str:
+    x, y = _short(label.x), _short(label.y)
+    classes = f"{label.role} mono" if label.mono else label.role
+    extra = f' text-anchor="{label.anchor}"' if label.anchor != "start" else ""
+    extra += ' font-weight="600"' if label.bold else ""
+    extra += f' transform="rotate(-90 {x} {y})"' if label.upwards else ""
+    # Not dominant-baseline, which many renderers do not know.
+    return (
+        f'<text class="{classes}" x="{x}" y="{y}" dy=".35em" font-size="{_short(label.size)}"{extra}>'
+        f"{_escape(label.text)}</text>"
+    )
+
+
+def _escape(text: str) -> str:
+    """Escaped, without the control characters that XML forbids."""
+    return html.escape("".join(character if character >= " " else " " for character in text))
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") or "0"

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from unicloze.text import python_docs
+from unicloze.text.readers import read_documents
+
+SOURCE = '''"""A module of a test.
+
+More about it.
+"""
+
+import nowhere_to_be_found
+
+
+class Shape(Base):
+    """A shape."""
+
+    def area(self, unit: str = "m2") -> float:
+        """The area."""
+
+    def silent(self):
+        return 1
+
+    if True:
+
+        async def later(self, *args, **kwargs):
+            """Comes later."""
+
+
+def outer():
+    def inner():
+        """Found too."""
+'''
+
+
+@pytest.fixture
+def small_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A standard library of two modules and a package that stands for numpy."""
+    library, site = tmp_path / "library", tmp_path / "site"
+    (library / "pydoc_data").mkdir(parents=True)
+    (library / "pydoc_data" / "topics.py").write_text("topics = {'while': 'The while statement', 'assert': 'Assertions'}")
+    (library / "shapes.py").write_text(SOURCE)
+    (library / "broken.py").write_text('"""Doc."""\ndef (:')
+    (library / "test").mkdir()
+    (library / "test" / "test_shapes.py").write_text(SOURCE)
+    (site / "numpy").mkdir(parents=True)
+    (site / "numpy" / "__init__.py").write_text('"""Numbers."""')
+    monkeypatch.setattr(python_docs.sysconfig, "get_path", lambda name: str(library))
+    monkeypatch.setattr(python_docs, "_LEAST_CHARACTERS", 1)
+    monkeypatch.setattr(sys, "path", [str(site)])
+    return tmp_path
+
+
+def test_topics_and_docstrings_in_order(small_corpus: Path) -> None:
+    documents = {document.path: document.text for document in python_docs.python_docs()}
+    assert list(documents) == ["pydoc_data.topics:assert", "pydoc_data.topics:while", "shapes", "numpy"]
+    assert documents["pydoc_data.topics:while"] == "The while statement"
+    assert documents["shapes"] == (
+        "shapes\n\nA module of a test.\n\nMore about it.\n\n"
+        "class Shape(Base)\n\nA shape.\n\n"
+        "Shape.area(self, unit: str='m2')\n\nThe area.\n\n"
+        "Shape.later(self, *args, **kwargs)\n\nComes later.\n\n"
+        "inner()\n\nFound too."
+    )
+
+
+def test_the_file_is_written_once_and_the_same(small_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = python_docs.write_python_docs(small_corpus)
+    content = first.read_bytes()
+    assert first.name == python_docs.file_name()
+    assert [document.text for document in read_documents(first)] == [
+        document.text for document in python_docs.python_docs()
+    ]
+    first.unlink()
+    assert python_docs.write_python_docs(small_corpus).read_bytes() == content
+    monkeypatch.setattr(python_docs, "python_docs", lambda: pytest.fail("parsed again"))
+    assert python_docs.write_python_docs(small_corpus).read_bytes() == content
+
+
+def test_the_name_holds_the_versions() -> None:
+    name = python_docs.file_name()
+    assert name.startswith("python-docs-3.") and "-numpy-" in name and "-torch-" in name and "+" not in name

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from unicloze.errors import UniclozeError
+from unicloze.text import readers
+from unicloze.text.readers import Tally, find_files, read_documents
+
+TEXT = "First line.\nSecond line.\n\nA second document. Grüße\n \t\n\n\nA third one\n"
+DOCUMENTS = ["First line.\nSecond line.", "A second document. Grüße", "A third one"]
+
+
+def texts(path: Path, field: str = "text", tally: Tally | None = None) -> list[str]:
+    return [document.text.strip() for document in read_documents(path, field, tally=tally)]
+
+
+def write(path: Path, content: bytes) -> Path:
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(content))
+    elif path.suffix == ".zst":
+        with pa.CompressedOutputStream(str(path), "zstd") as stream:
+            stream.write(content)
+    else:
+        path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+def test_blank_lines_separate_documents_of_txt(tmp_path: Path, ending: str) -> None:
+    path = write(tmp_path / f"a.txt{ending}", TEXT.encode())
+    assert texts(path) == DOCUMENTS
+    assert [document.line for document in read_documents(path)] == [1, 4, 8]
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 1000])
+def test_txt_does_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(readers, "_BLOCK", block)
+    path = write(tmp_path / "a.txt", ("\n\n" + TEXT.replace("\n", "\r\n")).encode())
+    assert [text.replace("\r", "") for text in texts(path)] == DOCUMENTS
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+def test_jsonl(tmp_path: Path, ending: str) -> None:
+    lines = "\n".join(json.dumps({"id": i, "body": text}) for i, text in enumerate(DOCUMENTS))
+    assert texts(write(tmp_path / f"a.jsonl{ending}", lines.encode()), "body") == DOCUMENTS
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1, 2, 3, 4], "text": [*DOCUMENTS, None]}), tmp_path / "a.parquet", row_group_size=2)
+    tally = Tally()
+    assert texts(tmp_path / "a.parquet", tally=tally) == DOCUMENTS
+    assert tally.empty == 1
+    with pytest.raises(UniclozeError, match=r'no column "body".*--data.text_field.*id, text'):
+        texts(tmp_path / "a.parquet", "body")
+    with pytest.raises(UniclozeError, match='"id" .* holds int64, not text'):
+        texts(tmp_path / "a.parquet", "id")
+
+
+def test_folders_and_globs_are_sorted_and_leave_other_files_alone(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for name in ("b/z.txt", "a.txt", "c.jsonl", "README.md", "data.csv"):
+        (tmp_path / name).write_text('{"text": "x"}')
+    assert [file.name for file in find_files(tmp_path)] == ["a.txt", "z.txt", "c.jsonl"]
+    assert [file.name for file in find_files(tmp_path / "**" / "*.txt")] == ["a.txt", "z.txt"]
+    assert find_files(tmp_path / "a.txt") == [tmp_path / "a.txt"]
+
+
+def test_places_without_text_are_named(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("x")
+    with pytest.raises(UniclozeError, match=r"There is no text at .*missing"):
+        find_files(tmp_path / "missing")
+    with pytest.raises(UniclozeError, match="holds no text"):
+        find_files(tmp_path)
+    with pytest.raises(UniclozeError, match=r"notes.md is no file of a known kind.*\.jsonl"):
+        find_files(tmp_path / "notes.md")
+
+
+def test_bad_utf8_and_nul_are_mended_counted_and_placed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b"good\n\nbad \xff byte\n\nnul\0 here\n\n\0\n")
+    tally = Tally()
+    assert texts(path, tally=tally) == ["good", "bad \ufffd byte", "nul here"]
+    assert (tally.documents, tally.empty, tally.replaced, tally.nul) == (3, 1, 1, 2)
+    assert tally.first_bad == f"{path}:3, byte 4 of the text"
+
+
+def test_jsonl_escapes_are_mended_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", rb'{"text": "half \ud800 pair"}' + b"\n" + rb'{"text": "nul \u0000"}')
+    tally = Tally()
+    assert texts(path, tally=tally) == ["half \ufffd pair", "nul"]
+    assert (tally.replaced, tally.nul, tally.first_bad) == (1, 1, f"{path}:1")
+
+
+def test_text_that_holds_replacement_characters_is_not_counted(tmp_path: Path) -> None:
+    tally = Tally()
+    assert texts(write(tmp_path / "a.txt", "a \ufffd \ufffd".encode() + b" \xe9"), tally=tally) == ["a \ufffd \ufffd \ufffd"]
+    assert tally.replaced == 1
+
+
+def test_byte_order_marks(tmp_path: Path) -> None:
+    assert texts(write(tmp_path / "a.txt", "\ufefftext".encode())) == ["text"]
+    assert texts(write(tmp_path / "a.jsonl", '\ufeff{"text": "x"}'.encode())) == ["x"]
+    with pytest.raises(UniclozeError, match="UTF-16.*iconv"):
+        texts(write(tmp_path / "b.txt", "text".encode("utf-16")))
+
+
+def test_empty_documents_are_skipped_and_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", b'{"text": ""}\n\n{"text": " \\n"}\n{"text": null}\n{"text": "x"}\n')
+    tally = Tally()
+    assert texts(path, tally=tally) == ["x"]
+    assert (tally.documents, tally.empty) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "x"', "is not JSON"),
+        (b'["x"]', "is not a JSON object"),
+        (b'{"body": "x", "n": 1}', r'has no field "text": set --data.text_field to one of its fields of text \(body\)'),
+        (b'{"text": 3}', 'no text in the field "text"'),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, line: bytes, message: str) -> None:
+    path = write(tmp_path / "a.jsonl", b'{"text": "fine"}\n' + line + b"\n")
+    with pytest.raises(UniclozeError, match=rf"a\.jsonl:2 .*{message}"):
+        texts(path)
+
+
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst", ".parquet"])
+def test_damaged_files_are_named(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a{ending}"
+    if ending == ".parquet":
+        pq.write_table(pa.table({"text": [str(i) for i in range(5000)]}), path)
+    else:
+        write(path, b"".join(b'{"text": "%d"}\n' % i for i in range(5000)))
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(UniclozeError, match=rf"a{ending} is cut off or damaged"):
+        texts(path)
+
+
+def test_one_long_line_is_one_document(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b"word " * 1_000_000)
+    (document,) = read_documents(path)
+    assert len(document.text) == 5_000_000
+
+
+def test_a_file_without_blank_lines_is_cut_at_white_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "LONGEST_DOCUMENT", 1000)
+    path = write(tmp_path / "a.txt", "".join(f"line number {i}\n" for i in range(500)).encode())
+    documents = list(read_documents(path))
+    assert "".join(document.text for document in documents) == path.read_text()
+    assert all(len(document.text) <= 1000 and document.text.endswith("\n") for document in documents)
+    assert documents[1].line == documents[0].text.count("\n") + 1
+
+
+def test_the_digest_covers_the_raw_bytes(tmp_path: Path) -> None:
+    tallies = Tally(), Tally(), Tally()
+    path = write(tmp_path / "a.jsonl.gz", b'{"text": "x"}\n')
+    for tally in tallies[:2]:
+        texts(path, tally=tally)
+    path.write_bytes(path.read_bytes() + gzip.compress(b'{"text": "y"}\n'))
+    assert texts(path, tally=tallies[2]) == ["x", "y"]
+    first, second, third = (tally.digest.hexdigest() for tally in tallies)
+    assert first == second != third

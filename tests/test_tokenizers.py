@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.settings import TokenizerSettings
+from unicloze.text.tokenizers import SPECIAL_TOKENS, Tokenizer, whitespace_tokenizer
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog; the dog sleeps.",
+    "Élan vital: naïve cafés, Ünïcode and the brown dog's quick naps.",
+    "Numbers 1, 22 and 333 jump over the quick, quick fox. " * 3,
+]
+WORDPIECE = TokenizerSettings(kind="wordpiece", vocab_size=300)
+BPE = TokenizerSettings(kind="bpe", vocab_size=320)
+
+
+@pytest.mark.parametrize("settings", [WORDPIECE, BPE], ids=["wordpiece", "bpe"])
+def test_special_tokens_of_a_trained_vocabulary(settings: TokenizerSettings) -> None:
+    tokenizer = Tokenizer.train(TEXTS, settings)
+    vocabulary = tokenizer.vocabulary
+    assert tokenizer.tokens(range(len(SPECIAL_TOKENS))) == list(SPECIAL_TOKENS)
+    assert (vocabulary.pad, vocabulary.unk, vocabulary.sos, vocabulary.eos) == (0, 2, 3, 4)
+    assert (vocabulary.mask, vocabulary.pseudo) == (5, 6)
+    assert vocabulary.special.tolist() == list(range(7))
+    assert vocabulary.ordinary.tolist() == list(range(7, vocabulary.size))
+    assert 7 < vocabulary.size <= settings.vocab_size
+
+
+@pytest.mark.parametrize("settings", [WORDPIECE, BPE], ids=["wordpiece", "bpe"])
+def test_id_1_is_never_emitted(settings: TokenizerSettings) -> None:
+    tokenizer = Tokenizer.train(TEXTS, settings)
+    ids = tokenizer.encode_batch(["a [unused1] b \x00 \U0001f600 [PAD] [MASK]"])[0]
+    assert not np.isin(ids, [0, 1, 3, 4, 5, 6]).any()
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_training_is_deterministic_across_processes(kind: str) -> None:
+    program = (
+        "from unicloze.settings import TokenizerSettings\n"
+        "from unicloze.text.tokenizers import Tokenizer\n"
+        "texts = [f'{a}{b} {b}{a}{c} {c}x{a}' for a in 'abcdefghäöü' for b in 'stuvwxyzßé' for c in 'klmnop']\n"
+        f"print(Tokenizer.train(texts, TokenizerSettings(kind={kind!r}, vocab_size=400)).fingerprint)"
+    )
+    prints = {subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout for _ in range(3)}
+    assert len(prints) == 1
+
+
+def test_lower_casing_is_a_setting() -> None:
+    lower, cased = (
+        Tokenizer.train(TEXTS, TokenizerSettings(vocab_size=400, lowercase=lowercase)) for lowercase in (True, False)
+    )
+    assert lower.decode(lower.encode("The Élan")) == "the elan"
+    assert cased.decode(cased.encode("The Élan")) == "The Élan"
+
+
+def test_bpe_is_lossless() -> None:
+    tokenizer = Tokenizer.train(TEXTS, BPE)
+    text = "Any bytes:\n\ttabs,  spaces, \U0001f600 and ß."
+    assert tokenizer.decode(tokenizer.encode_batch([text])[0]) == text
+
+
+def test_mask_stands_for_itself_in_encode_only() -> None:
+    tokenizer = Tokenizer.train(TEXTS, WORDPIECE)
+    ids, offsets = tokenizer.encode_with_offsets("the [MASK] dog")
+    (place,) = np.flatnonzero(ids == tokenizer.vocabulary.mask)
+    assert "the [MASK] dog"[slice(*offsets[place])] == "[MASK]"
+    assert ids.tolist() == tokenizer.encode("the [MASK] dog").tolist()
+    assert tokenizer.vocabulary.mask not in tokenizer.encode_batch(["the [MASK] dog"])[0]
+
+
+@pytest.mark.parametrize("settings", [WORDPIECE, BPE], ids=["wordpiece", "bpe"])
+def test_save_and_load(tmp_path: Path, settings: TokenizerSettings) -> None:
+    tokenizer = Tokenizer.train(TEXTS, settings)
+    tokenizer.save(tmp_path)
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        loaded = Tokenizer.load(path)
+        assert loaded.fingerprint == tokenizer.fingerprint
+        assert loaded.vocabulary.special.tolist() == tokenizer.vocabulary.special.tolist()
+        for one, other in zip(loaded.encode_batch(TEXTS), tokenizer.encode_batch(TEXTS), strict=True):
+            assert one.tolist() == other.tolist()
+
+
+def test_transformers_reads_what_is_saved(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = Tokenizer.train(TEXTS, WORDPIECE)
+    tokenizer.save(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(tmp_path))
+    vocabulary = tokenizer.vocabulary
+    assert (theirs.cls_token_id, theirs.sep_token_id) == (vocabulary.sos, vocabulary.eos)
+    assert (theirs.mask_token_id, theirs.pad_token_id, theirs.unk_token_id) == (5, 0, 2)
+    assert theirs(TEXTS[0])["input_ids"] == [vocabulary.sos, *tokenizer.encode(TEXTS[0]).tolist(), vocabulary.eos]
+
+
+def vocab_txt(path: Path, words: list[str]) -> Path:
+    path.write_text("\n".join(words) + "\n", encoding="utf-8")
+    return path
+
+
+def test_vocab_txt(tmp_path: Path) -> None:
+    words = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "The"]
+    path = vocab_txt(tmp_path / "vocab.txt", words)
+    tokenizer = Tokenizer.load(tmp_path)
+    vocabulary = tokenizer.vocabulary
+    assert (vocabulary.sos, vocabulary.eos, vocabulary.mask, vocabulary.unk) == (4, 5, 6, 3)
+    assert vocabulary.pseudo == 2  # the first unused one but id 1
+    assert vocabulary.ordinary.tolist() == [7, 8, 9, 10]
+    assert tokenizer.encode("The cats [MASK] dog").tolist() == [7, 8, 9, 6, 3]
+    assert Tokenizer.load(path, lowercase=False).encode("The cats").tolist() == [10, 8, 9]
+
+
+def test_no_id_to_spare_for_the_pseudo_mask(tmp_path: Path) -> None:
+    path = vocab_txt(tmp_path / "v.txt", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])
+    assert Tokenizer.load(path).vocabulary.pseudo is None
+
+
+def test_a_missing_role_is_named(tmp_path: Path) -> None:
+    path = vocab_txt(tmp_path / "v.txt", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a"])
+    with pytest.raises(UniclozeError, match=r"v\.txt has no \[MASK\] token \(nor <mask>\)"):
+        Tokenizer.load(path)
+
+
+def test_roberta_names(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(
+            {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "word": 5, "[P]": 6}, unk_token="<unk>"
+        )
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = Tokenizer.load(tmp_path).vocabulary
+    assert (vocabulary.sos, vocabulary.pad, vocabulary.eos, vocabulary.unk) == (0, 1, 2, 3)
+    assert (vocabulary.mask, vocabulary.pseudo) == (4, 6)
+    assert vocabulary.ordinary.tolist() == [5]
+
+
+def test_files_that_are_no_tokenizer_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UniclozeError, match="holds no tokenizer.json or vocab.txt"):
+        Tokenizer.load(tmp_path)
+    with pytest.raises(UniclozeError, match=r"There is no .*nowhere\.json"):
+        Tokenizer.load(tmp_path / "nowhere.json")
+    (tmp_path / "a.json").write_text(json.dumps({"model": "?"}))
+    with pytest.raises(UniclozeError, match=r"a\.json is no tokenizer\.json"):
+        Tokenizer.load(tmp_path / "a.json")
+    (tmp_path / "v.txt").write_bytes(b"[PAD]\n\xff\n")
+    with pytest.raises(UniclozeError, match=r"v\.txt is no UTF-8 at byte 6"):
+        Tokenizer.load(tmp_path / "v.txt")
+    with pytest.raises(UniclozeError, match=r"w\.txt:2 repeats the token"):
+        Tokenizer.load(vocab_txt(tmp_path / "w.txt", ["a", "a"]))
+
+
+@pytest.mark.parametrize("settings", [TokenizerSettings(vocab_size=20), TokenizerSettings(kind="bpe", vocab_size=256)])
+def test_a_vocabulary_too_small(settings: TokenizerSettings) -> None:
+    with pytest.raises(UsageError, match=r"tokenizer\.vocab_size is \d+, too small .* at least \d+"):
+        Tokenizer.train(TEXTS, settings)
+
+
+def test_whitespace_tokenizer() -> None:
+    tokenizer = whitespace_tokenizer("x1 x2 [MASK] x1 x3")
+    ids = tokenizer.encode("x1 x2 [MASK] x1 x3")
+    assert tokenizer.tokens(ids) == ["x1", "x2", "[MASK]", "x1", "x3"]
+    assert tokenizer.tokens(tokenizer.vocabulary.ordinary) == ["x1", "x2", "x3"]
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased", "unilm-base-cased"])
+def test_released_vocabularies(shared_data: Path, name: str) -> None:
+    tokenizer = Tokenizer.load(shared_data / "vocab" / f"{name}-vocab.txt", lowercase="uncased" in name)
+    vocabulary = tokenizer.vocabulary
+    assert tokenizer.tokens([vocabulary.sos, vocabulary.eos, vocabulary.mask]) == ["[CLS]", "[SEP]", "[MASK]"]
+    assert vocabulary.size in (28996, 30522) and vocabulary.pseudo is not None
+    assert tokenizer.decode(tokenizer.encode("unbelievable words")) == "unbelievable words"

@@ -1,0 +1,131 @@
+"""Every constructor against a brute-force definition written from the papers, and the renderings against each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from brute_force import Slot, block_diffusion, by_step, compensated, group, matrix, permuted, pseudo_masked
+
+from unicloze import visibility
+
+
+def random_steps(rng: np.random.Generator) -> list[int]:
+    return [int(size) for size in rng.integers(1, 7, rng.integers(1, 8))]
+
+
+def test_paper_example_gives_the_rows_of_figure_5() -> None:
+    mask = visibility.bool_mask(visibility.pseudo_masked(6, [2, 1]), 12).astype(int)
+    rows = ["".join(map(str, row)) for row in mask]
+    assert rows[:6] == ["111111" + "000" + "000"] * 6
+    assert rows[6:9] == ["111111110000", "111111110000", "111111111000"]
+    assert rows[9:] == ["111111000110", "111111000110", "111111110001"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_pseudo_masked_rows_follow_the_definition(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    context, steps = int(rng.integers(1, 30)), random_steps(rng)
+    slots = group("C", context) + by_step("O", steps) + by_step("P", steps)
+    expected = matrix(slots, slots, pseudo_masked)
+    assert np.array_equal(visibility.bool_mask(visibility.pseudo_masked(context, steps), len(slots)), expected)
+
+
+def test_rows_made_together_equal_rows_made_alone() -> None:
+    rng = np.random.default_rng(0)
+    contexts = rng.integers(1, 20, 50)
+    steps = [random_steps(rng) if i % 7 else [] for i in range(50)]
+    bounds = [visibility._step_bounds(sizes) for sizes in steps]
+    row = np.repeat(np.arange(50), [sum(sizes) for sizes in steps])
+    capacity = 20 + 2 * 42
+    together = visibility.pseudo_masked_rows(
+        contexts, row, np.concatenate([b[0] for b in bounds]), np.concatenate([b[1] for b in bounds]), capacity=capacity
+    )
+    for i in range(50):
+        alone = visibility.pseudo_masked(int(contexts[i]), steps[i])
+        assert np.array_equal(together[i, : len(alone)], alone)
+        padding = visibility.bool_mask(together[i, len(alone) :], capacity)
+        assert np.array_equal(padding, np.eye(capacity, dtype=bool)[len(alone) :])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_permuted_follows_the_definition(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    memory, context, steps = int(rng.integers(0, 9)), int(rng.integers(1, 20)), random_steps(rng)
+    queries = group("C", context) + by_step("O", steps) + by_step("P", steps)
+    keys = group("memory", memory) + queries
+    found = visibility.bool_mask(visibility.permuted(memory, context, steps), len(keys))
+    assert np.array_equal(found, matrix(queries, keys, permuted))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_compensated_follows_the_definition(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    context, steps = int(rng.integers(1, 20)), random_steps(rng)
+    slots = group("C", context) + by_step("O", steps) + by_step("M", steps) + by_step("Q", steps)
+    found = visibility.bool_mask(visibility.compensated(context, steps), len(slots))
+    assert np.array_equal(found, matrix(slots, slots, compensated))
+    queries = found[-sum(steps) :]
+    assert (queries.sum(axis=1) == context + sum(steps)).all(), "a query sees every position once"
+
+
+@pytest.mark.parametrize("blocks", [[1], [3, 3, 3], [4, 1, 2]])
+def test_block_diffusion_follows_the_definition(blocks: list[int]) -> None:
+    slots = by_step("clean", blocks) + by_step("noised", blocks)
+    found = visibility.bool_mask(visibility.block_diffusion(blocks), len(slots))
+    assert np.array_equal(found, matrix(slots, slots, block_diffusion))
+
+
+def test_plain_rules_follow_their_definitions() -> None:
+    n = 7
+    slots = group("x", n)
+    rules = {
+        "bidirectional": (visibility.bidirectional(n), lambda q, k: True),
+        "left to right": (visibility.left_to_right(n), lambda q, k: k.place <= q.place),
+        "right to left": (visibility.right_to_left(n), lambda q, k: k.place >= q.place),
+        "prefix": (visibility.prefix(3, 4), lambda q, k: k.place < 3 or k.place <= q.place),
+        "banded": (visibility.banded(n, 2), lambda q, k: q.place - 2 <= k.place <= q.place),
+    }
+    for name, (intervals, rule) in rules.items():
+        assert np.array_equal(visibility.bool_mask(intervals, n), matrix(slots, slots, rule)), name
+
+
+def test_decoding_step_reads_the_cache_the_token_and_its_own_mask() -> None:
+    keys = [Slot("cache", i) for i in range(4)] + [Slot("token", 0), Slot("pseudo", 0)]
+    expected = matrix(keys[4:], keys, lambda q, k: k.group != "pseudo" or q.group == "pseudo")
+    assert np.array_equal(visibility.bool_mask(visibility.decoding_step(4), 6), expected)
+
+
+def test_packed_rows_do_not_read_each_other() -> None:
+    rows = [visibility.pseudo_masked(4, [2]), visibility.left_to_right(3)]
+    mask = visibility.bool_mask(visibility.packed(rows), 11)
+    expected = np.zeros((11, 11), dtype=bool)
+    expected[:8, :8] = visibility.bool_mask(rows[0], 8)
+    expected[8:, 8:] = visibility.bool_mask(rows[1], 3)
+    assert np.array_equal(mask, expected)
+
+
+def test_tensors_render_as_arrays_do() -> None:
+    intervals = visibility.pseudo_masked(6, [2, 1])[None]
+    assert np.array_equal(visibility.bool_mask(torch.from_numpy(intervals), 12).numpy(), visibility.bool_mask(intervals, 12))
+
+
+def test_block_mask_holds_the_same_pairs() -> None:
+    rng = np.random.default_rng(1)
+    rows = [visibility.pseudo_masked(100, random_steps(rng)) for _ in range(2)]
+    capacity = 200
+    padded = np.stack(
+        [np.concatenate([row, visibility._intervals(np.arange(len(row), capacity), np.arange(len(row), capacity) + 1)]) for row in rows]
+    )
+    block = visibility.block_mask(torch.from_numpy(padded), capacity)
+    query, key = torch.meshgrid(torch.arange(capacity), torch.arange(capacity), indexing="ij")
+    for row in range(2):
+        dense = block.mask_mod(torch.tensor(row), torch.tensor(0), query, key)
+        assert np.array_equal(dense.numpy(), visibility.bool_mask(padded[row], capacity))
+    covered = block.to_dense().repeat_interleave(128, 2).repeat_interleave(128, 3)[:, 0, :capacity, :capacity].bool()
+    assert (covered.numpy() | ~visibility.bool_mask(padded, capacity)).all(), "no block with a visible pair is left out"
+
+
+def test_text_shows_groups_apart() -> None:
+    drawn = visibility.text(visibility.pseudo_masked(2, [1]), 4, query_names=["C1", "C2", "O2", "P2"], groups=[2, 1, 1])
+    assert drawn.splitlines() == ["C1  11 0 0", "C2  11 0 0", "O2  11 1 0", "P2  11 0 1"]

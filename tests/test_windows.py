@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.text.sampler import WindowSampler
+from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
+from unicloze.text.tokenizers import Vocabulary
+
+PAD, UNK, SOS, EOS, MASK, FIRST = 0, 1, 2, 3, 4, 5
+VOCABULARY = Vocabulary(
+    size=1000,
+    pad=PAD,
+    unk=UNK,
+    sos=SOS,
+    eos=EOS,
+    mask=MASK,
+    pseudo=None,
+    special=np.arange(FIRST, dtype=np.int32),
+    ordinary=np.arange(FIRST, 1000, dtype=np.int32),
+)
+LENGTHS = [23, 1, 40, 0, 7, 12, 2, 100]
+
+
+def make_source(folder: Path, lengths: list[int] = LENGTHS, *, name: str = "s", num_shards: int = 1) -> TokenSource:
+    """Documents of ascending token ids, so that every token names its place."""
+    shards, token = [], FIRST
+    for i in range(num_shards):
+        path = folder / f"{name}{i}.ds"
+        with ShardWriter(path, vocab_size=VOCABULARY.size, tokenizer_name="toy") as writer:
+            for document, length in enumerate(lengths[i::num_shards]):
+                writer.begin_file(f"{name}{i}-{document // 2}.txt")
+                writer.write(np.arange(token, token + length), 10 * length)
+                token += length
+        shards.append(TokenShard.open(path))
+    return TokenSource(name=name, shards=tuple(shards))
+
+
+def make_sampler(*sources: TokenSource, window: int = 13, segments: int = 2, **options: object) -> WindowSampler:
+    arguments = {"vocabulary": VOCABULARY, "seed": 1, **options}
+    return WindowSampler(list(sources), window=window, segments=segments, **arguments)  # type: ignore[arg-type]
+
+
+def naive_pieces(source: TokenSource, piece: int, least: int) -> list[list[int]]:
+    pieces = []
+    for shard in source.shards:
+        for start, end in zip(shard.starts, shard.ends, strict=True):
+            document = shard.tokens[start:end].tolist()
+            pieces += [document[at : at + piece] for at in range(0, len(document), piece)]
+    return [piece for piece in pieces if len(piece) >= least]
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("window", [5, 13, 64, 300])
+def test_windows_are_the_pieces_of_the_documents(tmp_path: Path, window: int, segments: int, num_shards: int) -> None:
+    source = make_source(tmp_path, num_shards=num_shards)
+    sampler = make_sampler(source, window=window, segments=segments)
+    expected = naive_pieces(source, window - 1 - segments, segments)
+    assert sampler.num_windows == sampler.epoch_size == len(expected)
+    windows = sampler.read(0, sampler.epoch_size)
+    assert sorted(windows.index.tolist()) == list(range(len(expected)))
+    for row in range(len(windows)):
+        piece, length = expected[windows.index[row]], int(windows.lengths[row])
+        tokens = windows.token_ids[row].tolist()
+        assert length == len(piece) + 1 + segments
+        assert tokens[0] == SOS and tokens[length - 1] == EOS and tokens[length:] == [PAD] * (window - length)
+        ends = [i for i in range(length) if tokens[i] == EOS]
+        assert len(ends) == segments
+        assert [token for token in tokens if token >= FIRST] == piece
+        assert windows.segment_ids[row].tolist() == [int(ends[0] < i < length) for i in range(window)]
+        if segments == 2:
+            assert 2 <= ends[0] < length - 2, "neither segment is empty"
+        assert (windows.maskable[row] == (windows.token_ids[row] >= FIRST)).all()
+    filled = sum(len(piece) + 1 + segments for piece in expected) / (len(expected) * window)
+    assert sampler.fill == pytest.approx(filled)
+
+
+def test_shapes_and_types(tmp_path: Path) -> None:
+    windows = make_sampler(make_source(tmp_path)).read(3, 7)
+    assert windows.token_ids.shape == windows.segment_ids.shape == windows.maskable.shape == (7, 13)
+    assert windows.lengths.shape == windows.keys.shape == windows.source.shape == windows.index.shape == (7,)
+    assert windows.token_ids.dtype == windows.segment_ids.dtype == windows.lengths.dtype == np.int32
+    assert windows.keys.dtype == np.uint64 and windows.maskable.dtype == np.bool_
+
+
+def test_reading_is_random_access_over_epochs(tmp_path: Path) -> None:
+    sampler = make_sampler(make_source(tmp_path))
+    total = 3 * sampler.epoch_size
+    whole = sampler.read(0, total)
+    for start, count in ((0, 1), (5, 9), (sampler.epoch_size - 2, 5), (total - 1, 1)):
+        part = make_sampler(make_source(tmp_path)).read(start, count)
+        for name in ("token_ids", "segment_ids", "lengths", "maskable", "keys", "source", "index"):
+            assert (getattr(part, name) == getattr(whole, name)[start : start + count]).all()
+
+
+def test_epochs_have_orders_keys_and_splits_of_their_own(tmp_path: Path) -> None:
+    sampler = make_sampler(make_source(tmp_path))
+    size = sampler.epoch_size
+    first, second = sampler.read(0, size), sampler.read(size, size)
+    assert sorted(first.index.tolist()) == sorted(second.index.tolist())
+    assert first.index.tolist() != second.index.tolist()
+    assert len({*first.keys.tolist(), *second.keys.tolist()}) == 2 * size
+    assert make_sampler(make_source(tmp_path), seed=2).read(0, size).index.tolist() != first.index.tolist()
+
+
+def test_the_split_point_is_uniform(tmp_path: Path) -> None:
+    sampler = make_sampler(make_source(tmp_path, [10] * 50), window=13)
+    windows = sampler.read(0, 9000)
+    splits = (windows.token_ids == EOS).argmax(axis=1) - 1
+    counts = np.bincount(splits, minlength=10)
+    assert counts[0] == 0 and len(counts) == 10
+    assert (abs(counts[1:] - 1000) < 5 * np.sqrt(1000 * 8 / 9)).all()
+
+
+@pytest.mark.parametrize(("weight", "epochs"), [(1.0, 1), (2.0, 1), (0.5, 2), (0.3, 10), (1.5, 2)])
+def test_weights_pass_evenly_over_a_source(tmp_path: Path, weight: float, epochs: int) -> None:
+    heavy = make_source(tmp_path, [10] * 20, name="heavy")
+    light = make_source(tmp_path, [10] * 10, name="light")
+    sampler = make_sampler(heavy, light, window=13, weights=[weight, 1.0])
+    assert sampler.epoch_size == round(weight * 20) + 10
+    windows = sampler.read(0, epochs * sampler.epoch_size)
+    counts = np.bincount(windows.index[windows.source == 0], minlength=20)
+    assert (counts == round(weight * epochs)).all()
+    assert (np.bincount(windows.index[windows.source == 1]) == epochs).all()
+
+
+def test_a_part_of_a_pass_is_not_the_beginning_of_the_source(tmp_path: Path) -> None:
+    sampler = make_sampler(make_source(tmp_path, [10] * 40), window=13, weights=[0.25])
+    assert sorted(sampler.read(0, 10).index.tolist()) != list(range(10))
+
+
+def test_special_tokens_in_the_text_are_not_maskable(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "a.ds", vocab_size=1000, tokenizer_name="toy") as writer:
+        writer.write(np.array([10, UNK, 11, EOS, 12]), 5)
+    source = TokenSource(name="a", shards=(TokenShard.open(tmp_path / "a.ds"),))
+    windows = make_sampler(source, window=8, segments=1).read(0, 1)
+    assert windows.token_ids[0].tolist() == [SOS, 10, UNK, 11, EOS, 12, EOS, PAD]
+    assert windows.maskable[0].tolist() == [False, True, False, True, False, True, False, False]
+
+
+def test_sequential_is_spread_and_fixed(tmp_path: Path) -> None:
+    first, second = make_source(tmp_path, [100] * 10, name="a"), make_source(tmp_path, [100] * 10, name="b")
+    sampler = make_sampler(first, second)
+    windows = sampler.sequential(20)
+    numbers = windows.source * 100 + windows.index
+    assert numbers.tolist() == list(range(0, 200, 10))
+    again = make_sampler(first, second, seed=99, weights=[1.0, 3.0]).sequential(20)
+    assert (again.keys == windows.keys).all() and (again.token_ids == windows.token_ids).all()
+    assert len(sampler.sequential(10_000)) == sampler.num_windows
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_names(tmp_path: Path, num_shards: int) -> None:
+    source = make_source(tmp_path, num_shards=num_shards)
+    sampler = make_sampler(source)
+    windows = sampler.sequential(sampler.num_windows)
+    for row in range(len(windows)):
+        name = sampler.name(int(windows.source[row]), int(windows.index[row]))
+        shard = next(shard for shard in source.shards if name.file in dict(shard.files))
+        document = dict(shard.files)[name.file] + name.document
+        assert shard.tokens[shard.starts[document] + name.first_token] == windows.token_ids[row, 1]
+        assert name.byte == 10 * name.first_token
+    assert str(sampler.name(0, 1)) == "s0-0.txt, document 0, token 10, near byte 100"
+
+
+@pytest.mark.parametrize(("window", "segments", "least"), [(4, 2, 5), (2, 1, 3), (0, 2, 5)])
+def test_a_window_shorter_than_the_specials(tmp_path: Path, window: int, segments: int, least: int) -> None:
+    with pytest.raises(UsageError, match=rf"data\.window is {window}, too short .* set it to {least} or more"):
+        make_sampler(make_source(tmp_path), window=window, segments=segments)
+
+
+def test_bad_weights_and_missing_windows(tmp_path: Path) -> None:
+    source = make_source(tmp_path)
+    with pytest.raises(UsageError, match=r"data\.weights has 2 values for 1 sources"):
+        make_sampler(source, weights=[1.0, 1.0])
+    with pytest.raises(UsageError, match=r"data\.weights holds -1"):
+        make_sampler(source, weights=[-1.0])
+    with pytest.raises(UniclozeError, match="There is no window in s"):
+        make_sampler(source, weights=[0.0])
+    with pytest.raises(UniclozeError, match="There is no window in t"):
+        make_sampler(make_source(tmp_path, [1, 0], name="t"))
+
+
+def test_an_empty_source_beside_a_full_one(tmp_path: Path) -> None:
+    empty = make_source(tmp_path, [0, 1], name="e")
+    sampler = make_sampler(empty, make_source(tmp_path), weights=[2.0, 1.0])
+    assert set(sampler.read(0, sampler.epoch_size).source.tolist()) == {1}
+
+
+def test_ids_the_tokenizer_has_not(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "a.ds", vocab_size=5000, tokenizer_name="toy") as writer:
+        writer.write(np.array([10, 4000, 11]), 5)
+    source = TokenSource(name="a", shards=(TokenShard.open(tmp_path / "a.ds"),))
+    with pytest.raises(UniclozeError, match="holds token id 4000, the tokenizer only 1000 ids"):
+        make_sampler(source).read(0, 1)

@@ -1,0 +1,61 @@
+"""Small vocabularies, windows and models for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from unicloze import keyed
+from unicloze.model.model import UnifiedModel
+from unicloze.settings import ModelSettings
+from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.windows import Windows
+
+PAD, UNK, SOS, EOS, MASK, PSEUDO = 0, 2, 3, 4, 5, 6
+FIRST_ORDINARY = 7
+
+
+def vocabulary(size: int = 50) -> Vocabulary:
+    """Special tokens below 7, ordinary ones above."""
+    return Vocabulary(
+        size=size, pad=PAD, unk=UNK, sos=SOS, eos=EOS, mask=MASK, pseudo=PSEUDO,
+        special=np.arange(FIRST_ORDINARY, dtype=np.int32),
+        ordinary=np.arange(FIRST_ORDINARY, size, dtype=np.int32),
+    )  # fmt: skip
+
+
+def random_windows(rows: int, window: int, *, vocab: int = 50, seed: int = 0, short: bool = False) -> Windows:
+    """Windows "[SOS] S1 [EOS] S2 [EOS]" of random tokens; some of them short and padded if asked for."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(FIRST_ORDINARY, vocab, (rows, window)).astype(np.int32)
+    lengths = rng.integers(5, window + 1, rows) if short else np.full(rows, window)
+    position = np.arange(window)
+    middle = rng.integers(2, lengths - 2)
+    is_eos = (position == middle[:, None]) | (position == lengths[:, None] - 1)
+    real = position < lengths[:, None]
+    tokens[is_eos], tokens[:, 0], tokens[~real] = EOS, SOS, PAD
+    return Windows(
+        token_ids=tokens,
+        segment_ids=((position > middle[:, None]) & real).astype(np.int32),
+        lengths=lengths.astype(np.int32),
+        maskable=real & ~is_eos & (position > 0),
+        keys=keyed.key(seed, 0, np.arange(rows)),
+        source=np.zeros(rows, np.int32),
+        index=np.arange(rows),
+    )
+
+
+def model(vocab: int = 50, positions: int = 40, **settings: Any) -> UnifiedModel:
+    """A small float32 model whose weights are large enough for differences to show."""
+    shape: dict[str, Any] = dict(
+        hidden_size=32, num_layers=3, num_heads=4, intermediate_size=64, dropout=0.0, attention_dropout=0.0, initializer_range=0.15
+    )
+    built = UnifiedModel(ModelSettings(**(shape | settings)), vocab_size=vocab, max_positions=positions)
+    built.initialize(0)
+    with torch.no_grad():
+        for name, parameter in built.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(1))
+    return built
