@@ -36,7 +36,7 @@ def measure_encode(corpus: list[str], tokenizer_path: str) -> dict[str, float]:
     seconds, size = 0.0, 0
     documents = ((document.path, document.text, False) for path in corpus for document in read_documents(path))
     for batch in batches(documents):
-        pieces = [piece for _, pieces, _ in batch for piece in pieces]
+        pieces = [piece.text for piece in batch]
         size += sum(len(piece.encode()) for piece in pieces)
         start = time.perf_counter()
         tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
@@ -59,8 +59,9 @@ def child(what: str, corpus: list[str], tokenizer: str | None, out: str) -> dict
     """Runs one measurement in a process of its own."""
     arguments = [sys.executable, __file__, "--child", what, "--corpus", *corpus, "--out", out]
     arguments += ["--tokenizer", tokenizer] if tokenizer else []
-    result: dict[str, float] = json.loads(subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    return result
+    output = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True).stdout
+    figures: dict[str, float] = json.loads(output)
+    return figures
 
 
 def slice_corpus(corpus: list[str], megabytes: float, out: Path) -> list[str]:

@@ -41,7 +41,7 @@ def test_streams_and_counters_are_independent() -> None:
     keys, counters = keyed.key(np.arange(2000))[:, None], np.arange(8)[None, :]
     first, second = (keyed.uniform(keyed.bits(keys, stream, counters)) for stream in (0, 1))
     assert first.shape == (2000, 8)
-    assert 0 <= first.min() and first.max() < 1
+    assert first.min() >= 0 and first.max() < 1
     for left, right in ((first, second), (first[:, :-1], first[:, 1:])):
         assert abs(np.corrcoef(left.ravel(), right.ravel())[0, 1]) < 4 / np.sqrt(left.size)
     assert abs(first.mean() - 0.5) < 4 * np.sqrt(1 / 12 / first.size)

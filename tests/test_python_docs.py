@@ -42,7 +42,7 @@ def small_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A standard library of two modules and a package that stands for numpy."""
     library, site = tmp_path / "library", tmp_path / "site"
     (library / "pydoc_data").mkdir(parents=True)
-    (library / "pydoc_data" / "topics.py").write_text("topics = {'while': 'The while statement', 'assert': 'Assertions'}")
+    (library / "pydoc_data" / "topics.py").write_text("topics = {'while': 'The while statement', 'assert': 'Assert'}")
     (library / "shapes.py").write_text(SOURCE)
     (library / "broken.py").write_text('"""Doc."""\ndef (:')
     (library / "test").mkdir()

@@ -66,7 +66,7 @@ def test_an_empty_shard(tmp_path: Path) -> None:
 def test_damage_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.ds")
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(UniclozeError, match=r"a\.ds is damaged \(10 bytes cannot be the 6 tokens"):
+    with pytest.raises(UniclozeError, match=r"a\.ds \(10 bytes\) does not fit a\.ds\.index \(6 tokens\)"):
         TokenShard.open(path)
     (tmp_path / "a.ds.index").unlink()
     with pytest.raises(UniclozeError, match=r"a\.ds\.index is missing"):

@@ -141,7 +141,7 @@ def test_roberta_names(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_tokenizer_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UniclozeError, match="holds no tokenizer.json or vocab.txt"):
+    with pytest.raises(UniclozeError, match=r"holds no tokenizer\.json or vocab\.txt"):
         Tokenizer.load(tmp_path)
     with pytest.raises(UniclozeError, match=r"There is no .*nowhere\.json"):
         Tokenizer.load(tmp_path / "nowhere.json")

@@ -12,7 +12,7 @@ from unicloze.text.tokenizers import Vocabulary
 
 PAD, UNK, SOS, EOS, MASK, FIRST = 0, 1, 2, 3, 4, 5
 VOCABULARY = Vocabulary(
-    size=1000,
+    size=3000,
     pad=PAD,
     unk=UNK,
     sos=SOS,
@@ -20,7 +20,7 @@ VOCABULARY = Vocabulary(
     mask=MASK,
     pseudo=None,
     special=np.arange(FIRST, dtype=np.int32),
-    ordinary=np.arange(FIRST, 1000, dtype=np.int32),
+    ordinary=np.arange(FIRST, 3000, dtype=np.int32),
 )
 LENGTHS = [23, 1, 40, 0, 7, 12, 2, 100]
 
@@ -195,5 +195,5 @@ def test_ids_the_tokenizer_has_not(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "a.ds", vocab_size=5000, tokenizer_name="toy") as writer:
         writer.write(np.array([10, 4000, 11]), 5)
     source = TokenSource(name="a", shards=(TokenShard.open(tmp_path / "a.ds"),))
-    with pytest.raises(UniclozeError, match="holds token id 4000, the tokenizer only 1000 ids"):
+    with pytest.raises(UniclozeError, match="holds token id 4000, the tokenizer only 3000 ids"):
         make_sampler(source).read(0, 1)

@@ -5,8 +5,8 @@
     unicloze.pretrain(recipe="quickstart", out="runs/quickstart")
     print(unicloze.fill(model="runs/quickstart", text="Return a [MASK] of the given list."))
 
-Each verb of the command line is a function of `unicloze.verbs` with the same name and arguments. Those whose name is not
-also that of a room of this package are here as well. Nothing heavy is imported before it is used.
+Each verb of the command line is a function of `unicloze.verbs` with the same name and arguments. All but `report`,
+`recipes` and `doctor`, which are rooms of this package, are here as well. Nothing heavy is imported before it is used.
 """
 
 from __future__ import annotations

@@ -135,7 +135,9 @@ def _memory() -> Iterator[Finding]:
     page = os.sysconf("SC_PAGE_SIZE")
     free = os.sysconf("SC_AVPHYS_PAGES") * page if "SC_AVPHYS_PAGES" in os.sysconf_names else None
     total = f"{os.sysconf('SC_PHYS_PAGES') * page / _GIB:.1f} GiB"
-    yield Finding(topic="memory", state="ok", detail=total if free is None else f"{total}, {free / _GIB:.1f} GiB unused")
+    yield Finding(
+        topic="memory", state="ok", detail=total if free is None else f"{total}, {free / _GIB:.1f} GiB unused"
+    )
 
 
 def _arithmetic() -> Iterator[Finding]:
@@ -164,8 +166,8 @@ def _arithmetic() -> Iterator[Finding]:
     yield Finding(
         topic="precision",
         state="ok",
-        detail=f"{chosen} on the CPU: products of {_PRODUCT_SIZE} x {_PRODUCT_SIZE} run at {speeds['bf16']:.0f} GF/s in bf16 "
-        f"and {speeds['fp32']:.0f} in fp32; instructions: {', '.join(abilities)}",
+        detail=f"{chosen} on the CPU: {_PRODUCT_SIZE} x {_PRODUCT_SIZE} products run at {speeds['bf16']:.0f} GF/s in "
+        f"bf16 and {speeds['fp32']:.0f} in fp32; instructions: {', '.join(abilities)}",
     )
 
 
@@ -176,7 +178,10 @@ def _dropout() -> Iterator[Finding]:
     if compiler is None:
         detail, cure = "no C compiler: NumPy draws it, which is slower", "Install gcc or clang."
     elif dropout._compiled() is None:
-        detail, cure = f"{compiler} cannot compile it: NumPy draws it, which is slower", f"Mend {compiler} and its headers."
+        detail, cure = (
+            f"{compiler} cannot compile it: NumPy draws it, which is slower",
+            f"Mend {compiler} and its headers.",
+        )
     else:
         detail, cure = f"compiled with {compiler}", ""
     yield Finding(topic="dropout", state="note" if cure else "ok", detail=detail, cure=cure)
@@ -199,7 +204,9 @@ def _gpus() -> Iterator[Finding]:
             properties = torch.cuda.get_device_properties(number)
             bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
             detail = f"{properties.name}, {properties.total_memory / _GIB:.0f} GiB, {bf16}"
-            yield Finding(topic=f"GPU {number}", state="ok", detail=f"{detail}; runs use cuda:0" if number == 0 else detail)
+            yield Finding(
+                topic=f"GPU {number}", state="ok", detail=f"{detail}; runs use cuda:0" if number == 0 else detail
+            )
         return
     driver = Path("/proc/driver/nvidia/version").exists()
     if driver and torch.version.cuda is None:
@@ -221,7 +228,9 @@ def _disk() -> Iterator[Finding]:
             topic="disk", state="note", detail=f"{place} may not be written", cure="Give runs an --out elsewhere."
         )
     elif free < _SCARCE_DISK:
-        yield Finding(topic="disk", state="note", detail=detail, cure="Free some space or give runs an --out elsewhere.")
+        yield Finding(
+            topic="disk", state="note", detail=detail, cure="Free some space or give runs an --out elsewhere."
+        )
     else:
         yield Finding(topic="disk", state="ok", detail=detail)
 

@@ -1,19 +1,16 @@
 """What unicloze does, one function per verb of the command line: same name, same arguments, results instead of print.
 
-Settings of a recipe are overridden by dotted name: `overrides={"training.steps": 10}` is `--training.steps 10`. Every
-result prints as the command shows it (`str`) or holds the data that `--json` prints (`to_dict`). Nothing heavy is imported
-before a function needs it.
+Settings of a recipe are overridden by dotted name: `overrides={"training.steps": 10}` is `--training.steps 10`. Options
+that only say how the command prints (`--json`, `--help-settings`) have no argument here: a result is a dataclass that
+holds all of it. Nothing heavy is imported before a function needs it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from unicloze.errors import UniclozeError, UsageError
 
@@ -21,14 +18,17 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from unicloze.decoding.embed import Pooling
+    from unicloze.decoding.infill import FillResult, Order
+    from unicloze.decoding.likelihood import TextScore
     from unicloze.doctor import Examination
     from unicloze.report.example_view import ExampleView
     from unicloze.settings import Recipe
     from unicloze.text.prepare import Prepared
     from unicloze.text.tokenizers import Tokenizer
-    from unicloze.training.run import RunResult
+    from unicloze.training.run import LoadedModel, RunResult
 
-PathLike = str | os.PathLike[str]
+PathLike = str | Path
 Overrides = Mapping[str, Any]
 
 DEFAULT_RECIPE = "quickstart"
@@ -64,9 +64,7 @@ def prepare(
             "it with `unicloze pretrain`."
         )
     folder = RUNS / settings.name / "data" if out is None else Path(out)
-    return prepare_data(
-        settings.data, settings.tokenizer, folder, progress=not quiet, seed=settings.training.seed
-    )
+    return prepare_data(settings.data, settings.tokenizer, folder, progress=not quiet, seed=settings.training.seed)
 
 
 def pretrain(
@@ -118,8 +116,8 @@ def inspect(
 ) -> ExampleView:
     """Make one example of a text, as the model is fed it.
 
-    The recipe's tokenizer is taken from `tokenizer.path`, `data.prepared` or the run; where none is built yet the text is
-    split on white space, and that is said on stderr.
+    The recipe's tokenizer is taken from `tokenizer.path`, `data.prepared` or the run; where none is built yet the text
+    is split on white space, and that is said on stderr.
 
     Args:
         text: Becomes one window; what does not fit is cut off.
@@ -134,7 +132,7 @@ def inspect(
         UniclozeError: A tokenizer that was named cannot be read, or the picture cannot be written.
     """
     from unicloze.recipes import load_recipe
-    from unicloze.report.example_view import ExampleView, inspect_example
+    from unicloze.report.example_view import ExampleView, example_title, inspect_example
 
     settings = load_recipe(recipe, overrides)
     examples, tokenizer = inspect_example(settings, text, seed, _find_tokenizer(settings, out))
@@ -142,7 +140,7 @@ def inspect(
     if picture is not None:
         from unicloze.report.picture import save_picture
 
-        save_picture(view, Path(picture))
+        save_picture(picture, view, example_title(settings))
     return view
 
 
@@ -159,3 +157,148 @@ def _find_tokenizer(recipe: Recipe, out: PathLike | None) -> Tokenizer | None:
     if out is not None and not folders:
         raise UniclozeError(f"{run} holds no tokenizer.json: give the --out of a run or of `unicloze prepare`.")
     return Tokenizer.load(folders[0]) if folders else None
+
+
+def fill(model: PathLike | LoadedModel, text: str, top_k: int = 5, order: Order | None = None) -> FillResult:
+    """Fill the masks of a text; see `unicloze.decoding.infill.fill`.
+
+    Args:
+        model: A run directory, a checkpoint or a loaded model.
+        text: Has `[MASK]` where a token is missing.
+        top_k: Candidates to list for each mask.
+        order: `confidence`, `left-to-right` or `span` fill step by step by PAR; AE fills all at once if not given.
+
+    Raises:
+        UsageError: There is nothing to fill, or the model was not trained for the order.
+        UniclozeError: There is no whole checkpoint.
+    """
+    from unicloze.decoding import infill
+
+    return infill.fill(model, text, top_k=top_k, order=order)
+
+
+def score(model: PathLike | LoadedModel, text: str | None = None, file: PathLike | None = None) -> list[TextScore]:
+    """Log-likelihood and pseudo-log-likelihood of texts; see `unicloze.decoding.likelihood.score`.
+
+    Args:
+        model: A run directory, a checkpoint or a loaded model.
+        text: One text.
+        file: A file of texts instead, read as a corpus is: in .txt blank lines part them.
+
+    Raises:
+        UsageError: Neither or both of `text` and `file` are given, or the text is blank.
+        UniclozeError: There is no whole checkpoint, or the file cannot be read.
+    """
+    from unicloze.decoding import likelihood
+
+    if (text is None) == (file is None):
+        raise UsageError("Give a text or a file to score, and not both.")
+    texts = _texts(file) if text is None else [text]
+    return likelihood.score(model, texts)
+
+
+def _texts(file: PathLike | None) -> list[str]:
+    from unicloze.text.readers import read_documents
+
+    texts = [document.text for document in read_documents(Path(file or ""))]
+    if not texts:
+        raise UniclozeError(f"{file} holds no text: give a file with something to score.")
+    return texts
+
+
+def embed(
+    model: PathLike | LoadedModel, texts: Sequence[str], pooling: Pooling = "mean", batch_size: int = 32
+) -> npt.NDArray[np.float32]:
+    """Vectors of texts; see `unicloze.decoding.embed.embed`. No verb of the command line.
+
+    Args:
+        model: A run directory, a checkpoint or a loaded model.
+        texts: The texts.
+        pooling: `mean` of the last hidden states, or that of the `first` token.
+        batch_size: Most rows of one forward pass.
+
+    Returns:
+        *Shape:* (texts, hidden size)
+
+    Raises:
+        UsageError: A text is blank.
+        UniclozeError: There is no whole checkpoint.
+    """
+    from unicloze.decoding import embed as room
+
+    return room.embed(model, texts, pooling=pooling, batch_size=batch_size)
+
+
+def report(run: PathLike) -> Path:
+    """Write one static HTML page about a run.
+
+    Args:
+        run: Directory of the run.
+
+    Returns:
+        The page, `RUN/report.html`.
+
+    Raises:
+        UniclozeError: There is no run, or the page cannot be written.
+    """
+    from unicloze.report.page import build_report
+
+    return build_report(Path(run))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeSummary:
+    """What `unicloze recipes` says of a recipe.
+
+    Args:
+        name: Its name.
+        objective: What is predicted, such as `unilmv2 ae+par`.
+        parameters: Weights of its model, with a vocabulary as large as it asks for.
+        place: Where in the paper its values stand.
+    """
+
+    name: str
+    objective: str
+    parameters: int
+    place: str
+
+
+def recipes() -> list[RecipeSummary]:
+    """The recipes that come with the package."""
+    from unicloze.recipes import load_recipe, recipe_names
+
+    return [
+        RecipeSummary(
+            name=recipe.name,
+            objective=f"{recipe.objective.name} {'+'.join(_targets(recipe))}",
+            parameters=count_parameters(recipe),
+            place=recipe.provenance.place,
+        )
+        for recipe in map(load_recipe, recipe_names())
+    ]
+
+
+def _targets(recipe: Recipe) -> list[str]:
+    from unicloze.objectives.unilmv2 import stepwise_target
+
+    return [stepwise_target(recipe.objective) if name == "par" else name for name in recipe.objective.targets]
+
+
+def count_parameters(recipe: Recipe) -> int:
+    """Weights of the model a recipe describes, tied ones counted once, if its vocabulary is as large as it asks for."""
+    model, vocabulary = recipe.model, recipe.tokenizer.vocab_size
+    width, inner = model.hidden_size, model.intermediate_size
+    norm = 2 * width
+    embeddings = (vocabulary + (model.max_positions or recipe.data.window) + model.num_segments) * width + norm
+    attention = 4 * (width * width + width)
+    feed_forward = 2 * width * inner + inner + width
+    relative = model.relative_buckets * model.num_heads if model.relative_bias else 0
+    head = width * width + width + norm + vocabulary
+    return embeddings + model.num_layers * (attention + feed_forward + 2 * norm) + relative + head
+
+
+def doctor() -> Examination:
+    """Look at what this machine offers and what a run would use of it."""
+    from unicloze.doctor import examine
+
+    return examine()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -12,11 +13,10 @@ import torch
 
 from unicloze.decoding.texts import by_length, cut, one_segment, open_model
 from unicloze.errors import UsageError
-from unicloze.example import Examples, Kind, collate
-from unicloze.visibility import bidirectional
+from unicloze.example import collate
+from unicloze.objectives.unilmv2 import lay_out
 
 if TYPE_CHECKING:
-    from unicloze.text.windows import Windows
     from unicloze.training.run import LoadedModel
 
 Pooling = Literal["mean", "first"]
@@ -34,8 +34,8 @@ def embed(
     Args:
         model: A run directory, a checkpoint or a loaded model.
         texts: The texts; names of special tokens in them are plain text.
-        pooling: `mean` over the last hidden states of all tokens of all windows, [SOS] and [EOS] included; `first` takes
-            that of the first window's [SOS].
+        pooling: `mean` over the last hidden states of all tokens of all windows, [SOS] and [EOS] included; `first`
+            takes that of the first window's [SOS].
         batch_size: Most rows of one forward pass.
 
     Returns:
@@ -48,6 +48,7 @@ def embed(
         raise UsageError(f"pooling is {pooling!r}: give one of {', '.join(get_args(Pooling))}")
     loaded = open_model(model)
     backbone = loaded.model.backbone
+    objective = dataclasses.replace(loaded.recipe.objective, targets=["ae"])
     device = next(backbone.parameters()).device
     tokens, pieces = cut(loaded, texts)
     if pooling == "first":
@@ -56,31 +57,11 @@ def embed(
     counts = np.zeros(len(tokens), dtype=np.int64)
     for block in by_length([len(piece) for piece in pieces], batch_size):
         windows = one_segment([pieces[i].tokens for i in block], loaded.tokenizer.vocabulary)
-        hidden = backbone(collate(_unmasked(windows), device=device))[-1].double().cpu().numpy()
+        nothing = np.full(windows.token_ids.shape, -1, dtype=np.int32)
+        examples = lay_out(windows, nothing, loaded.tokenizer.vocabulary, objective, rate=0.0)
+        hidden = backbone(collate(examples, device=device))[-1].double().cpu().numpy()
         for row, i in enumerate(block):
             pooled = hidden[row, : 1 if pooling == "first" else windows.lengths[row]]
             sums[pieces[i].text] += pooled.sum(axis=0)
             counts[pieces[i].text] += len(pooled)
     return (sums / counts[:, None]).astype(np.float32)
-
-
-def _unmasked(windows: Windows) -> Examples:
-    """Rows in which every token reads every other and none is predicted."""
-    rows, width = windows.token_ids.shape
-    real = np.arange(width) < windows.lengths[:, None]
-    intervals = np.zeros((rows, width, 4), dtype=np.int32)
-    for row, length in enumerate(windows.lengths):
-        intervals[row, :length] = bidirectional(int(length))
-        intervals[row, length:, :2] = np.arange(length, width)[:, None] + [0, 1]
-    return Examples(
-        input_ids=windows.token_ids,
-        position_ids=np.where(real, np.arange(width), 0).astype(np.int32),
-        segment_ids=windows.segment_ids,
-        kinds=np.where(real, Kind.CONTEXT, Kind.PADDING).astype(np.uint8),
-        steps=np.full((rows, width), -1, dtype=np.int32),
-        intervals=intervals,
-        lengths=windows.lengths,
-        mutual=windows.lengths,
-        text_tokens=windows.lengths,
-        targets={},
-    )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -57,12 +58,29 @@ class TextScore:
     windows: int
     note: str | None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields, fit for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [self.text]
+        if self.chain_log_likelihood is not None:
+            lines.append(
+                f"  log-likelihood {self.chain_log_likelihood:.3f} (chain rule, left to right): perplexity "
+                f"{self.chain_perplexity:,.1f}, {self.bits_per_byte:.3f} bits per byte"
+            )
+        if self.pseudo_log_likelihood is not None:
+            perplexity = f"pseudo-perplexity {self.pseudo_perplexity:,.1f}"
+            lines.append(f"  pseudo-log-likelihood {self.pseudo_log_likelihood:.3f}: {perplexity}")
+        return "\n".join([*lines, *([f"  note: {self.note}"] if self.note else [])])
+
 
 def score(model: str | Path | LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> list[TextScore]:
     """Score texts: one forward pass for the chain rule of a window, one row of a batch for each token masked alone.
 
-    A text's score depends neither on the other texts nor on `batch_size`, up to rounding. Tokens the model never predicts
-    ([UNK]) stay in view and are not scored. Texts longer than the model reads at once are cut into consecutive windows.
+    A text's score depends neither on the other texts nor on `batch_size`, up to rounding. Tokens the model never
+    predicts ([UNK]) stay in view and are not scored. Texts longer than the model reads at once are cut into consecutive
+    windows.
 
     Args:
         model: A run directory, a checkpoint or a loaded model.
@@ -75,11 +93,12 @@ def score(model: str | Path | LoadedModel, texts: Sequence[str], *, batch_size: 
     loaded = open_model(model)
     tokens, pieces = cut(loaded, texts)
     targets = loaded.recipe.objective.targets
-    chain = _by_text(tokens, pieces, _chain(loaded, pieces, batch_size)) if "par" in targets else [None] * len(tokens)
-    pseudo = _by_text(tokens, pieces, _pseudo(loaded, pieces, batch_size)) if "ae" in targets else [None] * len(tokens)
-    windows = np.bincount([piece.text for piece in pieces], minlength=len(tokens))
+    nothing: list[Logs | None] = [None] * len(texts)
+    chain = _by_text(len(texts), pieces, _chain(loaded, pieces, batch_size)) if "par" in targets else nothing
+    pseudo = _by_text(len(texts), pieces, _pseudo(loaded, pieces, batch_size)) if "ae" in targets else nothing
+    windows = Counter(piece.text for piece in pieces)
     return [
-        _text_score(loaded, text, ids, chain[i], pseudo[i], int(windows[i]))
+        _text_score(loaded, text, ids, chain[i], pseudo[i], windows[i])
         for i, (text, ids) in enumerate(zip(texts, tokens, strict=True))
     ]
 
@@ -130,13 +149,15 @@ def _log_probabilities(model: UnifiedModel, examples: Examples) -> Logs:
     ((name, logits),) = model.logits(batch).items()
     labels = batch.targets[name].labels
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten()).unflatten(0, labels.shape)
-    return -losses.double().cpu().numpy()
+    logs: Logs = -losses.double().cpu().numpy()
+    return logs
 
 
-def _by_text(tokens: Sequence[npt.NDArray[np.int32]], pieces: Sequence[Piece], logs: Sequence[Logs]) -> list[Logs | None]:
-    result: list[Logs | None] = []
-    for i in range(len(tokens)):
-        result.append(np.concatenate([part for piece, part in zip(pieces, logs, strict=True) if piece.text == i]))
+def _by_text(count: int, pieces: Sequence[Piece], logs: Sequence[Logs]) -> list[Logs | None]:
+    result: list[Logs | None] = [None] * count
+    for piece, part in zip(pieces, logs, strict=True):
+        before = result[piece.text]
+        result[piece.text] = part if before is None else np.concatenate([before, part])
     return result
 
 
@@ -177,8 +198,8 @@ def _note(objective: ObjectiveSettings, chain: bool, unscored: int, windows: int
     notes = []
     if chain and objective.high_mask_share == 0 and objective.mask_rate < 0.5:
         notes.append(
-            f"the chain rule masks the whole text and this model was trained at a mask rate of {objective.mask_rate:.0%} only "
-            "(objective.high_mask_share is 0): its first tokens are predicted from far less than the model is used to"
+            f"the chain rule masks the whole text and the model was trained at a mask rate of {objective.mask_rate:.0%}"
+            " only (objective.high_mask_share is 0): the first tokens are predicted from far less than it is used to"
         )
     if unscored:
         notes.append(f"{unscored} tokens that the vocabulary cannot spell are not scored")

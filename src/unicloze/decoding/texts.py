@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from unicloze.errors import UsageError
 from unicloze.text.tokenizers import Vocabulary
-from unicloze.text.windows import Windows
+from unicloze.text.windows import Windows, windows_of
 
 if TYPE_CHECKING:
     from unicloze.training.run import LoadedModel
@@ -97,7 +97,7 @@ def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Ints], list[Piec
     tokens = model.tokenizer.encode_batch(texts)
     for i, ids in enumerate(tokens):
         if not len(ids):
-            raise UsageError(f"text {i + 1} of {len(texts)} has no token the tokenizer knows: give it at least one word")
+            raise UsageError(f"text {i + 1} of {len(texts)} has no tokens: give it at least one word")
     pieces = [
         Piece(text=i, first=first, tokens=ids[first : first + limit])
         for i, ids in enumerate(tokens)
@@ -106,37 +106,16 @@ def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Ints], list[Piec
     long = sum(len(ids) > limit for ids in tokens)
     if long:
         warnings.warn(
-            f"{long} of {len(tokens)} texts are longer than the {limit} tokens the model reads at once: they are cut into "
-            "consecutive windows, each read by itself",
+            f"{long} of {len(tokens)} texts are longer than the {limit} tokens the model reads at once: they are cut "
+            "into consecutive windows, each read by itself",
             stacklevel=3,
         )
     return tokens, pieces
 
 
 def one_segment(token_ids: Sequence[Ints], vocabulary: Vocabulary) -> Windows:
-    """Windows "[SOS] text [EOS]" of the given texts, padded to the longest.
-
-    Args:
-        token_ids: Tokens of each text.
-        vocabulary: Ids of the special tokens.
-    """
-    lengths = np.array([len(ids) + SPECIALS_OF_A_WINDOW for ids in token_ids], dtype=np.int32)
-    rows = np.full((len(token_ids), int(lengths.max(initial=SPECIALS_OF_A_WINDOW))), vocabulary.pad, dtype=np.int32)
-    maskable = np.zeros(rows.shape, dtype=np.bool_)
-    for row, ids in enumerate(token_ids):
-        rows[row, 1 : len(ids) + 1] = ids
-        maskable[row, 1 : len(ids) + 1] = ~np.isin(ids, vocabulary.special)
-    rows[:, 0] = vocabulary.sos
-    rows[np.arange(len(rows)), lengths - 1] = vocabulary.eos
-    return Windows(
-        token_ids=rows,
-        segment_ids=np.zeros_like(rows),
-        lengths=lengths,
-        maskable=maskable,
-        keys=np.zeros(len(rows), dtype=np.uint64),
-        source=np.zeros(len(rows), dtype=np.int32),
-        index=np.arange(len(rows), dtype=np.int64),
-    )
+    """Windows "[SOS] text [EOS]" of the given tokens, with nothing to draw at random."""
+    return windows_of([[ids] for ids in token_ids], vocabulary, keys=np.zeros(len(token_ids), dtype=np.uint64))
 
 
 def rows_at_once(slots: int, batch_size: int) -> int:

@@ -175,7 +175,8 @@ def _corrupt(
     random = vocabulary.ordinary[which]
     shown = np.where(draw < settings.mask_share + settings.random_share, random, original)
     as_mask = draw < settings.mask_share
-    return np.where(as_mask, vocabulary.mask, shown), np.where(as_mask, pseudo_id(vocabulary, settings), shown)
+    pseudo = pseudo_id(vocabulary, settings) if "par" in settings.targets else vocabulary.mask
+    return np.where(as_mask, vocabulary.mask, shown), np.where(as_mask, pseudo, shown)
 
 
 def pseudo_id(vocabulary: Vocabulary, settings: ObjectiveSettings) -> int:

@@ -18,7 +18,7 @@ COLOURS = {
     "ink": ("#1d2433", "#e7eaf0"),
     "muted": ("#6a7487", "#98a2b5"),
     "empty": ("#eef1f5", "#232936"),
-    "context": ("#8aa0bf", "#7088ab"),
+    "context": ("#a8b9d0", "#566b8f"),
     "mask": ("#e89b2c", "#e0a043"),
     "original": ("#239b8c", "#35b3a3"),
     "pseudo": ("#8557e6", "#a583f7"),

@@ -80,23 +80,28 @@ class ExampleView:
     """One row of a block of examples, in words and without its padding.
 
     Args:
+        title: What it is, in one line.
         slots: Its slots.
         intervals: Who reads whom, see `unicloze.visibility`. *Shape:* (slots, 4)
         targets: Its predictions by name.
     """
 
+    title: str
     slots: list[Slot]
     intervals: visibility.Intervals
     targets: Mapping[str, Answers]
 
     @classmethod
-    def of(cls, examples: Examples, tokenizer: Tokenizer, *, row: int = 0) -> ExampleView:
+    def of(
+        cls, examples: Examples, tokenizer: Tokenizer, *, row: int = 0, title: str = "One example"
+    ) -> ExampleView:
         """Look at one row of a block.
 
         Args:
             examples: The block.
             tokenizer: Spells its ids.
             row: Number of the row.
+            title: What it is, in one line; see `example_title`.
         """
         length = int(examples.lengths[row])
         columns = (examples.position_ids, examples.segment_ids, examples.kinds, examples.steps)
@@ -120,7 +125,7 @@ class ExampleView:
             targets[name] = Answers(
                 slots=target.slots[row][real].tolist(), labels=tokenizer.tokens(label_ids), label_ids=label_ids
             )
-        return cls(slots=slots, intervals=examples.intervals[row, :length], targets=targets)
+        return cls(title=title, slots=slots, intervals=examples.intervals[row, :length], targets=targets)
 
     @property
     def visible(self) -> npt.NDArray[np.bool_]:
@@ -157,12 +162,8 @@ class ExampleView:
             "targets": {name: asdict(answers) for name, answers in self.targets.items()},
         }
 
-    def to_text(self, title: str) -> str:
-        """The example for a terminal: the order, a table of the slots, and the visibility as lines of 0 and 1.
-
-        Args:
-            title: First line.
-        """
+    def __str__(self) -> str:
+        """The title, the order, a table of the slots, and the visibility as lines of 0 and 1, for a terminal."""
         says = self.predictions
         table = [("slot", "", "token", "position", "segment", "kind", "step", "predicts")]
         for slot in self.slots:
@@ -175,18 +176,18 @@ class ExampleView:
             "  ".join(f"{cell:{'>' if i in numbers else '<'}{widths[i]}}" for i, cell in enumerate(row)).rstrip()
             for row in table
         ]
-        names = [slot.label for slot in self.slots]
+        names = [f"{slot.label:<5}" for slot in self.slots]
         heading = "reads".ljust(max(map(len, names), default=0)) + "  "
         heading += " ".join(name.ljust(size) for name, size in self.groups).rstrip()
-        matrix = visibility.text(
-            self.intervals, len(names), query_names=[f"{name:<5}" for name in names], groups=[n for _, n in self.groups]
-        )
-        return "\n".join([title, f"steps: {self.order}  (by position; [SOS] is 0)", "", *lines, "", heading, matrix])
+        sizes = [size for _, size in self.groups]
+        matrix = visibility.text(self.intervals, len(names), query_names=names, groups=sizes)
+        order = f"steps: {self.order}  (by position; [SOS] is 0)"
+        return "\n".join([self.title, order, "", *lines, "", heading, matrix])
 
 
 def example_title(recipe: Recipe) -> str:
     """Recipe, objective and targets in one line."""
-    return f"recipe {recipe.name}, objective {recipe.objective.name}, targets {' + '.join(recipe.objective.targets)}"
+    return f"{recipe.name}: objective {recipe.objective.name}, targets {' + '.join(recipe.objective.targets)}"
 
 
 def inspect_example(

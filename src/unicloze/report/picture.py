@@ -15,37 +15,35 @@ from unicloze.visibility import bool_mask
 
 _MATRIX = 860.0
 _LARGEST_CELL, _SMALLEST_CELL = 22.0, 0.75
-_LABELLED_CELL, _GRID_CELL = 7.5, 4.0
+_LABELLED_CELL, _GRID_CELL = 7.5, 4.5
 _MARGIN = 22.0
 _LONGEST_TOKEN = 14
 _TICKS_APART = 12.0
 _LEGEND = {
     "context": "context token",
-    "mask": "masked position: shows a mask, a random token or itself",
-    "original": "O: original token",
-    "pseudo": "P: pseudo mask",
+    "mask": "masked position",
+    "original": "original token (O)",
+    "pseudo": "pseudo mask (P)",
     "memory": "memory",
 }
 
 
-def save_picture(path: str | Path, view: ExampleView, title: str) -> None:
+def save_picture(view: ExampleView, path: str | Path) -> None:
     """Write the mask picture of one example; the name decides on SVG or PNG.
 
     Args:
-        path: A file ending in .svg or .png.
         view: The example.
-        title: Its headline.
+        path: A file ending in .svg or .png.
 
     Raises:
         UsageError: The name ends in something else.
         UniclozeError: The file cannot be written, or it is a PNG and Pillow is not installed.
     """
     place = Path(path)
-    drawing = draw_mask(view, title)
     if place.suffix.lower() == ".svg":
-        content = (drawing.to_svg() + "\n").encode()
+        content = (draw_mask(view).to_svg() + "\n").encode()
     elif place.suffix.lower() == ".png":
-        content = drawing.to_png()
+        content = draw_mask(view).to_png()
     else:
         raise UsageError(f"--picture {place}: the name of a picture ends in .svg or .png.")
     try:
@@ -54,15 +52,14 @@ def save_picture(path: str | Path, view: ExampleView, title: str) -> None:
         raise UniclozeError(f"{place}: cannot write the picture: {error.strerror}.") from error
 
 
-def draw_mask(view: ExampleView, title: str) -> Drawing:
+def draw_mask(view: ExampleView) -> Drawing:
     """A matrix with a row for each slot that reads and a column for each slot that is read.
 
     A cell is filled where the row reads the column, in the colour of what the column holds. Gaps part C, O and P, smaller
     ones the factorization steps. Tokens, steps and predictions are spelled out as long as they are legible.
 
     Args:
-        view: The example.
-        title: Its headline.
+        view: The example; its title is the headline.
     """
     slots = view.slots
     cell = _cell(len(slots))
@@ -72,16 +69,16 @@ def draw_mask(view: ExampleView, title: str) -> Drawing:
     side = float(offsets[-1] + cell) if slots else 0.0
     names = [f"{slot.position} {_shorten(slot.token)}" for slot in slots]
     name_width = font * MONO_WIDTH * max(map(len, names), default=0) if labelled else 22.0
-    says = {slot: text for slot, text in view.predictions.items()} if labelled else {}
+    says = view.predictions if labelled else {}
     says_width = font * MONO_WIDTH * max(map(len, says.values()), default=0)
     step_width = 2.6 * font if labelled else 0.0
 
     left = _MARGIN + 26 + name_width + 8
     top = _MARGIN + 54 + 20 + name_width + 8 + (step_width * 0.6)
     width = max(left + side + step_width + 10 + says_width + _MARGIN, 460.0)
-    headline = _fit(title, 15 * SANS_WIDTH, width - 2 * _MARGIN)
+    headline = _fit(view.title, 15 * SANS_WIDTH, width - 2 * _MARGIN)
     order = _fit(f"Factorization steps, by position: {view.order}", 12 * SANS_WIDTH, width - 2 * _MARGIN)
-    drawing = Drawing(width=width, height=0, title=f"{title}. {order}")
+    drawing = Drawing(width=width, height=0, title=f"{view.title}. {order}")
     drawing.labels += [
         Label(x=_MARGIN, y=_MARGIN + 8, text=headline, size=15, bold=True),
         Label(x=_MARGIN, y=_MARGIN + 30, text=order, size=12, role="muted"),
@@ -108,7 +105,7 @@ def _offsets(slots: list[Slot], cell: float) -> npt.NDArray[np.float64]:
         if before.group != slot.group:
             gaps.append(max(6.0, cell * 0.7))
         elif slot.group in "OP" and before.step != slot.step:
-            gaps.append(max(cell * 0.22, 0.5))
+            gaps.append(cell * 0.22 if cell >= _GRID_CELL else 0.0)
         else:
             gaps.append(0.0)
     return np.cumsum(gaps)[: len(slots)] + np.arange(len(slots)) * cell
@@ -126,7 +123,7 @@ def _fill(
     for x, y, w, h, kind in sorted(filled, key=lambda block: block[4]):
         drawing.rectangles.append((left + x, top + y, w, h, kind))
     if cell >= _GRID_CELL:
-        line, side = max(0.5, cell * 0.07), float(offsets[-1] + cell)
+        line, side = max(1.0, cell * 0.07), float(offsets[-1] + cell)
         for offset in offsets[1:]:
             drawing.rectangles.append((left, top + offset - line / 2, side, line, "paper"))
             drawing.rectangles.append((left + offset - line / 2, top, line, side, "paper"))
@@ -246,7 +243,7 @@ def _legend(drawing: Drawing, view: ExampleView, y: float) -> float:
         drawing.rectangles.append((x, y - 6, 12, 12, kind))
         drawing.labels.append(Label(x=x + 19, y=y, text=words, size=size, role="muted"))
         x += needed
-    note = "A row (query) reads the filled columns (keys)."
+    note = "A row reads the filled columns."
     if x > _MARGIN and x + len(note) * size * SANS_WIDTH > drawing.width - _MARGIN:
         x, y = _MARGIN, y + 21
     drawing.labels.append(Label(x=x, y=y, text=note, size=size, role="muted"))

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +25,6 @@ from unicloze.text.readers import Document, Tally, find_files, read_file
 from unicloze.text.shards import ShardWriter
 from unicloze.text.tokenizers import Tokenizer
 
-Batch = list[tuple[str, list[str], bool]]
 TokenIds = npt.NDArray[np.int32]
 
 _PIECE = 2**16
@@ -35,6 +35,23 @@ _LEAST_HELDOUT = 2048
 _DROP, _TRAIN, _HELDOUT, _CUT = range(4)
 _CHANGED = "{} changed while it was read: run the command again when the file is complete."
 _GAP = re.compile(r"\s\S")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """A piece of a document on its way to the tokenizer.
+
+    Args:
+        path: The document's file.
+        text: The piece.
+        is_heldout: Whether the document is held out.
+        is_last: Whether the document ends here.
+    """
+
+    path: str
+    text: str
+    is_heldout: bool
+    is_last: bool
 
 
 class Preparation:
@@ -169,7 +186,7 @@ class Preparation:
     def _select(self, tokenizer: Tokenizer) -> None:
         """Splits the sources that are token shards already."""
         for entry in self.tokenised:
-            seen: set[int] | None = set() if self.data.deduplicate else None
+            seen = np.zeros(_SEEN, dtype=np.uint64) if self.data.deduplicate else None
             parts: dict[str, list[tuple[Path, tokenised.Numbers]]] = {"train": [], "heldout": []}
             entry |= {"documents": 0, "duplicates": 0, "shards": []}
             for path in tokenised.find_shards(entry["corpus"]):
@@ -199,10 +216,9 @@ class Preparation:
                     _writer(self.folder / "heldout", entry["name"], tokenizer) as heldout,
                 ):
                     writers = {False: train, True: heldout}
-                    pending: tuple[Batch, Future[list[TokenIds]]] | None = None
+                    pending: tuple[list[Piece], Future[list[TokenIds]]] | None = None
                     for batch in batches(self.kept(entry, decisions)):
-                        pieces = [piece for _, pieces, _ in batch for piece in pieces]
-                        encoded = waiter.submit(tokenizer.encode_batch, pieces)
+                        encoded = waiter.submit(tokenizer.encode_batch, [piece.text for piece in batch])
                         if pending:
                             bar.update(_write(writers, pending[0], pending[1].result()))
                         pending = batch, encoded
@@ -244,28 +260,31 @@ def _cut(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def batches(documents: Iterable[tuple[str, str, bool]]) -> Iterator[Batch]:
-    """Documents in pieces, about 2 MB at a time: file, pieces, and whether it is held out."""
-    batch: Batch = []
+def batches(documents: Iterable[tuple[str, str, bool]]) -> Iterator[list[Piece]]:
+    """Pieces of documents, about 2 MB at a time."""
+    batch: list[Piece] = []
     size = 0
     for path, text, is_heldout in documents:
-        batch.append((path, list(_cut(text)), is_heldout))
-        size += len(text)
-        if size >= _BATCH:
-            yield batch
-            batch, size = [], 0
+        left = len(text)
+        for piece in _cut(text):
+            left -= len(piece)
+            batch.append(Piece(path=path, text=piece, is_heldout=is_heldout, is_last=not left))
+            size += len(piece)
+            if size >= _BATCH:
+                yield batch
+                batch, size = [], 0
     if batch:
         yield batch
 
 
-def _write(writers: dict[bool, ShardWriter], batch: Batch, encoded: list[TokenIds]) -> int:
+def _write(writers: dict[bool, ShardWriter], batch: list[Piece], encoded: list[TokenIds]) -> int:
     """Writes a batch and returns its bytes of text."""
-    total, parts = 0, iter(encoded)
-    for path, pieces, is_heldout in batch:
-        size = sum(len(piece.encode()) for piece in pieces)
+    total = 0
+    for piece, token_ids in zip(batch, encoded, strict=True):
+        size = len(piece.text.encode())
         for writer in writers.values():
-            writer.begin_file(path)
-        writers[is_heldout].write(np.concatenate([next(parts) for _ in pieces]), size)
+            writer.begin_file(piece.path)
+        writers[piece.is_heldout].write(token_ids, size, ends_document=piece.is_last)
         total += size
     return total
 

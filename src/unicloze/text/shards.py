@@ -51,12 +51,14 @@ class ShardWriter:
             self._files.pop()
         self._files.append({"path": name, "first_document": self.documents})
 
-    def write(self, token_ids: npt.NDArray[np.integer], size: int) -> None:
-        """Adds a document of `size` bytes of text. *Shape:* (tokens,)"""
+    def write(self, token_ids: npt.NDArray[np.integer], size: int, *, ends_document: bool = True) -> None:
+        """Adds a document, or a piece of one, of `size` bytes of text. *Shape:* (tokens,)"""
         tokens_file, index_file, bytes_file = self._open
         tokens_file.write(token_ids.astype(self._dtype).tobytes())
         self.tokens += len(token_ids)
         self.bytes += size
+        if not ends_document:
+            return
         self.documents += 1
         index_file.write(self.tokens.to_bytes(8, "little"))
         bytes_file.write(self.bytes.to_bytes(8, "little"))
@@ -122,7 +124,7 @@ class TokenShard:
         total, size = int(ends[-1]) if len(ends) else 0, path.stat().st_size
         if index.stat().st_size % 8 or total * 2 != size != total * 4 or (np.diff(ends, prepend=0) < 0).any():
             raise UniclozeError(
-                f"{path} is damaged ({size} bytes cannot be the {total} tokens of its index): prepare the corpus again."
+                f"{path} ({size} bytes) does not fit {index.name} ({total} tokens): prepare the corpus again."
             )
         width = "<u2" if total * 2 == size else "<u4"
         tokens: npt.NDArray[np.unsignedinteger] = (

@@ -26,7 +26,7 @@ def find_shards(corpus: str | Path) -> list[Path]:
 
 
 def split_shard(
-    path: Path, *, share: float, seed: int, seen: set[int] | None, vocab_size: int
+    path: Path, *, share: float, seed: int, seen: npt.NDArray[np.uint64] | None, vocab_size: int
 ) -> tuple[Numbers, Numbers, int]:
     """Splits the documents of a shard by a hash of their tokens.
 
@@ -35,7 +35,7 @@ def split_shard(
         share: Share to hold out. If no document falls into it, the one with the smallest hash is taken, unless it is
             the only one.
         seed: Names the choice.
-        seen: Hashes of documents seen before, to drop duplicates; None keeps them.
+        seen: Table of the hashes seen before, to drop duplicates; None keeps them.
         vocab_size: Ids of the tokenizer.
 
     Returns:
@@ -57,10 +57,11 @@ def split_shard(
         digest = hashlib.blake2b(tokens.tobytes(), digest_size=8, salt=seed.to_bytes(8, "little", signed=True))
         value = int.from_bytes(digest.digest(), "little")
         if seen is not None:
-            if value in seen:
+            slot = value % len(seen)
+            if int(seen[slot]) == value:
                 duplicates += 1
                 continue
-            seen.add(value)
+            seen[slot] = value
         if value < int(share * 2**64):
             heldout.append(number)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,11 +251,11 @@ def _wordpiece(vocabulary: dict[str, int], special: Sequence[str], lowercase: bo
 
 def _train_wordpiece(texts: Iterable[str], settings: TokenizerSettings) -> tokenizers.Tokenizer:
     scaffold = _wordpiece({UNK: 0}, [UNK], settings.lowercase)
-    alphabet = _alphabet(texts, scaffold.normalizer, min(_LARGEST_ALPHABET, settings.vocab_size // 8))
+    alphabet = _alphabet(texts, scaffold.normalizer, settings.vocab_size)
     # The trainer numbers the pieces of one character in the order of a hash map, and that order decides ties between
     # merges: two trainings on the same texts differ unless all pieces are given beforehand.
     given = [*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet)]
-    _check_size(settings, len(given) + 1)
+    _check_size(settings.vocab_size, len(given) + 1)
     trainer = trainers.WordPieceTrainer(
         vocab_size=settings.vocab_size,
         min_frequency=2,
@@ -269,7 +270,7 @@ def _train_wordpiece(texts: Iterable[str], settings: TokenizerSettings) -> token
 
 def _train_bpe(texts: Iterable[str], settings: TokenizerSettings) -> tokenizers.Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    _check_size(settings, len(SPECIAL_TOKENS) + len(alphabet) + 1)
+    _check_size(settings.vocab_size, len(SPECIAL_TOKENS) + len(alphabet) + 1)
     backend = tokenizers.Tokenizer(models.BPE(unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -284,25 +285,28 @@ def _train_bpe(texts: Iterable[str], settings: TokenizerSettings) -> tokenizers.
     return backend
 
 
-def _alphabet(texts: Iterable[str], normalizer: Any, limit: int) -> list[str]:
-    """The most frequent characters after normalisation, sorted."""
+def _alphabet(texts: Iterable[str], normalizer: Any, vocab_size: int) -> list[str]:
+    """The most frequent characters after normalisation, sorted: those that make up 99.99 % of the text.
+
+    They are at most 1,000, and with their "##" pieces at most half of the vocabulary; raises a `UsageError` if that is
+    less than 98 % of the text.
+    """
     counts = np.zeros(0x110000, dtype=np.int64)
     for text in texts:
-        codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-        counts += np.bincount(codes, minlength=len(counts)) if len(text) > 50_000 else 0
-        if len(text) <= 50_000:
-            np.add.at(counts, codes, 1)
-    normalised: dict[str, int] = {}
+        codes, numbers = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32), return_counts=True)
+        counts[codes] += numbers
+    normalised: Counter[str] = Counter()
     for code in np.flatnonzero(counts):
         for character in normalizer.normalize_str(chr(code)):
             if not character.isspace():
-                normalised[character] = normalised.get(character, 0) + int(counts[code])
-    frequent = sorted(normalised, key=lambda character: (-normalised[character], character))[:limit]
-    return sorted(frequent)
+                normalised[character] += int(counts[code])
+    frequent = sorted(normalised, key=lambda character: (-normalised[character], character))
+    covered = np.cumsum([normalised[character] for character in frequent]) / max(1, normalised.total())
+    needed, wanted = (min(int((covered < share).sum()) + 1, _LARGEST_ALPHABET) for share in (0.98, 0.9999))
+    _check_size(vocab_size, 4 * min(needed, len(frequent)))
+    return sorted(frequent[: min(wanted, vocab_size // 4)])
 
 
-def _check_size(settings: TokenizerSettings, least: int) -> None:
-    if settings.vocab_size < least:
-        raise UsageError(
-            f"tokenizer.vocab_size is {settings.vocab_size}, too small for this text: give at least {least}."
-        )
+def _check_size(vocab_size: int, least: int) -> None:
+    if vocab_size < least:
+        raise UsageError(f"tokenizer.vocab_size is {vocab_size}, too small for this text: give at least {least}.")

@@ -1,0 +1,348 @@
+"""Filling masks in a text: all at once by AE, or step by step in any order by PAR."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import unicodedata
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from unicloze.decoding.texts import check_text, longest_text, one_segment, open_model, rows_at_once
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import Examples, Kind, Target, collate
+from unicloze.objectives.unilmv2 import lay_out
+from unicloze.text.tokenizers import MASK, Tokenizer
+
+if TYPE_CHECKING:
+    from unicloze.training.run import LoadedModel
+
+Order = Literal["confidence", "left-to-right", "span"]
+Guesses = list[tuple[int, float]]
+
+_ROWS_AT_ONCE = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskFill:
+    """What a mask was filled with.
+
+    Args:
+        start: First character of the mask in the given text.
+        end: First character after it.
+        position: Number of its token in the text, [SOS] being 0.
+        step: The factorization step in which it was filled.
+        token: What it was filled with, as the vocabulary spells it.
+        top: The most likely tokens at that step with their probabilities, the most likely first.
+    """
+
+    start: int
+    end: int
+    position: int
+    step: int
+    token: str
+    top: list[tuple[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillResult:
+    """A text and its filled masks.
+
+    Args:
+        text: As given.
+        filled: The same text, unchanged but for its masks.
+        target: What predicted: `ae` or `par`.
+        order: In which order; None for `ae`, which fills all masks at once.
+        masks: From left to right.
+    """
+
+    text: str
+    filled: str
+    target: Literal["ae", "par"]
+    order: Order | None
+    masks: list[MaskFill]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields, fit for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [self.filled]
+        for number, mask in enumerate(self.masks, start=1):
+            step = "" if self.order is None else f", step {mask.step}"
+            top = ", ".join(f"{token} {probability:.3f}" for token, probability in mask.top)
+            lines.append(f"  mask {number} (characters {mask.start}-{mask.end}{step}): {top}")
+        return "\n".join(lines)
+
+
+def fill(model: str | Path | LoadedModel, text: str, *, top_k: int = 5, order: Order | None = None) -> FillResult:
+    """Fill every mask of a text with its most likely token.
+
+    Without an order each mask is predicted by AE, from the text alone. In an order the masks are predicted step by step
+    by PAR, each from the text and what was filled before (paper equations 4 and 6): `confidence` fills the most certain
+    mask next, `left-to-right` one mask after the other, `span` all adjacent masks in one step. Special tokens are never
+    predicted. A text longer than the model reads at once is read through a window centred at each mask, and a warning
+    says so.
+
+    Args:
+        model: A run directory, a checkpoint or a loaded model.
+        text: One or more words of it are `[MASK]`, or the tokenizer's own mask.
+        top_k: Number of tokens to list for each mask.
+        order: In which order to predict; AE if not given and the model was trained with it, else `confidence`.
+
+    Raises:
+        UsageError: There is nothing to fill, the order is unknown or not what the model was trained for, or `top_k` is
+            below 1.
+    """
+    if order is not None and order not in get_args(Order):
+        raise UsageError(f"order is {order!r}: give one of {', '.join(get_args(Order))}")
+    if top_k < 1:
+        raise UsageError(f"top_k is {top_k}: give 1 or more")
+    check_text(text, "the text")
+    loaded = open_model(model)
+    targets = loaded.recipe.objective.targets
+    if order is not None and "par" not in targets:
+        raise UsageError(f"the model was trained with the target ae only and knows no order: leave order {order!r} out")
+    if order is None and "ae" not in targets:
+        order = "confidence"
+    cloze = _Cloze.read(text, loaded.tokenizer)
+    filler = _Filler(loaded, cloze, top_k, stepwise=order is not None)
+    filler.run(order)
+    spell = loaded.tokenizer.tokens
+    masks = []
+    for place, (start, end) in zip(cloze.places, cloze.spans, strict=True):
+        ids, probabilities = zip(*filler.guesses[place], strict=True)
+        top = list(zip(spell(ids), probabilities, strict=True))
+        step = int(filler.steps[place])
+        masks.append(MaskFill(start=start, end=end, position=place + 1, step=step, token=top[0][0], top=top))
+    return FillResult(
+        text=text,
+        filled=cloze.splice([int(filler.tokens[place]) for place in cloze.places], loaded.tokenizer),
+        target="ae" if order is None else "par",
+        order=order,
+        masks=masks,
+    )
+
+
+@dataclass(frozen=True)
+class _Cloze:
+    """A text with masks.
+
+    Args:
+        text: The text.
+        spans: Characters of each mask.
+        tokens: Of the whole text. *Shape:* (tokens,)
+        places: Number of each mask's token.
+        spaced: Tokens begin with the space before them, so that a mask stands for the space before it as well.
+    """
+
+    text: str
+    spans: list[tuple[int, int]]
+    tokens: npt.NDArray[np.int32]
+    places: list[int]
+    spaced: bool
+
+    @classmethod
+    def read(cls, text: str, tokenizer: Tokenizer) -> _Cloze:
+        mask = tokenizer.tokens([tokenizer.vocabulary.mask])[0]
+        spans = [match.span() for match in re.finditer(f"{re.escape(mask)}|{re.escape(MASK)}", text)]
+        if not spans:
+            raise UsageError(f'the text has no mask: put {MASK} in place of a word, as in "The {MASK} of a list."')
+        spaced = any(token.startswith(("Ġ", "▁")) for token in tokenizer.tokens(tokenizer.encode("x x")))
+        parts, last = [], 0
+        for start, end in spans:
+            between = text[last:start]
+            parts += [between.removesuffix(" ") if spaced else between, mask]
+            last = end
+        tokens = tokenizer.encode("".join([*parts, text[last:]]))
+        places = np.flatnonzero(tokens == tokenizer.vocabulary.mask).tolist()
+        if len(places) != len(spans):
+            raise UniclozeError(f"the tokenizer splits {mask} into pieces: add it to its special tokens")
+        return cls(text, spans, tokens, places, spaced)
+
+    def runs(self) -> list[list[int]]:
+        """Numbers of the masks by runs of adjacent ones."""
+        runs = [[0]]
+        for i, (left, right) in enumerate(pairwise(self.places), start=1):
+            if right == left + 1:
+                runs[-1].append(i)
+            else:
+                runs.append([i])
+        return runs
+
+    def splice(self, fills: Sequence[int], tokenizer: Tokenizer) -> str:
+        """The text with a token in place of each mask, and not a character of the rest changed but white space.
+
+        A piece of a word is glued to what stands left of it.
+        """
+        filled, last = "", 0
+        for run in self.runs():
+            # Bytes of one character may be spread over the tokens of a run: it is decoded as one.
+            for part in [run] if self.spaced else [[i] for i in run]:
+                between = self.text[last : self.spans[part[0]][0]]
+                surface = _surface(tokenizer, [fills[i] for i in part])
+                if self.spaced:
+                    kept = between.removesuffix(" ")
+                    at_start = not filled and not between
+                    filled += kept + (surface.removeprefix(" ") if at_start else surface)
+                elif not surface.startswith(" "):
+                    filled = (filled + between).rstrip() + surface
+                else:
+                    word = surface[1:]
+                    touches = not between and part[0] > run[0] and _spells(filled[-1:]) and _spells(word[:1])
+                    filled += between + (" " if touches else "") + word
+                last = self.spans[part[-1]][1]
+        return filled + self.text[last:]
+
+
+def _surface(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """What tokens add to a text that ends in a word: with a space in front if they begin a word of their own."""
+    anchor = tokenizer.encode("x").tolist()[-1:]
+    return tokenizer.decode([*anchor, *ids]).removeprefix(tokenizer.decode(anchor))
+
+
+def _spells(character: str) -> bool:
+    """Whether a character belongs to words that are written with spaces between them."""
+    return character.isalnum() and unicodedata.east_asian_width(character) not in ("W", "F")
+
+
+class _Filler:
+    """The state of filling one text.
+
+    Args:
+        loaded: The model.
+        cloze: The text.
+        top_k: Guesses to keep of each mask.
+        stepwise: Predict at pseudo masks, else at the masks of the context.
+    """
+
+    def __init__(self, loaded: LoadedModel, cloze: _Cloze, top_k: int, *, stepwise: bool) -> None:
+        self.loaded, self.cloze, self.top_k, self.stepwise = loaded, cloze, top_k, stepwise
+        self.limit = longest_text(loaded)
+        self.tokens = cloze.tokens.copy()  # as filled so far
+        self.steps = np.full(len(self.tokens), -1, dtype=np.int32)  # in which each token was filled
+        self.guesses: dict[int, Guesses] = {}  # by token number; final once it is filled
+        if len(self.tokens) > self.limit:
+            warnings.warn(
+                f"the text has {len(self.tokens)} tokens and the model reads {self.limit} at once: each mask is filled "
+                "from the tokens around it",
+                stacklevel=4,
+            )
+
+    def run(self, order: Order | None) -> None:
+        """Fill all masks."""
+        places = self.cloze.places
+        if order is None:
+            self._predict(self._windows(places), step=0)
+            self._fill(places, step=0)
+        elif order == "left-to-right":
+            for step, place in enumerate(places):
+                self._predict(self._windows([place]), step=step)
+                self._fill([place], step=step)
+        elif order == "span":
+            for step, run in enumerate(self.cloze.runs()):
+                together = [places[i] for i in run]
+                if len(together) > self.limit:
+                    raise UsageError(
+                        f"{len(together)} adjacent masks are more than the model reads at once, {self.limit}: "
+                        "give the order left-to-right or confidence"
+                    )
+                self._predict({self._start(together[0], together[-1]): together}, step=step)
+                self._fill(together, step=step)
+        else:
+            self._run_by_confidence()
+
+    def _run_by_confidence(self) -> None:
+        remaining = list(self.cloze.places)
+        outdated = remaining
+        for step in range(len(remaining)):
+            self._predict(self._windows(outdated), step=step, alone=True)
+            surest = max(remaining, key=lambda place: (self.guesses[place][0][1], -place))
+            self._fill([surest], step=step)
+            remaining = [place for place in remaining if place != surest]
+            outdated = [p for p in remaining if 0 <= surest - self._start(p, p) < self.limit]
+
+    def _start(self, first: int, last: int) -> int:
+        """First token of the window centred at some tokens."""
+        centred = (first + last + 1) // 2 - self.limit // 2
+        return max(0, min(centred, len(self.tokens) - self.limit))
+
+    def _windows(self, places: Iterable[int]) -> dict[int, list[int]]:
+        """The masks each window predicts, by its first token."""
+        windows: dict[int, list[int]] = {}
+        for place in places:
+            windows.setdefault(self._start(place, place), []).append(place)
+        return windows
+
+    def _fill(self, places: Sequence[int], *, step: int) -> None:
+        for place in places:
+            self.tokens[place] = self.guesses[place][0][0]
+            self.steps[place] = step
+
+    def _predict(self, windows: Mapping[int, list[int]], *, step: int, alone: bool = False) -> None:
+        """Guess masks: those filled before are known, those asked for are this step's, all others a later one's.
+
+        Args:
+            windows: The masks to guess, by the first token of the window they are guessed from.
+            step: Number of this step.
+            alone: Each mask is guessed as if it were the only one of this step.
+        """
+        steps = self.steps.copy()
+        asked = [place for places in windows.values() for place in places]
+        for place in self.cloze.places:
+            if steps[place] < 0:
+                steps[place] = step if place in asked or alone else step + 1
+        examples = self._examples(list(windows), steps)
+        if alone:
+            row, slot = np.nonzero((examples.kinds == Kind.PSEUDO) & (examples.steps == step))
+            examples.intervals[row, slot, 2:] = np.stack([slot, slot + 1], axis=1)
+        target = self._target(examples, windows)
+        examples = dataclasses.replace(examples, targets={"predicted": target})
+        rows = rows_at_once(examples.input_ids.shape[1], _ROWS_AT_ONCE)
+        guesses = [row for part in examples.split(rows) for row in self._guesses(part)]
+        for row_of_guesses, places in zip(guesses, windows.values(), strict=True):
+            self.guesses.update(zip(places, row_of_guesses, strict=False))
+
+    def _examples(self, starts: Sequence[int], steps: npt.NDArray[np.int32]) -> Examples:
+        objective = self.loaded.recipe.objective
+        settings = dataclasses.replace(
+            objective, targets=["par" if self.stepwise else "ae"], mask_share=1.0, random_share=0.0
+        )
+        vocabulary = self.loaded.tokenizer.vocabulary
+        windows = one_segment([self.tokens[start : start + self.limit] for start in starts], vocabulary)
+        row_steps = np.full(windows.token_ids.shape, -1, dtype=np.int32)
+        row_steps[:, 1:-1] = [steps[start : start + self.limit] for start in starts]
+        return lay_out(windows, row_steps, vocabulary, settings, rate=0.0)
+
+    def _target(self, examples: Examples, windows: Mapping[int, list[int]]) -> Target:
+        """The slots that predict the masks asked for."""
+        most = max(map(len, windows.values()))
+        slots = np.zeros((len(windows), most), dtype=np.int32)
+        weights = np.zeros((len(windows), most), dtype=np.float32)
+        predicting = examples.kinds == (Kind.PSEUDO if self.stepwise else Kind.MASK)
+        for row, (start, places) in enumerate(windows.items()):
+            slot_of = {int(examples.position_ids[row, slot]): slot for slot in np.flatnonzero(predicting[row])}
+            slots[row, : len(places)] = [slot_of[place - start + 1] for place in places]
+            weights[row, : len(places)] = 1.0
+        return Target(slots=slots, labels=np.zeros_like(slots), weights=weights)
+
+    @torch.inference_mode()
+    def _guesses(self, examples: Examples) -> list[list[Guesses]]:
+        """The most likely ordinary tokens of each prediction of each row."""
+        model = self.loaded.model
+        ordinary = torch.from_numpy(self.loaded.tokenizer.vocabulary.ordinary).long()
+        logits = model.logits(collate(examples, device=next(model.parameters()).device))["predicted"].float().cpu()
+        best = torch.softmax(logits[:, :, ordinary], dim=-1).topk(min(self.top_k, len(ordinary)), dim=-1)
+        ids = ordinary[best.indices].tolist()
+        return [
+            [list(zip(*pair, strict=True)) for pair in zip(row_ids, row_values, strict=True)]
+            for row_ids, row_values in zip(ids, best.values.tolist(), strict=True)
+        ]

@@ -1,0 +1,199 @@
+"""Line charts as inline SVG; colours come from the page's style sheet."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Points = Sequence[tuple[float, float]]
+
+_MOST_POINTS = 600
+_LOG_FROM = 8.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 74.0, 14.0, 40.0
+_LABELS_APART = 15.0
+_FEW = 60
+_SMOOTH_FROM = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One curve.
+
+    Args:
+        name: Stands at its end, and is its class: `s-NAME`.
+        points: (x, y) by rising x; values that are not finite are left out and counted.
+        smooth: Draw a running mean over the pale curve itself, if it has enough points.
+    """
+
+    name: str
+    points: Points
+    smooth: bool = False
+
+
+def line_chart(
+    lines: Sequence[Line], *, title: str, x_name: str = "step", width: float = 560, height: float = 300, logarithmic: bool = False
+) -> str:
+    """Curves over a common axis, each named at its end, with its last value.
+
+    Args:
+        lines: The curves.
+        title: For those who cannot see it.
+        x_name: What the x axis counts.
+        width: In SVG's units; the page scales it.
+        height: Likewise.
+        logarithmic: Take a logarithmic y axis if the values are positive and span a factor of eight or more.
+
+    Returns:
+        An `<svg>` element, or a sentence in a `<p>` if there is no finite value.
+    """
+    finite = [[(x, y) for x, y in line.points if math.isfinite(y)] for line in lines]
+    left_out = sum(len(line.points) - len(points) for line, points in zip(lines, finite, strict=True))
+    values = [y for points in finite for _, y in points]
+    note = f'<p class="note">{left_out} infinite value{"s" * (left_out > 1)} left out</p>' if left_out else ""
+    if not values:
+        return f'<p class="nothing">Nothing measured yet.</p>{note}'
+    steps = [x for points in finite for x, _ in points]
+    logarithmic = logarithmic and min(values) > 0 and max(values) / min(values) >= _LOG_FROM
+    x_axis = _Axis(min(steps), max(steps), _LEFT, width - _RIGHT)
+    y_axis = _Axis(*_padded(min(values), max(values), logarithmic), height - _BOTTOM, _TOP, logarithmic=logarithmic)
+
+    parts = [f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{html.escape(title)}">']
+    for value in y_axis.ticks(5):
+        y = y_axis.at(value)
+        parts.append(f'<path class="grid" d="M{_LEFT:g} {y:.1f}H{width - _RIGHT:g}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 8:g}" y="{y:.1f}" dy=".35em" text-anchor="end">{short(value)}</text>')
+    for value in x_axis.ticks(6):
+        x = x_axis.at(value)
+        parts.append(f'<path class="axis" d="M{x:.1f} {height - _BOTTOM:g}v4"/>')
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{height - _BOTTOM + 17:g}" text-anchor="middle">{short(value)}</text>')
+    parts.append(f'<path class="axis" d="M{_LEFT:g} {height - _BOTTOM:g}H{width - _RIGHT:g}"/>')
+    middle = (_LEFT + width - _RIGHT) / 2
+    parts.append(f'<text class="tick" x="{middle:g}" y="{height - 5:g}" text-anchor="middle">{html.escape(x_name)}</text>')
+
+    ends = []
+    for line, points in zip(lines, finite, strict=True):
+        if not points:
+            continue
+        name = html.escape(line.name)
+        parts.append(f'<g class="s-{name}">')
+        smoothed = running_mean(points) if line.smooth and len(points) >= _SMOOTH_FROM else None
+        parts.append(f'<path class="line{" pale" if smoothed else ""}" d="{_path(thin(points), x_axis, y_axis)}"/>')
+        if smoothed:
+            parts.append(f'<path class="line" d="{_path(thin(smoothed), x_axis, y_axis)}"/>')
+        if len(points) <= _FEW and not line.smooth:
+            parts += [
+                f'<circle cx="{x_axis.at(x):.1f}" cy="{y_axis.at(y):.1f}" r="3"><title>{name}, {html.escape(x_name)} {x:,g}: '
+                f"{y:,.4g}</title></circle>"
+                for x, y in points
+            ]
+        parts.append("</g>")
+        ends.append((y_axis.at((smoothed or points)[-1][1]), line.name, (smoothed or points)[-1][1]))
+    for y, (_, name, value) in zip(_apart([end[0] for end in sorted(ends)], height - _BOTTOM), sorted(ends), strict=True):
+        label = f"{name} {short(value)}".strip()
+        parts.append(
+            f'<text class="end s-{html.escape(name)}" x="{width - _RIGHT + 8:g}" y="{y:.1f}" dy=".35em">{html.escape(label)}</text>'
+        )
+    return "\n".join([*parts, "</svg>"]) + note
+
+
+def thin(points: Points) -> Points:
+    """At most 600 points that keep every peak: the lowest and the highest of each stretch, and the last."""
+    if len(points) <= _MOST_POINTS:
+        return points
+    stretches = _MOST_POINTS // 2 - 1
+    kept = []
+    for stretch in range(stretches):
+        members = points[len(points) * stretch // stretches : len(points) * (stretch + 1) // stretches]
+        kept += sorted({min(members, key=_height), max(members, key=_height)})
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
+
+
+def running_mean(points: Points) -> Points:
+    """An exponential mean over about a fiftieth of the points, free of the start's bias."""
+    keep = 1 - 50 / max(100, len(points))
+    mean = weight = 0.0
+    smoothed = []
+    for x, y in points:
+        mean, weight = keep * mean + (1 - keep) * y, keep * weight + (1 - keep)
+        smoothed.append((x, mean / weight))
+    return smoothed
+
+
+def short(value: float) -> str:
+    """A number as short as an axis wants it: 0.003, 12.5, 1,500, 20k, 1.5M."""
+    if math.isinf(value):
+        return "∞"
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def nice_ticks(low: float, high: float, most: int) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) from `low` to `high`, about `most` of them."""
+    span = high - low
+    rough = span / max(1, most)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float, most: int) -> list[float]:
+    """Round numbers from `low` to `high` for a logarithmic axis; those of an ordinary one if there are too few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1,), (1, 3), (1, 2, 5)):
+        ticks = [factor * 10.0**power for power in powers for factor in factors]
+        inside = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+        if len(inside) >= 3:
+            return inside[:: math.ceil(len(inside) / (2 * most))]
+    return nice_ticks(low, high, most)
+
+
+class _Axis:
+    """From values to places."""
+
+    def __init__(self, low: float, high: float, start: float, end: float, *, logarithmic: bool = False) -> None:
+        if low == high:
+            low, high = (low / 2, high * 2) if logarithmic else (low - (abs(low) / 2 or 1), high + (abs(high) / 2 or 1))
+        self.low, self.high, self.start, self.end, self.logarithmic = low, high, start, end, logarithmic
+
+    def at(self, value: float) -> float:
+        low, high, value = (math.log(v) for v in (self.low, self.high, value)) if self.logarithmic else (
+            self.low, self.high, value
+        )  # fmt: skip
+        return self.start + (self.end - self.start) * (value - low) / (high - low)
+
+    def ticks(self, most: int) -> list[float]:
+        return (log_ticks if self.logarithmic else nice_ticks)(self.low, self.high, most)
+
+
+def _padded(low: float, high: float, logarithmic: bool) -> tuple[float, float]:
+    if logarithmic:
+        return low / 1.15, high * 1.15
+    pad = (high - low) * 0.06
+    return (low - pad if low - pad >= 0 or low < 0 else 0.0), high + pad
+
+
+def _path(points: Points, x_axis: _Axis, y_axis: _Axis) -> str:
+    return "M" + "L".join(f"{x_axis.at(x):.1f} {y_axis.at(y):.1f}" for x, y in points)
+
+
+def _apart(places: list[float], floor: float) -> list[float]:
+    """Sorted places moved apart so that labels there do not overlap, none below `floor`."""
+    moved: list[float] = []
+    for place in places:
+        moved.append(max(place, moved[-1] + _LABELS_APART) if moved else place)
+    limit = floor
+    for i in reversed(range(len(moved))):
+        moved[i] = min(moved[i], limit)
+        limit = moved[i] - _LABELS_APART
+    return moved
+
+
+def _height(point: tuple[float, float]) -> float:
+    return point[1]

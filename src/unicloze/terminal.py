@@ -1,0 +1,207 @@
+"""What people read at a terminal: results as text, warnings in one line, an error in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import sys
+import textwrap
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from unicloze.errors import UniclozeError
+
+if TYPE_CHECKING:
+    from unicloze.decoding.infill import FillResult
+    from unicloze.decoding.likelihood import TextScore
+    from unicloze.text.prepare import Prepared
+    from unicloze.training.run import RunResult
+    from unicloze.verbs import RecipeSummary
+
+BUG = 70
+"""Exit code of an error that is not the user's (EX_SOFTWARE)."""
+
+
+def say(kind: str, sentence: str) -> None:
+    """One line on stderr."""
+    print(f"unicloze: {kind}: {sentence}", file=sys.stderr)
+
+
+def prepared_text(prepared: Prepared) -> str:
+    """A prepared corpus in one line."""
+    counts = [
+        f"{sum(source.num_documents for source in sources):,} documents and "
+        f"{sum(source.num_tokens for source in sources):,} tokens {use}"
+        for use, sources in (("to train on", prepared.train), ("held out", prepared.heldout))
+    ]
+    return f"{prepared.folder}: {', '.join(counts)}, vocabulary {len(prepared.tokenizer):,}"
+
+
+def run_text(result: RunResult) -> str:
+    """What became of a run in one line."""
+    if result.stopped_by:
+        return f"{result.out}: stopped and saved at step {result.step:,}; the same command goes on from there"
+    measured = ", ".join(f"{name} {value:,.1f}" for name, value in result.perplexity.items())
+    return f"{result.out}: trained to step {result.step:,}" + (f", held-out perplexity {measured}" if measured else "")
+
+
+def fill_text(result: FillResult) -> str:
+    """The filled text, and the candidates for each mask."""
+    how = f"{result.target}, all at once" if result.order is None else f"{result.target}, order {result.order}"
+    lines = [result.filled, "", f"candidates ({how}):"]
+    for number, mask in enumerate(result.masks, start=1):
+        candidates = "  ".join(f"{token} {probability:.1%}" for token, probability in mask.top)
+        step = "" if result.order is None else f"step {mask.step + 1:<3} "
+        lines.append(f"  [MASK] {number:<3} {step}{candidates}")
+    return "\n".join(lines)
+
+
+def scores_text(scores: Sequence[TextScore]) -> str:
+    """Each text with its log-likelihoods."""
+    return "\n".join(line for score in scores for line in _score_lines(score))
+
+
+def _score_lines(score: TextScore) -> Iterator[str]:
+    yield score.text if len(score.text) <= 100 else f"{score.text[:99]}\u2026"
+    tokens = f"{len(score.tokens)} tokens"
+    if score.chain_log_likelihood is not None:
+        yield (
+            f"  log-likelihood         {score.chain_log_likelihood:10.2f}  perplexity {score.chain_perplexity:,.1f}, "
+            f"{score.bits_per_byte:.3f} bits a byte, {tokens}"
+        )
+    if score.pseudo_log_likelihood is not None:
+        yield (
+            f"  pseudo-log-likelihood  {score.pseudo_log_likelihood:10.2f}  perplexity {score.pseudo_perplexity:,.1f}, "
+            f"{tokens}"
+        )
+    if score.chain_log_likelihood is None and score.pseudo_log_likelihood is None:
+        yield "  nothing to score: the vocabulary spells none of its tokens"
+
+
+def recipes_text(rows: Sequence[RecipeSummary]) -> str:
+    """The recipes as a table."""
+    table = [("recipe", "objective", "parameters", "values from")]
+    table += [(row.name, row.objective, f"{row.parameters:,}", row.place) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join(
+        f"{name:<{widths[0]}}  {objective:<{widths[1]}}  {parameters:>{widths[2]}}  {place}"
+        for name, objective, parameters, place in table
+    )
+
+
+def main_settings(keys: Sequence[str]) -> str:
+    """Some dotted settings with their descriptions."""
+    from unicloze.recipes.schema import KEYS
+
+    lines = ["main settings of the recipe (--help-settings lists all):"]
+    for key in keys:
+        lines += _setting(key, "", KEYS[key].description)
+    return "\n".join(lines)
+
+
+def all_settings(recipe: str | None, overrides: dict[str, Any]) -> str:
+    """Every dotted setting by section, with the value that a recipe and overrides give it, or else its default."""
+    from unicloze.recipes import load_recipe
+    from unicloze.recipes.schema import KEYS, SECTIONS
+
+    chosen = load_recipe(recipe, overrides) if recipe is not None else None
+    lines = [f"Settings of the recipe {recipe}:" if chosen else "Settings of a recipe, with their defaults:"]
+    for section, settings in SECTIONS.items():
+        if section == "provenance":
+            continue
+        lines += ["", f"{section}: {(settings.__doc__ or '').partition(chr(10))[0]}"]
+        for key, known in KEYS.items():
+            if key.startswith(f"{section}."):
+                value = getattr(getattr(chosen, section), key.rpartition(".")[2]) if chosen else known.default
+                lines += _setting(key, _spelled(value), known.description)
+    return "\n".join(lines)
+
+
+def _setting(key: str, value: str, description: str) -> list[str]:
+    width, indent = min(120, shutil.get_terminal_size().columns), " " * 8
+    return [
+        f"  --{key} {value}".rstrip(),
+        *textwrap.wrap(description, width, initial_indent=indent, subsequent_indent=indent),
+    ]
+
+
+def _spelled(value: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(_spelled, value)) or "[]"
+    if value is None or isinstance(value, bool | dict):
+        return json.dumps(value)
+    return f'"{value}"' if " " in str(value) or value == "" else str(value)
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """One sentence for an error, empty if nobody is there to read it, and the exit code."""
+    if isinstance(error, UniclozeError):
+        return str(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "Stopped by Ctrl-C.", 130
+    if isinstance(error, BrokenPipeError):
+        return "", 141
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    ):
+        return (
+            "There is not enough memory: lower --training.micro_batch_size, --data.window or the size of the model "
+            f"({_one_line(error) or 'out of memory'}).",
+            1,
+        )
+    if isinstance(error, OSError):
+        return _explain_os_error(error), 1
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" in {os.path.basename(place[0].filename)}, line {place[0].lineno}" if place else ""
+    return (
+        f"This is a bug in unicloze: {type(error).__name__}: {_one_line(error)}{where}; run it again with --debug and "
+        "report what it prints.",
+        BUG,
+    )
+
+
+def _explain_os_error(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename is not None else ""
+    reason = error.strerror or _one_line(error) or type(error).__name__
+    cures = {
+        errno.ENOSPC: "free some space and run it again; what was already written is still there",
+        errno.EDQUOT: "free some space and run it again; what was already written is still there",
+        errno.EACCES: "give yourself the permission, or name another place",
+        errno.EPERM: "give yourself the permission, or name another place",
+        errno.EROFS: "name another place",
+        errno.ENOENT: "check the name",
+        errno.EMFILE: "raise the limit of open files with `ulimit -n`",
+    }
+    cure = cures.get(error.errno or 0, "the system refused it; `--debug` shows where")
+    return f"{place}{reason[:1].lower() if place else reason[:1]}{reason[1:]}: {cure}."
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+@contextlib.contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """Show warnings as `unicloze: warning: ...` on stderr."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        say("warning", " ".join(str(message).split()))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = show
+        yield
+
+
+def give_up_stdout() -> None:
+    """Nobody reads it, or its disk is full: do not let the interpreter try again when it exits."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

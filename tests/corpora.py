@@ -1,0 +1,25 @@
+"""A small corpus of sentences, made on the spot."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+NOUNS = "cat dog house tree river stone bird child window door road letter song cloud winter garden".split()
+VERBS = "sees finds follows leaves watches remembers paints crosses opens builds".split()
+ADJECTIVES = "small old red quiet heavy bright cold green broken early".split()
+
+
+def write_corpus(folder: Path, *, documents: int = 80, seed: int = 0) -> Path:
+    """Write `documents` text documents of a few sentences each into one .txt file of a folder."""
+    draw = random.Random(seed)
+
+    def sentence() -> str:
+        first, second = draw.sample(NOUNS, 2)
+        return f"the {draw.choice(ADJECTIVES)} {first} {draw.choice(VERBS)} the {draw.choice(ADJECTIVES)} {second} ."
+
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = [" ".join(sentence() for _ in range(draw.randint(3, 12))) for _ in range(documents)]
+    path = folder / "corpus.txt"
+    path.write_text("\n\n".join(texts) + "\n")
+    return path

@@ -1,0 +1,102 @@
+"""Untrained models with small tokenizers, for the tests of what is done with trained ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+from toys import model as toy_model
+
+from unicloze.example import Examples, Kind, Target, collate
+from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TokenizerSettings
+from unicloze.text.tokenizers import SPECIAL_TOKENS, Tokenizer
+from unicloze.training.run import LoadedModel
+
+WORDS = "the a list of items is empty return play x state given value and or not in to".split()
+PIECES = ["##ing", "##s", "##ed"]
+PUNCTUATION = list(".,!()-")
+TEXT = "the list of items is empty and not given to the value"
+
+
+def wordpiece() -> Tokenizer:
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *WORDS, *PIECES, *PUNCTUATION])}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    backend.decoder = tokenizers.decoders.WordPiece(prefix="##", cleanup=False)
+    backend.add_special_tokens(list(SPECIAL_TOKENS))
+    return Tokenizer(backend)
+
+
+def byte_level() -> Tokenizer:
+    return Tokenizer.train(["Return a list. Return a café, é and lists"] * 3, TokenizerSettings(kind="bpe", vocab_size=290))
+
+
+def roberta_like() -> Tokenizer:
+    """Byte-level with <mask> that takes the space before it, as RoBERTa's."""
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*specials, *letters])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token="<unk>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(specials[:-1])
+    backend.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True, special=True)])
+    return Tokenizer(backend)
+
+
+def loaded(tokenizer: Tokenizer | None = None, *, positions: int = 32, relative: bool = False, **objective: Any) -> LoadedModel:
+    """A model of random weights, as if trained with the given objective."""
+    tokenizer = tokenizer or wordpiece()
+    if tokenizer.vocabulary.pseudo is None:
+        objective["pseudo_token"] = "mask"
+    recipe = Recipe(data=DataSettings(window=positions), objective=ObjectiveSettings(**objective))
+    model = toy_model(
+        vocab=tokenizer.vocabulary.size, positions=positions, num_layers=2, num_heads=2, relative_bias=relative
+    )
+    recipe = dataclasses.replace(recipe, model=model.settings)
+    return LoadedModel(model.eval(), tokenizer, recipe, Path("nowhere"), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A slot of a row written out by hand: the slots it reads are the first `reads` ones and, if `itself`, itself."""
+
+    token: int
+    position: int
+    reads: int
+    itself: bool = False
+
+
+def probabilities(model: LoadedModel, row: list[Slot], predict: list[int]) -> np.ndarray:
+    """Softmax over the whole vocabulary at some slots of one row, in a forward pass of its own.
+
+    *Shape:* (predictions, vocabulary)
+    """
+    n = len(row)
+    intervals = [[0, s.reads, *((i, i + 1) if s.itself else (0, 0))] for i, s in enumerate(row)]
+    slots = np.array([predict], dtype=np.int32)
+    examples = Examples(
+        input_ids=np.array([[s.token for s in row]], dtype=np.int32),
+        position_ids=np.array([[s.position for s in row]], dtype=np.int32),
+        segment_ids=np.zeros((1, n), dtype=np.int32),
+        kinds=np.full((1, n), Kind.CONTEXT, dtype=np.uint8),
+        steps=np.full((1, n), -1, dtype=np.int32),
+        intervals=np.array([intervals], dtype=np.int32),
+        lengths=np.array([n], dtype=np.int32),
+        mutual=np.array([0], dtype=np.int32),
+        text_tokens=np.array([n], dtype=np.int32),
+        targets={"p": Target(slots=slots, labels=np.zeros_like(slots), weights=np.ones(slots.shape, np.float32))},
+    )
+    with torch.no_grad():
+        return model.model.logits(collate(examples))["p"][0].softmax(-1).numpy()
+
+
+def context(tokens: list[int], *, without: frozenset[int] = frozenset()) -> list[Slot]:
+    """C: every slot reads all of C; positions in `without` are left out."""
+    kept = [(token, position) for position, token in enumerate(tokens) if position not in without]
+    return [Slot(token, position, reads=len(kept)) for token, position in kept]

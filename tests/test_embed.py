@@ -1,0 +1,100 @@
+"""Vectors of texts against a pass of their own for each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from decoding_toys import TEXT, loaded, roberta_like
+
+from unicloze.decoding.embed import embed
+from unicloze.errors import UsageError
+from unicloze.example import Batch
+from unicloze.training.run import LoadedModel
+
+RELATIVE = pytest.mark.parametrize("relative", [False, True])
+
+
+def last_hidden_states(model: LoadedModel, text: str) -> np.ndarray:
+    """Of "[SOS] text [EOS]" in a batch written by hand. *Shape:* (tokens, hidden size)"""
+    vocabulary = model.tokenizer.vocabulary
+    (ids,) = model.tokenizer.encode_batch([text])
+    tokens = torch.tensor([[vocabulary.sos, *ids.tolist(), vocabulary.eos]])
+    n = tokens.shape[1]
+    batch = Batch(
+        input_ids=tokens,
+        position_ids=torch.arange(n)[None],
+        segment_ids=torch.zeros_like(tokens),
+        intervals=torch.tensor([0, n, 0, 0], dtype=torch.int32).expand(1, n, 4),
+        mutual=n,
+        mutual_keys=None,
+        targets={},
+        text_tokens=n,
+    )
+    with torch.no_grad():
+        return model.model.backbone(batch)[-1][0].numpy()
+
+
+@RELATIVE
+def test_vectors_are_pooled_last_hidden_states(relative: bool) -> None:
+    model = loaded(relative=relative)
+    texts = [TEXT, "the", "play the list"]
+    mean, first = embed(model, texts), embed(model, texts, pooling="first")
+    assert mean.shape == first.shape == (3, 32) and mean.dtype == np.float32
+    for i, text in enumerate(texts):
+        states = last_hidden_states(model, text)
+        np.testing.assert_allclose(mean[i], states.mean(axis=0), atol=1e-5)
+        np.testing.assert_allclose(first[i], states[0], atol=1e-5)
+
+
+@RELATIVE
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_vectors_do_not_depend_on_the_neighbours_or_the_batch_size(pooling: str, relative: bool) -> None:
+    model = loaded(relative=relative)
+    texts = [TEXT, "the", "play the list", "of " * 30]
+    together = embed(model, texts, pooling=pooling)
+    np.testing.assert_array_equal(together, embed(model, texts, pooling=pooling))
+    np.testing.assert_allclose(together, embed(model, texts[::-1], pooling=pooling, batch_size=2)[::-1], atol=1e-5)
+    np.testing.assert_allclose(together, np.concatenate([embed(model, [t], pooling=pooling) for t in texts]), atol=1e-5)
+
+
+def test_different_texts_have_different_vectors() -> None:
+    one, other, same = embed(loaded(), ["the list of", "the of list", "The LIST of"])
+    assert np.abs(one - other).max() > 1e-3
+    np.testing.assert_allclose(one, same, atol=1e-6)
+
+
+def test_long_texts_are_pooled_over_all_their_windows() -> None:
+    model = loaded(positions=8)
+    words = TEXT.split()
+    with pytest.warns(UserWarning, match="1 of 2 texts are longer than the 6 tokens"):
+        mean, _ = embed(model, [TEXT, "the"])
+    states = [last_hidden_states(model, " ".join(words[:6])), last_hidden_states(model, " ".join(words[6:]))]
+    np.testing.assert_allclose(mean, np.concatenate(states).mean(axis=0), atol=1e-5)
+    with pytest.warns(UserWarning, match="longer"):
+        (first,) = embed(model, [TEXT], pooling="first")
+    np.testing.assert_allclose(first, states[0][0], atol=1e-5)
+
+
+def test_every_objective_gives_an_encoder() -> None:
+    for settings in ({"targets": ["ae"]}, {"targets": ["par"]}, {"targets": ["par"], "masks_in_context": False}):
+        np.testing.assert_array_equal(embed(loaded(**settings), [TEXT]), embed(loaded(), [TEXT]))
+    assert embed(loaded(roberta_like()), ["a list"]).shape == (1, 32)
+
+
+def test_no_text_gives_no_vector() -> None:
+    assert embed(loaded(), []).shape == (0, 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"texts": ["the", ""]}, "text 2 of 2 is empty"),
+        ({"texts": "the"}, "texts is one string"),
+        ({"texts": ["the"], "pooling": "max"}, "pooling is 'max': give one of mean, first"),
+        ({"texts": ["the"], "batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_bad_input_is_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        embed(loaded(), **arguments)

@@ -1,0 +1,321 @@
+"""Filling masks against loops that run one pass of their own for each step, and the text that comes out."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from decoding_toys import Slot, byte_level, context, loaded, probabilities, roberta_like, wordpiece
+
+from unicloze.decoding import infill
+from unicloze.decoding.infill import FillResult, fill
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.objectives.unilmv2 import pseudo_id
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.run import LoadedModel
+
+RELATIVE = pytest.mark.parametrize("relative", [False, True])
+MASKED = "the [MASK] of [MASK] [MASK] is empty , return [MASK] ."
+PLACES = [2, 4, 5, 9]
+KINDS_OF_PAR = pytest.mark.parametrize(
+    "settings", [{}, {"targets": ["par"], "masks_in_context": False}, {"pseudo_token": "mask"}], ids=str
+)
+
+
+def window(model: LoadedModel, text: str) -> list[int]:
+    vocabulary = model.tokenizer.vocabulary
+    return [vocabulary.sos, *model.tokenizer.encode(text).tolist(), vocabulary.eos]
+
+
+def ordinary(model: LoadedModel, row: list[Slot], predict: list[int]) -> np.ndarray:
+    """Probabilities with the special tokens ruled out. *Shape:* (predictions, vocabulary)"""
+    distribution = probabilities(model, row, predict).astype(np.float64)
+    distribution[:, model.tokenizer.vocabulary.special] = 0
+    return distribution / distribution.sum(axis=1, keepdims=True)
+
+
+def one_step(
+    model: LoadedModel, tokens: list[int], masked: list[int], filled: list[list[tuple[int, int]]], asked: list[int]
+) -> np.ndarray:
+    """The asked positions in one step of their own: C, O of the steps before, P of the asked ones and nothing else."""
+    vocabulary, settings = model.tokenizer.vocabulary, model.recipe.objective
+    c = context(tokens, without=frozenset() if settings.masks_in_context else frozenset(masked))
+    o: list[Slot] = []
+    for step in filled:
+        reads = len(c) + len(o) + len(step)
+        o += [Slot(token, position, reads) for position, token in step]
+    known = len(c) + len(o)
+    p = [Slot(pseudo_id(vocabulary, settings), position, reads=known + len(asked)) for position in asked]
+    return ordinary(model, [*c, *o, *p], list(range(known, known + len(asked))))
+
+
+def check(result: FillResult, expected: dict[int, tuple[int, np.ndarray]], model: LoadedModel) -> None:
+    """Compare with the step and the distribution of each position."""
+    assert [mask.position for mask in result.masks] == sorted(expected)
+    for mask in result.masks:
+        step, distribution = expected[mask.position]
+        best = np.argsort(-distribution)[: len(mask.top)]
+        assert mask.step == step
+        assert [token for token, _ in mask.top] == model.tokenizer.tokens(best)
+        assert mask.token == mask.top[0][0]
+        np.testing.assert_allclose([p for _, p in mask.top], distribution[best], atol=1e-5)
+
+
+@RELATIVE
+def test_without_an_order_ae_fills_all_masks_at_once(relative: bool) -> None:
+    model = loaded(relative=relative)
+    result = fill(model, MASKED, top_k=4)
+    distributions = ordinary(model, context(window(model, MASKED)), PLACES)
+    check(result, {place: (0, distributions[i]) for i, place in enumerate(PLACES)}, model)
+    assert (result.target, result.order) == ("ae", None)
+
+
+@RELATIVE
+@KINDS_OF_PAR
+def test_left_to_right_equals_a_pass_for_each_mask(settings: dict, relative: bool) -> None:
+    model = loaded(relative=relative, **settings)
+    tokens, filled, expected = window(model, MASKED), [], {}
+    for step, place in enumerate(PLACES):
+        (distribution,) = one_step(model, tokens, PLACES, filled, [place])
+        expected[place] = (step, distribution)
+        filled.append([(place, int(distribution.argmax()))])
+    result = fill(model, MASKED, order="left-to-right")
+    check(result, expected, model)
+    assert (result.target, result.order) == ("par", "left-to-right")
+
+
+@RELATIVE
+@KINDS_OF_PAR
+def test_span_fills_adjacent_masks_in_one_step(settings: dict, relative: bool) -> None:
+    model = loaded(relative=relative, **settings)
+    tokens, filled, expected = window(model, MASKED), [], {}
+    for step, places in enumerate([[2], [4, 5], [9]]):
+        distributions = one_step(model, tokens, PLACES, filled, places)
+        expected |= {place: (step, distributions[i]) for i, place in enumerate(places)}
+        filled.append([(place, int(distributions[i].argmax())) for i, place in enumerate(places)])
+    check(fill(model, MASKED, order="span"), expected, model)
+
+
+def by_confidence(
+    model: LoadedModel, tokens: list[int], masked: list[int]
+) -> tuple[dict[int, tuple[int, np.ndarray]], list[int]]:
+    filled: list[list[tuple[int, int]]] = []
+    expected: dict[int, tuple[int, np.ndarray]] = {}
+    for step in range(len(masked)):
+        remaining = [place for place in masked if place not in expected]
+        alone = {place: one_step(model, tokens, masked, filled, [place])[0] for place in remaining}
+        surest = max(remaining, key=lambda place: alone[place].max())
+        expected[surest] = (step, alone[surest])
+        filled.append([(surest, int(alone[surest].argmax()))])
+    return expected, [step[0][0] for step in filled]
+
+
+@RELATIVE
+@KINDS_OF_PAR
+def test_confidence_fills_the_surest_of_separate_passes_next(settings: dict, relative: bool) -> None:
+    model = loaded(relative=relative, **settings)
+    expected, order = by_confidence(model, window(model, MASKED), PLACES)
+    check(fill(model, MASKED, order="confidence"), expected, model)
+    assert order != PLACES, "choose another text: this order proves nothing"
+
+
+def test_confidence_takes_one_pass_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, passes = loaded(), []
+    logits = model.model.logits
+    monkeypatch.setattr(model.model, "logits", lambda batch: passes.append(len(batch.input_ids)) or logits(batch))
+    fill(model, MASKED, order="confidence")
+    assert passes == [1, 1, 1, 1]
+
+
+def test_a_model_without_ae_fills_by_confidence() -> None:
+    model = loaded(targets=["par"])
+    assert fill(model, MASKED) == fill(model, MASKED, order="confidence")
+
+
+def test_special_tokens_are_never_predicted() -> None:
+    model = loaded()
+    vocabulary = model.tokenizer.vocabulary
+    with torch.no_grad():
+        model.model.token_head.bias[vocabulary.special.tolist()] = 100.0
+    for order in (None, "left-to-right", "confidence", "span"):
+        for mask in fill(model, MASKED, top_k=1000, order=order).masks:
+            assert {token for token, _ in mask.top} == set(model.tokenizer.tokens(vocabulary.ordinary))
+            assert sum(p for _, p in mask.top) == pytest.approx(1, abs=1e-5)
+
+
+@RELATIVE
+def test_long_texts_are_read_through_a_window_at_each_mask(relative: bool) -> None:
+    model = loaded(positions=12, relative=relative)
+    vocabulary = model.tokenizer.vocabulary
+    text = "[MASK] list of items is empty and not given to [MASK] value [MASK] return the list of items . ( x ) [MASK]"
+    tokens = model.tokenizer.encode(text).tolist()
+    places = [i for i, token in enumerate(tokens) if token == vocabulary.mask]
+    starts = {place: min(max(0, place - 5), len(tokens) - 10) for place in places}
+    assert all(0 <= place - start < 10 for place, start in starts.items())
+    with pytest.warns(UserWarning, match="the text has 23 tokens and the model reads 10 at once") as warned:
+        result = fill(model, text)
+    assert len(warned) == 1
+    expected, filled, in_order = {}, {}, {}
+    for step, place in enumerate(places):
+        start = starts[place]
+        row = [vocabulary.sos, *tokens[start : start + 10], vocabulary.eos]
+        expected[place + 1] = (0, ordinary(model, context(row), [place - start + 1])[0])
+        masked = [p - start + 1 for p in places if start <= p < start + 10]
+        before = [[(p - start + 1, token)] for p, token in filled.items() if start <= p < start + 10]
+        (distribution,) = one_step(model, row, masked, before, [place - start + 1])
+        in_order[place + 1] = (step, distribution)
+        filled[place] = int(distribution.argmax())
+    check(result, expected, model)
+    with pytest.warns(UserWarning, match="reads 10 at once"):
+        check(fill(model, text, order="left-to-right"), in_order, model)
+
+
+def test_confidence_in_long_texts_looks_again_wherever_the_last_fill_is_seen() -> None:
+    model = loaded(positions=12)
+    vocabulary = model.tokenizer.vocabulary
+    text = "[MASK] list [MASK] items is empty and not [MASK] to the value [MASK] return the list of [MASK] ."
+    tokens = model.tokenizer.encode(text).tolist()
+    places = [i for i, token in enumerate(tokens) if token == vocabulary.mask]
+    filled: dict[int, int] = {}
+    expected = {}
+    for step in range(len(places)):
+        guesses = {}
+        for place in (p for p in places if p not in filled):
+            start = min(max(0, place - 5), len(tokens) - 10)
+            row = [vocabulary.sos, *tokens[start : start + 10], vocabulary.eos]
+            masked = [p - start + 1 for p in places if start <= p < start + 10]
+            before = [[(p - start + 1, token)] for p, token in filled.items() if start <= p < start + 10]
+            (guesses[place],) = one_step(model, row, masked, before, [place - start + 1])
+        surest = max(guesses, key=lambda place: guesses[place].max())
+        expected[surest + 1] = (step, guesses[surest])
+        filled[surest] = int(guesses[surest].argmax())
+    with pytest.warns(UserWarning, match="reads 10 at once"):
+        check(fill(model, text, order="confidence"), expected, model)
+
+
+def test_a_run_of_masks_longer_than_the_model_reads_is_refused() -> None:
+    model = loaded(positions=6)
+    with pytest.warns(UserWarning, match="reads 4"), pytest.raises(UsageError, match="5 adjacent masks"):
+        fill(model, "the " + "[MASK] " * 5, order="span")
+    with pytest.warns(UserWarning, match="reads 4"):
+        assert len(fill(model, "the " + "[MASK] " * 5, order="confidence").masks) == 5
+
+
+def test_offsets_point_at_the_masks_of_the_given_text() -> None:
+    text = "Ünï [MASK]çode 🎉 <mask>.[MASK]"
+    for model in (loaded(), loaded(byte_level()), loaded(roberta_like(), positions=64)):
+        known = model.tokenizer.token_id("<mask>") is not None
+        result = fill(model, text)
+        assert [text[m.start : m.end] for m in result.masks] == ["[MASK]", *(["<mask>"] * known), "[MASK]"]
+
+
+def filled_with(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, text: str, fills: list[str]) -> str:
+    """The filled text if the model were to say `fills`."""
+    model = loaded(tokenizer, positions=64)
+    ids = [tokenizer.token_id(token) for token in fills]
+    assert None not in ids, fills
+    wanted = iter(ids)
+
+    def predict(self: infill._Filler, windows: dict[int, list[int]], **_: object) -> None:
+        for places in windows.values():
+            self.guesses.update({place: [(next(wanted), 1.0)] for place in places})
+
+    monkeypatch.setattr(infill._Filler, "_predict", predict)
+    result = fill(model, text, order="left-to-right")
+    assert [mask.token for mask in result.masks] == fills
+    return result.filled
+
+
+@pytest.mark.parametrize(
+    ("text", "fills", "filled"),
+    [
+        ("Return a [MASK] of Ünïcode ITEMS\n\t🎉", ["list"], "Return a list of Ünïcode ITEMS\n\t🎉"),
+        ("Play [MASK]  now", ["##ing"], "Playing  now"),
+        ("Play [MASK] [MASK] now", ["##s", "##ed"], "Playsed now"),
+        ("([MASK])", ["list"], "(list)"),
+        ("x-[MASK]-x [MASK]", ["list", "."], "x-list-x ."),
+        ("[MASK][MASK]", ["list", "of"], "list of"),
+        ("[MASK][MASK]", ["list", "."], "list."),
+        ("[MASK] \n [MASK]", ["list", "of"], "list \n of"),
+        ("[MASK]", ["##ing"], "ing"),
+        ("  [MASK] x  ", ["the"], "  the x  "),
+        ("İ ẞ ﬁ [MASK] é", ["the"], "İ ẞ ﬁ the é"),
+    ],
+)
+def test_word_pieces_are_spliced_into_the_text(
+    monkeypatch: pytest.MonkeyPatch, text: str, fills: list[str], filled: str
+) -> None:
+    assert filled_with(monkeypatch, wordpiece(), text, fills) == filled
+
+
+@pytest.mark.parametrize(
+    ("text", "fills", "filled"),
+    [
+        ("Return a [MASK] of ÜN🎉", ["Ġlist"], "Return a list of ÜN🎉"),
+        ("Return a list[MASK] of", ["s"], "Return a lists of"),
+        ("Return a list [MASK] of", ["s"], "Return a lists of"),
+        ("Return a caf[MASK][MASK]!", ["Ã", "©"], "Return a café!"),
+        ("Return a caf[MASK] [MASK] !", ["Ã", "©"], "Return a café !"),
+        ("[MASK] a", ["ĠReturn"], "Return a"),
+        (" [MASK] a", ["ĠReturn"], " Return a"),
+        ("a\n[MASK] a", ["Return"], "a\nReturn a"),
+        ("([MASK])", ["a"], "(a)"),
+    ],
+)
+def test_bytes_are_spliced_into_the_text(
+    monkeypatch: pytest.MonkeyPatch, text: str, fills: list[str], filled: str
+) -> None:
+    assert filled_with(monkeypatch, byte_level(), text, fills) == filled
+
+
+def test_a_byte_level_mask_stands_for_the_space_before_it_too() -> None:
+    for tokenizer, name in ((byte_level(), "[MASK]"), (roberta_like(), "<mask>")):
+        model = loaded(tokenizer, positions=64)
+        fed = []
+        logits = model.model.logits
+        model.model.logits = lambda batch, fed=fed, logits=logits: fed.append(batch.input_ids[0].tolist()) or logits(batch)
+        fill(model, "a [MASK] a")
+        assert tokenizer.tokens(fed[0][1:-1])[:2] == ["a", name]
+        assert tokenizer.decode(fed[0][3:-1]) == " a"
+
+
+def test_text_without_its_masks_comes_back_unchanged() -> None:
+    model = loaded(positions=64)
+    pieces = ["  Ünïcode\t«ÇASE» ", " 🎉 ", "(", ") ﬁn\u00a0.\n"]
+    result = fill(model, "[MASK]".join(pieces))
+    rest = result.filled
+    for piece in pieces:
+        before, found, rest = rest.partition(piece.strip())
+        assert found, (piece, before, rest)
+    assert result.text == "[MASK]".join(pieces)
+
+
+def test_results_print_and_serialise() -> None:
+    result = fill(loaded(), MASKED, top_k=2, order="span")
+    assert json.loads(json.dumps(result.to_dict()))["masks"][1]["step"] == 1
+    lines = str(result).split("\n")
+    assert lines[0] == result.filled
+    assert lines[2].startswith("  mask 2 (characters 14-20, step 1): ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "message"),
+    [
+        ({}, {"text": "the list"}, 'the text has no mask: put .* as in "The'),
+        ({}, {"text": " \n"}, "the text is empty"),
+        ({}, {"text": "\udcff [MASK]"}, "the text is no valid Unicode at character 0"),
+        ({}, {"text": "[MASK]", "top_k": 0}, "top_k is 0"),
+        ({}, {"text": "[MASK]", "order": "random"}, "order is 'random': give one of confidence, left-to-right, span"),
+        ({"targets": ["ae"]}, {"text": "[MASK]", "order": "span"}, "trained with the target ae only"),
+    ],
+)
+def test_bad_input_is_refused(settings: dict, arguments: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        fill(loaded(**settings), **arguments)
+
+
+def test_a_missing_model_is_named() -> None:
+    with pytest.raises(UniclozeError, match="no-such-run"):
+        fill("no-such-run", "the [MASK]")

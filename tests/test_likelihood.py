@@ -1,0 +1,179 @@
+"""The chain rule in one pass against a pass for each step, pseudo-log-likelihood against single masked passes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from decoding_toys import TEXT, Slot, byte_level, context, loaded, probabilities, roberta_like, wordpiece
+
+from unicloze.decoding.likelihood import TextScore, score
+from unicloze.errors import UsageError
+from unicloze.objectives.unilmv2 import pseudo_id
+from unicloze.training.run import LoadedModel
+
+RELATIVE = pytest.mark.parametrize("relative", [False, True])
+
+
+def window(model: LoadedModel, text: str) -> list[int]:
+    vocabulary = model.tokenizer.vocabulary
+    (ids,) = model.tokenizer.encode_batch([text])
+    return [vocabulary.sos, *ids.tolist(), vocabulary.eos]
+
+
+def chain_step_by_step(model: LoadedModel, text: str) -> list[float]:
+    """log p of each token, each from a pass that holds C, the O of the tokens before it, and its own P only."""
+    vocabulary, settings = model.tokenizer.vocabulary, model.recipe.objective
+    tokens = window(model, text)
+    positions = range(1, len(tokens) - 1)
+    if settings.masks_in_context:
+        c = context([vocabulary.mask if p in positions else token for p, token in enumerate(tokens)])
+    else:
+        c = context(tokens, without=frozenset(positions))
+    logs = []
+    for position in positions:
+        o = [Slot(tokens[before], before, reads=len(c) + before) for before in range(1, position)]
+        p = Slot(pseudo_id(vocabulary, settings), position, reads=len(c) + len(o), itself=True)
+        (distribution,) = probabilities(model, [*c, *o, p], [len(c) + len(o)])
+        logs.append(math.log(distribution[tokens[position]]))
+    return logs
+
+
+def pseudo_one_by_one(model: LoadedModel, text: str) -> list[float]:
+    tokens, logs = window(model, text), []
+    for position in range(1, len(tokens) - 1):
+        masked = [*tokens[:position], model.tokenizer.vocabulary.mask, *tokens[position + 1 :]]
+        (distribution,) = probabilities(model, context(masked), [position])
+        logs.append(math.log(distribution[tokens[position]]))
+    return logs
+
+
+@RELATIVE
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"targets": ["par"]},
+        {"targets": ["par"], "masks_in_context": False},
+        {"pseudo_token": "mask", "factorization": "token"},
+    ],
+)
+def test_one_pass_equals_a_pass_for_each_step(settings: dict, relative: bool) -> None:
+    model = loaded(relative=relative, **settings)
+    (result,) = score(model, [TEXT])
+    expected = chain_step_by_step(model, TEXT)
+    np.testing.assert_allclose(result.chain_per_token, expected, atol=1e-5)
+    assert result.chain_log_likelihood == pytest.approx(sum(expected), abs=1e-4)
+    assert result.chain_perplexity == pytest.approx(math.exp(-sum(expected) / len(expected)), rel=1e-4)
+    assert result.bits_per_byte == pytest.approx(-sum(expected) / math.log(2) / len(TEXT), rel=1e-5)
+
+
+@RELATIVE
+def test_pseudo_log_likelihood_masks_each_token_alone(relative: bool) -> None:
+    model = loaded(relative=relative)
+    (result,) = score(model, [TEXT], batch_size=5)
+    expected = pseudo_one_by_one(model, TEXT)
+    np.testing.assert_allclose(result.pseudo_per_token, expected, atol=1e-5)
+    assert result.pseudo_log_likelihood == pytest.approx(sum(expected), abs=1e-4)
+    assert result.pseudo_perplexity == pytest.approx(math.exp(-sum(expected) / len(expected)), rel=1e-4)
+
+
+@RELATIVE
+def test_scores_do_not_depend_on_the_neighbours_or_the_batch_size(relative: bool) -> None:
+    model = loaded(relative=relative)
+    texts = [TEXT, "the", "play the list !", "empty " * 20, TEXT + " , or"]
+    together, again, small = score(model, texts), score(model, texts), score(model, texts[::-1], batch_size=2)[::-1]
+    assert together == again
+    for text, one, other in zip(texts, together, small, strict=True):
+        (alone,) = score(model, [text])
+        for name in ("chain_per_token", "pseudo_per_token"):
+            np.testing.assert_allclose(getattr(one, name), getattr(alone, name), atol=1e-5)
+            np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=1e-5)
+
+
+def test_a_token_reads_nothing_right_of_it_in_the_chain_and_everything_in_the_other() -> None:
+    model = loaded()
+    one, other = score(model, ["the list of items is", "the list of value is"])
+    np.testing.assert_allclose(one.chain_per_token[:3], other.chain_per_token[:3], atol=1e-6)
+    assert abs(one.chain_per_token[4] - other.chain_per_token[4]) > 1e-4
+    assert all(abs(one.pseudo_per_token[i] - other.pseudo_per_token[i]) > 1e-5 for i in (0, 1, 2, 4))
+
+
+def test_what_the_model_was_not_trained_for_is_none() -> None:
+    (ae,) = score(loaded(targets=["ae"]), [TEXT])
+    assert (ae.chain_log_likelihood, ae.chain_per_token, ae.chain_perplexity, ae.bits_per_byte) == (None,) * 4
+    assert ae.pseudo_log_likelihood is not None
+    assert ae.note is None
+    (par,) = score(loaded(targets=["par"]), [TEXT])
+    assert (par.pseudo_log_likelihood, par.pseudo_per_token, par.pseudo_perplexity) == (None,) * 3
+    assert par.chain_log_likelihood is not None
+
+
+def test_an_ae_model_needs_no_pseudo_mask() -> None:
+    model = loaded(roberta_like(), targets=["ae"])
+    objective = dataclasses.replace(model.recipe.objective, pseudo_token="own")
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, objective=objective))
+    assert score(model, ["a list"])[0].pseudo_log_likelihood is not None
+
+
+def test_the_note_says_when_whole_texts_were_never_masked_in_training() -> None:
+    (low,) = score(loaded(), [TEXT])
+    assert low.note is not None and "mask rate of 15%" in low.note
+    assert score(loaded(high_mask_share=0.1), [TEXT])[0].note is None
+
+
+@RELATIVE
+def test_long_texts_are_cut_into_windows_scored_one_by_one(relative: bool) -> None:
+    model = loaded(positions=16, relative=relative)
+    words = (TEXT + " " + TEXT + " play").split()
+    with pytest.warns(UserWarning, match="1 of 2 texts are longer than the 14 tokens") as warned:
+        long, short = score(model, [" ".join(words), "the list"])
+    assert len(warned) == 1
+    assert (long.windows, short.windows) == (2, 1)
+    assert long.note is not None and "2 windows" in long.note
+    parts = score(model, [" ".join(words[:14]), " ".join(words[14:])])
+    np.testing.assert_allclose(long.chain_per_token, parts[0].chain_per_token + parts[1].chain_per_token, atol=1e-5)
+    np.testing.assert_allclose(long.pseudo_per_token, parts[0].pseudo_per_token + parts[1].pseudo_per_token, atol=1e-5)
+
+
+def test_unspellable_tokens_stay_in_view_and_are_not_scored() -> None:
+    model = loaded()
+    with_unknown, without = score(model, ["the list zzz of", "the list items of"])
+    assert with_unknown.tokens[2] == "[UNK]"
+    assert with_unknown.chain_per_token[2] is None and with_unknown.pseudo_per_token[2] is None
+    assert with_unknown.chain_log_likelihood == pytest.approx(sum(t for t in with_unknown.chain_per_token if t is not None))
+    assert with_unknown.chain_per_token[0] != pytest.approx(without.chain_per_token[0], abs=1e-6)
+    assert with_unknown.note is not None and "1 tokens that the vocabulary cannot spell" in with_unknown.note
+    (nothing,) = score(model, ["zzz"])
+    assert (nothing.chain_log_likelihood, nothing.chain_per_token, nothing.chain_perplexity) == (None, [None], None)
+
+
+def test_names_of_special_tokens_are_plain_text() -> None:
+    (result,) = score(loaded(byte_level()), ["a [MASK]"])
+    assert "[MASK]" not in result.tokens and result.pseudo_log_likelihood is not None
+
+
+def test_results_print_and_serialise() -> None:
+    (result,) = score(loaded(), ["the list"])
+    assert isinstance(result, TextScore)
+    assert json.loads(json.dumps(result.to_dict()))["tokens"] == ["the", "list"]
+    assert f"log-likelihood {result.chain_log_likelihood:.3f}" in str(result)
+    assert score(loaded(), []) == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "batch_size", "message"),
+    [
+        (["the", "  \n"], 2, "text 2 of 2 is empty"),
+        (["the \udcff"], 2, "text 1 of 1 is no valid Unicode at character 4"),
+        ("the list", 2, "texts is one string"),
+        (["the"], 0, "batch_size is 0"),
+        (["\u200b"], 2, "text 1 of 1 has no tokens"),
+    ],
+)
+def test_bad_input_is_refused(texts: list[str], batch_size: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        score(loaded(wordpiece()), texts, batch_size=batch_size)

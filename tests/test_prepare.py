@@ -1,0 +1,382 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.settings import DataSettings, TokenizerSettings
+from unicloze.text import pipeline, prepare, python_docs
+from unicloze.text.prepare import Prepared, open_or_prepare, prepare_data
+from unicloze.text.readers import Document, read_documents
+from unicloze.text.shards import TokenSource
+from unicloze.text.tokenizers import Tokenizer
+
+TOKENIZER = TokenizerSettings(vocab_size=200)
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu"]
+
+
+def sentence(i: int, length: int = 30) -> str:
+    generator = random.Random(i)
+    return " ".join(generator.choice(WORDS) for _ in range(length)) + f" {i}."
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """200 documents in two files, three of them repeats up to case and white space."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    repeats = [sentence(3).upper(), f"  {sentence(4)}\n", sentence(5).replace(" ", "  ")]
+    texts = [sentence(i) for i in range(197)] + repeats
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:100]))
+    (folder / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[100:]))
+    return folder
+
+
+def run(corpus: Path | str, out: Path, tokenizer: TokenizerSettings = TOKENIZER, **options: Any) -> Prepared:
+    options = {"heldout_share": 0.1, **options}
+    return prepare_data(DataSettings(corpus=[str(corpus)], **options), tokenizer, out, progress=False)
+
+
+def texts_of(prepared: Prepared, sources: tuple[TokenSource, ...]) -> list[str]:
+    return [
+        prepared.tokenizer.decode(shard.tokens[start:end])
+        for source in sources
+        for shard in source.shards
+        for start, end in zip(shard.starts, shard.ends, strict=True)
+    ]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_what_is_prepared(corpus: Path, tmp_path: Path) -> None:
+    prepared = run(corpus, tmp_path / "out")
+    (entry,) = prepared.lineage["sources"]
+    train, heldout = texts_of(prepared, prepared.train), texts_of(prepared, prepared.heldout)
+    assert (entry["documents"], entry["duplicates"]) == (200, 3)
+    assert len(train) == entry["train"]["documents"] and len(heldout) == entry["heldout"]["documents"]
+    assert len(train) + len(heldout) == 197 == len({*train, *heldout})
+    assert 5 <= len(heldout) <= 40
+    originals = [prepared.tokenizer.decode(prepared.tokenizer.encode(sentence(i))) for i in range(197)]
+    assert sorted(train + heldout) == sorted(originals)
+    assert prepared.train[0].num_tokens == entry["train"]["tokens"]
+    assert entry["train"]["bytes"] + entry["heldout"]["bytes"] == sum(len(sentence(i)) for i in range(197))
+    assert [file["path"] for file in entry["files"]] == [str(corpus / "a.jsonl"), str(corpus / "b.jsonl")]
+    assert prepared.train[0].shards[0].files[1][0] == str(corpus / "b.jsonl")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_twice_is_the_same(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, tmp_path / "one")
+    run(corpus, tmp_path / "two")
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def test_equal_texts_land_on_the_same_side(corpus: Path, tmp_path: Path) -> None:
+    prepared = run(corpus, tmp_path / "out", deduplicate=False)
+    train, heldout = texts_of(prepared, prepared.train), texts_of(prepared, prepared.heldout)
+    assert len(train) + len(heldout) == 200
+    assert not {*train} & {*heldout}
+
+
+def test_the_tokenizer_is_trained_on_train_documents_only(tmp_path: Path) -> None:
+    corpus = tmp_path / "a.jsonl"
+    corpus.write_text("".join(json.dumps({"text": f"{sentence(i)} word{i}x word{i}x"}) + "\n" for i in range(40)))
+    prepared = run(corpus, tmp_path / "out", TokenizerSettings(vocab_size=4000))
+    heldout = texts_of(prepared, prepared.heldout)
+    assert heldout
+    vocabulary = set(prepared.tokenizer.tokens(range(len(prepared.tokenizer))))
+    for i in range(40):
+        is_heldout = any(f" word{i}x" in text.replace(" ##", "") for text in heldout)
+        assert (f"word{i}x" in vocabulary) != is_heldout
+
+
+def test_an_unchanged_corpus_is_opened_without_reading_it(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(corpus, tmp_path / "out")
+    monkeypatch.setattr(prepare.lineage, "file_hash", lambda file: pytest.fail("read again"))
+    assert run(corpus, tmp_path / "out").fingerprint == first.fingerprint
+
+
+def test_a_touched_or_moved_corpus_is_still_the_same(corpus: Path, tmp_path: Path) -> None:
+    first = run(corpus, tmp_path / "out")
+    os.utime(corpus / "a.jsonl", ns=(1, 1))
+    assert run(corpus, tmp_path / "out").fingerprint == first.fingerprint
+    corpus.rename(tmp_path / "moved")
+    assert run(tmp_path / "moved", tmp_path / "out").fingerprint == first.fingerprint
+
+
+def test_a_changed_corpus_is_refused_with_both_fingerprints(corpus: Path, tmp_path: Path) -> None:
+    old = run(corpus, tmp_path / "out").fingerprint
+    (corpus / "a.jsonl").write_text((corpus / "a.jsonl").read_text().replace("alpha", "omega"))
+    new = run(corpus, tmp_path / "new").fingerprint
+    with pytest.raises(UniclozeError) as caught:
+        run(corpus, tmp_path / "out")
+    message = str(caught.value)
+    assert old[:16] in message and new[:16] in message and old != new
+    assert f"{corpus / 'a.jsonl'} has changed" in message and "--out" in message
+    assert Prepared.load(tmp_path / "out").fingerprint == old
+
+
+def test_new_and_missing_files_are_named(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, tmp_path / "out")
+    (corpus / "b.jsonl").rename(corpus / "c.jsonl")
+    assert run(corpus, tmp_path / "out").train, "a new name is no new content"
+    (corpus / "d.jsonl").write_text('{"text": "x"}')
+    with pytest.raises(UniclozeError, match=r"d\.jsonl is new"):
+        run(corpus, tmp_path / "out")
+    (corpus / "d.jsonl").unlink()
+    (corpus / "c.jsonl").unlink()
+    with pytest.raises(UniclozeError, match=r"b\.jsonl is gone"):
+        run(corpus, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "options", "change"),
+    [
+        (TokenizerSettings(vocab_size=201), {}, r"tokenizer\.vocab_size is 201 instead of 200"),
+        (TOKENIZER, {"heldout_share": 0.2}, r"data\.heldout_share is 0\.2 instead of 0\.1"),
+        (TOKENIZER, {"deduplicate": False}, r"data\.deduplicate is False instead of True"),
+    ],
+)
+def test_changed_settings_are_refused(
+    corpus: Path, tmp_path: Path, tokenizer: TokenizerSettings, options: dict[str, Any], change: str
+) -> None:
+    run(corpus, tmp_path / "out")
+    with pytest.raises(UniclozeError, match=change):
+        run(corpus, tmp_path / "out", tokenizer, **options)
+
+
+def test_another_code_version_is_refused(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(corpus, tmp_path / "out")
+    monkeypatch.setattr(prepare.lineage, "CODE", 99)
+    with pytest.raises(UniclozeError, match="code is 99 instead of"):
+        run(corpus, tmp_path / "out")
+
+
+def test_settings_of_the_windows_do_not_matter(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, tmp_path / "out")
+    assert run(corpus, tmp_path / "out", window=64, segments=1, weights=[3.0]).train
+
+
+def test_a_loaded_tokenizer(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, tmp_path / "first")
+    path = str(tmp_path / "first" / "tokenizer.json")
+    prepared = run(corpus, tmp_path / "second", TokenizerSettings(path=path))
+    assert content(tmp_path / "first" / "train") == content(tmp_path / "second" / "train")
+    assert prepared.tokenizer.fingerprint == Tokenizer.load(path).fingerprint
+
+
+def test_prepared_needs_no_corpus(corpus: Path, tmp_path: Path) -> None:
+    first = run(corpus, tmp_path / "out")
+    shutil.rmtree(corpus)
+    data = DataSettings(corpus=[str(corpus)], prepared=str(tmp_path / "out"))
+    assert open_or_prepare(data, TOKENIZER, tmp_path / "other").fingerprint == first.fingerprint
+    assert not (tmp_path / "other").exists()
+    other = Tokenizer.train([sentence(0)], TokenizerSettings(vocab_size=150))
+    other.save(tmp_path)
+    with pytest.raises(UniclozeError, match=rf"{other.fingerprint[:16]}: leave --tokenizer\.path out"):
+        open_or_prepare(data, TokenizerSettings(path=str(tmp_path / "tokenizer.json")), tmp_path / "other")
+
+
+def test_one_document_is_cut(tmp_path: Path) -> None:
+    text = " ".join(sentence(i) for i in range(300))
+    (tmp_path / "a.txt").write_text(text)
+    prepared = run(tmp_path / "a.txt", tmp_path / "out")
+    (train,), (heldout,) = texts_of(prepared, prepared.train), texts_of(prepared, prepared.heldout)
+    assert f"{train} {heldout}" == prepared.tokenizer.decode(prepared.tokenizer.encode(text))
+    assert len(heldout) / len(train) == pytest.approx(0.1 / 0.9, rel=0.05)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_few_documents_give_one_held_out(tmp_path: Path, count: int) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(sentence(i) for i in range(count)))
+    prepared = run(tmp_path / "a.txt", tmp_path / "out", heldout_share=0.0001)
+    assert len(texts_of(prepared, prepared.heldout)) == 1
+    assert len(texts_of(prepared, prepared.train)) == count - 1
+
+
+def test_nothing_is_held_out_if_so_asked(corpus: Path, tmp_path: Path) -> None:
+    prepared = run(corpus, tmp_path / "out", heldout_share=0.0)
+    assert prepared.heldout == ()
+
+
+def test_several_sources(corpus: Path, tmp_path: Path) -> None:
+    data = DataSettings(corpus=[str(corpus / "a.jsonl"), str(corpus / "b.jsonl"), str(corpus / "a.jsonl")])
+    with_repeats = prepare_data(data, TOKENIZER, tmp_path / "out", progress=False)
+    assert [source.name for source in with_repeats.train] == ["a", "b", "a-2"]
+    assert with_repeats.train[2].num_documents == 0, "every document was in the first source"
+    assert with_repeats.lineage["sources"][2]["duplicates"] == 100
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_long_documents_are_tokenised_in_pieces_but_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    monkeypatch.setattr(pipeline, "_PIECE", 100)
+    monkeypatch.setattr(pipeline, "_BATCH", 300)
+    texts = ["\n".join(sentence(i + 100 * j) + " \n " for i in range(20)) for j in range(4)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer = TokenizerSettings(kind=kind, vocab_size=300)
+    prepared = run(tmp_path / "a.jsonl", tmp_path / "out", tokenizer, heldout_share=0)
+    (shard,) = prepared.train[0].shards
+    assert len(shard.ends) == 4
+    for text, start, end in zip(texts, shard.starts, shard.ends, strict=True):
+        assert shard.tokens[start:end].tolist() == prepared.tokenizer.encode_batch([text])[0].tolist()
+
+
+def test_pieces_put_together_are_the_text() -> None:
+    for text in ("", "a", "word " * 100_000, "x" * 3_000_000, " " * 2_000_000 + "end"):
+        pieces = list(pipeline._cut(text))
+        assert "".join(pieces) == text
+        assert max(map(len, pieces)) <= 2**20
+
+
+def test_mended_text_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\n\n".join(sentence(i).encode() + b" \xff\0" for i in range(20)))
+    run(path, tmp_path / "out")
+    assert capsys.readouterr().err.count("20 places that are no UTF-8") == 1
+    entry = Prepared.load(tmp_path / "out").lineage["sources"][0]
+    assert (entry["replaced"], entry["nul"]) == (20, 20)
+
+
+def test_empty_corpora_and_bad_settings(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(" \n\n")
+    with pytest.raises(UniclozeError, match=r"a\.txt holds no text"):
+        run(tmp_path / "a.txt", tmp_path / "out")
+    with pytest.raises(UniclozeError, match="There is no text at"):
+        run(tmp_path / "missing", tmp_path / "out")
+    with pytest.raises(UsageError, match=r"data\.heldout_share is 1\.5"):
+        run(tmp_path / "a.txt", tmp_path / "out", heldout_share=1.5)
+    with pytest.raises(UsageError, match=r"data\.corpus is empty"):
+        prepare_data(DataSettings(corpus=[]), TOKENIZER, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_strangers_folder_is_left_alone(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert run(corpus, tmp_path / "out").train, "an empty folder is fine"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(UniclozeError, match="mine holds something that `prepare` did not write"):
+        run(corpus, tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
+
+
+def test_a_full_disk(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(pipeline.ShardWriter, "write", full)
+        with pytest.raises(UniclozeError, match=r"The disk of .* is full: free some space"):
+            run(corpus, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus"]
+    assert run(corpus, tmp_path / "out").train
+
+
+def test_a_killed_run_leaves_nothing_half_valid(corpus: Path, tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from unicloze.settings import DataSettings, TokenizerSettings\n"
+        "from unicloze.text import pipeline, prepare\n"
+        "write, count = pipeline.ShardWriter.write, [0]\n"
+        "def counted(self, *arguments):\n"
+        "    count[0] += 1\n"
+        "    if count[0] == 50: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    write(self, *arguments)\n"
+        "pipeline.ShardWriter.write = counted\n"
+        "data = DataSettings(corpus=[sys.argv[1]], heldout_share=0.1)\n"
+        "prepare.prepare_data(data, TokenizerSettings(vocab_size=200), Path(sys.argv[2]), progress=False)\n"
+    )
+    out = tmp_path / "out"
+    killed = subprocess.run([sys.executable, "-c", program, str(corpus), str(out)], check=False, capture_output=True)
+    assert killed.returncode == -9, killed.stderr
+    assert not out.exists()
+    assert len(list(tmp_path.glob(".out.partial-*"))) == 1
+    run(corpus, out)
+    assert not list(tmp_path.glob(".out.partial-*"))
+    run(corpus, tmp_path / "clean")
+    assert content(out) == content(tmp_path / "clean")
+
+
+def test_a_file_that_changes_while_it_is_read(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = Tokenizer.train
+
+    def grow(*arguments: Any) -> Tokenizer:
+        with (corpus / "a.jsonl").open("a") as file:
+            file.write('{"text": "more"}\n')
+        return train(*arguments)
+
+    monkeypatch.setattr(Tokenizer, "train", grow)
+    with pytest.raises(UniclozeError, match=r"a\.jsonl changed while it was read"):
+        run(corpus, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damage", ["lineage.json", "tokenizer.json", "train/corpus.ds", "train/corpus.ds.index"])
+def test_damage_is_named(corpus: Path, tmp_path: Path, damage: str) -> None:
+    run(corpus, tmp_path / "out")
+    path = tmp_path / "out" / damage
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UniclozeError, match=rf"{Path(damage).name}"):
+        Prepared.load(tmp_path / "out")
+
+
+def test_a_folder_that_is_not_prepared(tmp_path: Path) -> None:
+    with pytest.raises(UniclozeError, match=r"is no prepared corpus, it has no lineage\.json"):
+        Prepared.load(tmp_path)
+
+
+def test_datatroves_folder_is_read_where_it_lies(tmp_path: Path) -> None:
+    folder = tmp_path / "datatrove"
+    folder.mkdir()
+    Tokenizer.train([sentence(i) for i in range(50)], TOKENIZER).save(folder)
+    for shard in range(2):
+        ends = [10 * (i + 1) for i in range(30)]
+        tokens = np.random.default_rng(shard).integers(7, 50, ends[-1])
+        (folder / f"{shard:05}_shuffled.ds").write_bytes(tokens.astype("<u2").tobytes())
+        (folder / f"{shard:05}_shuffled.ds.index").write_bytes(struct.pack("<30Q", *ends))
+        (folder / f"{shard:05}_shuffled.ds.metadata").write_text("toy|2\n300\n300 T")
+    with pytest.raises(UsageError, match=r"datatrove holds tokens: set --tokenizer\.path"):
+        run(folder, tmp_path / "out")
+    prepared = run(folder, tmp_path / "out", TokenizerSettings(path=str(folder)))
+    (train,), (heldout,) = prepared.train, prepared.heldout
+    assert train.num_documents + heldout.num_documents == 60 and heldout.num_documents >= 2
+    assert train.num_tokens + heldout.num_tokens == 600
+    assert train.shards[0].path.parent == folder
+    assert not {*train.shards[0].numbers} & {*heldout.shards[0].numbers}
+    assert run(folder, tmp_path / "out", TokenizerSettings(path=str(folder))).fingerprint == prepared.fingerprint
+    (folder / "00000_shuffled.ds").write_bytes(np.full(300, 5000, dtype="<u2").tobytes())
+    with pytest.raises(UniclozeError, match=r"00000_shuffled\.ds has changed"):
+        run(folder, tmp_path / "out", TokenizerSettings(path=str(folder)))
+    with pytest.raises(UniclozeError, match="holds token id 5000, the tokenizer only"):
+        run(folder, tmp_path / "other", TokenizerSettings(path=str(folder)))
+
+
+def test_python_docs_are_kept_and_checked_by_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [Document(text=sentence(i), path=f"module{i}", line=1) for i in range(50)]
+    monkeypatch.setattr(python_docs, "python_docs", lambda: iter(documents))
+    prepared = run("python-docs", tmp_path / "out")
+    kept = tmp_path / "out" / python_docs.file_name()
+    assert [document.text for document in read_documents(kept)] == [document.text for document in documents]
+    assert prepared.train[0].shards[0].files == (("python-docs", 0),)
+    assert run("python-docs", tmp_path / "out").fingerprint == prepared.fingerprint
+    monkeypatch.setattr(python_docs, "file_name", lambda: "python-docs-9.9.jsonl.gz")
+    with pytest.raises(UniclozeError, match=r"python-docs-9\.9\.jsonl\.gz is new"):
+        run("python-docs", tmp_path / "out")

@@ -1,0 +1,121 @@
+"""A run that is killed again and again ends with the weights of one that never was, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from corpora import write_corpus
+from safetensors.torch import load_file
+
+from unicloze.training.checkpoint import list_checkpoints
+from unicloze.training.ledger import read_ledger
+
+STEPS = 9
+OVERRIDES: dict[str, Any] = {
+    "training.steps": STEPS,
+    "training.batch_size": 12,
+    "training.micro_batch_size": 4,
+    "training.save_every": 2,
+    "training.evaluate_every": 3,
+    "training.optimizer": "muon",
+    "model.dropout": 0.1,
+    "model.attention_dropout": 0.1,
+    "objective.high_mask_share": 0.25,
+}
+
+
+def start(folder: Path, out: Path, moment: str, count: int) -> subprocess.Popen[bytes]:
+    overrides = OVERRIDES | {"data.corpus": [str(folder / "corpus")]}
+    command = [sys.executable, str(Path(__file__).with_name("killable.py")), json.dumps(overrides), str(out), moment, str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def finish(folder: Path, out: Path, moment: str = "never", count: int = 0) -> int:
+    process = start(folder, out, moment, count)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode in (0, -signal.SIGKILL), output.decode()
+    return process.returncode
+
+
+def final_state(out: Path) -> dict[str, torch.Tensor]:
+    newest = list_checkpoints(out / "checkpoints")[-1]
+    assert newest.name == f"step-{STEPS:08d}"
+    return {
+        f"{file}:{name}": tensor
+        for file in ("model", "optimizer")
+        for name, tensor in load_file(newest / f"{file}.safetensors").items()
+    }
+
+
+def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    different = [name for name in left if not torch.equal(left[name], right[name])]
+    assert not different, different
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    write_corpus(folder / "corpus")
+    assert finish(folder, folder / "whole") == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("moment", "count"),
+    [("micro-batch", 8), ("update", 5), ("checkpoint-file", 3), ("checkpoint-manifest", 2), ("checkpoint-renamed", 2)],
+)
+def test_killed_at_the_worst_moment(uninterrupted: Path, moment: str, count: int) -> None:
+    out = uninterrupted / f"killed-{moment}"
+    assert finish(uninterrupted, out, moment, count) == -signal.SIGKILL
+    assert finish(uninterrupted, out) == 0
+    assert_same(final_state(out), final_state(uninterrupted / "whole"))
+    starts = [event for event in read_ledger(out / "ledger.jsonl") if event["event"] == "start"]
+    assert starts[-1]["resumed_from"] in (None, "step-00000002", "step-00000004")
+    assert not list((out / "checkpoints").glob(".building*")), "what a kill left behind is cleared"
+
+
+def test_killed_at_random_until_it_is_done(uninterrupted: Path) -> None:
+    out, draw, kills = uninterrupted / "random", random.Random(0), 0
+    for _ in range(4):
+        process = start(uninterrupted, out, "never", 0)
+        began = time.monotonic()
+        while not (out / "ledger.jsonl").exists() and process.poll() is None and time.monotonic() < began + 60:
+            time.sleep(0.02)
+        time.sleep(draw.uniform(0, 1.5))
+        process.kill()
+        output, _ = process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+        assert process.returncode in (0, -signal.SIGKILL), output.decode()
+    finish(uninterrupted, out)
+    assert kills
+    assert_same(final_state(out), final_state(uninterrupted / "whole"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -> None:
+    out = uninterrupted / f"signal-{number.name}"
+    process = start(uninterrupted, out, "never", 0)
+    ledger = out / "ledger.jsonl"
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not (ledger.exists() and '"event": "step"' in ledger.read_text()):
+        time.sleep(0.005)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output.decode()
+    events = list(read_ledger(ledger))
+    if events[-1]["event"] == "stop":
+        assert events[-1]["signal"] == number
+        assert list_checkpoints(out / "checkpoints")[-1].name == f"step-{events[-1]['step']:08d}"
+    assert finish(uninterrupted, out) == 0
+    assert_same(final_state(out), final_state(uninterrupted / "whole"))
