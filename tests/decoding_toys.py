@@ -9,14 +9,33 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
-from toys import model as toy_model
 
+from toys import model as toy_model
 from unicloze.example import Examples, Kind, Target, collate
 from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TokenizerSettings
 from unicloze.text.tokenizers import SPECIAL_TOKENS, Tokenizer
 from unicloze.training.run import LoadedModel
 
-WORDS = "the a list of items is empty return play x state given value and or not in to".split()
+WORDS = [
+    "the",
+    "a",
+    "list",
+    "of",
+    "items",
+    "is",
+    "empty",
+    "return",
+    "play",
+    "x",
+    "state",
+    "given",
+    "value",
+    "and",
+    "or",
+    "not",
+    "in",
+    "to",
+]
 PIECES = ["##ing", "##s", "##ed"]
 PUNCTUATION = list(".,!()-")
 TEXT = "the list of items is empty and not given to the value"
@@ -33,7 +52,9 @@ def wordpiece() -> Tokenizer:
 
 
 def byte_level() -> Tokenizer:
-    return Tokenizer.train(["Return a list. Return a café, é and lists"] * 3, TokenizerSettings(kind="bpe", vocab_size=290))
+    return Tokenizer.train(
+        ["Return a list. Return a café, é and lists"] * 3, TokenizerSettings(kind="bpe", vocab_size=290)
+    )
 
 
 def roberta_like() -> Tokenizer:
@@ -49,7 +70,9 @@ def roberta_like() -> Tokenizer:
     return Tokenizer(backend)
 
 
-def loaded(tokenizer: Tokenizer | None = None, *, positions: int = 32, relative: bool = False, **objective: Any) -> LoadedModel:
+def loaded(
+    tokenizer: Tokenizer | None = None, *, positions: int = 32, relative: bool = False, **objective: Any
+) -> LoadedModel:
     """A model of random weights, as if trained with the given objective."""
     tokenizer = tokenizer or wordpiece()
     if tokenizer.vocabulary.pseudo is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from decoding_toys import TEXT, loaded, roberta_like
 
+from decoding_toys import TEXT, loaded, roberta_like
 from unicloze.decoding.embed import embed
 from unicloze.errors import UsageError
 from unicloze.example import Batch

@@ -8,8 +8,8 @@ import math
 
 import numpy as np
 import pytest
-from decoding_toys import TEXT, Slot, byte_level, context, loaded, probabilities, roberta_like, wordpiece
 
+from decoding_toys import TEXT, Slot, byte_level, context, loaded, probabilities, roberta_like, wordpiece
 from unicloze.decoding.likelihood import TextScore, score
 from unicloze.errors import UsageError
 from unicloze.objectives.unilmv2 import pseudo_id
@@ -144,7 +144,9 @@ def test_unspellable_tokens_stay_in_view_and_are_not_scored() -> None:
     with_unknown, without = score(model, ["the list zzz of", "the list items of"])
     assert with_unknown.tokens[2] == "[UNK]"
     assert with_unknown.chain_per_token[2] is None and with_unknown.pseudo_per_token[2] is None
-    assert with_unknown.chain_log_likelihood == pytest.approx(sum(t for t in with_unknown.chain_per_token if t is not None))
+    assert with_unknown.chain_log_likelihood == pytest.approx(
+        sum(t for t in with_unknown.chain_per_token if t is not None)
+    )
     assert with_unknown.chain_per_token[0] != pytest.approx(without.chain_per_token[0], abs=1e-6)
     assert with_unknown.note is not None and "1 tokens that the vocabulary cannot spell" in with_unknown.note
     (nothing,) = score(model, ["zzz"])

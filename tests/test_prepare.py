@@ -278,7 +278,7 @@ def test_a_strangers_folder_is_left_alone(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_a_full_disk(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as context:
@@ -296,10 +296,10 @@ def test_a_killed_run_leaves_nothing_half_valid(corpus: Path, tmp_path: Path) ->
         "from unicloze.settings import DataSettings, TokenizerSettings\n"
         "from unicloze.text import pipeline, prepare\n"
         "write, count = pipeline.ShardWriter.write, [0]\n"
-        "def counted(self, *arguments):\n"
+        "def counted(self, *arguments, **options):\n"
         "    count[0] += 1\n"
         "    if count[0] == 50: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    write(self, *arguments)\n"
+        "    write(self, *arguments, **options)\n"
         "pipeline.ShardWriter.write = counted\n"
         "data = DataSettings(corpus=[sys.argv[1]], heldout_share=0.1)\n"
         "prepare.prepare_data(data, TokenizerSettings(vocab_size=200), Path(sys.argv[2]), progress=False)\n"

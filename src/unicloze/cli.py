@@ -108,11 +108,8 @@ def _inspect(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
     )
     if options.picture:
         print(options.picture)
-        return 0
-    from unicloze.recipes import load_recipe
-    from unicloze.report.example_view import example_title
-
-    _show(options, view.to_dict(), view.to_text(example_title(load_recipe(options.recipe, overrides))))
+    else:
+        _show(options, view.to_dict(), str(view))
     return 0
 
 
@@ -156,10 +153,11 @@ def _score(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
 
 def _report_options(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="directory of a run")
+    parser.add_argument("--out", metavar="FILE", help="file to write (default: RUN/report.html)")
 
 
 def _report(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
-    print(verbs.report(run=options.run))
+    print(verbs.report(run=options.run, out=options.out))
     return 0
 
 
@@ -265,7 +263,7 @@ VERBS = {
     ),
     "report": Verb(
         purpose="Write one page about a run: curves, speed, an example, samples, recipe, lineage of the data.",
-        examples=("unicloze report runs/quickstart",),
+        examples=("unicloze report runs/quickstart", "unicloze report runs/quickstart --out quickstart.html"),
         options=_report_options,
         run=_report,
     ),

@@ -136,11 +136,11 @@ def inspect(
 
     settings = load_recipe(recipe, overrides)
     examples, tokenizer = inspect_example(settings, text, seed, _find_tokenizer(settings, out))
-    view = ExampleView.of(examples, tokenizer)
+    view = ExampleView.of(examples, tokenizer, title=example_title(settings))
     if picture is not None:
         from unicloze.report.picture import save_picture
 
-        save_picture(picture, view, example_title(settings))
+        save_picture(view, picture)
     return view
 
 
@@ -229,21 +229,22 @@ def embed(
     return room.embed(model, texts, pooling=pooling, batch_size=batch_size)
 
 
-def report(run: PathLike) -> Path:
-    """Write one static HTML page about a run.
+def report(run: PathLike, out: PathLike | None = None) -> Path:
+    """Write one static HTML page about a run, finished or not.
 
     Args:
         run: Directory of the run.
+        out: The file; `RUN/report.html` if not given.
 
     Returns:
-        The page, `RUN/report.html`.
+        The file.
 
     Raises:
         UniclozeError: There is no run, or the page cannot be written.
     """
-    from unicloze.report.page import build_report
+    from unicloze.report.html import build_report
 
-    return build_report(Path(run))
+    return build_report(run, out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,9 +280,10 @@ def recipes() -> list[RecipeSummary]:
 
 
 def _targets(recipe: Recipe) -> list[str]:
-    from unicloze.objectives.unilmv2 import stepwise_target
-
-    return [stepwise_target(recipe.objective) if name == "par" else name for name in recipe.objective.targets]
+    """As the paper's Table 6 names them: steps of one token are AR."""
+    objective = recipe.objective
+    single = objective.factorization == "token" or objective.masking == "token" or objective.max_span == 1
+    return ["ar" if name == "par" and single else name for name in objective.targets]
 
 
 def count_parameters(recipe: Recipe) -> int:

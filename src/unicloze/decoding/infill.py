@@ -264,7 +264,8 @@ class _Filler:
         remaining = list(self.cloze.places)
         outdated = remaining
         for step in range(len(remaining)):
-            self._predict(self._windows(outdated), step=step, alone=True)
+            if outdated:
+                self._predict(self._windows(outdated), step=step, alone=True)
             surest = max(remaining, key=lambda place: (self.guesses[place][0][1], -place))
             self._fill([surest], step=step)
             remaining = [place for place in remaining if place != surest]

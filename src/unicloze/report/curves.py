@@ -33,7 +33,13 @@ class Line:
 
 
 def line_chart(
-    lines: Sequence[Line], *, title: str, x_name: str = "step", width: float = 560, height: float = 300, logarithmic: bool = False
+    lines: Sequence[Line],
+    *,
+    title: str,
+    x_name: str = "step",
+    width: float = 560,
+    height: float = 300,
+    logarithmic: bool = False,
 ) -> str:
     """Curves over a common axis, each named at its end, with its last value.
 
@@ -63,14 +69,20 @@ def line_chart(
     for value in y_axis.ticks(5):
         y = y_axis.at(value)
         parts.append(f'<path class="grid" d="M{_LEFT:g} {y:.1f}H{width - _RIGHT:g}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 8:g}" y="{y:.1f}" dy=".35em" text-anchor="end">{short(value)}</text>')
+        parts.append(
+            f'<text class="tick" x="{_LEFT - 8:g}" y="{y:.1f}" dy=".35em" text-anchor="end">{short(value)}</text>'
+        )
     for value in x_axis.ticks(6):
         x = x_axis.at(value)
         parts.append(f'<path class="axis" d="M{x:.1f} {height - _BOTTOM:g}v4"/>')
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{height - _BOTTOM + 17:g}" text-anchor="middle">{short(value)}</text>')
+        parts.append(
+            f'<text class="tick" x="{x:.1f}" y="{height - _BOTTOM + 17:g}" text-anchor="middle">{short(value)}</text>'
+        )
     parts.append(f'<path class="axis" d="M{_LEFT:g} {height - _BOTTOM:g}H{width - _RIGHT:g}"/>')
     middle = (_LEFT + width - _RIGHT) / 2
-    parts.append(f'<text class="tick" x="{middle:g}" y="{height - 5:g}" text-anchor="middle">{html.escape(x_name)}</text>')
+    parts.append(
+        f'<text class="tick" x="{middle:g}" y="{height - 5:g}" text-anchor="middle">{html.escape(x_name)}</text>'
+    )
 
     ends = []
     for line, points in zip(lines, finite, strict=True):
@@ -90,7 +102,9 @@ def line_chart(
             ]
         parts.append("</g>")
         ends.append((y_axis.at((smoothed or points)[-1][1]), line.name, (smoothed or points)[-1][1]))
-    for y, (_, name, value) in zip(_apart([end[0] for end in sorted(ends)], height - _BOTTOM), sorted(ends), strict=True):
+    for y, (_, name, value) in zip(
+        _apart([end[0] for end in sorted(ends)], height - _BOTTOM), sorted(ends), strict=True
+    ):
         label = f"{name} {short(value)}".strip()
         parts.append(
             f'<text class="end s-{html.escape(name)}" x="{width - _RIGHT + 8:g}" y="{y:.1f}" dy=".35em">{html.escape(label)}</text>'

@@ -92,9 +92,7 @@ class ExampleView:
     targets: Mapping[str, Answers]
 
     @classmethod
-    def of(
-        cls, examples: Examples, tokenizer: Tokenizer, *, row: int = 0, title: str = "One example"
-    ) -> ExampleView:
+    def of(cls, examples: Examples, tokenizer: Tokenizer, *, row: int = 0, title: str = "One example") -> ExampleView:
         """Look at one row of a block.
 
         Args:

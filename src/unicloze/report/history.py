@@ -53,7 +53,9 @@ class History:
         """
         ledger = run / "ledger.jsonl"
         if not run.is_dir():
-            raise UniclozeError(f"There is no run at {run}: give the directory that `unicloze pretrain` wrote to (--out).")
+            raise UniclozeError(
+                f"There is no run at {run}: give the directory that `unicloze pretrain` wrote to (--out)."
+            )
         if not ledger.is_file():
             raise UniclozeError(
                 f"{run} is no run, it has no ledger.jsonl: give the directory that `unicloze pretrain` wrote to (--out)."
@@ -65,7 +67,9 @@ class History:
         except OSError as error:
             raise UniclozeError(f"{ledger}: cannot read it: {error.strerror}.") from error
         if not history.start:
-            raise UniclozeError(f"{ledger} holds no start of a run: it was cut off or is no ledger; train into {run} again.")
+            raise UniclozeError(
+                f"{ledger} holds no start of a run: it was cut off or is no ledger; train into {run} again."
+            )
         for kept in (history.steps, history.evaluations, history.samples):
             ordered = sorted(kept.items())
             kept.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -101,14 +102,15 @@ def _cell(slots: int) -> float:
 def _offsets(slots: list[Slot], cell: float) -> npt.NDArray[np.float64]:
     """Where each slot's row and column begin."""
     gaps = [0.0]
-    for before, slot in zip(slots, slots[1:], strict=False):
+    for before, slot in pairwise(slots):
         if before.group != slot.group:
             gaps.append(max(6.0, cell * 0.7))
         elif slot.group in "OP" and before.step != slot.step:
             gaps.append(cell * 0.22 if cell >= _GRID_CELL else 0.0)
         else:
             gaps.append(0.0)
-    return np.cumsum(gaps)[: len(slots)] + np.arange(len(slots)) * cell
+    offsets: npt.NDArray[np.float64] = np.cumsum(gaps)[: len(slots)] + np.arange(len(slots)) * cell
+    return offsets
 
 
 def _fill(
@@ -198,9 +200,7 @@ def _name_slots(
         across, down = float(left + middle), float(top + middle)
         drawing.labels += [
             Label(x=left - 8, y=down, text=name, size=font, role=role, anchor="end", mono=True),
-            Label(
-                x=across, y=top - 8 - step_width * 0.6, text=name, size=font, role=role, mono=True, upwards=True
-            ),
+            Label(x=across, y=top - 8 - step_width * 0.6, text=name, size=font, role=role, mono=True, upwards=True),
         ]
         if slot.step is not None:
             number, small = str(slot.step), font * 0.86
@@ -211,7 +211,9 @@ def _name_slots(
         if slot.slot in says:
             drawing.labels.append(Label(x=right + step_width, y=down, text=says[slot.slot], size=font, mono=True))
     if any(slot.step is not None for slot in slots):
-        drawing.labels.append(Label(x=right + step_width / 2, y=top - 9, text="step", size=10, role="muted", anchor="middle"))
+        drawing.labels.append(
+            Label(x=right + step_width / 2, y=top - 9, text="step", size=10, role="muted", anchor="middle")
+        )
     if says:
         drawing.labels.append(Label(x=right + step_width + 4, y=top - 9, text="predicts", size=10, role="muted"))
 

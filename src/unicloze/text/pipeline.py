@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -115,7 +114,7 @@ class Preparation:
         for i, file in enumerate(files):
             noted = lineage.describe_file(file, "")  # before it is read: a later change is noticed
             for document in read_file(file, "text" if built_in else self.data.text_field, tally):
-                yield dataclasses.replace(document, path=PYTHON_DOCS) if built_in else document
+                yield replace(document, path=PYTHON_DOCS) if built_in else document
             noted["hash"] = tally.digest.hexdigest()
             if built_in:
                 noted["path"] = file.name

@@ -1,0 +1,137 @@
+"""Filled samples as HTML: the truth beside what the model said before and after training."""
+
+from __future__ import annotations
+
+from html import escape
+
+from unicloze.report.history import Event, History, mapping, sequence
+
+_MOST_SAMPLES = 8
+_KNOWN = {"position", "step", "truth"}
+
+
+def filled_samples(history: History) -> str:
+    """The samples of the newest pass, each beside its twin from before training.
+
+    Hits are marked by a tick, misses by nothing: no meaning hangs on colour alone.
+    """
+    after_step = max(history.samples, default=0)
+    if not history.samples:
+        return '<p class="nothing">No samples yet: they are taken before the first step and after the last.</p>'
+    trained = after_step > 0
+    before = _by_place(history.samples.get(0, [])) if trained else {}
+    after = history.samples[after_step]
+    columns = [("before", before)] * bool(before) + [("after" if trained else "untrained", _by_place(after))]
+    cards = [_sample(sample, number, columns) for number, sample in enumerate(after[:_MOST_SAMPLES])]
+    return _score(columns, after_step) + "".join(cards)
+
+
+def _by_place(samples: list[Event]) -> dict[tuple[str, int], dict[int, Event]]:
+    """The masked positions of each sample; a document may have several samples."""
+    places: dict[tuple[str, int], dict[int, Event]] = {}
+    for sample in samples:
+        document = str(sample.get("document"))
+        repeat = sum(known == document for known, _ in places)
+        masked = [place for place in sequence(sample.get("masked")) if isinstance(place, dict)]
+        places[document, repeat] = {
+            place["position"]: place for place in masked if isinstance(place.get("position"), int)
+        }
+    return places
+
+
+def _targets(places: dict[tuple[str, int], dict[int, Event]]) -> list[str]:
+    names = [name for masked in places.values() for place in masked.values() for name in place if name not in _KNOWN]
+    return list(dict.fromkeys(names))
+
+
+def _score(columns: list[tuple[str, dict[tuple[str, int], dict[int, Event]]]], step: int) -> str:
+    """How many of all are right."""
+    rows = []
+    for when, places in columns:
+        everything = [place for masked in places.values() for place in masked.values()]
+        for target in _targets(places):
+            hits = sum(_hit(place, target) for place in everything)
+            share = hits / max(1, len(everything))
+            name = f"after step {step:,}" if when == "after" else "before training"
+            rows.append(
+                f'<tr><th scope="row">{name}, {escape(target)}</th><td class="bar"><span class="fill s-{escape(target)}" '
+                f'style="width:{share:.1%}"></span></td><td class="number">{hits} of {len(everything)}</td></tr>'
+            )
+    return f'<table class="score"><caption>Masked tokens whose most likely filling is the truth</caption>{"".join(rows)}</table>'
+
+
+def _sample(sample: Event, number: int, columns: list[tuple[str, dict[tuple[str, int], dict[int, Event]]]]) -> str:
+    document = str(sample.get("document"))
+    key = list(columns[-1][1])[number]
+    masked = columns[-1][1][key]
+    text = _running_text([str(token) for token in sequence(sample.get("tokens"))], masked)
+    heads, targets = [], []
+    for when, places in columns:
+        for target in _targets(places):
+            heads.append(f'<th scope="col">{escape(target)} {when}</th>')
+            targets.append((places.get(key, {}), target))
+    rows = []
+    for place in sorted(masked.values(), key=lambda place: (_step(place), place["position"])):
+        cells = "".join(_cell(mapping(places.get(place["position"])), target) for places, target in targets)
+        rows.append(
+            f'<tr><td class="number">{_step(place)}</td><td class="number">{place["position"]}</td>'
+            f"<td><code>{escape(str(place.get('truth', '')))}</code></td>{cells}</tr>"
+        )
+    table = (
+        '<table class="fillings"><thead><tr><th scope="col">step</th><th scope="col">position</th><th scope="col">truth</th>'
+        f"{''.join(heads)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+    opened = " open" * (number < 2)
+    return (
+        f'<details{opened}><summary>{escape(_name(document))}</summary><p class="sample">{text}</p>'
+        f'<div class="scroll">{table}</div></details>'
+    )
+
+
+def _name(document: str) -> str:
+    """The document without the folders before its file."""
+    file, comma, rest = document.partition(",")
+    return file.replace("\\", "/").rpartition("/")[2] + comma + rest
+
+
+def _running_text(tokens: list[str], masked: dict[int, Event]) -> str:
+    """The tokens as words, each masked one as the truth in a box with its step."""
+    parts = []
+    for position, token in enumerate(tokens):
+        place = masked.get(position)
+        truth = str(place.get("truth", token)) if place else token
+        glued, word = _spell(truth)
+        space = "" if glued or not position else " "
+        if place:
+            parts.append(f"{space}<mark>{escape(word)}<sup>{_step(place)}</sup></mark>")
+        elif token.startswith("[") and token.endswith("]") and len(token) > 2:
+            parts.append(f'{space}<span class="special">{escape(token)}</span>')
+        else:
+            parts.append(space + escape(word))
+    return "".join(parts)
+
+
+def _spell(token: str) -> tuple[bool, str]:
+    """Whether a piece continues the word before it, and how it reads."""
+    if token.startswith("##") and len(token) > 2:
+        return True, token[2:]
+    if token.startswith("Ġ"):
+        return False, token[1:]
+    return False, token
+
+
+def _cell(place: Event, target: str) -> str:
+    if target not in place:
+        return "<td></td>"
+    word = f"<code>{escape(str(place[target]))}</code>"
+    return f'<td class="hit">{word} <b title="right">✓</b></td>' if _hit(place, target) else f"<td>{word}</td>"
+
+
+def _hit(place: Event, target: str) -> bool:
+    return target in place and place[target] == place.get("truth")
+
+
+def _step(place: Event) -> int:
+    """The factorization step, counted from 1 as in the paper."""
+    step = place.get("step")
+    return step + 1 if isinstance(step, int) else 1

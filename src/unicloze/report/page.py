@@ -1,0 +1,316 @@
+"""One static HTML page about a run; it needs no network, no script and no other file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import shlex
+import statistics
+import tempfile
+from datetime import UTC, datetime
+from html import escape
+from importlib import resources
+from pathlib import Path
+
+import yaml
+
+from unicloze.errors import UniclozeError
+from unicloze.recipes import load_recipe
+from unicloze.report.curves import Line, line_chart, short
+from unicloze.report.example_view import ExampleView, example_of, example_title
+from unicloze.report.filled import filled_samples
+from unicloze.report.history import History, mapping, number, sequence
+from unicloze.report.lineage_table import count, lineage_table
+from unicloze.report.picture import draw_mask
+from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
+
+_PICTURE_WINDOW = 28
+_FEW_WORDS = 8
+_SENTENCE = "A cloze test hides some words of a text and asks for them back, one after the other or several at once."
+
+
+def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write the page about a run, finished or not.
+
+    Args:
+        run: The run's directory.
+        out: The file; `RUN/report.html` if not given. A file there is replaced whole or left as it was.
+
+    Returns:
+        The file.
+
+    Raises:
+        UniclozeError: The directory is no run, or the page cannot be written.
+    """
+    history = History.read(Path(run))
+    page = Path(out) if out is not None else history.run / "report.html"
+    _write(page, _page(history))
+    return page
+
+
+def _page(history: History) -> str:
+    recipe = history.recipe
+    name = escape(str(recipe.get("name", history.run.name)))
+    provenance = mapping(recipe.get("provenance"))
+    origin = ". ".join(str(provenance[key]) for key in ("paper", "place") if provenance.get(key))
+    style = resources.files("unicloze.report").joinpath("page.css").read_text(encoding="utf-8")
+    sections = [
+        ("Curves", _curves(history)),
+        ("What the model is fed", _example(history)),
+        ("Filled samples", filled_samples(history)),
+        ("Use it, go on with it", _commands(history)),
+        ("Data", lineage_table(mapping(history.start.get("lineage")))),
+        ("Recipe", _recipe(history)),
+    ]
+    body = "\n".join(f"<section><h2>{title}</h2>\n{content}</section>" for title, content in sections)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{name} - unicloze report</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+<header>
+<h1>{name}<span class="status">{escape(_status(history))}</span></h1>
+<p class="subtitle">{escape(origin)}</p>
+<div class="cards">{_cards(history)}</div>
+</header>
+{body}
+<footer>{escape(_colophon(history))}</footer>
+</main>
+</body>
+</html>
+"""
+
+
+def _status(history: History) -> str:
+    last, planned = history.last, history.planned_steps
+    if last.get("event") == "failed":
+        return f"failed after step {history.step:,}: {last.get('message')}"
+    if last.get("event") == "end" or (planned is not None and history.step >= planned):
+        return "finished"
+    if last.get("event") == "stop":
+        return f"stopped by signal {last.get('signal')} after step {history.step:,}"
+    return "still running, or killed"
+
+
+def _colophon(history: History) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in mapping(history.start.get("versions")).items())
+    when = number(history.last.get("time"))
+    day = f"Last entry of the ledger: {datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M} UTC. " if when else ""
+    return f"{day}Trained with {versions}." if versions else day
+
+
+def _cards(history: History) -> str:
+    start, planned = history.start, history.planned_steps
+    speeds = [speed for _, speed in history.curve("text_tokens_per_second")]
+    tokens = [value for _, value in history.curve("text_tokens")]
+    done = "" if planned is None else f"of {planned:,} planned"
+    starts = (
+        f"over {history.processes} starts of the program"
+        if history.processes > 1
+        else "from the first start to the last entry"
+    )
+    threads = start.get("threads")
+    how = ", ".join(str(part) for part in (start.get("precision"), f"{threads} thread(s)" if threads else None) if part)
+    model = mapping(history.recipe.get("model"))
+    size = f"{model.get('num_layers')} layers, hidden size {model.get('hidden_size')}" if model else ""
+    cards = [_perplexity_card(history, target) for target in history.targets]
+    cards += [
+        _card("parameters", count(start.get("parameters")), size),
+        _card("steps", f"{history.step:,}", done),
+        _card("text tokens", short(tokens[-1]) if tokens else "-", "seen in training"),
+        _card("speed", f"{statistics.median(speeds):,.0f}" if speeds else "-", "text tokens a second, median"),
+        _card("time", _duration(history.seconds), starts),
+        _card("device", str(start.get("device", "-")), how),
+    ]
+    return "".join(cards)
+
+
+def _perplexity_card(history: History, target: str) -> str:
+    perplexity, bits = history.latest("perplexity", target), history.latest("bits_per_byte", target)
+    name = f"held-out perplexity, {target}"
+    if perplexity is None:
+        return _card(name, "-", "not evaluated yet", target)
+    event = next(reversed(history.evaluations.values()))
+    step = next(reversed(history.evaluations))
+    more = [f"{short(bits)} bits per byte"] if bits is not None else []
+    predictions = number(mapping(event.get("predictions")).get(target))
+    window = f"in {count(event.get('windows'))} windows of {count(event.get('window'))} tokens"
+    more += [f"{count(predictions)} predictions {window}, after step {step:,}"]
+    return _card(name, _perplexity(perplexity), "; ".join(more), target)
+
+
+def _perplexity(value: float) -> str:
+    return short(value) if value >= 1e4 else f"{value:,.1f}"
+
+
+def _card(name: str, value: str, more: str, target: str | None = None) -> str:
+    style = f" s-{escape(target)}" if target else ""
+    return (
+        f'<div class="card{style}"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div>'
+        f'<div class="more">{escape(more)}</div></div>'
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def _curves(history: History) -> str:
+    targets = history.targets
+    losses = [Line(name=target, points=history.curve("loss", target), smooth=True) for target in targets]
+    heldout = [Line(name=target, points=history.curve("perplexity", target, evaluated=True)) for target in targets]
+    large = [
+        _panel("Training loss, nats a prediction", line_chart(losses, title="training loss over steps")),
+        _panel("Held-out perplexity", line_chart(heldout, title="held-out perplexity over steps", logarithmic=True)),
+    ]
+    measures = (
+        ("text_tokens_per_second", "Text tokens a second", True),
+        ("learning_rate", "Learning rate", False),
+        ("gradient_norm", "Norm of the gradient", True),
+    )
+    small = [
+        _panel(
+            title,
+            line_chart([Line(name="", points=history.curve(key), smooth=smooth)], title=title, width=380, height=220),
+        )
+        for key, title, smooth in measures
+    ]
+    lead = (
+        "Held-out documents are set aside after deduplication. Perplexity is measured with a mask at every masked position, "
+        "on the same windows each time; in training some masked positions show a random token or themselves."
+    )
+    return f'<p class="lead">{lead}</p><div class="grid">{"".join(large)}</div><div class="grid small">{"".join(small)}</div>'
+
+
+def _panel(title: str, content: str) -> str:
+    return f'<figure class="panel"><h3>{escape(title)}</h3>{content}</figure>'
+
+
+def _example(history: History) -> str:
+    """The mask picture of the first tokens of a held-out sample, or of a sentence where there is none."""
+    try:
+        recipe = load_recipe(history.run / "recipe.yaml")
+        if (history.run / "tokenizer.json").is_file():
+            tokenizer = Tokenizer.load(history.run)
+        else:
+            tokenizer = whitespace_tokenizer(_SENTENCE)
+        window = min(recipe.data.window, _PICTURE_WINDOW)
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, window=window))
+        text, origin = _sample_text(history, tokenizer)
+        examples = example_of(recipe, tokenizer.encode_batch([text])[0], recipe.training.seed, tokenizer)
+    except UniclozeError as error:
+        return f'<p class="nothing">No picture can be drawn: {escape(str(error))}</p>'
+    view = ExampleView.of(examples, tokenizer, title=example_title(recipe))
+    caption = (
+        f"{origin}, cut to {window} tokens; this recipe trains on windows of {history.recipe['data']['window']}."
+        if isinstance(mapping(history.recipe.get("data")).get("window"), int)
+        else f"{origin}."
+    )
+    lead = (
+        "A row of the matrix is a slot that reads, a column a slot that is read. C is the text with its masked positions, O "
+        "the original tokens of those, P their pseudo masks; O and P stand in the order in which the steps predict them. "
+        "A pseudo mask reads the context, the originals of earlier steps and the pseudo masks of its own step."
+    )
+    return (
+        f'<p class="lead">{lead}</p><figure class="panel"><div class="picture">{draw_mask(view).to_svg()}</div>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _sample_text(history: History, tokenizer: Tokenizer) -> tuple[str, str]:
+    """The held-out sample whose beginning has the most words, with the truth in its masks; else a sentence."""
+    texts = []
+    for sample in next(iter(history.samples.values()), []):
+        tokens = [str(token) for token in sequence(sample.get("tokens"))]
+        for place in map(mapping, sequence(sample.get("masked"))):
+            position = place.get("position")
+            if isinstance(position, int) and 0 <= position < len(tokens):
+                tokens[position] = str(place.get("truth", tokens[position]))
+        ids = [tokenizer.token_id(token) for token in tokens]
+        texts.append(tokenizer.decode([i for i in ids if i is not None], skip_special=True))
+    best = max(texts, key=_words_at_start, default="")
+    if _words_at_start(best) >= _FEW_WORDS:
+        return best, "The beginning of a held-out window"
+    return _SENTENCE, "A sentence, as there is no held-out sample of so many words"
+
+
+def _words_at_start(text: str) -> int:
+    return sum(word.isalpha() for word in text.split()[:_PICTURE_WINDOW])
+
+
+def _commands(history: History) -> str:
+    run = shlex.quote(str(history.run))
+    lines = [
+        ("Fill the masks of a text", f'unicloze fill --model {run} --text "The [MASK] of a list is an [MASK]."'),
+        ("Score a text", f'unicloze score --model {run} --text "The elements of a list are integers."'),
+    ]
+    planned = history.planned_steps
+    if planned is not None and history.step < planned:
+        lines.insert(0, ("Go on with this run", f"unicloze pretrain --out {run}"))
+    else:
+        lines.append(("Train on", f"unicloze pretrain --out {run} --training.steps {2 * (planned or history.step)}"))
+    checkpoint = history.checkpoint
+    where = (
+        f"Newest checkpoint: {history.run / 'checkpoints' / checkpoint}"
+        if checkpoint
+        else "No checkpoint is saved yet."
+    )
+    commands = "".join(f"<p>{title}</p><pre>{escape(command)}</pre>" for title, command in lines)
+    return f'<div class="panel">{commands}<p class="note">{escape(where)}</p></div>'
+
+
+def _recipe(history: History) -> str:
+    note = mapping(history.recipe.get("provenance")).get("note")
+    text = yaml.safe_dump(_plain(history.recipe), sort_keys=False, allow_unicode=True, width=110)
+    lead = f'<p class="lead">{escape(str(note))}</p>' if note else ""
+    return (
+        f"{lead}<details open><summary>Every setting, as it was resolved</summary><pre>{escape(text)}</pre></details>"
+    )
+
+
+def _plain(value: object) -> object:
+    """The same with numbers YAML can spell and read back."""
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return value if isinstance(value, str | int | float | None) and not _odd(value) else str(value)
+
+
+def _odd(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file whole.
+
+    Raises:
+        UniclozeError: It cannot be written.
+    """
+    temporary: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=".report-", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            file.write(text)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise UniclozeError(
+            f"{path}: cannot write the report: {error.strerror}; give another file with --out."
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,341 @@
+"""The loop and what it calls: accumulation, schedules, optimiser groups, checkpoints, the ledger, the lock, the floors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import toys
+from corpora import write_corpus
+from toys import random_windows, vocabulary
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import collate
+from unicloze.model.model import UnifiedModel, perplexity
+from unicloze.objectives.unilmv2 import unilmv2
+from unicloze.recipes import load_recipe, recipe_names, toy_overrides
+from unicloze.settings import ObjectiveSettings, TrainingSettings
+from unicloze.training.batches import MicroBatch, training_steps
+from unicloze.training.checkpoint import list_checkpoints, load_checkpoint, load_newest, save_checkpoint
+from unicloze.training.ledger import Ledger, read_ledger
+from unicloze.training.lock import RunLock
+from unicloze.training.loop import Compute, Hooks, TrainState, accumulate_gradients, clip_gradient, fit
+from unicloze.training.optimizers import build_optimizers, schedule_factor
+from unicloze.training.run import load_model, pretrain_run
+
+CPU = Compute(device=torch.device("cpu"), precision="fp32")
+
+
+def micro_batches(rows: int, count: int, objective: ObjectiveSettings, seed: int = 0) -> list[MicroBatch]:
+    windows = random_windows(rows * count, 24, short=True, seed=seed)
+    examples = unilmv2(windows, vocabulary(), objective)
+    return [MicroBatch(examples[i : i + rows], windows[i : i + rows]) for i in range(0, rows * count, rows)]
+
+
+def gradients(model: UnifiedModel) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_micro_batches_weigh_as_one_batch() -> None:
+    objective = ObjectiveSettings(coefficients={"ae": 0.5})
+    compute = dataclasses.replace(CPU, coefficients=objective.coefficients)
+    found = []
+    for rows, count in ((12, 1), (4, 3), (1, 12)):
+        state = TrainState(model=toys.model(), optimizers=[])
+        losses = accumulate_gradients(state, micro_batches(rows, count, objective), TrainingSettings(), compute, str)
+        found.append((losses, gradients(state.model)))
+    for losses, grads in found[1:]:
+        assert losses == pytest.approx(found[0][0], rel=1e-5)
+        for one, other in zip(grads, found[0][1], strict=True):
+            torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+
+
+def test_loss_is_the_mean_over_the_global_batch_times_its_coefficient() -> None:
+    batches = micro_batches(3, 4, ObjectiveSettings())
+    state = TrainState(model=toys.model(), optimizers=[])
+    losses = accumulate_gradients(state, batches, TrainingSettings(), CPU, str)
+    total: dict[str, list[float]] = {"ae": [], "par": []}
+    with torch.no_grad():
+        for micro_batch in batches:
+            batch = collate(micro_batch.examples)
+            for name, logits in state.model.logits(batch).items():
+                target = batch.targets[name]
+                nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.labels.flatten(), reduction="none")
+                total[name] += nats[target.weights.flatten() > 0].tolist()
+    assert losses == pytest.approx({name: np.mean(values) for name, values in total.items()}, rel=1e-5)
+
+
+def test_clipping_scales_the_whole_gradient() -> None:
+    state = TrainState(model=toys.model(), optimizers=[])
+    accumulate_gradients(state, micro_batches(4, 1, ObjectiveSettings()), TrainingSettings(), CPU, str)
+    before = gradients(state.model)
+    norm = clip_gradient(state.model, 0.0)
+    assert norm == pytest.approx(math.sqrt(sum(float(g.pow(2).sum()) for g in before)), rel=1e-5)
+    clip_gradient(state.model, norm / 2)
+    torch.testing.assert_close(gradients(state.model)[0], before[0] / 2)
+
+
+def test_schedules() -> None:
+    settings = TrainingSettings(steps=100, warmup_steps=10)
+    linear = [schedule_factor(step, settings) for step in range(100)]
+    assert linear[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
+    assert linear[10:] == pytest.approx([(100 - step) / 90 for step in range(10, 100)])
+    cosine = dataclasses.replace(settings, schedule="cosine")
+    assert schedule_factor(55, cosine) == pytest.approx(0.5)
+    wsd = dataclasses.replace(settings, schedule="wsd", decay_steps=20)
+    assert [schedule_factor(step, wsd) for step in (10, 79, 90, 99)] == pytest.approx([1, 1, 0.5, 0.05])
+    assert schedule_factor(99, dataclasses.replace(settings, schedule="constant")) == 1
+    assert schedule_factor(1, TrainingSettings(steps=2, warmup_steps=24_000)) == pytest.approx(2 / 24_000)
+
+
+def test_optimizer_groups() -> None:
+    model = toys.model()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    adamw, muon = build_optimizers(model, TrainingSettings(optimizer="muon", weight_decay=0.1, muon_learning_rate=0.5))
+    hidden = {names[id(p)] for p in muon.param_groups[0]["params"]}
+    assert len(hidden) == 4 * 3
+    assert all(".layers." in name for name in hidden)
+    decayed, undecayed = ({names[id(p)] for p in group["params"]} for group in adamw.param_groups)
+    assert [group["weight_decay"] for group in adamw.param_groups] == [0.1, 0.0]
+    assert "backbone.relative.weight" in undecayed
+    assert "backbone.embeddings.tokens.weight" in decayed
+    assert all("norm" in name or name.endswith("bias") or "relative" in name for name in undecayed)
+    assert hidden | decayed | undecayed == set(names.values())
+    assert len(build_optimizers(model, TrainingSettings())) == 1
+
+
+def test_a_share_of_the_micro_batches_has_the_high_rate() -> None:
+    class Sampler:
+        vocabulary = vocabulary()
+
+        def read(self, first: int, count: int) -> Any:
+            return random_windows(count, 24, seed=first)
+
+    objective = ObjectiveSettings(high_mask_share=0.3)
+    training = TrainingSettings(batch_size=6, micro_batch_size=2)
+    steps = training_steps(Sampler(), objective, training, 0)  # type: ignore[arg-type]
+    shares = []
+    for _ in range(100):
+        for micro_batch in next(steps):
+            masked = (micro_batch.examples.targets["ae"].weights > 0).sum(axis=1)
+            shares.append(bool((masked == micro_batch.windows.maskable.sum(axis=1)).all()))
+    assert sum(shares) == 90
+    later = training_steps(Sampler(), objective, training, 85)  # type: ignore[arg-type]
+    first = next(later)[0].windows.token_ids.shape
+    assert first == (2, 24)
+
+
+def checkpoint_at(folder: Path, step: int, model: UnifiedModel, optimizers: list[torch.optim.Optimizer]) -> Path:
+    return save_checkpoint(
+        folder, step=step, model=model.state_dict(), optimizers=optimizers, state={"text_tokens": step}, files=[], keep=2
+    )
+
+
+def trained(optimizer: str = "muon") -> TrainState:
+    model = toys.model()
+    state = TrainState(model=model, optimizers=build_optimizers(model, TrainingSettings(optimizer=optimizer)))  # type: ignore[arg-type]
+    accumulate_gradients(state, micro_batches(4, 1, ObjectiveSettings()), TrainingSettings(), CPU, str)
+    for built in state.optimizers:
+        built.step()
+    return state
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_checkpoint_brings_everything_back(tmp_path: Path, optimizer: str) -> None:
+    state = trained(optimizer)
+    path = checkpoint_at(tmp_path, 7, state.model, state.optimizers)
+    read = load_checkpoint(path)
+    assert read.state["step"] == 7
+    for name, tensor in state.model.state_dict().items():
+        assert torch.equal(read.model[name], tensor)
+    fresh = build_optimizers(toys.model(), TrainingSettings(optimizer=optimizer))  # type: ignore[arg-type]
+    for built, saved, original in zip(fresh, read.optimizers, state.optimizers, strict=True):
+        built.load_state_dict(saved)
+        expected, found = original.state_dict(), built.state_dict()
+        assert json.dumps(expected["param_groups"]) == json.dumps(found["param_groups"])
+        for index, values in expected["state"].items():
+            for key, value in values.items():
+                assert torch.equal(torch.as_tensor(found["state"][index][key]), torch.as_tensor(value))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json", "optimizer.json"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, damage: str) -> None:
+    state = trained()
+    checkpoint_at(tmp_path, 1, state.model, state.optimizers)
+    path = checkpoint_at(tmp_path, 2, state.model, state.optimizers) / file
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif damage == "truncate":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        path.unlink()
+    with pytest.warns(UserWarning, match=f"{file}.*going back to step-00000001"):
+        newest = load_newest(tmp_path)
+    assert newest is not None
+    assert newest.state["step"] == 1
+
+
+def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
+    assert load_newest(tmp_path) is None
+    state = trained()
+    (checkpoint_at(tmp_path, 1, state.model, state.optimizers) / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UniclozeError, match="no earlier one is whole"):
+        load_newest(tmp_path)
+
+
+def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
+    state = trained()
+    path = checkpoint_at(tmp_path, 1, state.model, state.optimizers)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["sha256"]["../elsewhere"] = "0"
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UniclozeError, match="missing or damaged"):
+        load_checkpoint(path)
+
+
+def test_only_the_newest_are_kept_and_a_full_disk_harms_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = trained()
+    for step in (1, 2, 3):
+        checkpoint_at(tmp_path, step, state.model, state.optimizers)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("unicloze.training.checkpoint.save_file", full)
+    with pytest.raises(UniclozeError, match="the disk is full; earlier checkpoints are untouched"):
+        checkpoint_at(tmp_path, 4, state.model, state.optimizers)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+    assert load_checkpoint(tmp_path / "step-00000003").state["step"] == 3
+
+
+def test_the_ledger_survives_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    ledger.write("step", step=1)
+    ledger.close()
+    path.write_bytes(path.read_bytes() + b'{"event": "st')
+    ledger = Ledger(path)
+    ledger.write("step", step=2)
+    ledger.close()
+    assert [event["step"] for event in read_ledger(path)] == [1, 2]
+
+
+def test_one_process_per_directory(tmp_path: Path) -> None:
+    with RunLock(tmp_path):
+        import subprocess
+        import sys
+
+        code = f"from pathlib import Path\nfrom unicloze.training.lock import RunLock\nwith RunLock(Path({str(tmp_path)!r})): pass"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert other.returncode != 0
+        assert "is in use by process" in other.stderr
+        assert "since" in other.stderr
+    with RunLock(tmp_path):
+        pass
+
+
+def test_a_loss_that_is_no_number_stops_before_the_update() -> None:
+    state = trained("adamw")
+    with torch.no_grad():
+        state.model.token_head.bias[20] = math.nan
+    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+
+    def steps() -> Any:
+        while True:
+            yield micro_batches(4, 2, ObjectiveSettings())
+
+    hooks = Hooks(log=lambda *_: None, evaluate=lambda _: None, save=lambda _: None, describe=lambda _: "book.txt, document 3")
+    settings = TrainingSettings(steps=5, warmup_steps=0)
+    with pytest.raises(UniclozeError, match=r"before the update of step 1: the loss of ae is nan.*book.txt, document 3"):
+        fit(state, steps(), settings, CPU, hooks)
+    assert all(torch.equal(tensor, before[name]) or name == "token_head.bias" for name, tensor in state.model.state_dict().items())
+
+
+def floor(vocab: int, mask: float, random: float) -> float:
+    """Entropy of a uniform token given what its masked slot shows: nothing, or a token that is it half of the time."""
+    kept = 1 - mask - random
+    hit = (kept + random / vocab) / (kept + random)
+    miss = (1 - hit) / (vocab - 1)
+    told = -hit * math.log(hit) - (vocab - 1) * miss * math.log(miss)
+    return mask * math.log(vocab) + (1 - mask) * told
+
+
+def test_the_floor_of_the_paper_setting() -> None:
+    assert floor(8192, 0.8, 0.1) == pytest.approx(8.248, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factorization", ["block", "token"])
+def test_random_tokens_are_learned_down_to_the_floor_and_no_further(factorization: Any) -> None:
+    ordinary = 32
+    vocab = toys.FIRST_ORDINARY + ordinary
+    objective = ObjectiveSettings(mask_rate=0.3, factorization=factorization)
+    model = toys.model(vocab=vocab, positions=24, initializer_range=0.02, num_layers=2)
+    settings = TrainingSettings(optimizer="adamw", learning_rate=4e-3, steps=700, warmup_steps=30, betas=(0.9, 0.98))
+
+    def steps() -> Any:
+        for step in range(settings.steps):
+            windows = random_windows(48, 24, vocab=vocab, seed=step + 1)
+            yield [MicroBatch(unilmv2(windows, vocabulary(vocab), objective), windows)]
+
+    state = TrainState(model=model, optimizers=build_optimizers(model, settings))
+    hooks = Hooks(log=lambda *_: None, evaluate=lambda _: None, save=lambda _: None, describe=str)
+    fit(state, steps(), settings, CPU, hooks)
+    windows = random_windows(3000, 24, vocab=vocab, seed=10_000)
+    batch = collate(unilmv2(windows, vocabulary(vocab), objective))
+    with torch.no_grad():
+        losses = model(batch)
+    lowest = floor(ordinary, 0.8, 0.1)
+    for name, loss in losses.items():
+        mean, count = float(loss.total / loss.weight), float(loss.weight)
+        noise = 4 * 1.5 / math.sqrt(count)
+        assert mean > lowest - noise, f"{name} is below its floor {lowest:.3f}: {mean:.3f}"
+        assert mean < lowest + 0.06, f"{name} did not come down to its floor {lowest:.3f}: {mean:.3f}"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "text")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_takes_two_steps(name: str, corpus: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(name, toy_overrides() | {"data.corpus": [str(corpus)]})
+    result = pretrain_run(recipe, tmp_path / "run", progress=False)
+    assert result.step == 2
+    assert set(result.perplexity) == set(recipe.objective.targets)
+    assert all(1 < value < 2000 for value in result.perplexity.values())
+    events = list(read_ledger(tmp_path / "run" / "ledger.jsonl"))
+    kinds = [event["event"] for event in events]
+    assert kinds == ["start", "samples", "step", "step", "evaluate", "save", "samples", "end"]
+    evaluated = events[4]
+    assert evaluated["perplexity"] == pytest.approx({k: math.exp(v) for k, v in evaluated["loss"].items()})
+    loaded = load_model(tmp_path / "run")
+    assert loaded.step == 2
+    assert loaded.recipe.objective == recipe.objective
+
+
+def test_other_settings_are_not_continued(corpus: Path, tmp_path: Path) -> None:
+    toy = toy_overrides() | {"data.corpus": [str(corpus)]}
+    pretrain_run(load_recipe("quickstart", toy), tmp_path / "run", progress=False)
+    with pytest.raises(UsageError, match="training.learning_rate"):
+        pretrain_run(load_recipe("quickstart", toy | {"training.learning_rate": 0.5}), tmp_path / "run", progress=False)
+    longer = pretrain_run(load_recipe("quickstart", toy | {"training.steps": 3}), tmp_path / "run", progress=False)
+    assert longer.step == 3
+    with pytest.warns(UserWarning, match="trained to step 3"):
+        pretrain_run(load_recipe("quickstart", toy | {"training.steps": 3}), tmp_path / "run", progress=False)
+
+
+def test_perplexity_overflows_to_infinity() -> None:
+    assert perplexity(1e9, 1.0) == math.inf
+    assert perplexity(math.log(5) * 3, 3.0) == pytest.approx(5)
