@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -159,6 +160,8 @@ def explain(error: BaseException) -> tuple[str, int]:
         )
     if isinstance(error, OSError):
         return _explain_os_error(error), 1
+    if number := re.search(r"\(os error (\d+)\)", str(error)):  # of safetensors and tokenizers, written in Rust
+        return _explain_os_error(OSError(int(number[1]), os.strerror(int(number[1])))), 1
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" in {os.path.basename(place[0].filename)}, line {place[0].lineno}" if place else ""
     return (

@@ -242,7 +242,7 @@ def report(run: PathLike, out: PathLike | None = None) -> Path:
     Raises:
         UniclozeError: There is no run, or the page cannot be written.
     """
-    from unicloze.report.html import build_report
+    from unicloze.report.page import build_report
 
     return build_report(run, out)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -17,14 +16,13 @@ from unicloze.example import collate
 from unicloze.objectives.unilmv2 import lay_out
 
 if TYPE_CHECKING:
-    from unicloze.training.run import LoadedModel
+    from unicloze.decoding.texts import ModelLike
 
 Pooling = Literal["mean", "first"]
 
 
-@torch.inference_mode()
 def embed(
-    model: str | Path | LoadedModel, texts: Sequence[str], *, pooling: Pooling = "mean", batch_size: int = 32
+    model: ModelLike, texts: Sequence[str], *, pooling: Pooling = "mean", batch_size: int = 32
 ) -> npt.NDArray[np.float32]:
     """The vector of each text, read in both directions with nothing masked.
 
@@ -59,7 +57,8 @@ def embed(
         windows = one_segment([pieces[i].tokens for i in block], loaded.tokenizer.vocabulary)
         nothing = np.full(windows.token_ids.shape, -1, dtype=np.int32)
         examples = lay_out(windows, nothing, loaded.tokenizer.vocabulary, objective, rate=0.0)
-        hidden = backbone(collate(examples, device=device))[-1].double().cpu().numpy()
+        with torch.inference_mode():
+            hidden = backbone(collate(examples, device=device))[-1].double().cpu().numpy()
         for row, i in enumerate(block):
             pooled = hidden[row, : 1 if pooling == "first" else windows.lengths[row]]
             sums[pieces[i].text] += pooled.sum(axis=0)

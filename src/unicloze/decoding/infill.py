@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -23,6 +22,7 @@ from unicloze.objectives.unilmv2 import lay_out
 from unicloze.text.tokenizers import MASK, Tokenizer
 
 if TYPE_CHECKING:
+    from unicloze.decoding.texts import ModelLike
     from unicloze.training.run import LoadedModel
 
 Order = Literal["confidence", "left-to-right", "span"]
@@ -83,7 +83,7 @@ class FillResult:
         return "\n".join(lines)
 
 
-def fill(model: str | Path | LoadedModel, text: str, *, top_k: int = 5, order: Order | None = None) -> FillResult:
+def fill(model: ModelLike, text: str, *, top_k: int = 5, order: Order | None = None) -> FillResult:
     """Fill every mask of a text with its most likely token.
 
     Without an order each mask is predicted by AE, from the text alone. In an order the masks are predicted step by step
@@ -234,7 +234,7 @@ class _Filler:
             warnings.warn(
                 f"the text has {len(self.tokens)} tokens and the model reads {self.limit} at once: each mask is filled "
                 "from the tokens around it",
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def run(self, order: Order | None) -> None:

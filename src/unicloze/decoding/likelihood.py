@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,6 +21,7 @@ from unicloze.objectives.unilmv2 import lay_out
 from unicloze.settings import ObjectiveSettings
 
 if TYPE_CHECKING:
+    from unicloze.decoding.texts import ModelLike
     from unicloze.training.run import LoadedModel
 
 Logs = npt.NDArray[np.float64]
@@ -75,7 +75,7 @@ class TextScore:
         return "\n".join([*lines, *([f"  note: {self.note}"] if self.note else [])])
 
 
-def score(model: str | Path | LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> list[TextScore]:
+def score(model: ModelLike, texts: Sequence[str], *, batch_size: int = 32) -> list[TextScore]:
     """Score texts: one forward pass for the chain rule of a window, one row of a batch for each token masked alone.
 
     A text's score depends neither on the other texts nor on `batch_size`, up to rounding. Tokens the model never

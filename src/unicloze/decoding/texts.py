@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from unicloze.text.windows import Windows, windows_of
 
 if TYPE_CHECKING:
     from unicloze.training.run import LoadedModel
+
+    ModelLike = str | os.PathLike[str] | LoadedModel
 
 Ints = npt.NDArray[np.int32]
 
@@ -45,16 +48,16 @@ class Piece:
         return len(self.tokens)
 
 
-def open_model(model: str | Path | LoadedModel) -> LoadedModel:
+def open_model(model: ModelLike) -> LoadedModel:
     """The model itself, loaded if a path is given.
 
     Raises:
         UniclozeError: There is no whole checkpoint at the path.
     """
-    if isinstance(model, str | Path):
+    if isinstance(model, str | os.PathLike):
         from unicloze.training.run import load_model
 
-        return load_model(model)
+        return load_model(Path(model))
     return model
 
 
@@ -106,8 +109,8 @@ def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Ints], list[Piec
     long = sum(len(ids) > limit for ids in tokens)
     if long:
         warnings.warn(
-            f"{long} of {len(tokens)} texts are longer than the {limit} tokens the model reads at once: they are cut "
-            "into consecutive windows, each read by itself",
+            f"texts longer than the {limit} tokens the model reads at once ({long} of {len(tokens)}) are cut into "
+            "consecutive windows, each read by itself",
             stacklevel=3,
         )
     return tokens, pieces

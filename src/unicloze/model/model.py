@@ -96,14 +96,13 @@ class UnifiedModel(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
 
-def step_flops(settings: ModelSettings, *, slots: int, predictions: int, rows: int, keys: int, vocab_size: int) -> float:
+def step_flops(settings: ModelSettings, *, slots: int, predictions: int, keys: float, vocab_size: int) -> float:
     """Floating-point operations of a training step (forward and backward) that the model needs, none that it skips.
 
     Args:
         settings: The model's shape.
         slots: Slots in all rows.
         predictions: Predicted slots in all rows.
-        rows: Number of rows.
         keys: Keys a slot attends to on average.
         vocab_size: Rows of the output matrix.
     """
@@ -111,7 +110,6 @@ def step_flops(settings: ModelSettings, *, slots: int, predictions: int, rows: i
     full = 2 * slots * (4 * width * width + 2 * width * inner) + 4 * slots * keys * width
     last = 2 * (slots * 2 + predictions * 2) * width * width + 4 * predictions * width * inner + 4 * predictions * keys * width
     head = 2 * predictions * width * (width + vocab_size)
-    del rows
     return 3.0 * ((settings.num_layers - 1) * full + last + head)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 Points = Sequence[tuple[float, float]]
 
 _MOST_POINTS = 600
-_LOG_FROM = 8.0
+_LOG_FROM = 4.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 74.0, 14.0, 40.0
 _LABELS_APART = 15.0
 _FEW = 60
@@ -36,20 +37,18 @@ def line_chart(
     lines: Sequence[Line],
     *,
     title: str,
-    x_name: str = "step",
     width: float = 560,
     height: float = 300,
     logarithmic: bool = False,
 ) -> str:
-    """Curves over a common axis, each named at its end, with its last value.
+    """Curves over the steps, each named at its end, with its last value.
 
     Args:
         lines: The curves.
         title: For those who cannot see it.
-        x_name: What the x axis counts.
         width: In SVG's units; the page scales it.
         height: Likewise.
-        logarithmic: Take a logarithmic y axis if the values are positive and span a factor of eight or more.
+        logarithmic: Take a logarithmic y axis if the values are positive and span a factor of four or more.
 
     Returns:
         An `<svg>` element, or a sentence in a `<p>` if there is no finite value.
@@ -62,54 +61,50 @@ def line_chart(
         return f'<p class="nothing">Nothing measured yet.</p>{note}'
     steps = [x for points in finite for x, _ in points]
     logarithmic = logarithmic and min(values) > 0 and max(values) / min(values) >= _LOG_FROM
-    x_axis = _Axis(min(steps), max(steps), _LEFT, width - _RIGHT)
+    x_axis = _Axis(min(0.0, *steps), max(steps), _LEFT, width - _RIGHT)
     y_axis = _Axis(*_padded(min(values), max(values), logarithmic), height - _BOTTOM, _TOP, logarithmic=logarithmic)
 
+    floor, right = height - _BOTTOM, width - _RIGHT
     parts = [f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{html.escape(title)}">']
     for value in y_axis.ticks(5):
         y = y_axis.at(value)
-        parts.append(f'<path class="grid" d="M{_LEFT:g} {y:.1f}H{width - _RIGHT:g}"/>')
-        parts.append(
-            f'<text class="tick" x="{_LEFT - 8:g}" y="{y:.1f}" dy=".35em" text-anchor="end">{short(value)}</text>'
-        )
+        parts += [f'<path class="grid" d="M{_LEFT:g} {y:.1f}H{right:g}"/>', _tick(_LEFT - 8, y, short(value), "end")]
     for value in x_axis.ticks(6):
         x = x_axis.at(value)
-        parts.append(f'<path class="axis" d="M{x:.1f} {height - _BOTTOM:g}v4"/>')
-        parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{height - _BOTTOM + 17:g}" text-anchor="middle">{short(value)}</text>'
-        )
-    parts.append(f'<path class="axis" d="M{_LEFT:g} {height - _BOTTOM:g}H{width - _RIGHT:g}"/>')
-    middle = (_LEFT + width - _RIGHT) / 2
-    parts.append(
-        f'<text class="tick" x="{middle:g}" y="{height - 5:g}" text-anchor="middle">{html.escape(x_name)}</text>'
-    )
+        parts += [f'<path class="axis" d="M{x:.1f} {floor:g}v4"/>', _tick(x, floor + 13, short(value), "middle")]
+    parts.append(f'<path class="axis" d="M{_LEFT:g} {floor:g}H{right:g}"/>')
+    parts.append(_tick((_LEFT + right) / 2, height - 8, "step", "middle"))
 
     ends = []
     for line, points in zip(lines, finite, strict=True):
-        if not points:
-            continue
-        name = html.escape(line.name)
-        parts.append(f'<g class="s-{name}">')
-        smoothed = running_mean(points) if line.smooth and len(points) >= _SMOOTH_FROM else None
-        parts.append(f'<path class="line{" pale" if smoothed else ""}" d="{_path(thin(points), x_axis, y_axis)}"/>')
-        if smoothed:
-            parts.append(f'<path class="line" d="{_path(thin(smoothed), x_axis, y_axis)}"/>')
-        if len(points) <= _FEW and not line.smooth:
-            parts += [
-                f'<circle cx="{x_axis.at(x):.1f}" cy="{y_axis.at(y):.1f}" r="3"><title>{name}, {html.escape(x_name)} {x:,g}: '
-                f"{y:,.4g}</title></circle>"
-                for x, y in points
-            ]
-        parts.append("</g>")
-        ends.append((y_axis.at((smoothed or points)[-1][1]), line.name, (smoothed or points)[-1][1]))
-    for y, (_, name, value) in zip(
-        _apart([end[0] for end in sorted(ends)], height - _BOTTOM), sorted(ends), strict=True
-    ):
-        label = f"{name} {short(value)}".strip()
-        parts.append(
-            f'<text class="end s-{html.escape(name)}" x="{width - _RIGHT + 8:g}" y="{y:.1f}" dy=".35em">{html.escape(label)}</text>'
-        )
+        if points:
+            smoothed = running_mean(points) if line.smooth and len(points) >= _SMOOTH_FROM else None
+            parts.append(_curve(line, points, smoothed, x_axis, y_axis))
+            last = (smoothed or points)[-1][1]
+            ends.append((y_axis.at(last), line.name, last))
+    ends.sort()
+    for y, (_, name, value) in zip(_apart([end[0] for end in ends], floor), ends, strict=True):
+        label, style = html.escape(f"{name} {short(value)}".strip()), html.escape(name)
+        parts.append(f'<text class="end s-{style}" x="{right + 8:g}" y="{y:.1f}" dy=".35em">{label}</text>')
     return "\n".join([*parts, "</svg>"]) + note
+
+
+def _tick(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text class="tick" x="{x:.1f}" y="{y:.1f}" dy=".35em" text-anchor="{anchor}">{html.escape(text)}</text>'
+
+
+def _curve(line: Line, points: Points, smoothed: Points | None, x_axis: _Axis, y_axis: _Axis) -> str:
+    """A line, or a pale one under its running mean; few points are dots that tell their value."""
+    name = html.escape(line.name)
+    parts = [f'<g class="s-{name}">']
+    parts.append(f'<path class="line{" pale" if smoothed else ""}" d="{_path(thin(points), x_axis, y_axis)}"/>')
+    if smoothed:
+        parts.append(f'<path class="line" d="{_path(thin(smoothed), x_axis, y_axis)}"/>')
+    elif len(points) <= _FEW:
+        for x, y in points:
+            told = f"<title>{name}, step {x:,g}: {y:,.4g}</title>"
+            parts.append(f'<circle cx="{x_axis.at(x):.1f}" cy="{y_axis.at(y):.1f}" r="3">{told}</circle>')
+    return "\n".join([*parts, "</g>"])
 
 
 def thin(points: Points) -> Points:
@@ -125,13 +120,13 @@ def thin(points: Points) -> Points:
 
 
 def running_mean(points: Points) -> Points:
-    """An exponential mean over about a fiftieth of the points, free of the start's bias."""
-    keep = 1 - 50 / max(100, len(points))
-    mean = weight = 0.0
+    """The mean of about a thirtieth of the points around each, of fewer towards the ends."""
+    reach = max(2, len(points) // 60)
+    sums = [0.0, *itertools.accumulate(y for _, y in points)]
     smoothed = []
-    for x, y in points:
-        mean, weight = keep * mean + (1 - keep) * y, keep * weight + (1 - keep)
-        smoothed.append((x, mean / weight))
+    for i, (x, _) in enumerate(points):
+        near = min(reach, i, len(points) - 1 - i)
+        smoothed.append((x, (sums[i + near + 1] - sums[i - near]) / (2 * near + 1)))
     return smoothed
 
 

@@ -9,6 +9,9 @@ from unicloze.report.history import Event, History, mapping, sequence
 _MOST_SAMPLES = 8
 _KNOWN = {"position", "step", "truth"}
 
+Places = dict[tuple[str, int], dict[int, Event]]
+"""The masked positions of each sample, which is named by its document and how often that came before."""
+
 
 def filled_samples(history: History) -> str:
     """The samples of the newest pass, each beside its twin from before training.
@@ -26,46 +29,45 @@ def filled_samples(history: History) -> str:
     return _score(columns, after_step) + "".join(cards)
 
 
-def _by_place(samples: list[Event]) -> dict[tuple[str, int], dict[int, Event]]:
-    """The masked positions of each sample; a document may have several samples."""
-    places: dict[tuple[str, int], dict[int, Event]] = {}
+def _by_place(samples: list[Event]) -> Places:
+    places: Places = {}
     for sample in samples:
         document = str(sample.get("document"))
         repeat = sum(known == document for known, _ in places)
-        masked = [place for place in sequence(sample.get("masked")) if isinstance(place, dict)]
-        places[document, repeat] = {
-            place["position"]: place for place in masked if isinstance(place.get("position"), int)
-        }
+        masked = map(mapping, sequence(sample.get("masked")))
+        places[document, repeat] = {at: place for place in masked if isinstance(at := place.get("position"), int)}
     return places
 
 
-def _targets(places: dict[tuple[str, int], dict[int, Event]]) -> list[str]:
+def _targets(places: Places) -> list[str]:
     names = [name for masked in places.values() for place in masked.values() for name in place if name not in _KNOWN]
     return list(dict.fromkeys(names))
 
 
-def _score(columns: list[tuple[str, dict[tuple[str, int], dict[int, Event]]]], step: int) -> str:
+def _score(columns: list[tuple[str, Places]], step: int) -> str:
     """How many of all are right."""
     rows = []
     for when, places in columns:
         everything = [place for masked in places.values() for place in masked.values()]
         for target in _targets(places):
             hits = sum(_hit(place, target) for place in everything)
-            share = hits / max(1, len(everything))
             name = f"after step {step:,}" if when == "after" else "before training"
+            fill = f'<span class="fill s-{escape(target)}" style="width:{hits / max(1, len(everything)):.1%}"></span>'
             rows.append(
-                f'<tr><th scope="row">{name}, {escape(target)}</th><td class="bar"><span class="fill s-{escape(target)}" '
-                f'style="width:{share:.1%}"></span></td><td class="number">{hits} of {len(everything)}</td></tr>'
+                f'<tr><th scope="row">{name}, {escape(target)}</th><td class="bar"><div class="track">{fill}</div></td>'
+                f'<td class="number">{hits} of {len(everything)}</td></tr>'
             )
-    return f'<table class="score"><caption>Masked tokens whose most likely filling is the truth</caption>{"".join(rows)}</table>'
+    caption = "<caption>Masked tokens whose most likely filling is the truth</caption>"
+    return f'<table class="score">{caption}{"".join(rows)}</table>'
 
 
-def _sample(sample: Event, number: int, columns: list[tuple[str, dict[tuple[str, int], dict[int, Event]]]]) -> str:
+def _sample(sample: Event, number: int, columns: list[tuple[str, Places]]) -> str:
     document = str(sample.get("document"))
     key = list(columns[-1][1])[number]
     masked = columns[-1][1][key]
     text = _running_text([str(token) for token in sequence(sample.get("tokens"))], masked)
-    heads, targets = [], []
+    heads = [f'<th scope="col">{name}</th>' for name in ("step", "position", "truth")]
+    targets = []
     for when, places in columns:
         for target in _targets(places):
             heads.append(f'<th scope="col">{escape(target)} {when}</th>')
@@ -77,10 +79,8 @@ def _sample(sample: Event, number: int, columns: list[tuple[str, dict[tuple[str,
             f'<tr><td class="number">{_step(place)}</td><td class="number">{place["position"]}</td>'
             f"<td><code>{escape(str(place.get('truth', '')))}</code></td>{cells}</tr>"
         )
-    table = (
-        '<table class="fillings"><thead><tr><th scope="col">step</th><th scope="col">position</th><th scope="col">truth</th>'
-        f"{''.join(heads)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
+    head = f"<thead><tr>{''.join(heads)}</tr></thead>"
+    table = f'<table class="fillings">{head}<tbody>{"".join(rows)}</tbody></table>'
     opened = " open" * (number < 2)
     return (
         f'<details{opened}><summary>{escape(_name(document))}</summary><p class="sample">{text}</p>'

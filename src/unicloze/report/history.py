@@ -52,14 +52,11 @@ class History:
             UniclozeError: The directory is no run, or its ledger cannot be read or holds no start.
         """
         ledger = run / "ledger.jsonl"
+        cure = "give the directory that `unicloze pretrain` wrote to (--out)."
         if not run.is_dir():
-            raise UniclozeError(
-                f"There is no run at {run}: give the directory that `unicloze pretrain` wrote to (--out)."
-            )
+            raise UniclozeError(f"There is no run at {run}: {cure}")
         if not ledger.is_file():
-            raise UniclozeError(
-                f"{run} is no run, it has no ledger.jsonl: give the directory that `unicloze pretrain` wrote to (--out)."
-            )
+            raise UniclozeError(f"{run} is no run, it has no ledger.jsonl: {cure}")
         history = cls(run=run, start={})
         try:
             for event in read_ledger(ledger):

@@ -8,6 +8,7 @@ from typing import Any
 from unicloze.report.history import Event, mapping, number, sequence
 
 _MOST_FILES = 50
+_NUMBER = ' class="number"'
 
 
 def lineage_table(lineage: Event) -> str:
@@ -15,12 +16,10 @@ def lineage_table(lineage: Event) -> str:
     sources = [source for source in sequence(lineage.get("sources")) if isinstance(source, dict)]
     if not sources:
         return '<p class="nothing">The ledger holds no lineage of the data.</p>'
-    heads = (
-        '<tr><th scope="col">source</th><th scope="col" class="number">files</th><th scope="col" class="number">documents</th>'
-        '<th scope="col" class="number">duplicates</th><th scope="col">part</th><th scope="col" class="number">documents</th>'
-        '<th scope="col" class="number">tokens</th><th scope="col" class="number">bytes</th></tr>'
+    heads = _heads("source", "files", "documents", "duplicates", "part", "documents", "tokens", "bytes")
+    table = (
+        f'<table class="sources"><thead><tr>{heads}</tr></thead><tbody>{"".join(map(_rows, sources))}</tbody></table>'
     )
-    table = f'<table class="sources"><thead>{heads}</thead><tbody>{"".join(map(_rows, sources))}</tbody></table>'
     tokenizer = mapping(lineage.get("tokenizer"))
     facts = [
         ("fingerprint of the data", _hash(lineage.get("fingerprint"))),
@@ -30,7 +29,8 @@ def lineage_table(lineage: Event) -> str:
         ),
     ]
     rows = "".join(f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' for name, value in facts)
-    return f'<div class="scroll">{table}</div><table>{rows}</table>{"".join(map(_files, sources))}'
+    panel = f'<div class="panel scroll">{table}<table class="facts">{rows}</table></div>'
+    return panel + "".join(map(_files, sources))
 
 
 def count(value: Any) -> str:
@@ -63,12 +63,16 @@ def _files(source: Event) -> str:
         for file in files[:_MOST_FILES]
     )
     rest = f'<p class="note">and {len(files) - _MOST_FILES:,} more</p>' if len(files) > _MOST_FILES else ""
-    heads = '<tr><th scope="col">file</th><th scope="col" class="number">bytes</th><th scope="col">BLAKE2</th></tr>'
+    heads = _heads("file", "bytes", "BLAKE2")
     title = f"Files of {escape(str(source.get('corpus', source.get('name', '-'))))}"
-    return (
-        f'<details><summary>{title}</summary><div class="scroll"><table><thead>{heads}</thead><tbody>{rows}</tbody></table>'
-        f"</div>{rest}</details>"
-    )
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<details><summary>{title}</summary><div class="scroll">{table}</div>{rest}</details>'
+
+
+def _heads(*names: str) -> str:
+    """Column heads; numbers stand on the right."""
+    numbers = {"files", "documents", "duplicates", "tokens", "bytes"}
+    return "".join(f'<th scope="col"{_NUMBER if name in numbers else ""}>{name}</th>' for name in names)
 
 
 def _hash(value: Any) -> str:

@@ -117,7 +117,11 @@ def _cards(history: History) -> str:
         else "from the first start to the last entry"
     )
     threads = start.get("threads")
-    how = ", ".join(str(part) for part in (start.get("precision"), f"{threads} thread(s)" if threads else None) if part)
+    how = ", ".join(
+        str(part)
+        for part in (start.get("precision"), f"{threads} thread{'s' * (threads != 1)}" if threads else None)
+        if part
+    )
     model = mapping(history.recipe.get("model"))
     size = f"{model.get('num_layers')} layers, hidden size {model.get('hidden_size')}" if model else ""
     cards = [_perplexity_card(history, target) for target in history.targets]
@@ -187,10 +191,11 @@ def _curves(history: History) -> str:
         for key, title, smooth in measures
     ]
     lead = (
-        "Held-out documents are set aside after deduplication. Perplexity is measured with a mask at every masked position, "
-        "on the same windows each time; in training some masked positions show a random token or themselves."
+        "Held-out documents are set aside after deduplication. Perplexity is measured with a mask at every masked "
+        "position, on the same windows each time; in training some masked positions show a random token or themselves."
     )
-    return f'<p class="lead">{lead}</p><div class="grid">{"".join(large)}</div><div class="grid small">{"".join(small)}</div>'
+    grids = f'<div class="grid">{"".join(large)}</div><div class="grid small">{"".join(small)}</div>'
+    return f'<p class="lead">{lead}</p>{grids}'
 
 
 def _panel(title: str, content: str) -> str:
@@ -218,9 +223,10 @@ def _example(history: History) -> str:
         else f"{origin}."
     )
     lead = (
-        "A row of the matrix is a slot that reads, a column a slot that is read. C is the text with its masked positions, O "
-        "the original tokens of those, P their pseudo masks; O and P stand in the order in which the steps predict them. "
-        "A pseudo mask reads the context, the originals of earlier steps and the pseudo masks of its own step."
+        "A row of the matrix is a slot that reads, a column a slot that is read. C is the text with its masked "
+        "positions, O the original tokens of those, P their pseudo masks; O and P stand in the order in which the "
+        "steps predict them. A pseudo mask reads the context, the originals of earlier steps and the pseudo masks of "
+        "its own step."
     )
     return (
         f'<p class="lead">{lead}</p><figure class="panel"><div class="picture">{draw_mask(view).to_svg()}</div>'

@@ -56,8 +56,8 @@ def save_picture(view: ExampleView, path: str | Path) -> None:
 def draw_mask(view: ExampleView) -> Drawing:
     """A matrix with a row for each slot that reads and a column for each slot that is read.
 
-    A cell is filled where the row reads the column, in the colour of what the column holds. Gaps part C, O and P, smaller
-    ones the factorization steps. Tokens, steps and predictions are spelled out as long as they are legible.
+    A cell is filled where the row reads the column, in the colour of what the column holds. Gaps part C, O and P,
+    smaller ones the factorization steps. Tokens, steps and predictions are spelled out as long as they are legible.
 
     Args:
         view: The example; its title is the headline.

@@ -1,0 +1,238 @@
+"""A training step here against Transformers' BertForMaskedLM, side by side in one run on one machine.
+
+    python benchmarks/pretrain_step.py [--precision bf16|fp32] [--device cpu|cuda] [--size small|base] [--json FILE]
+
+Every contender lives in a process of its own and does one step in turn (A B C A B C ...), so that drift of the machine hits
+all alike; medians are compared. A step is examples (here), forward, backward, fused AdamW. The peer gets its masked input
+and labels ready-made. Two baselines are named:
+
+  default  SDPA attention, the allocator as it comes, what a user gets
+  best     eager attention on a CPU (SDPA on a GPU), the same tuned allocator as here
+
+`small` is 6 layers of 384 (window 128 batch 32, window 512 batch 8), `base` is BERT's (window 512 batch 32); both have a
+vocabulary of 30,522. The share of the peak is model FLOPs (slots and predictions, nothing skipped counted) over the speed
+of a large matrix product measured in the same rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SIZES = {
+    "small": (dict(hidden_size=384, num_layers=6, num_heads=6, intermediate_size=1536), ((128, 32), (512, 8))),
+    "base": (dict(hidden_size=768, num_layers=12, num_heads=12, intermediate_size=3072), ((512, 32),)),
+}
+CONTENDERS: dict[str, dict[str, Any]] = {
+    "product": dict(kind="product"),
+    "AE": dict(kind="ours", targets=["ae"]),
+    "AE, dropout": dict(kind="ours", targets=["ae"], dropout=0.1),
+    "AE+PAR": dict(kind="ours", targets=["ae", "par"]),
+    "AE+PAR, relative bias": dict(kind="ours", targets=["ae", "par"], relative_bias=True),
+    "AE+PAR, dropout": dict(kind="ours", targets=["ae", "par"], dropout=0.1),
+    "Transformers best": dict(kind="peer"),
+    "Transformers best, dropout": dict(kind="peer", dropout=0.1),
+    "Transformers default": dict(kind="peer", dropout=0.1, tuned=False),
+}
+PRODUCT = {"cpu": 2048, "cuda": 8192}
+
+
+def ours(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]:
+    """A step of this package, and what it computes."""
+    import torch
+    from objectives import VOCABULARY, full_windows
+
+    from unicloze.model.model import UnifiedModel, step_flops
+    from unicloze.objectives.unilmv2 import unilmv2
+    from unicloze.settings import ModelSettings, ObjectiveSettings, TrainingSettings
+    from unicloze.training.batches import MicroBatch
+    from unicloze.training.loop import Compute, TrainState, accumulate_gradients
+    from unicloze.training.optimizers import build_optimizers
+
+    dropout = spec.get("dropout", 0.0)
+    settings = ModelSettings(
+        **spec["shape"], relative_bias=spec.get("relative_bias", False), dropout=dropout, attention_dropout=dropout
+    )
+    objective = ObjectiveSettings(targets=spec["targets"])
+    device = torch.device(spec["device"])
+    model = UnifiedModel(settings, vocab_size=VOCABULARY.size, max_positions=spec["window"])
+    model.initialize(0)
+    training = TrainingSettings(learning_rate=1e-4)
+    state = TrainState(model=model.to(device), optimizers=build_optimizers(model, training))
+    compute = Compute(device=device, precision=spec["precision"], fixed_shape=device.type == "cuda")
+
+    def step(number: int) -> None:
+        windows = full_windows(spec["batch"], spec["window"], seed=number)
+        micro_batch = MicroBatch(unilmv2(windows, VOCABULARY, objective), windows)
+        accumulate_gradients(state, [micro_batch], training, compute, str)
+        for optimizer in state.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    examples = unilmv2(full_windows(256, spec["window"]), VOCABULARY, objective)
+    share = spec["batch"] / 256
+    flops = step_flops(
+        settings,
+        slots=int(examples.lengths.sum() * share),
+        predictions=int(sum((t.weights > 0).sum() for t in examples.targets.values()) * share),
+        keys=float(sum(examples.visible(row).sum() for row in range(8)) / examples.lengths[:8].sum()),
+        vocab_size=VOCABULARY.size,
+    )
+    return step, {"flops": flops}
+
+
+def peer(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]:
+    """A step of BertForMaskedLM with its own forward, labels and loss."""
+    import numpy as np
+    import torch
+    import transformers
+
+    shape, dropout, device = spec["shape"], spec.get("dropout", 0.0), spec["device"]
+    eager = spec.get("tuned", True) and device == "cpu"
+    config = transformers.BertConfig(
+        vocab_size=30522, hidden_size=shape["hidden_size"], num_hidden_layers=shape["num_layers"],
+        num_attention_heads=shape["num_heads"], intermediate_size=shape["intermediate_size"],
+        max_position_embeddings=spec["window"], hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+        attn_implementation="eager" if eager else "sdpa",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.BertForMaskedLM(config).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    draw = np.random.default_rng(0)
+    tokens = torch.from_numpy(draw.integers(7, 30522, (spec["batch"], spec["window"])))
+    labels = torch.where(torch.from_numpy(draw.random(tokens.shape) < 0.155), tokens, -100)
+    inputs = torch.where(labels >= 0, 5, tokens).to(device)
+    mask, labels = torch.ones_like(inputs), labels.to(device)
+
+    def step(_number: int) -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=spec["precision"] == "bf16"):
+            loss = model(input_ids=inputs, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step, {}
+
+
+def product(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]:
+    """A large matrix product, the peak to compare with."""
+    import torch
+
+    size = PRODUCT[spec["device"]]
+    dtype = torch.bfloat16 if spec["precision"] == "bf16" else torch.float32
+    left, right = (torch.randn(size, size, device=spec["device"], dtype=dtype) for _ in range(2))
+
+    def step(_number: int) -> None:
+        for _ in range(4):
+            left @ right
+
+    return step, {"flops": 8.0 * size**3}
+
+
+def work(spec: dict[str, Any]) -> None:
+    """The process of one contender: a line in, a step, its seconds out."""
+    if spec.get("tuned", True) and spec["device"] == "cpu":
+        from unicloze.training.allocator import tune_allocator
+
+        tune_allocator()
+    import torch
+
+    step, facts = {"ours": ours, "peer": peer, "product": product}[spec["kind"]](spec)
+    print(json.dumps(facts), flush=True)
+    for number, _ in enumerate(sys.stdin):
+        start = time.perf_counter()
+        step(number)
+        if spec["device"] == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        if spec["device"] == "cuda":
+            peak = torch.cuda.max_memory_allocated() / 2**20
+        print(json.dumps({"seconds": seconds, "peak_mb": peak}), flush=True)
+
+
+def measure(shape: dict[str, int], window: int, batch: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Medians of every contender, interleaved."""
+    workers, facts = {}, {}
+    for name, contender in CONTENDERS.items():
+        spec = contender | dict(
+            shape=shape, window=window, batch=batch, precision=options.precision, device=options.device
+        )
+        command = [sys.executable, __file__, "--worker", json.dumps(spec)]
+        workers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        facts[name] = json.loads(workers[name].stdout.readline())  # type: ignore[union-attr]
+    answers: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
+    for _ in range(options.warmup + options.rounds):
+        for name, worker in workers.items():
+            worker.stdin.write("step\n")  # type: ignore[union-attr]
+            worker.stdin.flush()  # type: ignore[union-attr]
+            answers[name].append(json.loads(worker.stdout.readline()))  # type: ignore[union-attr]
+    results = {}
+    for name, worker in workers.items():
+        worker.stdin.close()  # type: ignore[union-attr]
+        worker.wait()
+        seconds = statistics.median(answer["seconds"] for answer in answers[name][options.warmup :])
+        results[name] = facts[name] | {"seconds": seconds, "peak_mb": answers[name][-1]["peak_mb"]}
+        if name != "product":
+            results[name]["text_tokens_per_second"] = window * batch / seconds
+    peak = results["product"]["flops"] / results["product"]["seconds"]
+    for result in results.values():
+        if "flops" in result:
+            result["share_of_peak"] = result["flops"] / result["seconds"] / peak
+    return results
+
+
+def ratios(results: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The comparisons that are claimed."""
+    seconds = {name: result["seconds"] for name, result in results.items()}
+    return {
+        "AE against best, no dropout": seconds["Transformers best"] / seconds["AE"],
+        "AE against best, dropout 0.1": seconds["Transformers best, dropout"] / seconds["AE, dropout"],
+        "AE against default, dropout 0.1": seconds["Transformers default"] / seconds["AE, dropout"],
+        "AE+PAR text tokens against best's AE": seconds["Transformers best"] / seconds["AE+PAR"],
+        "AE+PAR step over AE step": seconds["AE+PAR"] / seconds["AE"],
+        "relative bias over none": seconds["AE+PAR, relative bias"] / seconds["AE+PAR"],
+    }
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--size", choices=list(SIZES), default="small")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker is not None:
+        work(options.worker)
+        return
+    shape, shapes = SIZES[options.size]
+    report: dict[str, Any] = {"precision": options.precision, "device": options.device, "size": options.size, "windows": {}}
+    for window, batch in shapes:
+        results = measure(shape, window, batch, options)
+        report["windows"][window] = {"batch": batch, "results": results, "ratios": ratios(results)}
+        print(f"\nwindow {window}, batch {batch}, {options.precision} on {options.device}")
+        print(f"{'':<28} {'text tokens/s':>14} {'peak MB':>9} {'of the peak':>12}")
+        for name, result in results.items():
+            speed = result.get("text_tokens_per_second")
+            share = f"{result['share_of_peak']:.0%}" if "share_of_peak" in result else ""
+            print(f"{name:<28} {speed and f'{speed:,.0f}' or '':>14} {result['peak_mb']:>9,.0f} {share:>12}")
+        for name, ratio in report["windows"][window]["ratios"].items():
+            print(f"  {name:<40} {ratio:.2f}")
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

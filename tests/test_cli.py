@@ -1,0 +1,545 @@
+"""The command line: what is printed where, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+import pytest
+
+from conftest import REPOSITORY
+from corpora import write_corpus
+from unicloze import __version__, cli, terminal, verbs
+from unicloze.decoding import infill
+from unicloze.errors import UniclozeError
+from unicloze.recipes import load_recipe, parse_options
+from unicloze.recipes.schema import KEYS
+
+HEAVY = {"torch", "numpy", "pyarrow", "tokenizers", "transformers"}
+
+
+class Said(NamedTuple):
+    """Exit code and output of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        """The error, which must be one line and no traceback."""
+        lines = [line for line in self.err.splitlines() if line.startswith("unicloze: error: ")]
+        assert len(lines) == 1 and "Traceback" not in self.err and not self.out
+        return lines[0].removeprefix("unicloze: error: ")
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    def run(*words: str | Path) -> Said:
+        capsys.readouterr()
+        code = cli.main([str(word) for word in words])
+        return Said(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with `runs/quickstart`, made by the command line, and its corpus `my_text`."""
+    place = tmp_path_factory.mktemp("cli")
+    write_corpus(place / "my_text")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        words = "pretrain --recipe quickstart --toy --data.corpus my_text --out runs/quickstart --training.save_every 1"
+        assert cli.main(["--debug", *words.split(), "--quiet"]) == 0
+    return place
+
+
+@pytest.fixture
+def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(trained)
+    return trained
+
+
+def copied(run: Path, to: Path) -> Path:
+    shutil.copytree(run, to)
+    return to
+
+
+# Help
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = f"""
+import sys
+from unicloze.cli import VERBS, main
+for words in ([], *([verb] for verb in VERBS)):
+    assert main([*words, "--help"]) == 0
+assert main(["pretrain", "--help-settings"]) == main(["--version"]) == 0
+print("imported:", *sorted({HEAVY!r} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].strip() == "imported:"
+
+
+def test_the_program_explains_itself(command: Command) -> None:
+    said = command("--help")
+    assert said.code == 0
+    assert all(f"  {name}" in said.out and verb.purpose in said.out for name, verb in cli.VERBS.items())
+    assert command("--version").out.strip() == f"unicloze {__version__}"
+    nothing = command()
+    assert (nothing.code, nothing.out) == (2, said.out)
+
+
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_a_verb_explains_itself(name: str, command: Command) -> None:
+    verb = cli.VERBS[name]
+    said = command(name, "--help")
+    assert said.code == 0 and verb.purpose in said.out
+    assert all(example in said.out for example in verb.examples)
+    for key in verb.settings:
+        assert f"--{key}\n" in said.out and KEYS[key].description.split()[0] in said.out
+
+
+def test_all_settings_are_listed_with_their_values(command: Command) -> None:
+    said = command("inspect", "--help-settings", "--recipe", "unilmv2-base", "--training.steps", "7")
+    assert said.code == 0
+    listed = dict(line[4:].split(" ", 1) for line in said.out.splitlines() if line.startswith("  --"))
+    assert set(listed) == {key for key in KEYS if "." in key and not key.startswith("provenance.")}
+    assert listed["training.steps"] == "7" and listed["model.hidden_size"] == "768"
+    assert listed["objective.targets"] == "ae par" and listed["training.compile"] == "false"
+    default = command("pretrain", "--help-settings").out
+    assert "--training.batch_size 7680" in default and "--tokenizer.path null" in default
+
+
+def words_of(example: str) -> list[str]:
+    program, *words = shlex.split(example)
+    assert program == "unicloze"
+    return words
+
+
+@pytest.mark.parametrize("name", [name for name in cli.VERBS if name not in ("prepare", "pretrain")])
+def test_examples_of_the_help_work(name: str, here: Path, command: Command) -> None:
+    (here / "sentences.txt").write_text("the small cat sees the dog .\n", encoding="utf-8")
+    for example in cli.VERBS[name].examples:
+        said = command(*words_of(example))
+        assert (said.code, bool(said.out)) == (0, True), said.err
+
+
+@pytest.mark.parametrize("name", ["prepare", "pretrain"])
+def test_examples_that_would_take_minutes_are_sound(
+    name: str, here: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def only_read(recipe: str | None = None, **arguments: object) -> None:
+        if recipe is not None:
+            load_recipe(recipe, arguments["overrides"])  # type: ignore[arg-type]
+        raise UniclozeError("as far as this test goes")
+
+    monkeypatch.setattr(verbs, name, only_read)
+    for example in cli.VERBS[name].examples:
+        assert command(*words_of(example)).sentence == "as far as this test goes"
+
+
+# What is printed
+
+
+def test_prepare_prints_what_there_is(here: Path, tmp_path: Path, command: Command) -> None:
+    words = ("prepare", "--data.corpus", "my_text", "--tokenizer.vocab_size", "300", "--out", tmp_path / "data")
+    said = command(*words)
+    assert said.code == 0 and said.out.count("\n") == 1
+    assert said.out.startswith(f"{tmp_path / 'data'}: ") and "to train on" in said.out and "held out" in said.out
+    again = command(*words, "--quiet")
+    assert again == (0, said.out, "")
+
+
+def test_pretrain_prints_its_result_and_quiet_nothing_else(here: Path, tmp_path: Path, command: Command) -> None:
+    run = copied(here / "runs" / "quickstart", tmp_path / "run")
+    said = command("pretrain", "--out", run, "--training.steps", "3", "--quiet")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith(f"{run}: trained to step 3, held-out perplexity ae ")
+    done = command("pretrain", "--out", run, "--quiet")
+    assert done.code == 0 and done.out.startswith(f"{run}: trained to step 3")
+    assert done.err.startswith("unicloze: warning: ") and done.err.count("\n") == 1
+
+
+def test_pretrain_tells_a_signal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from unicloze.training.run import RunResult
+
+    stopped = RunResult(Path("runs/mine"), 12, 15, {})
+    monkeypatch.setattr(verbs, "pretrain", lambda **_: stopped)
+    assert command("pretrain") == (
+        143,
+        "runs/mine: stopped and saved at step 12; the same command goes on from there\n",
+        "",
+    )
+
+
+def test_inspect_as_text_and_json(here: Path, command: Command) -> None:
+    words = ("inspect", "--text", "the small cat sees the dog", "--objective.mask_rate", "0.5", "--seed", "4")
+    view = json.loads(command(*words, "--json").out)
+    text = command(*words)
+    assert text.code == 0 and text.err == ""
+    assert all(f" {slot['token']} " in text.out for slot in view["slots"])
+    other = json.loads(command(*words[:-1], "5", "--json").out)
+    assert other != view
+
+
+def test_inspect_says_that_no_tokenizer_is_there(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = command("inspect", "--text", "one two three four", "--json")
+    assert said.code == 0 and "white space" in said.err
+    assert len(json.loads(said.out)["visible"]) == len(json.loads(said.out)["slots"])
+
+
+def test_inspect_prints_the_name_of_its_picture(here: Path, tmp_path: Path, command: Command) -> None:
+    picture = tmp_path / "example.svg"
+    assert command("inspect", "--text", "the small cat", "--picture", picture) == (0, f"{picture}\n", "")
+    assert picture.stat().st_size > 1000
+
+
+def test_fill_as_text_and_json(here: Path, command: Command) -> None:
+    words = ("fill", "--model", "runs/quickstart", "--text", "the [MASK] cat", "--top-k", "2", "--order", "span")
+    data = json.loads(command(*words, "--json").out)
+    assert (data["order"], len(data["masks"][0]["top"])) == ("span", 2)
+    lines = command(*words).out.splitlines()
+    assert lines[0] == data["filled"]
+    assert all(token in lines[-1] for token, _ in data["masks"][0]["top"])
+
+
+def test_score_as_text_and_json(here: Path, command: Command) -> None:
+    words = ("score", "--model", "runs/quickstart", "--text", "the small cat")
+    said = command(*words, "--json")
+    (data,) = json.loads(said.out)
+    assert said.err.startswith("unicloze: note: "), "a model of one mask rate is no good at whole texts"
+    shown = command(*words).out
+    assert shown.startswith("the small cat\n")
+    assert f"{data['chain_log_likelihood']:.2f}" in shown and f"{data['pseudo_log_likelihood']:.2f}" in shown
+
+
+def test_the_orders_are_those_of_infilling() -> None:
+    assert get_args(infill.Order) == cli.ORDERS
+
+
+def test_recipes_as_text_and_json(command: Command) -> None:
+    rows = json.loads(command("recipes", "--json").out)
+    table = command("recipes").out
+    assert all(row["name"] in table and f"{row['parameters']:,}" in table for row in rows)
+
+
+def test_text_that_is_no_utf8_is_mended(here: Path, command: Command) -> None:
+    said = command("score", "--model", "runs/quickstart", "--text", os.fsdecode(b"the \xff cat"), "--json")
+    assert said.code == 0 and json.loads(said.out)[0]["text"] == "the \ufffd cat"
+
+
+# Wrong commands
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["pretrian"], "did you mean 'pretrain'?"),
+        (["--bug", "pretrain"], "--bug"),
+        (["pretrain", "--recipie", "quickstart"], "did you mean '--recipe'?"),
+        (["pretrain", "--recipe", "quickstar"], "did you mean 'quickstart'?"),
+        (["pretrain", "--recipe", "quickstart", "--steps", "7"], "did you mean 'training.steps'?"),
+        (["pretrain", "--recipe", "quickstart", "--training.stpes", "7"], "did you mean 'training.steps'?"),
+        (["pretrain", "--recipe", "quickstart", "--training.steps", "many"], "expected a whole number"),
+        (["pretrain", "--recipe", "quickstart", "stray"], "'stray' belongs to no option"),
+        (["pretrain", "--recipe", "nowhere/mine.yaml"], "there is no such file"),
+        (["pretrain", "--recipe", "quickstart", "--toy", "--data.window", "4"], "need 5 or more"),
+        (["pretrain"], "--recipe"),
+        (["prepare", "--data.prepared", "runs/quickstart/data"], "leave it out"),
+        (["inspect"], "give a text"),
+        (["inspect", "--text", "the"], "1 token"),
+        (["inspect", "--text", "one two", "--seed", "x"], "option --seed: invalid int value: 'x'"),
+        (["inspect", "--text", "one two", "--json", "--picture", "a.svg"], "not allowed with"),
+        (["inspect", "--text", "one two", "--picture", "a.gif"], ".svg or .png"),
+        (["fill", "--modl", "runs/quickstart"], "did you mean '--model'?"),
+        (["fill", "--model", "runs/quickstart"], "--text"),
+        (["fill", "--model", "runs/quickstart", "--text", "no mask"], "[MASK]"),
+        (["fill", "--model", "runs/quickstart", "--text", "a [MASK]", "--order", "left"], "'left-to-right'"),
+        (["fill", "--model", "runs/quickstart", "--text", "a [MASK]", "--top-k", "0"], "give 1 or more"),
+        (["fill", "--model", "runs/quickstart", "--text", "a [MASK]", "--training.steps", "1"], "--training.steps"),
+        (["score", "--model", "runs/quickstart"], "--text --file is required"),
+        (["recipes", "quickstart"], "what is 'quickstart'?"),
+        (["report"], "RUN"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_exits_2(words: list[str], says: str, here: Path, command: Command) -> None:
+    said = command(*words)
+    assert said.code == 2 and says in said.sentence
+
+
+# Bad input
+
+
+def corpus_of(folder: Path, name: str, content: bytes) -> Path:
+    folder.mkdir()
+    (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (None, b"", "no text"),
+        ("notes.md", b"text of another kind", "holds no text"),
+        ("empty.txt", b"", "no text"),
+        ("blank.txt", b"\n \n\n\t\n", "no text"),
+        ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "broken.jsonl:2"),
+        ("other.jsonl", b'{"body": "a"}\n', "--data.text_field"),
+        ("cut.txt.gz", b"\x1f\x8b\x08\x00", "cut.txt.gz is cut off"),
+    ],
+)
+def test_a_bad_corpus(name: str | None, content: bytes, says: str, tmp_path: Path, command: Command) -> None:
+    corpus = tmp_path / "missing" if name is None else corpus_of(tmp_path / "corpus", name, content)
+    words = ("--recipe", "quickstart", "--toy", "--data.corpus", corpus, "--out", tmp_path / "run", "--quiet")
+    said = command("pretrain", *words)
+    assert said.code == 1 and says in said.sentence
+    assert str(corpus) in said.sentence, "the message names the file"
+    assert not (tmp_path / "run" / "data").exists()
+
+
+def test_bytes_that_are_no_text_are_mended(tmp_path: Path, command: Command) -> None:
+    good = write_corpus(tmp_path / "good").read_bytes()
+    corpus = corpus_of(tmp_path / "corpus", "odd.txt", good + b"\n\nbad \xff\xfe utf-8\n\nnul \0 byte\n\n \n\n")
+    words = ("--recipe", "quickstart", "--toy", "--data.corpus", corpus, "--out", tmp_path / "run", "--quiet")
+    assert command("pretrain", *words).code == 0
+
+
+@pytest.fixture
+def run(here: Path, tmp_path: Path) -> Path:
+    """A copy of the run with its two checkpoints, free to damage."""
+    return copied(here / "runs" / "quickstart", tmp_path / "run")
+
+
+def newest(run: Path) -> Path:
+    older, newer = sorted((run / "checkpoints").iterdir())
+    assert (older.name, newer.name) == ("step-00000001", "step-00000002")
+    return newer
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    damage: Callable[[Path], None], run: Path, command: Command
+) -> None:
+    weights = newest(run) / "model.safetensors"
+    damage(weights)
+    said = command("fill", "--model", run, "--text", "the [MASK] cat")
+    assert said.code == 0
+    assert said.err.startswith("unicloze: warning: ") and said.err.count("\n") == 1
+    assert str(weights) in said.err and "step-00000001" in said.err
+    continued = command("pretrain", "--out", run, "--training.steps", "3", "--quiet")
+    assert continued.code == 0 and str(weights) in continued.err
+    assert continued.out.startswith(f"{run}: trained to step 3")
+
+
+def test_no_whole_checkpoint_is_said(run: Path, command: Command) -> None:
+    for checkpoint in (run / "checkpoints").iterdir():
+        flip(checkpoint / "model.safetensors")
+    said = command("score", "--model", run, "--text", "the cat")
+    assert said.code == 1 and "model.safetensors" in said.sentence and "no earlier one is whole" in said.sentence
+    assert command("score", "--model", newest(run), "--text", "the cat").code == 1
+
+
+def test_a_model_that_is_not_there(here: Path, tmp_path: Path, command: Command) -> None:
+    for model, says in ((tmp_path / "nothing", "no model at"), (here / "my_text", "holds no checkpoint")):
+        said = command("fill", "--model", model, "--text", "a [MASK]")
+        assert said.code == 1 and says in said.sentence and str(model) in said.sentence
+
+
+def test_a_vocabulary_that_does_not_fit_the_checkpoint(run: Path, tmp_path: Path, here: Path, command: Command) -> None:
+    words = ("--data.corpus", "my_text", "--tokenizer.vocab_size", "200", "--out", tmp_path / "other", "--quiet")
+    assert command("prepare", *words).code == 0
+    said = command("pretrain", "--out", run, "--data.prepared", tmp_path / "other", "--training.steps", "3", "--quiet")
+    assert said.code in (1, 2) and "fingerprint" in said.sentence
+    assert command("fill", "--model", run, "--text", "the [MASK] cat").code == 0, "nothing is lost"
+
+
+def test_another_run_in_the_same_directory(run: Path, command: Command) -> None:
+    said = command("pretrain", "--out", run, "--model.num_layers", "3", "--quiet")
+    assert said.code == 2 and "model.num_layers" in said.sentence and "--out" in said.sentence
+
+
+def test_a_corpus_that_changed(here: Path, tmp_path: Path, command: Command) -> None:
+    write_corpus(tmp_path / "text")
+    words = ("prepare", "--data.corpus", tmp_path / "text", "--tokenizer.vocab_size", "300", "--out", tmp_path / "data")
+    assert command(*words, "--quiet").code == 0
+    write_corpus(tmp_path / "text", seed=1)
+    said = command(*words, "--quiet")
+    assert said.code == 1 and "has changed" in said.sentence and said.sentence.count("fingerprint") >= 1
+
+
+# A full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("a file system can be mounted by root only")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill_up(disk: Path, leave: int) -> Path:
+    filler = disk / "filler"
+    filler.write_bytes(bytes(max(0, shutil.disk_usage(disk).free - leave)))
+    return filler
+
+
+def test_a_full_disk_loses_nothing(here: Path, small_disk: Path, command: Command) -> None:
+    run = copied(here / "runs" / "quickstart", small_disk / "run")
+    before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
+    filler = fill_up(small_disk, leave=100_000)
+    words = ("pretrain", "--out", run, "--training.steps", "3", "--quiet")
+    said = command(*words)
+    assert said.code == 1 and str(run) in said.sentence
+    assert "full" in said.sentence and "free some space" in said.sentence
+    assert before == {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
+    filler.unlink()
+    assert command(*words).out.startswith(f"{run}: trained to step 3")
+
+
+def test_a_disk_too_small_for_the_corpus(here: Path, small_disk: Path, command: Command) -> None:
+    filler = fill_up(small_disk, leave=8192)
+    settings = ("--data.corpus", "my_text", "--tokenizer.vocab_size", "300")
+    words = ("prepare", *settings, "--out", small_disk / "data", "--quiet")
+    said = command(*words)
+    assert said.code == 1 and "full" in said.sentence and str(small_disk) in said.sentence
+    assert list(small_disk.iterdir()) == [filler]
+    filler.unlink()
+    assert command(*words).code == 0
+
+
+def test_a_full_disk_without_a_small_one(run: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("unicloze.training.checkpoint.save_file", full)
+    said = command("pretrain", "--out", run, "--training.steps", "3", "--quiet")
+    assert said.code == 1 and "the disk is full" in said.sentence and "step-00000003" in said.sentence
+    assert newest(run).is_dir()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_to_a_full_disk() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "unicloze", "recipes"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == f"unicloze: error: {terminal.explain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))[0]}\n"
+
+
+def test_a_closed_pipe_is_no_news() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "unicloze", "recipes"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+# Errors in one sentence
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def verb(*_: object, **__: object) -> None:
+        raise error
+
+    return verb
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's."""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (UniclozeError("mend this"), 1, "mend this"),
+        (KeyboardInterrupt(), 130, "Ctrl-C"),
+        (MemoryError(), 1, "not enough memory"),
+        (OutOfMemoryError("CUDA out of memory.\nTried"), 1, "(CUDA out of memory. Tried)"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 5 bytes"), 1, "not enough memory"),
+        (PermissionError(errno.EACCES, "Permission denied", "runs/mine"), 1, "runs/mine: permission denied: give"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "free some space"),
+        (OSError(errno.EIO, "Input/output error", "disk"), 1, "disk: input/output error"),
+        (
+            ZeroDivisionError("division\nby zero"),
+            70,
+            "bug in unicloze: ZeroDivisionError: division by zero in test_cli.py",
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_every_error_is_one_sentence(
+    error: BaseException, code: int, says: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verbs, "recipes", raising(error))
+    said = command("recipes")
+    assert said.code == code and says in said.sentence
+
+
+@pytest.mark.parametrize("words", [["--debug", "recipes"], ["recipes", "--debug"]], ids=" ".join)
+def test_debug_shows_the_traceback(words: list[str], command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbs, "recipes", raising(UniclozeError("mend this")))
+    said = command(*words)
+    assert said.code == 1 and said.err.startswith("Traceback")
+    assert said.err.endswith("unicloze: error: mend this\n")
+
+
+def test_a_warning_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn() -> list[verbs.RecipeSummary]:
+        warnings.warn("mind\n the gap", stacklevel=1)
+        return []
+
+    monkeypatch.setattr(verbs, "recipes", warn)
+    assert command("recipes", "--json") == (0, "[]\n", "unicloze: warning: mind the gap\n")
+
+
+def test_python_m_unicloze_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "unicloze", "recipe"], capture_output=True, text=True, check=False, cwd=REPOSITORY
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean 'recipes'?" in done.stderr
+
+
+def test_settings_of_the_help_are_settings() -> None:
+    for verb in cli.VERBS.values():
+        assert parse_options([f"--{key}=1" for key in verb.settings]).keys() == set(verb.settings)

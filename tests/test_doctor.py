@@ -1,0 +1,100 @@
+"""`unicloze doctor`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from conftest import REPOSITORY
+from unicloze import cli, doctor
+from unicloze.doctor import Examination, Finding, examine
+from unicloze.model import dropout
+
+
+def finding(examination: Examination, topic: str) -> Finding:
+    (found,) = [one for one in examination.findings if one.topic == topic]
+    return found
+
+
+def test_this_machine_can_run() -> None:
+    examination = examine()
+    assert examination.healthy
+    topics = [one.topic for one in examination.findings]
+    assert {
+        "Python",
+        "packages",
+        "CPU",
+        "threads",
+        "precision",
+        "dropout",
+        "allocator",
+        "disk",
+        "temporary files",
+    } <= set(topics)
+    assert any(topic.startswith("GPU") for topic in topics)
+    assert re.search(
+        r"^(bf16|fp32) on the CPU: .* \d+ GF/s in bf16 and \d+ in fp32", finding(examination, "precision").detail
+    )
+    assert "torch 2" in finding(examination, "packages").detail
+    assert all(one.detail and (one.cure or one.state != "problem") for one in examination.findings)
+
+
+def test_it_prints_text_or_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    examination = Examination(findings=(Finding(topic="disk", state="note", detail="1 GiB free", cure="Free some."),))
+    monkeypatch.setattr(doctor, "examine", lambda: examination)
+    assert cli.main(["doctor"]) == 0
+    assert (
+        capsys.readouterr().out == "note     disk  1 GiB free\n               -> Free some.\nunicloze can run here.\n"
+    )
+    assert cli.main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "healthy": True,
+        "findings": [{"topic": "disk", "state": "note", "detail": "1 GiB free", "cure": "Free some."}],
+    }
+
+
+def test_a_missing_package_is_a_problem(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "REQUIRED", (*doctor.REQUIRED, "no-such-package"))
+    assert cli.main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "problem  packages" in said and "-> pip install no-such-package" in said
+    assert said.endswith("unicloze cannot run here; see the problems above.\n")
+    assert "GF/s" not in said, "without its packages nothing is measured"
+
+
+def test_a_folder_for_temporary_files_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor.tempfile, "tempdir", str(tmp_path / "gone"))
+    (found,) = doctor._temporary_files()
+    assert found.state == "problem" and "TMPDIR" in found.cure
+
+
+def test_no_compiler_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    (found,) = doctor._dropout()
+    assert found.state == "note" and "gcc" in found.cure
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(dropout, "_compiled", lambda: None)
+    (broken,) = doctor._dropout()
+    assert broken.state == "note" and broken.detail.startswith("/bin/cc cannot compile it")
+
+
+def test_little_space_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2**20})())
+    (found,) = doctor._disk()
+    assert found.state == "note" and "--out" in found.cure
+
+
+def test_it_knows_what_the_project_needs() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    def names(requirements: list[str]) -> tuple[str, ...]:
+        return tuple(re.split(r"[<>=\[; ]", requirement)[0] for requirement in requirements)
+
+    assert names(project["dependencies"]) == doctor.REQUIRED
+    for extra, packages in doctor.EXTRAS.items():
+        assert names(project["optional-dependencies"][extra]) == packages

@@ -1,0 +1,197 @@
+"""One example as JSON and as text: the paper's example, what the words say, and the window it is made from."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from unicloze import keyed
+from unicloze.errors import UsageError
+from unicloze.objectives.unilmv2 import lay_out
+from unicloze.recipes import load_recipe
+from unicloze.report.example_view import ExampleView, example_of, example_title, inspect_example
+from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.text.sampler import WindowSampler
+from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
+from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
+from unicloze.text.windows import windows_of
+
+WORDS = "x1 x2 x3 x4 x5 x6"
+PLAIN = {"objective.mask_share": 1.0, "objective.random_share": 0.0}
+LONG = " ".join(f"w{i}" for i in range(60))
+
+
+def paper_view() -> ExampleView:
+    """[SOS] x1 .. x6 [EOS]; x4 and x5 are predicted first, then x2."""
+    tokenizer = whitespace_tokenizer(WORDS)
+    windows = windows_of([[tokenizer.encode(WORDS)]], tokenizer.vocabulary, keys=keyed.key(0))
+    steps = np.array([[-1, -1, 1, -1, 0, 0, -1, -1]], dtype=np.int32)
+    settings = ObjectiveSettings(mask_share=1.0, random_share=0.0)
+    examples = lay_out(windows, steps, tokenizer.vocabulary, settings, rate=0.5)
+    return ExampleView.of(examples, tokenizer, title="the paper's example")
+
+
+def recipe(**overrides: Any) -> Recipe:
+    return load_recipe("quickstart", {key.replace("__", "."): value for key, value in overrides.items()})
+
+
+def test_the_papers_example_as_json() -> None:
+    shown = json.loads(json.dumps(paper_view().to_dict()))
+    assert list(shown) == ["slots", "visible", "targets"]
+    assert [list(slot) for slot in shown["slots"]] == [["slot", "token", "position", "segment", "kind", "step"]] * 14
+    columns = {key: [slot[key] for slot in shown["slots"]] for key in shown["slots"][0]}
+    assert columns["slot"] == list(range(14))
+    assert columns["token"] == [
+        *("[SOS]", "x1", "[MASK]", "x3", "[MASK]", "[MASK]", "x6", "[EOS]"),
+        *("x4", "x5", "x2", "[PSEUDO]", "[PSEUDO]", "[PSEUDO]"),
+    ]
+    assert columns["position"] == [*range(8), 4, 5, 2, 4, 5, 2]
+    assert columns["segment"] == [0] * 14
+    context = ["context", "context", "mask", "context", "mask", "mask", "context", "context"]
+    assert columns["kind"] == [*context, *["original"] * 3, *["pseudo"] * 3]
+    assert columns["step"] == [None, None, 2, None, 1, 1, None, None, 1, 1, 2, 1, 1, 2]
+    assert shown["targets"]["ae"]["slots"] == [4, 5, 2]
+    assert shown["targets"]["par"]["slots"] == [11, 12, 13]
+    assert shown["targets"]["ae"]["labels"] == shown["targets"]["par"]["labels"] == ["x4", "x5", "x2"]
+    vocabulary = whitespace_tokenizer(WORDS)
+    assert shown["targets"]["par"]["label_ids"] == [vocabulary.token_id(word) for word in ("x4", "x5", "x2")]
+
+
+def test_the_papers_example_as_matrix_and_text() -> None:
+    view = paper_view()
+    rows = ["".join(map(str, row)) for row in view.to_dict()["visible"]]
+    c, early, late = "1" * 8, "11111111110000", "11111111111000"
+    assert rows == [c + "000000"] * 8 + [early] * 2 + [late] + [c + "000110"] * 2 + [c + "110001"]
+    lines = str(view).splitlines()
+    assert lines[:2] == ["the paper's example", "steps: 4 5 -> 2  (by position; [SOS] is 0)"]
+    start = lines.index("reads  C        O   P")
+    assert lines[start + 3] == "C2     11111111 000 000"
+    assert lines[start + 9 :] == [
+        "O4     11111111 110 000",
+        "O5     11111111 110 000",
+        "O2     11111111 111 000",
+        "P4     11111111 000 110",
+        "P5     11111111 000 110",
+        "P2     11111111 110 001",
+    ]
+    row = next(line for line in lines if line.split()[:2] == ["13", "P2"])
+    assert row.split() == ["13", "P2", "[PSEUDO]", "2", "0", "pseudo", "2", "par:", "x2"]
+
+
+def test_padding_is_left_out() -> None:
+    examples, tokenizer = inspect_example(recipe(**PLAIN), WORDS, 0, whitespace_tokenizer(WORDS))
+    view = ExampleView.of(examples, tokenizer)
+    assert examples.input_ids.shape[1] > examples.lengths[0] == len(view.slots)
+    assert view.visible.shape == (len(view.slots),) * 2
+    assert all(answers.slots and max(answers.slots) < len(view.slots) for answers in view.targets.values())
+
+
+def test_every_masked_position_is_a_mask_whatever_it_shows() -> None:
+    kept = recipe(objective__mask_share=0.0, objective__random_share=0.0, objective__mask_rate=0.5)
+    view = ExampleView.of(example_of(kept, np.arange(7, 27, dtype=np.int32), 1, whitespace_tokenizer(LONG)), _long())
+    masked = [slot for slot in view.slots if slot.kind == "mask"]
+    assert len(masked) >= 10
+    assert all(slot.token.startswith("w") and slot.step is not None for slot in masked)
+    assert {slot.position for slot in masked} == {slot.position for slot in view.slots if slot.kind == "pseudo"}
+
+
+def test_autoencoding_alone_has_neither_originals_nor_pseudo_masks() -> None:
+    examples, tokenizer = inspect_example(recipe(objective__targets=["ae"]), WORDS, 0, whitespace_tokenizer(WORDS))
+    view = ExampleView.of(examples, tokenizer)
+    assert {slot.kind for slot in view.slots} == {"context", "mask"}
+    assert view.groups == [("C", 9)]
+    assert list(view.to_dict()["targets"]) == ["ae"]
+    assert view.visible.all()
+
+
+def test_the_seed_names_the_draws() -> None:
+    shown = [
+        ExampleView.of(*inspect_example(recipe(), LONG, seed, _long())).to_dict() for seed in (1, 1, 2)
+    ]  # fmt: skip
+    assert shown[0] == shown[1] != shown[2]
+
+
+def test_one_segment_or_two() -> None:
+    for segments in (1, 2):
+        examples, tokenizer = inspect_example(recipe(data__segments=segments), WORDS, 3, whitespace_tokenizer(WORDS))
+        slots = [slot for slot in ExampleView.of(examples, tokenizer).slots if slot.group == "C"]
+        ends = [slot for slot in slots if slot.token == "[EOS]"]
+        assert (slots[0].token, len(slots), len(ends)) == ("[SOS]", 7 + segments, segments)
+        assert [slot.segment for slot in ends] == list(range(segments))
+        assert [slot.segment for slot in slots] == sorted(slot.segment for slot in slots)
+
+
+def test_without_a_tokenizer_it_splits_on_white_space_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    _, tokenizer = inspect_example(recipe(), "Un-usual words, kept", 0)
+    assert tokenizer.token_id("Un-usual") is not None
+    assert "white space" in capsys.readouterr().err
+
+
+def test_a_long_text_is_cut_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    examples, _ = inspect_example(recipe(data__window=16), LONG, 0, _long())
+    assert examples.text_tokens.tolist() == [16]
+    said = capsys.readouterr().err
+    assert "60 tokens" in said
+    assert "room for 13" in said
+    inspect_example(recipe(data__window=64), LONG, 0, _long())
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("text", ["", "   ", "one"])
+def test_a_text_of_too_few_tokens_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="2 segment"):
+        inspect_example(recipe(), text, 0, whitespace_tokenizer("one"))
+
+
+def test_special_names_in_the_text_are_never_predicted() -> None:
+    text = "[MASK] a [EOS] b"
+    examples, tokenizer = inspect_example(recipe(objective__mask_rate=1.0), text, 0, whitespace_tokenizer(text))
+    answers = ExampleView.of(examples, tokenizer).targets["ae"]
+    assert sorted(answers.labels) == ["a", "b"]
+
+
+def test_title() -> None:
+    assert example_title(recipe()) == "quickstart: objective unilmv2, targets ae + par"
+
+
+def test_a_given_text_becomes_the_window_the_sampler_would_cut(tmp_path: Any) -> None:
+    tokenizer = _long()
+    ids = tokenizer.encode(LONG)[:21]
+    with ShardWriter(tmp_path / "a.ds", vocab_size=tokenizer.vocabulary.size, tokenizer_name="test") as shard:
+        shard.begin_file("a")
+        shard.write(ids, 100)
+    source = TokenSource(name="a", shards=(TokenShard.open(tmp_path / "a.ds"),))
+    for seed in range(5):
+        for segments in (1, 2):
+            sampler = WindowSampler(
+                [source], window=22 + segments, segments=segments, vocabulary=tokenizer.vocabulary, seed=seed
+            )
+            settings = recipe(data__segments=segments, data__window=22 + segments, objective__targets=["ae"])
+            sampled = sampler.read(0, 1)
+            view = ExampleView.of(example_of(settings, ids, seed, tokenizer), tokenizer)
+            tokens = [slot.token for slot in view.slots]
+            says = view.targets["ae"]
+            for slot, label in zip(says.slots, says.labels, strict=True):
+                tokens[slot] = label
+            assert tokens == tokenizer.tokens(sampled.token_ids[0])
+            assert [slot.segment for slot in view.slots] == sampled.segment_ids[0].tolist()
+
+
+def test_windows_of_pads_and_marks_text() -> None:
+    tokenizer = _long()
+    ids = tokenizer.encode(LONG)
+    windows = windows_of([[ids[:3]], [ids[:2], ids[2:7]]], tokenizer.vocabulary, keys=keyed.key(0, np.arange(2)))
+    pad, sos, eos = tokenizer.vocabulary.pad, tokenizer.vocabulary.sos, tokenizer.vocabulary.eos
+    assert windows.lengths.tolist() == [5, 10]
+    assert windows.token_ids[0].tolist() == [sos, *ids[:3], eos, *[pad] * 5]
+    assert windows.token_ids[1].tolist() == [sos, *ids[:2], eos, *ids[2:7], eos]
+    assert windows.segment_ids.tolist() == [[0] * 10, [0] * 4 + [1] * 6]
+    assert windows.maskable[0].tolist() == [False, True, True, True, *[False] * 6]
+    assert windows.maskable[1].sum() == 7
+
+
+def _long() -> Tokenizer:
+    return whitespace_tokenizer(LONG)

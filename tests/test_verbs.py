@@ -1,0 +1,246 @@
+"""The verbs as Python functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect as reflection
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import unicloze
+from conftest import REPOSITORY
+from corpora import write_corpus
+from unicloze import cli, verbs
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.model.model import UnifiedModel
+from unicloze.recipes import load_recipe, recipe_names
+from unicloze.training.run import RunResult, load_model
+from unicloze.verbs import count_parameters
+
+TEXT = "the small cat sees the old dog ."
+ONLY_IN_PRINT = {"help", "debug", "json", "help_settings"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with `corpus/`."""
+    folder = tmp_path_factory.mktemp("verbs")
+    write_corpus(folder / "corpus")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(place: Path) -> RunResult:
+    return verbs.pretrain(
+        "quickstart", place / "run", toy=True, quiet=True, overrides={"data.corpus": [str(place / "corpus")]}
+    )
+
+
+@pytest.fixture(autouse=True)
+def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+# The same names and arguments
+
+
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_a_verb_and_its_function_take_the_same(name: str) -> None:
+    parser = cli._verb_parser(name, cli.VERBS[name], with_settings=False)
+    options = {action.dest for action in parser._actions} - ONLY_IN_PRINT
+    arguments = set(reflection.signature(getattr(verbs, name)).parameters)
+    assert options == arguments - {"overrides"}
+    assert ("overrides" in arguments) == bool(cli.VERBS[name].settings)
+
+
+@pytest.mark.parametrize("name", unicloze.__all__)
+def test_the_package_offers(name: str) -> None:
+    assert name in dir(unicloze)
+    assert getattr(unicloze, name) is not None
+
+
+def test_the_package_offers_no_more() -> None:
+    with pytest.raises(AttributeError, match="'unicloze' has no attribute 'fil'"):
+        _ = unicloze.fil  # type: ignore[attr-defined]
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert unicloze.__version__ == project["version"]
+
+
+# prepare and pretrain
+
+
+def test_prepare_writes_where_pretrain_looks(place: Path) -> None:
+    prepared = verbs.prepare(
+        "quickstart", quiet=True, overrides={"data.corpus": ["corpus"], "tokenizer.vocab_size": 512}
+    )
+    assert prepared.folder == Path("runs/quickstart/data")
+    again = verbs.prepare("quickstart", quiet=True, overrides={"data.corpus": ["corpus"], "tokenizer.vocab_size": 512})
+    assert again.fingerprint == prepared.fingerprint
+    with pytest.raises(UniclozeError, match="fingerprint"):
+        verbs.prepare("quickstart", quiet=True, overrides=overrides | {"tokenizer.vocab_size": 300})
+
+
+def test_prepare_refuses_what_is_prepared() -> None:
+    with pytest.raises(UsageError, match="leave it out"):
+        verbs.prepare(overrides={"data.prepared": "elsewhere"})
+
+
+def test_pretrain_takes_the_toys_steps(trained: RunResult, place: Path) -> None:
+    assert (trained.out, trained.step, trained.stopped_by) == (place / "run", 2, 0)
+    assert set(trained.perplexity) == {"ae", "par"}
+    assert all(1 < value < 1e4 for value in trained.perplexity.values())
+
+
+def test_pretrain_continues_the_run_of_a_directory(trained: RunResult, place: Path) -> None:
+    overrides = {"data.corpus": ["corpus"], "data.prepared": str(trained.out / "data")}
+    first = verbs.pretrain("unilmv2-ablation-ar", toy=True, quiet=True, overrides=overrides)
+    assert (first.out, first.step) == (Path("runs/unilmv2-ablation-ar-toy"), 2)
+    second = verbs.pretrain(out=first.out, quiet=True, overrides={"training.steps": 3})
+    assert second.step == 3
+    assert load_model(first.out).step == 3
+
+
+@pytest.mark.parametrize(("out", "cure"), [(None, "--recipe"), ("corpus", "corpus holds no run to continue")])
+def test_pretrain_needs_a_recipe_or_a_run(out: str | None, cure: str) -> None:
+    with pytest.raises(UsageError, match=cure):
+        verbs.pretrain(out=out)
+
+
+# inspect
+
+
+def test_inspect_makes_what_the_issue_asks_for(trained: RunResult) -> None:
+    view = verbs.inspect(TEXT, "quickstart", out=trained.out, overrides={"objective.mask_rate": 0.4}).to_dict()
+    slots, visible = view["slots"], np.array(view["visible"])
+    assert visible.shape == (len(slots), len(slots)) and set(visible.flat) == {0, 1}
+    assert [slot["slot"] for slot in slots] == list(range(len(slots)))
+    assert {"slot", "token", "position", "segment", "kind", "step"} <= set(slots[0])
+    masked = [slot for slot in slots if slot["kind"] == "mask"]
+    assert 4 <= len(masked) <= 9
+    for name, kind in (("ae", "mask"), ("par", "pseudo")):
+        target = view["targets"][name]
+        assert {slots[slot]["kind"] for slot in target["slots"]} == {kind}
+        assert len(target["slots"]) == len(target["labels"]) == len(masked)
+    context = [slot["slot"] for slot in slots if slot["kind"] in ("context", "mask")]
+    assert visible[np.ix_(context, context)].all() and not visible[context, len(context) :].any()
+
+
+def test_inspect_is_a_function_of_the_seed(trained: RunResult) -> None:
+    one, same, other = (verbs.inspect(TEXT, seed=seed, out=trained.out).to_dict() for seed in (1, 1, 2))
+    assert one == same != other
+
+
+def test_inspect_splits_on_white_space_without_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    view = verbs.inspect("Un-usual words, kept whole", "unilmv2-base")
+    assert "white space" in capsys.readouterr().err
+    tokens = {slot["token"] for slot in view.to_dict()["slots"]}
+    assert len({"Un-usual", "words,", "kept", "whole"} & tokens) >= 3
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+@pytest.mark.parametrize("overrides", [{"data.prepared": "run/data"}, {"tokenizer.path": "run/tokenizer.json"}])
+def test_inspect_takes_the_recipes_tokenizer(
+    trained: RunResult, overrides: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    view = verbs.inspect("THE", overrides=overrides | {"data.segments": 1, "objective.random_share": 0.0})
+    assert capsys.readouterr().err == ""
+    assert view.to_dict()["targets"]["ae"]["labels"] == ["the"]
+
+
+def test_inspect_refuses_a_directory_without_tokenizer(trained: RunResult) -> None:
+    with pytest.raises(UniclozeError, match=r"corpus holds no tokenizer.json"):
+        verbs.inspect(TEXT, out="corpus")
+
+
+def test_inspect_draws(trained: RunResult, tmp_path: Path) -> None:
+    verbs.inspect(TEXT, out=trained.out, picture=tmp_path / "example.svg")
+    assert (tmp_path / "example.svg").read_text(encoding="utf-8").startswith("<svg")
+    with pytest.raises(UsageError, match=r"example\.bmp"):
+        verbs.inspect(TEXT, out=trained.out, picture=tmp_path / "example.bmp")
+
+
+# fill, score, embed, report
+
+
+def test_fill_fills(trained: RunResult) -> None:
+    result = verbs.fill(trained.out, "the [MASK] cat [MASK] the dog", top_k=3)
+    assert [len(mask.top) for mask in result.masks] == [3, 3]
+    assert "[MASK]" not in result.filled
+    assert verbs.fill(load_model(trained.out), "the [MASK] cat [MASK] the dog", top_k=3) == result
+    spans = verbs.fill(trained.out, "the [MASK] cat [MASK] the dog", order="left-to-right")
+    assert [mask.step for mask in spans.masks] == [0, 1]
+
+
+def test_score_reads_a_text_or_a_file(trained: RunResult, tmp_path: Path) -> None:
+    plain, lines = tmp_path / "two.txt", tmp_path / "two.jsonl"
+    plain.write_text(f"{TEXT}\n\nthe dog", encoding="utf-8")
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in (TEXT, "the dog")), encoding="utf-8")
+    of_text = verbs.score(trained.out, TEXT)
+    of_plain, of_lines = verbs.score(trained.out, file=plain), verbs.score(trained.out, file=lines)
+    assert [score.text.strip() for score in of_plain] == [TEXT, "the dog"]
+    for one, other in ((of_text[0], of_plain[0]), (of_plain[1], of_lines[1])):
+        assert one.chain_log_likelihood == pytest.approx(other.chain_log_likelihood, rel=1e-5)
+        assert one.pseudo_log_likelihood == pytest.approx(other.pseudo_log_likelihood, rel=1e-5)
+    assert of_text[0].chain_log_likelihood is not None and of_text[0].chain_log_likelihood < 0
+
+
+def test_score_refuses_nothing_and_both(trained: RunResult, tmp_path: Path) -> None:
+    for arguments in ({}, {"text": TEXT, "file": "corpus/corpus.txt"}):
+        with pytest.raises(UsageError, match="not both"):
+            verbs.score(trained.out, **arguments)
+    (tmp_path / "blank.txt").write_text("\n \n", encoding="utf-8")
+    with pytest.raises(UniclozeError, match=r"blank\.txt holds no text"):
+        verbs.score(trained.out, file=tmp_path / "blank.txt")
+
+
+def test_embed_gives_a_vector_a_text(trained: RunResult) -> None:
+    vectors = verbs.embed(trained.out, [TEXT, "the dog"])
+    assert vectors.shape == (2, 32) and np.isfinite(vectors).all()
+    assert not np.allclose(vectors[0], verbs.embed(trained.out, [TEXT], pooling="first")[0])
+
+
+def test_report_writes_a_page(trained: RunResult, tmp_path: Path) -> None:
+    assert verbs.report(trained.out) == trained.out / "report.html"
+    page = verbs.report(trained.out, out=tmp_path / "page.html")
+    assert page == tmp_path / "page.html"
+    assert "<svg" in page.read_text(encoding="utf-8")
+
+
+# recipes
+
+
+def test_recipes_lists_all() -> None:
+    rows = {row.name: row for row in verbs.recipes()}
+    assert list(rows) == recipe_names()
+    assert rows["unilmv2-ablation-ae-ar"].objective == "unilmv2 ae+ar"
+    assert rows["unilmv2-ablation-par"].objective == "unilmv2 par"
+    assert "Table 7" in rows["unilmv2-base"].place
+
+
+@pytest.mark.parametrize("overrides", [{}, {"model.norm": "pre", "model.max_positions": 600, "model.num_segments": 3}])
+@pytest.mark.parametrize("name", ["quickstart", "unilmv2-base", "unilmv2-ablation-ae"])
+def test_parameters_are_those_of_the_model(name: str, overrides: dict[str, object]) -> None:
+    recipe = load_recipe(name, overrides)
+    with torch.device("meta"):
+        model = UnifiedModel(
+            recipe.model,
+            vocab_size=recipe.tokenizer.vocab_size,
+            max_positions=recipe.model.max_positions or recipe.data.window,
+        )
+    assert count_parameters(recipe) == model.num_parameters()
+
+
+def test_results_are_plain_data(trained: RunResult) -> None:
+    for result in (verbs.fill(trained.out, "the [MASK]"), verbs.score(trained.out, TEXT)[0], verbs.recipes()[0]):
+        assert json.loads(json.dumps(dataclasses.asdict(result)))
