@@ -498,6 +498,7 @@ class OutOfMemoryError(RuntimeError):
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 5 bytes"), 1, "not enough memory"),
         (PermissionError(errno.EACCES, "Permission denied", "runs/mine"), 1, "runs/mine: permission denied: give"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "free some space"),
+        (Exception("I/O error: No space left on device (os error 28)"), 1, "free some space"),
         (OSError(errno.EIO, "Input/output error", "disk"), 1, "disk: input/output error"),
         (
             ZeroDivisionError("division\nby zero"),

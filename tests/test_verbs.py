@@ -36,9 +36,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(place: Path) -> RunResult:
-    return verbs.pretrain(
-        "quickstart", place / "run", toy=True, quiet=True, overrides={"data.corpus": [str(place / "corpus")]}
-    )
+    overrides = {"data.corpus": [str(place / "corpus")]}
+    return verbs.pretrain("quickstart", place / "run", toy=True, quiet=True, overrides=overrides)
 
 
 @pytest.fixture(autouse=True)
@@ -78,11 +77,10 @@ def test_the_version_is_that_of_the_project() -> None:
 
 
 def test_prepare_writes_where_pretrain_looks(place: Path) -> None:
-    prepared = verbs.prepare(
-        "quickstart", quiet=True, overrides={"data.corpus": ["corpus"], "tokenizer.vocab_size": 512}
-    )
+    overrides = {"data.corpus": ["corpus"], "tokenizer.vocab_size": 512}
+    prepared = verbs.prepare("quickstart", quiet=True, overrides=overrides)
     assert prepared.folder == Path("runs/quickstart/data")
-    again = verbs.prepare("quickstart", quiet=True, overrides={"data.corpus": ["corpus"], "tokenizer.vocab_size": 512})
+    again = verbs.prepare("quickstart", quiet=True, overrides=overrides)
     assert again.fingerprint == prepared.fingerprint
     with pytest.raises(UniclozeError, match="fingerprint"):
         verbs.prepare("quickstart", quiet=True, overrides=overrides | {"tokenizer.vocab_size": 300})

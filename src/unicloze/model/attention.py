@@ -92,6 +92,8 @@ class RelativeBias(nn.Module):
             *Shape:* (rows, heads, queries, keys)
         """
         bucket_BQK = self.bucket(key_positions[:, None, :] - query_positions[:, :, None])
+        if not torch.is_grad_enabled():
+            return functional.embedding(bucket_BQK, self.weight.T).permute(0, 3, 1, 2).contiguous()
         # A product with one-hot rows: its backward pass is a product too, not a scatter into 32 numbers.
         one_hot = functional.one_hot(bucket_BQK, self.buckets).to(self.weight.dtype)
         return (one_hot @ self.weight.T).permute(0, 3, 1, 2).contiguous()

@@ -134,6 +134,8 @@ def short(value: float) -> str:
     """A number as short as an axis wants it: 0.003, 12.5, 1,500, 20k, 1.5M."""
     if math.isinf(value):
         return "∞"
+    if abs(value) >= 1e15:
+        return f"{value:.3g}"
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"

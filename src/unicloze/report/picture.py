@@ -12,7 +12,6 @@ import numpy.typing as npt
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.report.drawing import MONO_WIDTH, SANS_WIDTH, Drawing, Label
 from unicloze.report.example_view import ExampleView, Slot
-from unicloze.visibility import bool_mask
 
 _MATRIX = 860.0
 _LARGEST_CELL, _SMALLEST_CELL = 22.0, 0.75
@@ -147,9 +146,13 @@ def _filled(
     fresh[1:] |= kinds[1:] != kinds[:-1]
     columns = np.split(np.arange(len(kinds)), np.flatnonzero(fresh)[1:])
     growing: dict[tuple[int, int], int] = {}
-    visible = bool_mask(view.intervals, len(kinds))
+    visible = view.visible
+    runs: set[tuple[int, int]] = set()
     for row in range(len(kinds) + 1):
-        runs = set(_runs(visible[row], columns)) if row < len(kinds) else set()
+        if row == len(kinds):
+            runs = set()
+        elif row == 0 or (visible[row] != visible[row - 1]).any():
+            runs = set(_runs(visible[row], columns))
         for run, first in list(growing.items()):
             if run not in runs or (row < len(kinds) and apart[row]):
                 del growing[run]

@@ -52,9 +52,7 @@ class Windows:
         )
 
 
-def split_segments(
-    pieces: Sequence[npt.NDArray[np.integer]], keys: keyed.Bits
-) -> list[list[npt.NDArray[np.integer]]]:
+def split_segments(pieces: Sequence[npt.NDArray[np.integer]], keys: keyed.Bits) -> list[list[npt.NDArray[np.integer]]]:
     """Each piece as S1 and S2, cut where the sampler cuts a piece of that length and key: uniform, none empty.
 
     Args:

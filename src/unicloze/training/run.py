@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import platform
 import time
 import warnings
@@ -334,7 +335,7 @@ def fit_weights(model: UnifiedModel, checkpoint: Checkpoint) -> None:
     model.load_state_dict(checkpoint.model)
 
 
-def load_model(path: str | Path) -> LoadedModel:
+def load_model(path: str | os.PathLike[str]) -> LoadedModel:
     """A trained model from a run directory, its checkpoints folder, or one checkpoint.
 
     Raises:

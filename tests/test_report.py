@@ -1,0 +1,429 @@
+"""The page about a run: from a whole ledger, from a young one, and from what kills and hands left of one."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from unicloze.errors import UniclozeError
+from unicloze.recipes import load_recipe, save_recipe
+from unicloze.report.curves import Line, line_chart, log_ticks, nice_ticks, running_mean, short, thin
+from unicloze.report.history import History
+from unicloze.report.page import build_report
+from unicloze.text.tokenizers import whitespace_tokenizer
+
+WORDS = "the value of each key in this mapping is a list of the other names and their order stays fixed"
+TIME = 1_800_000_000.0
+VOID = {"meta"}
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and collects texts, tags and attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+def lineage() -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "fingerprint": "f1a9" * 16,
+        "settings": {},
+        "tokenizer": {"fingerprint": "7e57" * 16, "vocab_size": 8192},
+        "sources": [
+            {
+                "name": "books",
+                "corpus": "books/*.txt",
+                "files": [{"path": "books/<b>one</b>.txt", "size": 4711, "mtime_ns": 1, "hash": "abcd"}],
+                "documents": 2123,
+                "duplicates": 17,
+                "train": {"documents": 2077, "tokens": 2689298, "bytes": 10350966},
+                "heldout": {"documents": 45, "tokens": 56842, "bytes": 222329},
+            }
+        ],
+    }
+
+
+def start(resumed_from: str | None = None, time: float = TIME, **changes: Any) -> dict[str, Any]:
+    recipe = load_recipe("quickstart", {"training.steps": 100, "training.device": "cpu"})
+    return {
+        "schema": 1,
+        "event": "start",
+        "time": time,
+        "step": int(resumed_from[-8:]) if resumed_from else 0,
+        "recipe": recipe.to_dict(),
+        "lineage": lineage(),
+        "parameters": 1478848,
+        "device": "cpu (test)",
+        "precision": "fp32",
+        "threads": 2,
+        "versions": {"unicloze": "0.1.0", "torch": "2.13.0"},
+        "resumed_from": resumed_from,
+        **changes,
+    }
+
+
+def step(number: int, loss: float, time: float = TIME) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "event": "step",
+        "time": time,
+        "step": number,
+        "loss": {"ae": loss, "par": loss - 0.5},
+        "gradient_norm": 1.0 / number,
+        "learning_rate": 0.001,
+        "text_tokens": 4096 * number,
+        "text_tokens_per_second": 9000.0 + number,
+    }
+
+
+def evaluation(number: int, perplexity: float, time: float = TIME) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "event": "evaluate",
+        "time": time,
+        "step": number,
+        "loss": {"ae": 5.0, "par": 5.0},
+        "perplexity": {"ae": perplexity, "par": perplexity * 2},
+        "bits_per_byte": {"ae": 2.25, "par": 2.5},
+        "predictions": {"ae": 2751.0, "par": 2751.0},
+        "window": 64,
+        "windows": 256,
+    }
+
+
+def samples(number: int, filling: str, time: float = TIME) -> dict[str, Any]:
+    tokens = ["[SOS]", *WORDS.split(), "[EOS]"]
+    masked = [
+        {"position": 2, "step": 1, "truth": "value", "ae": filling, "par": "value"},
+        {"position": 5, "step": 0, "truth": "key", "ae": filling, "par": filling},
+    ]
+    for place in masked:
+        tokens[int(str(place["position"]))] = "[MASK]"
+    sample = {"document": "folder/books.txt, document 3, token 120", "tokens": tokens, "masked": masked}
+    return {"schema": 1, "event": "samples", "time": time, "step": number, "samples": [sample]}
+
+
+def whole() -> list[dict[str, Any]]:
+    """A run of 100 steps in 130 seconds."""
+    events = [start(), samples(0, "zebra", TIME + 10)]
+    for number in range(1, 101):
+        events.append(step(number, 9.0 - number / 25, TIME + 10 + number))
+        if number % 25 == 0:
+            events.append(evaluation(number, 5000.0 / number, TIME + 10 + number))
+            events.append(
+                {
+                    "schema": 1,
+                    "event": "save",
+                    "time": TIME + 10 + number,
+                    "step": number,
+                    "checkpoint": f"step-{number:08}",
+                }
+            )
+    return [
+        *events,
+        samples(100, "key", TIME + 120),
+        {"schema": 1, "event": "end", "time": TIME + 130, "step": 100, "seconds": 130.0},
+    ]
+
+
+def make_run(folder: Path, events: list[dict[str, Any]], *, torn: str = "") -> Path:
+    folder.mkdir()
+    lines = [json.dumps(event) + "\n" for event in events]
+    (folder / "ledger.jsonl").write_text("".join(lines) + torn, encoding="utf-8")
+    save_recipe(load_recipe("quickstart", {"training.steps": 100}), folder / "recipe.yaml")
+    whitespace_tokenizer(WORDS).save(folder)
+    return folder
+
+
+def page_of(run: Path) -> Page:
+    return Page(build_report(run).read_text(encoding="utf-8"))
+
+
+def cards(page: Page) -> str:
+    return page.words.partition("Curves")[0]
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", whole())
+    page = page_of(run)
+    assert (run / "report.html").is_file()
+    assert [file.name for file in run.iterdir() if file.name.startswith(".report")] == []
+    for expected in (
+        "quickstart finished",
+        "held-out perplexity, ae 50.0 2.25 bits per byte; 2,751 predictions in 256 windows of 64 tokens, "
+        "after step 100",
+        "held-out perplexity, par 100.0",
+        "parameters 1,478,848",
+        "steps 100 of 100 planned",
+        "text tokens 410k",
+        "text tokens a second, median",
+        "time 2 min 10 s",
+        "device cpu (test) fp32, 2 threads",
+    ):
+        assert expected in cards(page)
+    headings = ["Curves", "What the model is fed", "Filled samples", "Data", "Recipe"]
+    assert [text for text in page.texts if text in headings] == headings
+    assert f"unicloze fill --model {run}" in page.words
+    assert f"unicloze pretrain --out {run} --training.steps 200" in page.words
+    assert "checkpoints/step-00000100" in page.words
+
+
+def test_it_needs_nothing_from_outside(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "run", whole()))
+    names = {name for name, _ in page.tags}
+    assert not names & {"script", "link", "img", "iframe", "object"}
+    for _, attributes in page.tags:
+        assert not {"src", "href", "onclick", "onload"} & set(attributes)
+    text = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert set(re.findall(r"https?://[^\s\"'<]+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "prefers-color-scheme:dark" in text
+
+
+def test_samples_stand_side_by_side_and_hits_are_marked(tmp_path: Path) -> None:
+    words = page_of(make_run(tmp_path / "run", whole())).words
+    assert (
+        "before training, ae 0 of 2 before training, par 1 of 2 after step 100, ae 1 of 2 after step 100, par 2 of 2"
+        in words
+    )
+    assert "step position truth ae before par before ae after par after" in words
+    # By factorization step, counted from 1.
+    assert "1 5 key zebra zebra key ✓ key ✓ 2 2 value zebra value ✓ key value ✓" in words
+    assert "books.txt, document 3, token 120" in words
+    assert "folder/books.txt" not in words
+
+
+def test_the_picture_is_of_the_heldout_text_with_the_truth_in_its_masks(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "run", whole()))
+    pictures = [attributes for name, attributes in page.tags if name == "svg" and attributes.get("class") == "unicloze"]
+    assert len(pictures) == 1
+    assert "Factorization steps" in str(pictures[0]["aria-label"])
+    assert "1 the" in page.texts
+    assert any(re.fullmatch(r"(\d+ |ae: |par: )value", text) for text in page.texts)
+    assert "The beginning of a held-out window, cut to 28 tokens; this recipe trains on windows of 64." in page.words
+
+
+def test_recipe_and_lineage_are_shown_whole(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "run", whole()))
+    shown = next(text for text in page.texts if text.startswith("name: quickstart"))
+    wanted = load_recipe("quickstart", {"training.steps": 100, "training.device": "cpu"}).to_dict()
+    assert yaml.safe_load(shown) == json.loads(json.dumps(wanted))
+    for expected in (
+        "books/*.txt 1 2,123 17 train 2,077 2,689,298 10,350,966 held out 45 56,842 222,329",
+        "f1a9" * 16,
+        "(8,192 ids)",
+    ):
+        assert expected in page.words
+
+
+def test_everything_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    events = [start(device=evil, versions={evil: evil}, lineage={**lineage(), "fingerprint": evil}), step(1, 3.0)]
+    events[0]["recipe"]["name"] = evil
+    events[0]["recipe"]["provenance"] = {"paper": evil, "place": evil, "note": evil}
+    events[1]["loss"] = {evil: 1.0}
+    event = samples(0, evil)
+    event["samples"][0]["document"] = evil
+    event["samples"][0]["tokens"][1] = evil
+    event["samples"][0]["masked"][0]["truth"] = evil
+    event["samples"][0]["masked"][0][evil] = evil
+    failed = {"event": "failed", "step": 1, "time": TIME, "message": evil}
+    page = page_of(make_run(tmp_path / "run", [*events, event, failed]))
+    assert "script" not in {name for name, _ in page.tags}
+    assert "books/<b>one</b>.txt" in page.words
+    assert page.words.count(evil) > 10
+
+
+@pytest.mark.parametrize("events", [1, 2, 3, 12])
+def test_a_young_run(tmp_path: Path, events: int) -> None:
+    page = page_of(make_run(tmp_path / "run", whole()[:events]))
+    assert "still running, or killed" in page.words
+    assert "Nothing measured yet." in page.words
+    assert f"unicloze pretrain --out {tmp_path / 'run'}" in page.words
+    assert ("No samples yet" in page.words) is (events == 1)
+    assert "No checkpoint is saved yet." in page.words
+    if events == 3:
+        assert "held-out perplexity, ae - not evaluated yet" in cards(page)
+
+
+def test_later_steps_count_and_lost_ones_are_forgotten(tmp_path: Path) -> None:
+    events = [start()]
+    events += [step(n, 100.0 + n, TIME + n) for n in range(1, 41)] + [evaluation(30, 999.0, TIME + 40)]
+    # Killed; an hour later it goes on from step 20 and gets to step 25.
+    events += [start("step-00000020", TIME + 3640)] + [step(n, 200.0 + n, TIME + 3620 + n) for n in range(21, 26)]
+    history = History.read(make_run(tmp_path / "run", events))
+    assert list(history.steps) == list(range(1, 26))
+    assert dict(history.curve("loss", "ae")) == {n: (100.0 if n <= 20 else 200.0) + n for n in range(1, 26)}
+    assert history.evaluations == {}
+    assert (history.step, history.processes) == (25, 2)
+    assert history.seconds == pytest.approx(40 + 5)
+    assert "over 2 starts of the program" in page_of(tmp_path / "run").words
+
+
+def test_a_start_from_nothing_forgets_everything(tmp_path: Path) -> None:
+    events = [start(), step(1, 3.0), step(2, 3.0), start(), step(1, 4.0)]
+    history = History.read(make_run(tmp_path / "run", events))
+    assert history.curve("loss", "ae") == [(1.0, 4.0)]
+
+
+def test_samples_from_before_training_survive_a_resume(tmp_path: Path) -> None:
+    events = whole()
+    events.insert(60, start("step-00000025"))
+    history = History.read(make_run(tmp_path / "run", events))
+    assert list(history.samples) == [0, 100]
+
+
+def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:
+    events = whole()
+    foreign = [
+        {"event": "step"},
+        {"event": "step", "step": "seven", "loss": 3},
+        {"event": "step", "step": 7, "loss": ["ae"], "gradient_norm": None, "text_tokens": "many", "time": "noon"},
+        {"event": "evaluate", "step": 8, "perplexity": 3},
+        {"event": "samples", "step": 100, "samples": [None, {"masked": [3, {"position": "x"}], "tokens": 4}, {}]},
+        {"event": "unheard of", "step": 9},
+        {"no": "event"},
+    ]
+    run = make_run(tmp_path / "run", [*events[:50], *foreign, *events[50:]], torn='{"event": "step", "st')
+    history = History.read(run)
+    assert history.step == 100
+    assert 7.0 not in dict(history.curve("loss", "ae"))
+    assert "finished" in page_of(run).words
+    (run / "ledger.jsonl").write_text("".join(json.dumps(e) + "\n" for e in [*events, foreign[4]]), encoding="utf-8")
+    assert "after step 100" in page_of(run).words
+
+
+def test_infinite_and_missing_numbers(tmp_path: Path) -> None:
+    events = [start(), step(1, math.inf), step(2, math.nan), step(3, 5.0), evaluation(1, math.inf), evaluation(3, 1e30)]
+    events[-1]["bits_per_byte"] = {}
+    run = make_run(tmp_path / "run", events)
+    page = page_of(run)
+    assert "2 infinite values left out" in page.words
+    assert "held-out perplexity, ae 1e+30 2,751 predictions" in cards(page)
+    assert not re.search(r"\bnan\b", (run / "report.html").read_text(encoding="utf-8"))
+    make_run(tmp_path / "only", [start(), step(1, math.inf), evaluation(1, math.inf)])
+    assert "held-out perplexity, ae ∞" in cards(page_of(tmp_path / "only"))
+
+
+@pytest.mark.parametrize(
+    ("event", "status"),
+    [
+        ({"event": "stop", "step": 3, "signal": 15, "time": TIME}, "stopped by signal 15 after step 3"),
+        (
+            {"event": "failed", "step": 3, "message": "the loss is nan", "time": TIME},
+            "failed after step 3: the loss is nan",
+        ),
+    ],
+)
+def test_the_page_says_how_it_ended(tmp_path: Path, event: dict[str, Any], status: str) -> None:
+    assert status in page_of(make_run(tmp_path / "run", [start(), step(3, 4.0), event])).words
+
+
+def test_a_run_without_tokenizer_or_with_a_broken_recipe(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", whole())
+    (run / "tokenizer.json").unlink()
+    assert "A sentence, as there is no held-out sample of so many words" in page_of(run).words
+    (run / "recipe.yaml").write_text("data: [", encoding="utf-8")
+    page = page_of(run)
+    assert "No picture can be drawn" in page.words
+    assert "name: quickstart" in page.words
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UniclozeError, match=r"There is no run at .*absent: give .*pretrain"):
+        build_report(tmp_path / "absent")
+    with pytest.raises(UniclozeError, match=r"it has no ledger\.jsonl: give .*pretrain"):
+        build_report(tmp_path)
+    for content in ("", "no ledger at all\n", json.dumps(step(1, 3.0)) + "\n", "\x00\xff\n"):
+        (tmp_path / "ledger.jsonl").write_text(content, encoding="latin-1")
+        with pytest.raises(UniclozeError, match=r"ledger\.jsonl holds no start of a run"):
+            build_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", whole())
+    with pytest.raises(UniclozeError, match="cannot write the report"):
+        build_report(run, tmp_path / "absent" / "page.html")
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(UniclozeError, match="cannot write the report"):
+        build_report(run, tmp_path / "folder.html")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["folder.html", "run"]
+    assert build_report(run, tmp_path / "page.html") == tmp_path / "page.html"
+    assert not (run / "report.html").exists()
+
+
+def test_the_same_ledger_gives_the_same_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", whole())
+    assert build_report(run).read_bytes() == build_report(run).read_bytes()
+
+
+def test_thinning_keeps_peaks_and_ends() -> None:
+    points = [(float(i), 1.0) for i in range(10_000)]
+    points[4321] = (4321.0, 99.0)
+    points[7777] = (7777.0, -99.0)
+    kept = thin(points)
+    assert len(kept) <= 600
+    assert {points[0], points[4321], points[7777], points[-1]} <= set(kept)
+    assert list(kept) == sorted(kept)
+    assert thin(points[:600]) == points[:600]
+
+
+def test_a_running_mean_of_a_line_is_the_line() -> None:
+    points = [(float(i), 3.0 * i - 2) for i in range(500)]
+    assert [y for _, y in running_mean(points)] == pytest.approx([y for _, y in points])
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert nice_ticks(0, 100, 5) == [0, 20, 40, 60, 80, 100]
+    assert nice_ticks(0.0012, 0.0031, 5) == [0.0015, 0.002, 0.0025, 0.003]
+    assert log_ticks(3, 20000, 5) == [10, 100, 1000, 10000]
+    assert log_ticks(40, 300, 5) == [50, 100, 200]
+    assert all(250 <= tick <= 280 for tick in log_ticks(250, 280, 5))
+    assert [short(value) for value in (0, 0.0031, 12.5, 1500, 25_000, 2.5e6, math.inf)] == [
+        *("0", "0.0031", "12.5", "1,500", "25k", "2.5M", "∞"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "points", [[(5.0, 2.0)], [(1.0, 0.0), (2.0, 0.0)], [(1.0, -3.0), (2.0, 4.0)], [(1.0, 1e-9), (9.0, 1e9)]]
+)
+def test_a_chart_of_any_values_stays_on_its_sheet(points: list[tuple[float, float]]) -> None:
+    chart = line_chart([Line(name="ae", points=points)], title="t", logarithmic=True)
+    circles = re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', chart)
+    assert len(circles) == len(points)
+    assert all(0 <= float(x) <= 560 and 0 <= float(y) <= 300 for x, y in circles)
+    assert "nan" not in chart
