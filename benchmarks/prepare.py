@@ -6,7 +6,8 @@ Each measurement is a process of its own; the two kinds take turns, and medians 
 inside the tokenizers library alone: its batch encoding of the same documents, in pieces and batches of the size that
 `prepare` gives it; reading and writing are left out. *prepare* is a whole preparation with the same, loaded tokenizer:
 reading twice, hashing, dropping duplicates, holding out, encoding, writing and fsync. *train + prepare* is one more run
-that also trains the tokenizer. Processor seconds are the sum over the cores: what to look at on a busy machine. Goals: at most 1 GB for 140 MB of text, and a ratio of at most 1.3.
+that also trains the tokenizer. Processor seconds are summed over the cores: look at them on a busy machine. Goals: at
+most 1 GB for 140 MB of text, and a ratio of at most 1.3.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ PRODUCT = {"cpu": 2048, "cuda": 8192}
 def ours(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]:
     """A step of this package, and what it computes."""
     import torch
-    from objectives import VOCABULARY, full_windows
 
+    from objectives import VOCABULARY, full_windows
     from unicloze.model.model import UnifiedModel, step_flops
     from unicloze.objectives.unilmv2 import unilmv2
     from unicloze.settings import ModelSettings, ObjectiveSettings, TrainingSettings
@@ -218,7 +218,12 @@ def main() -> None:
         work(options.worker)
         return
     shape, shapes = SIZES[options.size]
-    report: dict[str, Any] = {"precision": options.precision, "device": options.device, "size": options.size, "windows": {}}
+    report: dict[str, Any] = {
+        "precision": options.precision,
+        "device": options.device,
+        "size": options.size,
+        "windows": {},
+    }
     for window, batch in shapes:
         results = measure(shape, window, batch, options)
         report["windows"][window] = {"batch": batch, "results": results, "ratios": ratios(results)}
@@ -227,7 +232,7 @@ def main() -> None:
         for name, result in results.items():
             speed = result.get("text_tokens_per_second")
             share = f"{result['share_of_peak']:.0%}" if "share_of_peak" in result else ""
-            print(f"{name:<28} {speed and f'{speed:,.0f}' or '':>14} {result['peak_mb']:>9,.0f} {share:>12}")
+            print(f"{name:<28} {(speed and f'{speed:,.0f}') or '':>14} {result['peak_mb']:>9,.0f} {share:>12}")
         for name, ratio in report["windows"][window]["ratios"].items():
             print(f"  {name:<40} {ratio:.2f}")
     if options.json:

@@ -5,9 +5,26 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-NOUNS = "cat dog house tree river stone bird child window door road letter song cloud winter garden".split()
-VERBS = "sees finds follows leaves watches remembers paints crosses opens builds".split()
-ADJECTIVES = "small old red quiet heavy bright cold green broken early".split()
+NOUNS = [
+    "cat",
+    "dog",
+    "house",
+    "tree",
+    "river",
+    "stone",
+    "bird",
+    "child",
+    "window",
+    "door",
+    "road",
+    "letter",
+    "song",
+    "cloud",
+    "winter",
+    "garden",
+]
+VERBS = ["sees", "finds", "follows", "leaves", "watches", "remembers", "paints", "crosses", "opens", "builds"]
+ADJECTIVES = ["small", "old", "red", "quiet", "heavy", "bright", "cold", "green", "broken", "early"]
 
 
 def write_corpus(folder: Path, *, documents: int = 80, seed: int = 0) -> Path:

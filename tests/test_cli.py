@@ -180,11 +180,9 @@ def test_pretrain_tells_a_signal(command: Command, monkeypatch: pytest.MonkeyPat
 
     stopped = RunResult(Path("runs/mine"), 12, 15, {})
     monkeypatch.setattr(verbs, "pretrain", lambda **_: stopped)
-    assert command("pretrain") == (
-        143,
-        "runs/mine: stopped and saved at step 12; the same command goes on from there\n",
-        "",
-    )
+    said = command("pretrain")
+    assert (said.code, said.err) == (143, "")
+    assert said.out == "runs/mine: stopped and saved at step 12; the same command goes on from there\n"
 
 
 def test_inspect_as_text_and_json(here: Path, command: Command) -> None:

@@ -22,7 +22,7 @@ FLOORS = (
     {"text", "objectives", "tasks", "model"},
     {"training", "decoding"},
     {"evaluation", "interop", "report"},
-    {"verbs"},
+    {"verbs", "doctor", "terminal"},
     {"cli", "__main__", "__init__"},
 )
 STRANGERS = {

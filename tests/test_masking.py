@@ -9,8 +9,8 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 import pytest
-from toys import EOS, MASK, PSEUDO, random_windows, vocabulary
 
+from toys import EOS, MASK, PSEUDO, random_windows, vocabulary
 from unicloze import keyed
 from unicloze.example import Kind
 from unicloze.objectives import masking
@@ -65,7 +65,10 @@ def test_the_distribution_is_that_of_algorithm_1() -> None:
     rows = 60_000
     one = random_windows(1, 24, seed=3)
     windows = Windows(
-        **{f: np.repeat(getattr(one, f), rows, axis=0) for f in ("token_ids", "segment_ids", "lengths", "maskable", "source", "index")},
+        **{
+            f: np.repeat(getattr(one, f), rows, axis=0)
+            for f in ("token_ids", "segment_ids", "lengths", "maskable", "source", "index")
+        },
         keys=keyed.key(1, 2, np.arange(rows)),
     )
     ours = blockwise(windows)
@@ -81,9 +84,13 @@ def test_the_distribution_is_that_of_algorithm_1() -> None:
         error = 4.5 * math.sqrt(max(q, 1e-4) * (1 / len(ours) + 1 / len(theirs)))
         assert abs(p - q) < error, (outcome, p, q)
     p, q = (ours >= 0).mean(axis=0), (theirs >= 0).mean(axis=0)
-    assert np.abs(p - q).max() < 4.5 * math.sqrt(0.25 * (1 / len(ours) + 1 / len(theirs))), "each position is masked as often"
+    assert np.abs(p - q).max() < 4.5 * math.sqrt(0.25 * (1 / len(ours) + 1 / len(theirs))), (
+        "each position is masked as often"
+    )
     first_p, first_q = (ours == 0).mean(axis=0), (theirs == 0).mean(axis=0)
-    assert np.abs(first_p - first_q).max() < 4.5 * math.sqrt(0.12 * (1 / len(ours) + 1 / len(theirs))), "the order is uniform"
+    assert np.abs(first_p - first_q).max() < 4.5 * math.sqrt(0.12 * (1 / len(ours) + 1 / len(theirs))), (
+        "the order is uniform"
+    )
 
 
 def test_statistics_lie_within_their_confidence_bounds() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import toys
-from toys import random_windows, vocabulary
 from torch import Tensor, nn
 
+import toys
+from toys import random_windows, vocabulary
 from unicloze.example import Batch, collate
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
@@ -111,8 +111,12 @@ def test_bert_for_masked_lm(training: bool) -> None:
     row, j = target.weights.nonzero(as_tuple=True)
     labels[row, target.slots[row, j]] = target.labels[row, j]
     expected = peer(
-        input_ids=batch.input_ids, token_type_ids=batch.segment_ids, attention_mask=attention_mask, labels=labels, output_hidden_states=True
-    )  # fmt: skip
+        input_ids=batch.input_ids,
+        token_type_ids=batch.segment_ids,
+        attention_mask=attention_mask,
+        labels=labels,
+        output_hidden_states=True,
+    )
     states = model.backbone(batch)
     for ours, other in zip(states, expected.hidden_states, strict=True):
         torch.testing.assert_close(ours[attention_mask.bool()], other[attention_mask.bool()], atol=1e-5, rtol=1e-5)
@@ -143,7 +147,9 @@ def test_mpnet_model(training: bool) -> None:
 
     batch, attention_mask = padded_batch()
     batch.segment_ids.zero_()
-    expected = peer(input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=attention_mask).last_hidden_state
+    expected = peer(
+        input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=attention_mask
+    ).last_hidden_state
     found_states = model.backbone(batch)[-1]
     real = attention_mask.bool()
     torch.testing.assert_close(found_states[real], expected[real], atol=1e-5, rtol=1e-5)
@@ -168,7 +174,9 @@ def test_buckets_of_the_relative_bias_are_t5s() -> None:
     bias = toys.model(relative_buckets=32, relative_max_distance=128).backbone.relative
     assert bias is not None
     distance = torch.arange(-600, 601)
-    theirs = transformers.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(distance, num_buckets=32, max_distance=128)
+    theirs = transformers.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(
+        distance, num_buckets=32, max_distance=128
+    )
     assert torch.equal(bias.bucket(distance), theirs)
 
 

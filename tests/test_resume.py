@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from corpora import write_corpus
 from safetensors.torch import load_file
 
+from corpora import write_corpus
 from unicloze.training.checkpoint import list_checkpoints
 from unicloze.training.ledger import read_ledger
 
@@ -36,8 +36,17 @@ OVERRIDES: dict[str, Any] = {
 
 def start(folder: Path, out: Path, moment: str, count: int) -> subprocess.Popen[bytes]:
     overrides = OVERRIDES | {"data.corpus": [str(folder / "corpus")]}
-    command = [sys.executable, str(Path(__file__).with_name("killable.py")), json.dumps(overrides), str(out), moment, str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("killable.py")),
+        json.dumps(overrides),
+        str(out),
+        moment,
+        str(count),
+    ]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
 
 
 def finish(folder: Path, out: Path, moment: str = "never", count: int = 0) -> int:

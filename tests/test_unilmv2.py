@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 import toys
 from toys import EOS, MASK, PSEUDO, SOS, random_windows, vocabulary
-
 from unicloze import keyed, visibility
 from unicloze.example import Examples, Kind, Target, collate
 from unicloze.model.dropout import DropoutKey
@@ -48,7 +48,9 @@ def test_the_papers_example_slot_by_slot() -> None:
     assert example.position_ids[0, :12].tolist() == [0, 1, 2, 3, 4, 5, 3, 4, 1, 3, 4, 1]
     assert example.steps[0, :12].tolist() == [-1, 1, -1, 0, 0, -1, 0, 0, 1, 0, 0, 1]
     rows = ["".join(map(str, row)) for row in example.visible(0).astype(int)]
-    assert rows == ["111111000000"] * 6 + ["111111110000"] * 2 + ["111111111000"] + ["111111000110"] * 2 + ["111111110001"]
+    assert rows == ["111111000000"] * 6 + ["111111110000"] * 2 + ["111111111000"] + ["111111000110"] * 2 + [
+        "111111110001"
+    ]
     ae, par = example.targets["ae"], example.targets["par"]
     assert (ae.slots[0, :3].tolist(), ae.labels[0, :3].tolist()) == ([3, 4, 1], [14, 15, 12])
     assert (par.slots[0, :3].tolist(), par.labels[0, :3].tolist()) == ([9, 10, 11], [14, 15, 12])
@@ -66,7 +68,8 @@ def test_without_masks_in_context_they_are_absent() -> None:
         context, masked = (kinds == Kind.CONTEXT).sum(), (kinds == Kind.PSEUDO).sum()
         assert context + masked == windows.lengths[row]
         assert np.array_equal(
-            examples.visible(row), visibility.bool_mask(examples.intervals[row, : examples.lengths[row]], examples.lengths[row])
+            examples.visible(row),
+            visibility.bool_mask(examples.intervals[row, : examples.lengths[row]], examples.lengths[row]),
         )
         both = [(e.position_ids[row], e.input_ids[row], e.kinds[row]) for e in (examples, with_masks)]
         seen = [{(int(p), int(i)) for p, i, k in zip(*e, strict=True) if k == Kind.CONTEXT} for e in both]
@@ -156,7 +159,9 @@ def test_autoencoding_equals_a_plain_masked_pass(variant: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("variant", [{}, {"targets": ["par"]}, {"factorization": "token"}, {"targets": ["par"], "masks_in_context": False}])
+@pytest.mark.parametrize(
+    "variant", [{}, {"targets": ["par"]}, {"factorization": "token"}, {"targets": ["par"], "masks_in_context": False}]
+)
 def test_a_masked_token_reaches_only_later_steps(training: bool, variant: dict[str, Any]) -> None:
     """Independent of the rule: change x_m in the window, make the example again, look at every prediction."""
     model = toys.model(dropout=0.1, attention_dropout=0.1)
@@ -198,7 +203,9 @@ def test_a_masked_token_reaches_only_later_steps(training: bool, variant: dict[s
             if name == "ae" or step_of[position] <= step_of[m]:
                 assert same, f"x_{m} (step {step_of[m]}) leaks into {name} of x_{position}"
             else:
-                assert not same, f"x_{m} (step {step_of[m]}) does not reach {name} of x_{position} (step {step_of[position]})"
+                assert not same, (
+                    f"x_{m} (step {step_of[m]}) does not reach {name} of x_{position} (step {step_of[position]})"
+                )
                 changed_later += 1
     assert changed_later > 10
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from brute_force import Slot, block_diffusion, by_step, compensated, group, matrix, permuted, pseudo_masked
 
+from brute_force import Slot, block_diffusion, by_step, compensated, group, matrix, permuted, pseudo_masked
 from unicloze import visibility
 
 
@@ -107,7 +107,9 @@ def test_packed_rows_do_not_read_each_other() -> None:
 
 def test_tensors_render_as_arrays_do() -> None:
     intervals = visibility.pseudo_masked(6, [2, 1])[None]
-    assert np.array_equal(visibility.bool_mask(torch.from_numpy(intervals), 12).numpy(), visibility.bool_mask(intervals, 12))
+    assert np.array_equal(
+        visibility.bool_mask(torch.from_numpy(intervals), 12).numpy(), visibility.bool_mask(intervals, 12)
+    )
 
 
 def test_block_mask_holds_the_same_pairs() -> None:
@@ -115,7 +117,12 @@ def test_block_mask_holds_the_same_pairs() -> None:
     rows = [visibility.pseudo_masked(100, random_steps(rng)) for _ in range(2)]
     capacity = 200
     padded = np.stack(
-        [np.concatenate([row, visibility._intervals(np.arange(len(row), capacity), np.arange(len(row), capacity) + 1)]) for row in rows]
+        [
+            np.concatenate(
+                [row, visibility._intervals(np.arange(len(row), capacity), np.arange(len(row), capacity) + 1)]
+            )
+            for row in rows
+        ]
     )
     block = visibility.block_mask(torch.from_numpy(padded), capacity)
     query, key = torch.meshgrid(torch.arange(capacity), torch.arange(capacity), indexing="ij")

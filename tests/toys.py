@@ -50,7 +50,13 @@ def random_windows(rows: int, window: int, *, vocab: int = 50, seed: int = 0, sh
 def model(vocab: int = 50, positions: int = 40, **settings: Any) -> UnifiedModel:
     """A small float32 model whose weights are large enough for differences to show."""
     shape: dict[str, Any] = dict(
-        hidden_size=32, num_layers=3, num_heads=4, intermediate_size=64, dropout=0.0, attention_dropout=0.0, initializer_range=0.15
+        hidden_size=32,
+        num_layers=3,
+        num_heads=4,
+        intermediate_size=64,
+        dropout=0.0,
+        attention_dropout=0.0,
+        initializer_range=0.15,
     )
     built = UnifiedModel(ModelSettings(**(shape | settings)), vocab_size=vocab, max_positions=positions)
     built.initialize(0)

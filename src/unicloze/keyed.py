@@ -51,7 +51,7 @@ def bits(keys: Bits, stream: int, counters: npt.NDArray[np.integer]) -> Bits:
 
 def uniform(random_bits: Bits) -> npt.NDArray[np.float64]:
     """Random bits as floats, uniform in [0, 1)."""
-    return (random_bits >> np.uint64(11)) * 2.0**-53
+    return (random_bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def below(random_bits: Bits, limit: int | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:

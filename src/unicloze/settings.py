@@ -94,7 +94,7 @@ class ObjectiveSettings:
     """
 
     name: str = "unilmv2"
-    targets: list[Literal["ae", "par"]] = field(default_factory=lambda: ["ae", "par"])  # type: ignore[arg-type]
+    targets: list[Literal["ae", "par"]] = field(default_factory=lambda: ["ae", "par"])
     masking: Literal["blockwise", "token"] = "blockwise"
     mask_rate: float = 0.15
     block_probability: float = 0.4

@@ -67,7 +67,8 @@ def pseudo_masked(context: int, steps: Sequence[int]) -> Intervals:
     starts, ends = _step_bounds(steps)
     masked = len(starts)
     row = np.zeros(masked, dtype=np.int64)
-    return pseudo_masked_rows(np.array([context]), row, starts, ends, capacity=context + 2 * masked)[0]
+    alone: Intervals = pseudo_masked_rows(np.array([context]), row, starts, ends, capacity=context + 2 * masked)[0]
+    return alone
 
 
 def pseudo_masked_rows(
@@ -114,7 +115,9 @@ def permuted(memory: int, context: int, steps: Sequence[int]) -> Intervals:
     """
     starts, ends = _step_bounds(steps)
     first = memory + context
-    return np.concatenate([_intervals(np.zeros(context), first), _intervals(0, first + ends), _intervals(0, first + starts)])
+    return np.concatenate(
+        [_intervals(np.zeros(context), first), _intervals(0, first + ends), _intervals(0, first + starts)]
+    )
 
 
 def compensated(context: int, steps: Sequence[int]) -> Intervals:

@@ -9,6 +9,8 @@ work of scores that nobody may see.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -134,7 +136,9 @@ def _regions(batch: Batch, relative: RelativeBias | None, dtype: torch.dtype) ->
         keys, bias = mutual, None
         if batch.mutual_keys is not None:
             keys = min(slots, int(batch.mutual_keys.max()))
-            bias = _additive(torch.arange(keys, device=batch.mutual_keys.device) < batch.mutual_keys[:, None, None], dtype)
+            bias = _additive(
+                torch.arange(keys, device=batch.mutual_keys.device) < batch.mutual_keys[:, None, None], dtype
+            )
         if relative is not None:
             distance_bias = _context_bias(batch, relative, mutual, keys).to(dtype)
             bias = distance_bias if bias is None else distance_bias + bias
@@ -163,7 +167,14 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, region: Region, *, backend: Backend, dropout: DropoutKey | None, rate: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    region: Region,
+    *,
+    backend: Backend,
+    dropout: DropoutKey | None,
+    rate: float,
 ) -> Tensor:
     """Attention of one region: softmax(Q K^T / sqrt(d) + bias) V.
 
@@ -180,7 +191,7 @@ def attend(
         *Shape:* (rows, heads, queries, head size)
     """
     if region.block is not None:
-        return _flex(query, key, value, region.block)
+        return _flex_kernel(query.is_cuda)(query, key, value, block_mask=region.block)
     if backend == "sdpa" and (dropout is None or rate == 0 or query.is_cuda):
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=region.bias, dropout_p=rate if dropout is not None else 0.0
@@ -194,18 +205,11 @@ def attend(
     return probabilities @ value
 
 
-_compiled_flex = None
-
-
-def _flex(query: Tensor, key: Tensor, value: Tensor, block: object) -> Tensor:
+@functools.cache
+def _flex_kernel(compiled: bool) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    global _compiled_flex
-    if not query.is_cuda:
-        return flex_attention(query, key, value, block_mask=block)  # type: ignore[return-value, arg-type]
-    if _compiled_flex is None:
-        _compiled_flex = torch.compile(flex_attention)
-    return _compiled_flex(query, key, value, block_mask=block)  # type: ignore[return-value, arg-type]
+    return torch.compile(flex_attention) if compiled else flex_attention
 
 
 class SelfAttention(nn.Module):
@@ -219,7 +223,12 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(settings.hidden_size, settings.hidden_size)
 
     def forward(
-        self, hidden: Tensor, regions: tuple[Region, ...], selected: Tensor | None, backend: Backend, dropout: DropoutKey | None
+        self,
+        hidden: Tensor,
+        regions: tuple[Region, ...],
+        selected: Tensor | None,
+        backend: Backend,
+        dropout: DropoutKey | None,
     ) -> Tensor:
         """Attend from all slots, or only from the selected ones.
 
@@ -258,7 +267,8 @@ class SelfAttention(nn.Module):
         return projected
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return heads
 
 
 def select_slots(hidden: Tensor, slots: Tensor) -> Tensor:
@@ -272,4 +282,5 @@ def select_slots(hidden: Tensor, slots: Tensor) -> Tensor:
         *Shape:* (rows, predictions, hidden size)
     """
     flat = slots + torch.arange(len(slots), device=slots.device)[:, None] * hidden.shape[1]
-    return hidden.flatten(0, 1).index_select(0, flat.flatten()).unflatten(0, slots.shape)
+    chosen: Tensor = hidden.flatten(0, 1).index_select(0, flat.flatten()).unflatten(0, slots.shape)
+    return chosen

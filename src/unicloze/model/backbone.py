@@ -62,7 +62,12 @@ class Layer(nn.Module):
         self.rate = settings.dropout
 
     def forward(
-        self, hidden: Tensor, regions: tuple[Region, ...], selected: Tensor | None, backend: Backend, dropout: DropoutKey | None
+        self,
+        hidden: Tensor,
+        regions: tuple[Region, ...],
+        selected: Tensor | None,
+        backend: Backend,
+        dropout: DropoutKey | None,
     ) -> Tensor:
         """Hidden states of all slots to those of all, or of the selected ones. *Shape:* (rows, queries, hidden size)"""
         residual = hidden if selected is None else select_slots(hidden, selected)

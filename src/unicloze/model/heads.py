@@ -44,7 +44,9 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        normaliser = torch.logsumexp(logits, dim=-1, keepdim=True) if logits.dtype == torch.float32 else _logsumexp(logits)
+        normaliser = (
+            torch.logsumexp(logits, dim=-1, keepdim=True) if logits.dtype == torch.float32 else _logsumexp(logits)
+        )
         chosen = logits.gather(1, labels[:, None]).float()
         ctx.save_for_backward(logits, labels, normaliser)
         return (normaliser - chosen).squeeze(1)

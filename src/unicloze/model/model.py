@@ -72,7 +72,9 @@ class UnifiedModel(nn.Module):
         weights = torch.cat([target.weights for target in batch.targets.values()], dim=1)
         labels = torch.cat([target.labels for target in batch.targets.values()], dim=1)
         predicted = weights.flatten().nonzero().squeeze(1)
-        logits = self.token_head(hidden.flatten(0, 1).index_select(0, predicted), self.backbone.embeddings.tokens.weight)
+        logits = self.token_head(
+            hidden.flatten(0, 1).index_select(0, predicted), self.backbone.embeddings.tokens.weight
+        )
         losses = cross_entropy(logits, labels.flatten().index_select(0, predicted))
         spread = torch.zeros(weights.numel(), dtype=losses.dtype, device=losses.device)
         weighted = spread.index_copy(0, predicted, losses).view(weights.shape) * weights
@@ -108,7 +110,11 @@ def step_flops(settings: ModelSettings, *, slots: int, predictions: int, keys: f
     """
     width, inner = settings.hidden_size, settings.intermediate_size
     full = 2 * slots * (4 * width * width + 2 * width * inner) + 4 * slots * keys * width
-    last = 2 * (slots * 2 + predictions * 2) * width * width + 4 * predictions * width * inner + 4 * predictions * keys * width
+    last = (
+        2 * (slots * 2 + predictions * 2) * width * width
+        + 4 * predictions * width * inner
+        + 4 * predictions * keys * width
+    )
     head = 2 * predictions * width * (width + vocab_size)
     return 3.0 * ((settings.num_layers - 1) * full + last + head)
 

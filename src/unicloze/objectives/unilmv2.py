@@ -37,7 +37,9 @@ def unilmv2(
     """
     if rates is None:
         rates = np.full(len(windows), settings.mask_rate)
-    return lay_out(windows, draw_steps(windows, settings, rates), vocabulary, settings, rate=float(rates.max(initial=0)))
+    return lay_out(
+        windows, draw_steps(windows, settings, rates), vocabulary, settings, rate=float(rates.max(initial=0))
+    )
 
 
 def draw_steps(windows: Windows, settings: ObjectiveSettings, rates: npt.NDArray[np.float64]) -> masking.Steps:
@@ -166,7 +168,11 @@ def lay_out(
 
 
 def _corrupt(
-    windows: Windows, masked: _Masked, original: npt.NDArray[np.int32], vocabulary: Vocabulary, settings: ObjectiveSettings
+    windows: Windows,
+    masked: _Masked,
+    original: npt.NDArray[np.int32],
+    vocabulary: Vocabulary,
+    settings: ObjectiveSettings,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """What the masked slots of C and of P show. One draw for both, so that C tells P nothing that P does not show."""
     keys = windows.keys[masked.row]

@@ -143,7 +143,7 @@ class Tokenizer:
             "mask_token": words["mask"],
             "clean_up_tokenization_spaces": False,
         }
-        self._backend.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer.json").write_text(self._backend.to_str(pretty=True), encoding="utf-8")
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:

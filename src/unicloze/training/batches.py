@@ -44,7 +44,8 @@ def training_steps(
         rates = np.repeat(np.where(high, objective.high_mask_rate, objective.mask_rate), rows)
         examples = make(windows, sampler.vocabulary, objective, rates)
         micro_batches = [
-            MicroBatch(examples[first : first + rows], windows[first : first + rows]) for first in range(0, len(examples), rows)
+            MicroBatch(examples[first : first + rows], windows[first : first + rows])
+            for first in range(0, len(examples), rows)
         ]
         for first in range(0, len(micro_batches), per_step):
             yield micro_batches[first : first + per_step]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -76,7 +77,9 @@ def save_checkpoint(
     try:
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.items()}, building / "model.safetensors")
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in model.items()}, building / "model.safetensors"
+        )
         tensors, plain = _split_optimizers(optimizers)
         save_file(tensors, building / "optimizer.safetensors")
         (building / "optimizer.json").write_text(json.dumps(plain))
@@ -90,7 +93,7 @@ def save_checkpoint(
         _sync(building)
         building.rename(final)
         _sync(folder)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(building, ignore_errors=True)
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         reason = "the disk is full" if full else str(error)
@@ -126,7 +129,9 @@ def load_newest(folder: Path) -> Checkpoint | None:
             warnings.warn(f"{damage}; going back to {path.name}", stacklevel=2)
         return checkpoint
     if damages:
-        raise UniclozeError(f"{damages[0]}, and no earlier one is whole; restore the folder or start again with another --out")
+        raise UniclozeError(
+            f"{damages[0]}, and no earlier one is whole; restore the folder or start again with another --out"
+        )
     return None
 
 
@@ -156,7 +161,9 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
         if Path(name).name != name or not file.is_file() or _digest(file) != expected:
             raise UniclozeError(f"{file} is missing or damaged (its SHA-256 is not the one in {MANIFEST})")
     optimizers = [] if weights_only else _join_optimizers(path)
-    return Checkpoint(path, load_file(path / "model.safetensors"), optimizers, json.loads((path / "state.json").read_text()))
+    return Checkpoint(
+        path, load_file(path / "model.safetensors"), optimizers, json.loads((path / "state.json").read_text())
+    )
 
 
 def _split_optimizers(optimizers: list[torch.optim.Optimizer]) -> tuple[dict[str, Tensor], list[Any]]:

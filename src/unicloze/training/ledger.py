@@ -25,7 +25,9 @@ class Ledger:
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event and hand it to the system."""
-        line = json.dumps({"schema": SCHEMA, "event": event, "time": round(time.time(), 3), **values}, ensure_ascii=False)
+        line = json.dumps(
+            {"schema": SCHEMA, "event": event, "time": round(time.time(), 3), **values}, ensure_ascii=False
+        )
         self._file.write(line.encode() + b"\n")
         self._file.flush()
 

@@ -137,7 +137,7 @@ def accumulate_gradients(
         totals: list[Tensor] = [
             compute.coefficients.get(name, 1.0) * loss.total / weights[name] for name, loss in losses.items()
         ]
-        torch.stack(totals).sum().backward()  # type: ignore[no-untyped-call]
+        torch.stack(totals).sum().backward()
         for name, loss in losses.items():
             value = float(loss.total.detach()) / weights[name]
             if not math.isfinite(value):
@@ -189,6 +189,7 @@ def stop_after_step() -> Iterator[Interruption]:
         signal.signal(number, before[number])
 
     before: dict[int, Any] = {}
+    number: int
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             before[number] = signal.signal(number, note)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 
@@ -47,7 +48,7 @@ def choose_precision(settings: TrainingSettings, device: torch.device) -> str:
 
 def cpu_abilities() -> dict[str, bool]:
     """Whether the CPU has AMX and AVX512 instructions for bf16."""
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return {name: bool(capabilities.get(name, False)) for name in ("amx_bf16", "avx512_bf16")}
 
 

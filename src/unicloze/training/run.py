@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import platform
+import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -99,7 +100,9 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True) -> RunResu
     out.mkdir(parents=True, exist_ok=True)
     with RunLock(out):
         recipe = _with_former_settings(recipe, out)
-        prepared = open_or_prepare(recipe.data, recipe.tokenizer, out / "data", progress=progress, seed=recipe.training.seed)
+        prepared = open_or_prepare(
+            recipe.data, recipe.tokenizer, out / "data", progress=progress, seed=recipe.training.seed
+        )
         prepared.tokenizer.save(out)
         save_recipe(recipe, out / "recipe.yaml")
         with _Run(recipe, out, prepared, progress) as run:
@@ -185,7 +188,9 @@ class _Run:
         self.ledger = Ledger(self.out / "ledger.jsonl")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is not None:
             self.ledger.write("failed", step=self.state.step, message=str(error) or type(error).__name__)
         self.ledger.close()
@@ -245,7 +250,9 @@ class _Run:
         )
 
     def _write_samples(self) -> None:
-        samples = heldout_samples(self.state.model, self.heldout, self.prepared.tokenizer, self.recipe.objective, self.compute)
+        samples = heldout_samples(
+            self.state.model, self.heldout, self.prepared.tokenizer, self.recipe.objective, self.compute
+        )
         self.ledger.write("samples", step=self.state.step, samples=samples)
 
     def _log(self, state: TrainState, measures: Mapping[str, Any]) -> None:
@@ -255,7 +262,9 @@ class _Run:
             return
         losses = {name: round(value, 4) for name, value in measures["loss"].items()}
         speed = measures["text_tokens_per_second"]
-        self.bar.set_postfix_str(", ".join([*(f"{n} {v:.2f}" for n, v in losses.items()), f"{speed:,.0f} text tokens/s"]))
+        self.bar.set_postfix_str(
+            ", ".join([*(f"{n} {v:.2f}" for n, v in losses.items()), f"{speed:,.0f} text tokens/s"])
+        )
         self.ledger.write(
             "step",
             step=state.step,
@@ -285,7 +294,9 @@ class _Run:
         )
         shown = ", ".join(f"{name} {value:,.1f}" for name, value in self.perplexity.items())
         if self.progress:
-            tqdm.write(f"step {state.step}: held-out perplexity {shown} (window {self.recipe.data.window})")
+            tqdm.write(
+                f"step {state.step}: held-out perplexity {shown} (window {self.recipe.data.window})", file=sys.stderr
+            )
 
     def _save(self, state: TrainState) -> None:
         path = save_checkpoint(
@@ -306,12 +317,17 @@ class _Run:
 
     def _describe(self, micro_batch: MicroBatch) -> str:
         windows = micro_batch.windows
-        return str(self.sampler.name(int(windows.source[0]), int(windows.index[0]))) + f" and {len(windows) - 1} more windows"
+        return (
+            str(self.sampler.name(int(windows.source[0]), int(windows.index[0])))
+            + f" and {len(windows) - 1} more windows"
+        )
 
 
 def build_model(recipe: Recipe, vocab_size: int) -> UnifiedModel:
     """The model a recipe describes, with its initial weights."""
-    model = UnifiedModel(recipe.model, vocab_size=vocab_size, max_positions=recipe.model.max_positions or recipe.data.window)
+    model = UnifiedModel(
+        recipe.model, vocab_size=vocab_size, max_positions=recipe.model.max_positions or recipe.data.window
+    )
     model.initialize(int(keyed.key(recipe.training.seed)[0] >> 1))
     return model
 
@@ -345,7 +361,9 @@ def load_model(path: str | os.PathLike[str]) -> LoadedModel:
     if not place.exists():
         raise UniclozeError(f"there is no model at {place}: give the --out of a pretrain run")
     folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
-    checkpoint = load_checkpoint(place, weights_only=True) if (place / "manifest.json").is_file() else load_newest(folder)
+    checkpoint = (
+        load_checkpoint(place, weights_only=True) if (place / "manifest.json").is_file() else load_newest(folder)
+    )
     if checkpoint is None:
         raise UniclozeError(f"{place} holds no checkpoint yet: give the --out of a pretrain run that has saved one")
     recipe = load_recipe(checkpoint.path / "recipe.yaml")
@@ -359,7 +377,7 @@ def _tokens_per_byte(prepared: Prepared) -> float:
     """Text tokens in a byte of the held-out text (of the training text where nothing is held out)."""
     part = "heldout" if prepared.heldout else "train"
     entries = [source[part] for source in prepared.lineage["sources"]]
-    return sum(entry["tokens"] for entry in entries) / max(1, sum(entry["bytes"] for entry in entries))
+    return float(sum(entry["tokens"] for entry in entries) / max(1, sum(entry["bytes"] for entry in entries)))
 
 
 def _device_name(device: torch.device) -> str:

@@ -46,10 +46,11 @@ def heldout_samples(
                 place[name] = tokenizer.tokens([best[name][row, j]])[0]
         shown = windows.token_ids[row, : windows.lengths[row]].copy()
         shown[list(masked)] = sampler.vocabulary.mask
-        name = sampler.name(int(windows.source[row]), int(windows.index[row]))
-        samples.append({"document": str(name), "tokens": tokenizer.tokens(shown), "masked": sorted(masked.values(), key=_place)})
+        samples.append(
+            {
+                "document": str(sampler.name(int(windows.source[row]), int(windows.index[row]))),
+                "tokens": tokenizer.tokens(shown),
+                "masked": [masked[position] for position in sorted(masked)],
+            }
+        )
     return samples
-
-
-def _place(masked: dict[str, Any]) -> int:
-    return int(masked["position"])
