@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +97,8 @@ class RelativeBias(nn.Module):
         if not torch.is_grad_enabled():
             return functional.embedding(bucket_BQK, self.weight.T).permute(0, 3, 1, 2).contiguous()
         # A product with one-hot rows: its backward pass is a product too, not a scatter into 32 numbers.
-        one_hot = functional.one_hot(bucket_BQK, self.buckets).to(self.weight.dtype)
+        buckets = torch.arange(self.buckets, dtype=torch.uint8, device=bucket_BQK.device)
+        one_hot = (bucket_BQK.to(torch.uint8)[..., None] == buckets).to(self.weight.dtype)
         return (one_hot @ self.weight.T).permute(0, 3, 1, 2).contiguous()
 
 
@@ -209,7 +210,8 @@ def attend(
 def _flex_kernel(compiled: bool) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention) if compiled else flex_attention
+    kernel: Any = torch.compile(flex_attention) if compiled else flex_attention
+    return kernel  # type: ignore[no-any-return]
 
 
 class SelfAttention(nn.Module):

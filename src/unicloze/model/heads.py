@@ -40,29 +40,30 @@ class TokenHead(nn.Module):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross-entropy per prediction whose gradient overwrites the logits: no second (predictions x vocabulary) array."""
+    """Cross-entropy per prediction in three passes over the logits; the probabilities become the gradient in place."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        normaliser = (
-            torch.logsumexp(logits, dim=-1, keepdim=True) if logits.dtype == torch.float32 else _logsumexp(logits)
-        )
-        chosen = logits.gather(1, labels[:, None]).float()
-        ctx.save_for_backward(logits, labels, normaliser)
-        return (normaliser - chosen).squeeze(1)
+        probabilities = torch.softmax(logits, dim=-1)
+        normaliser = _log_normaliser(logits, probabilities)
+        ctx.save_for_backward(probabilities, labels)
+        return normaliser - logits.gather(1, labels[:, None]).squeeze(1).float()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        logits, labels, normaliser = ctx.saved_tensors
-        scale = grads[0][:, None]
-        gradient = (logits - normaliser.to(logits.dtype)).exp_().mul_(scale.to(logits.dtype))
-        gradient.scatter_add_(1, labels[:, None], -scale.to(logits.dtype))
+        probabilities, labels = ctx.saved_tensors
+        scale = grads[0][:, None].to(probabilities.dtype)
+        gradient = probabilities.mul_(scale)
+        gradient.scatter_add_(1, labels[:, None], -scale)
         return gradient, None
 
 
-def _logsumexp(logits: Tensor) -> Tensor:
-    """In float32 over blocks of rows, so that no full-width float32 copy is made."""
-    return torch.cat([torch.logsumexp(block.float(), dim=-1, keepdim=True) for block in logits.split(64)])
+def _log_normaliser(logits: Tensor, probabilities: Tensor) -> Tensor:
+    """log of the sum of exp of each row, in float32: from the largest logit and its probability where that is exact enough,
+    else over blocks of rows, so that no full-width float32 copy is made."""
+    if logits.dtype == torch.float32:
+        return logits.amax(dim=-1) - probabilities.amax(dim=-1).log()
+    return torch.cat([torch.logsumexp(block.float(), dim=-1) for block in logits.split(64)])
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -110,8 +110,8 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "model.max_positions", f"it must be at least data.window, {data.window}"
     if model.num_segments < data.segments:
         yield "model.num_segments", f"it must be at least data.segments, {data.segments}"
-    if model.relative_bias and (model.relative_buckets < 4 or model.relative_buckets % 2):
-        yield "model.relative_buckets", "it must be even, half for either direction, and 4 or more"
+    if model.relative_bias and (not 4 <= model.relative_buckets <= 256 or model.relative_buckets % 2):
+        yield "model.relative_buckets", "it must be even, half for either direction, and from 4 to 256"
     if model.relative_bias and model.relative_max_distance <= model.relative_buckets // 4:
         yield (
             "model.relative_max_distance",
