@@ -64,7 +64,7 @@ def prepare(
             "it with `unicloze pretrain`."
         )
     folder = RUNS / settings.name / "data" if out is None else Path(out)
-    return prepare_data(settings.data, settings.tokenizer, folder, progress=not quiet, seed=settings.training.seed)
+    return prepare_data(settings.data, settings.tokenizer, folder, progress=not quiet)
 
 
 def pretrain(
