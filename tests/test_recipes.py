@@ -331,6 +331,7 @@ def test_base_in_a_circle(write: Any) -> None:
             "model.relative_buckets is 5; it must be even, half for either direction, and from 4 to",
         ),
         ({"objective.masks_in_context": False}, "objective.masks_in_context is False; the target 'ae' is predicted"),
+        ({"training.attention": "flex"}, "training.attention is 'flex'; that needs model.relative_bias false and"),
         ({"training.decay_steps": 99999}, "training.decay_steps is 99999; after "),
         ({"training.micro_batch_size": 7}, "training.micro_batch_size is 7; it must divide training.batch_size, "),
         ({"training.betas": [0.9, 1]}, "training.betas is (0.9, 1.0); both must be at least 0 and below 1."),

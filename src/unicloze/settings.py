@@ -169,6 +169,8 @@ class TrainingSettings:
         seed: Seed of initial weights, order, masks and dropout.
         device: `auto` takes a CUDA device where there is one.
         precision: `auto`, `bf16` (autocast) or `fp32`.
+        attention: `auto`, or an implementation: `explicit` multiplies out the scores, `sdpa` is torch's kernel, `flex` is
+            FlexAttention, which skips what nobody reads but has neither dropout nor, here, the relative position bias.
         compile: Compile the model with torch.compile.
         evaluate_every: Steps between evaluations on the held-out windows; 0 evaluates at the end only.
         evaluate_windows: Number of held-out windows to evaluate on.
@@ -194,6 +196,7 @@ class TrainingSettings:
     seed: int = 0
     device: str = "auto"
     precision: Literal["auto", "bf16", "fp32"] = "auto"
+    attention: Literal["auto", "explicit", "sdpa", "flex"] = "auto"
     compile: bool = False
     evaluate_every: int = 1000
     evaluate_windows: int = 256

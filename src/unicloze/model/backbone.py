@@ -89,6 +89,7 @@ class Backbone(nn.Module):
     def __init__(self, settings: ModelSettings, *, vocab_size: int, max_positions: int) -> None:
         super().__init__()
         self.settings = settings
+        self.backend: Backend | None = None
         self.embeddings = Embeddings(settings, vocab_size=vocab_size, max_positions=max_positions)
         self.relative = RelativeBias(settings) if settings.relative_bias else None
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.num_layers))
@@ -108,7 +109,7 @@ class Backbone(nn.Module):
         """
         hidden = self.embeddings(batch, dropout)
         dtype = score_dtype(hidden)
-        backend = choose_backend(hidden, dtype, self.relative is not None)
+        backend = self.backend or choose_backend(hidden, dtype, self.relative is not None)
         attention = plan(batch, self.relative, backend, dtype, select)
         states = [hidden]
         for layer in self.layers:
@@ -131,11 +132,11 @@ def score_dtype(hidden: Tensor) -> torch.dtype:
 
 
 def choose_backend(hidden: Tensor, dtype: torch.dtype, relative: bool) -> Backend:
-    """The fastest implementation of attention that can do what is asked, as measured.
+    """The implementation of attention that measured fastest for what is asked.
 
     On a CPU, multiplying out the scores wins in bf16, and torch's kernel in fp32 as long as no gradient flows into the
-    bias. On a GPU FlexAttention skips the blocks nobody reads; it has neither dropout nor, here, a relative bias.
+    bias. On a GPU torch's kernel can do everything; FlexAttention has to be asked for.
     """
-    if hidden.device.type == "cpu":
-        return "sdpa" if dtype == torch.float32 and not relative else "explicit"
+    if hidden.device.type == "cpu" and (dtype != torch.float32 or relative):
+        return "explicit"
     return "sdpa"

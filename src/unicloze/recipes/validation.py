@@ -118,6 +118,8 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
             f"model.relative_buckets {model.relative_buckets} need more than a quarter of that",
         )
 
+    if training.attention == "flex" and (model.relative_bias or model.attention_dropout > 0):
+        yield "training.attention", "that needs model.relative_bias false and model.attention_dropout 0"
     if training.decay_steps is not None and training.decay_steps > training.steps - training.warmup_steps:
         yield (
             "training.decay_steps",

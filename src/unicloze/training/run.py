@@ -182,6 +182,8 @@ class _Run:
     def _initial_state(self) -> TrainState:
         vocabulary = self.prepared.tokenizer.vocabulary
         model = build_model(self.recipe, vocabulary.size).to(self.compute.device)
+        if self.recipe.training.attention != "auto":
+            model.backbone.backend = self.recipe.training.attention
         return TrainState(model=model, optimizers=build_optimizers(model, self.recipe.training))
 
     def __enter__(self) -> _Run:
