@@ -19,6 +19,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from unicloze.training.allocator import tune_allocator
+
+tune_allocator()
+
 from unicloze import keyed
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.settings import ObjectiveSettings

@@ -119,13 +119,15 @@ def lay_out(
 
     if settings.masks_in_context or not stepwise:
         context = windows.lengths
-        real = np.arange(window) < context[:, None]
-        input_ids[:, :window] = np.where(real, windows.token_ids, vocabulary.pad)
+        input_ids[:, :window] = windows.token_ids
         input_ids[row, position] = context_ids
-        position_ids[:, :window] = np.where(real, np.arange(window, dtype=np.int32), 0)
+        position_ids[:, :window] = np.arange(window, dtype=np.int32)
         segment_ids[:, :window] = windows.segment_ids
-        kinds[:, :window] = np.where(real, np.where(steps >= 0, Kind.MASK, Kind.CONTEXT), Kind.PADDING)
+        kinds[:, :window] = Kind.CONTEXT
+        kinds[row, position] = Kind.MASK
         slot_steps[:, :window] = steps
+        if context.min(initial=window) < window:
+            kinds[:, :window][np.arange(window) >= context[:, None]] = Kind.PADDING
     else:
         context = (windows.lengths - masked.counts).astype(np.int32)
         kept_row, kept = np.nonzero((np.arange(window) < windows.lengths[:, None]) & (steps < 0))

@@ -19,9 +19,8 @@ from unicloze import keyed
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.text.shards import TokenShard, TokenSource
 from unicloze.text.tokenizers import Vocabulary
-from unicloze.text.windows import Windows
+from unicloze.text.windows import SPLIT_STREAM, Windows
 
-_SPLIT_STREAM = 101
 _HELDOUT_KEY = 0x4E1D
 _EPOCH_ORDER, _SOURCE_ORDER = 1, 2
 
@@ -178,7 +177,7 @@ class WindowSampler:
         token_ids[:, 1 : self._piece + 1] = text
         token_ids[:, self._piece + 1 :] = vocabulary.eos
         if segments == 2:
-            first = keyed.below(keyed.bits(keys, _SPLIT_STREAM, np.zeros(1, np.int64)), pieces - 1).astype(np.int32) + 1
+            first = keyed.below(keyed.bits(keys, SPLIT_STREAM, np.zeros(1, np.int64)), pieces - 1).astype(np.int32) + 1
             middle = (first + 1)[:, None]
             second = columns > middle
             np.copyto(token_ids[:, 2:-1], text, where=second[:, 2:-1])

@@ -17,7 +17,8 @@ SPLIT_STREAM = 101
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """A block of windows "[SOS] S1 [EOS] S2 [EOS]" or "[SOS] S1 [EOS]" (paper Section 2.2), padded on the right.
+    """A block of windows "[SOS] S1 [EOS] S2 [EOS]" or "[SOS] S1 [EOS]" (paper Section 2.2), padded on the right
+    with the id of the padding token.
 
     Args:
         token_ids: *Shape:* (rows, window)
