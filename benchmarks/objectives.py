@@ -19,15 +19,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from unicloze.training.allocator import tune_allocator
-
-tune_allocator()
-
 from unicloze import keyed
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
+from unicloze.training.allocator import tune_allocator
 
 VOCABULARY = Vocabulary(
     size=30522, pad=0, unk=2, sos=3, eos=4, mask=5, pseudo=6,
@@ -60,6 +57,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    tune_allocator()
     results = []
     print(f"{'window':>6}  {'targets':<8} {'M text tokens/s':>16}")
     for window in (128, 512):

@@ -59,8 +59,11 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _log_normaliser(logits: Tensor, probabilities: Tensor) -> Tensor:
-    """log of the sum of exp of each row, in float32: from the largest logit and its probability where that is exact enough,
-    else over blocks of rows, so that no full-width float32 copy is made."""
+    """log of the sum of exp of each row, in float32.
+
+    From the largest logit and its probability where that is exact enough, else over blocks of rows, so that no full-width
+    float32 copy is made.
+    """
     if logits.dtype == torch.float32:
         return logits.amax(dim=-1) - probabilities.amax(dim=-1).log()
     return torch.cat([torch.logsumexp(block.float(), dim=-1) for block in logits.split(64)])

@@ -17,8 +17,9 @@ SPLIT_STREAM = 101
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """A block of windows "[SOS] S1 [EOS] S2 [EOS]" or "[SOS] S1 [EOS]" (paper Section 2.2), padded on the right
-    with the id of the padding token.
+    """A block of windows "[SOS] S1 [EOS] S2 [EOS]" or "[SOS] S1 [EOS]" (paper Section 2.2), padded on the right.
+
+    Padding holds the id of the padding token.
 
     Args:
         token_ids: *Shape:* (rows, window)
