@@ -75,7 +75,6 @@ def ours(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]
         accumulate_gradients(state, [micro_batch], training, compute, str)
         for optimizer in state.optimizers:
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
 
     examples = unilmv2(full_windows(256, spec["window"]), VOCABULARY, objective)
     share = spec["batch"] / 256

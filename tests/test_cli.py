@@ -168,7 +168,9 @@ def test_prepare_prints_what_there_is(here: Path, tmp_path: Path, command: Comma
 def test_pretrain_prints_its_result_and_quiet_nothing_else(here: Path, tmp_path: Path, command: Command) -> None:
     run = copied(here / "runs" / "quickstart", tmp_path / "run")
     said = command("pretrain", "--out", run, "--training.steps", "3", "--quiet")
-    assert (said.code, said.err) == (0, "")
+    assert said.code == 0
+    assert "training.steps goes from 2 to 3" in said.err
+    assert len(said.err.splitlines()) == 1
     assert said.out.startswith(f"{run}: trained to step 3, held-out perplexity ae ")
     done = command("pretrain", "--out", run, "--quiet")
     assert done.code == 0 and done.out.startswith(f"{run}: trained to step 3")
@@ -178,7 +180,7 @@ def test_pretrain_prints_its_result_and_quiet_nothing_else(here: Path, tmp_path:
 def test_pretrain_tells_a_signal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from unicloze.training.run import RunResult
 
-    stopped = RunResult(Path("runs/mine"), 12, 15, {})
+    stopped = RunResult(Path("runs/mine"), 12, 15, {}, "held-out")
     monkeypatch.setattr(verbs, "pretrain", lambda **_: stopped)
     said = command("pretrain")
     assert (said.code, said.err) == (143, "")

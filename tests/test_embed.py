@@ -9,7 +9,7 @@ import torch
 from decoding_toys import TEXT, loaded, roberta_like
 from unicloze.decoding.embed import embed
 from unicloze.errors import UsageError
-from unicloze.example import Batch
+from unicloze.example import Batch, Leading
 from unicloze.training.run import LoadedModel
 
 RELATIVE = pytest.mark.parametrize("relative", [False, True])
@@ -26,8 +26,7 @@ def last_hidden_states(model: LoadedModel, text: str) -> np.ndarray:
         position_ids=torch.arange(n)[None],
         segment_ids=torch.zeros_like(tokens),
         intervals=torch.tensor([0, n, 0, 0], dtype=torch.int32).expand(1, n, 4),
-        mutual=n,
-        mutual_keys=None,
+        leading=Leading(slots=n, keys=n, alike=True, in_order=True, shorter=None),
         targets={},
         text_tokens=n,
     )

@@ -198,6 +198,25 @@ def test_selecting_slots_early_changes_no_value_and_no_gradient(relative_bias: b
         torch.testing.assert_close(early, late, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("relative_bias", [False, True])
+@pytest.mark.parametrize("masks_in_context", [False, True])
+def test_short_rows_among_long_ones_are_attended_as_alone(relative_bias: bool, masks_in_context: bool) -> None:
+    """Originals and pseudo masks of a shorter row stand where longer rows have context."""
+    objective = ObjectiveSettings(targets=["par"], masks_in_context=masks_in_context)
+    windows = random_windows(40, 32, short=True, seed=7)
+    examples = unilmv2(windows, vocabulary(), objective)
+    model = toys.model(relative_bias=relative_bias)
+    together = collate(examples)
+    assert together.leading.shorter is not None
+    assert together.leading.slots == int(examples.mutual.max()) > int(examples.mutual.min())
+    with torch.no_grad():
+        states = model.backbone(together)[-1]
+        for row in range(40):
+            length = int(examples.lengths[row])
+            alone = model.backbone(collate(examples[row : row + 1]))[-1]
+            torch.testing.assert_close(states[row, :length], alone[0, :length], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cross_entropy_is_torchs(dtype: torch.dtype) -> None:
     from unicloze.model.heads import cross_entropy

@@ -22,7 +22,13 @@ from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
 from unicloze.settings import ObjectiveSettings, TrainingSettings
 from unicloze.training.batches import MicroBatch, training_steps
-from unicloze.training.checkpoint import list_checkpoints, load_checkpoint, load_newest, save_checkpoint
+from unicloze.training.checkpoint import (
+    list_checkpoints,
+    load_checkpoint,
+    load_newest,
+    save_checkpoint,
+    set_aside_newer,
+)
 from unicloze.training.ledger import Ledger, read_ledger
 from unicloze.training.lock import RunLock
 from unicloze.training.loop import Compute, Hooks, TrainState, accumulate_gradients, clip_gradient, fit
@@ -128,9 +134,24 @@ def test_a_share_of_the_micro_batches_has_the_high_rate() -> None:
             masked = (micro_batch.examples.targets["ae"].weights > 0).sum(axis=1)
             shares.append(bool((masked == micro_batch.windows.maskable.sum(axis=1)).all()))
     assert sum(shares) == 90
-    later = training_steps(Sampler(), objective, training, 85)  # type: ignore[arg-type]
-    first = next(later)[0].windows.token_ids.shape
-    assert first == (2, 24)
+
+
+def test_the_shape_of_a_step_does_not_depend_on_where_the_run_was_resumed() -> None:
+    class Sampler:
+        vocabulary = vocabulary()
+
+        def read(self, first: int, count: int) -> Any:
+            return random_windows(4000, 24)[first : first + count]
+
+    objective = ObjectiveSettings(high_mask_share=0.3)
+    training = TrainingSettings(batch_size=6, micro_batch_size=2)
+    whole = training_steps(Sampler(), objective, training, 0)  # type: ignore[arg-type]
+    expected = [next(whole) for _ in range(12)]
+    for first in (1, 5, 11):
+        resumed = next(training_steps(Sampler(), objective, training, first))  # type: ignore[arg-type]
+        for one, other in zip(expected[first], resumed, strict=True):
+            assert np.array_equal(one.examples.input_ids, other.examples.input_ids)
+            assert np.array_equal(one.examples.intervals, other.examples.intervals)
 
 
 def checkpoint_at(folder: Path, step: int, model: UnifiedModel, optimizers: list[torch.optim.Optimizer]) -> Path:
@@ -192,6 +213,32 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, damage: 
         newest = load_newest(tmp_path)
     assert newest is not None
     assert newest.state["step"] == 1
+
+
+def test_a_damaged_newer_checkpoint_costs_no_good_one(tmp_path: Path) -> None:
+    state = trained()
+    for step in (2, 4):
+        checkpoint_at(tmp_path, step, state.model, state.optimizers)
+    (tmp_path / "step-00000004" / "state.json").write_text("{}")
+    with pytest.warns(UserWarning, match="going back to step-00000002"):
+        newest = load_newest(tmp_path)
+    assert newest is not None
+    set_aside_newer(newest.path)
+    checkpoint_at(tmp_path, 3, state.model, state.optimizers)
+    checkpoint_at(tmp_path, 4, state.model, state.optimizers)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000003", "step-00000004"]
+    assert load_checkpoint(tmp_path / "step-00000004").state["step"] == 4
+    assert (tmp_path / "damaged-step-00000004").is_dir()
+
+
+def test_a_checkpoint_of_another_format_is_not_passed_over(tmp_path: Path) -> None:
+    state = trained()
+    for step in (1, 2):
+        path = checkpoint_at(tmp_path, step, state.model, state.optimizers)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"schema": 99}))
+    with pytest.raises(UniclozeError, match="format 99"):
+        load_newest(tmp_path)
 
 
 def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
@@ -337,8 +384,8 @@ def test_every_recipe_takes_two_steps(name: str, corpus: Path, tmp_path: Path) -
     assert all(1 < value < 2000 for value in result.perplexity.values())
     events = list(read_ledger(tmp_path / "run" / "ledger.jsonl"))
     kinds = [event["event"] for event in events]
-    assert kinds == ["start", "samples", "step", "step", "evaluate", "save", "samples", "end"]
-    evaluated = events[4]
+    assert kinds == ["start", "samples", "step", "step", "save", "evaluate", "samples", "end"]
+    evaluated = events[5]
     assert evaluated["perplexity"] == pytest.approx({k: math.exp(v) for k, v in evaluated["loss"].items()})
     loaded = load_model(tmp_path / "run")
     assert loaded.step == 2
@@ -350,7 +397,8 @@ def test_other_settings_are_not_continued(corpus: Path, tmp_path: Path) -> None:
     pretrain_run(load_recipe("quickstart", toy), tmp_path / "run", progress=False)
     with pytest.raises(UsageError, match=r"training\.learning_rate"):
         pretrain_run(load_recipe("quickstart", toy | {"training.learning_rate": 0.5}), tmp_path / "run", progress=False)
-    longer = pretrain_run(load_recipe("quickstart", toy | {"training.steps": 3}), tmp_path / "run", progress=False)
+    with pytest.warns(UserWarning, match=r"training\.steps goes from 2 to 3"):
+        longer = pretrain_run(load_recipe("quickstart", toy | {"training.steps": 3}), tmp_path / "run", progress=False)
     assert longer.step == 3
     with pytest.warns(UserWarning, match="trained to step 3"):
         pretrain_run(load_recipe("quickstart", toy | {"training.steps": 3}), tmp_path / "run", progress=False)

@@ -253,6 +253,15 @@ def test_a_slot_no_path_reaches_changes_nothing(name: str, relative_bias: bool) 
             assert torch.equal(after[query], reference[query]) != reaches[query, slot], (query, slot)
 
 
+def test_steps_may_outnumber_the_window() -> None:
+    windows = random_windows(2, 5)
+    steps = np.array([[-1, 9, -1, 8, -1], [-1, 0, -1, 1, -1]], dtype=np.int32)
+    examples = lay_out(windows, steps, vocabulary(), PLAIN, rate=1.0)
+    pseudo = examples.kinds == Kind.PSEUDO
+    assert examples.position_ids[0][pseudo[0]].tolist() == [3, 1]
+    assert examples.position_ids[1][pseudo[1]].tolist() == [1, 3]
+
+
 def test_rows_are_the_same_alone_and_among_others() -> None:
     windows = random_windows(40, 32, short=True)
     together = unilmv2(windows, vocabulary(), ObjectiveSettings())

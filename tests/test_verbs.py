@@ -97,6 +97,7 @@ def test_pretrain_takes_the_toys_steps(trained: RunResult, place: Path) -> None:
     assert all(1 < value < 1e4 for value in trained.perplexity.values())
 
 
+@pytest.mark.filterwarnings("ignore:training.steps goes from")
 def test_pretrain_continues_the_run_of_a_directory(trained: RunResult, place: Path) -> None:
     overrides = {"data.corpus": ["corpus"], "data.prepared": str(trained.out / "data")}
     first = verbs.pretrain("unilmv2-ablation-ar", toy=True, quiet=True, overrides=overrides)

@@ -125,6 +125,42 @@ class TargetBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Leading:
+    """The leading slots of a batch: as many as the longest context has, attended to among few keys.
+
+    Args:
+        slots: How many lead.
+        keys: They read among so many leading keys.
+        alike: They read all of these, in every row: no mask is needed.
+        in_order: Their positions are 0, 1, 2, ... in all rows but the shorter ones.
+        shorter: Rows whose context is shorter, so that other slots of theirs lead too; None if there is no such row.
+            *Shape:* (shorter rows,)
+    """
+
+    slots: int
+    keys: int
+    alike: bool
+    in_order: bool
+    shorter: torch.Tensor | None
+
+    @classmethod
+    def of(cls, examples: Examples, device: torch.device | str) -> Leading:
+        """See who leads in a block of examples."""
+        import torch
+
+        slots = int(examples.mutual.max(initial=0))
+        is_shorter = examples.mutual < slots
+        in_order = (examples.position_ids[:, :slots] == np.arange(slots)).all(axis=1)
+        return cls(
+            slots=slots,
+            keys=max(slots, int(examples.lengths[is_shorter].max(initial=0))) if slots else 0,
+            alike=not is_shorter.any(),
+            in_order=bool(in_order[~is_shorter].all()),
+            shorter=torch.from_numpy(np.flatnonzero(is_shorter)).to(device) if is_shorter.any() else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """Examples as tensors, what the model is called with.
 
@@ -133,8 +169,7 @@ class Batch:
         position_ids: *Shape:* (rows, slots)
         segment_ids: *Shape:* (rows, slots)
         intervals: *Shape:* (rows, slots, 4)
-        mutual: The leading slots of every row that read exactly each other, see `Examples`.
-        mutual_keys: Number of such slots in each row, if the rows differ. *Shape:* (rows,)
+        leading: How the leading slots of all rows may be attended to.
         targets: Predictions by name.
         text_tokens: Tokens of the text in all rows.
     """
@@ -143,8 +178,7 @@ class Batch:
     position_ids: torch.Tensor
     segment_ids: torch.Tensor
     intervals: torch.Tensor
-    mutual: int
-    mutual_keys: torch.Tensor | None
+    leading: Leading
     targets: Mapping[str, TargetBatch]
     text_tokens: int
 
@@ -174,14 +208,12 @@ def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_sha
             labels=tensor(target.labels[:, :width], torch.long),
             weights=tensor(target.weights[:, :width], torch.float32),
         )
-    least, most = int(examples.mutual.min()), int(examples.mutual.max())
     return Batch(
         input_ids=tensor(examples.input_ids[:, :slots], torch.long),
         position_ids=tensor(examples.position_ids[:, :slots], torch.long),
         segment_ids=tensor(examples.segment_ids[:, :slots], torch.long),
         intervals=tensor(examples.intervals[:, :slots], torch.int32),
-        mutual=least,
-        mutual_keys=None if least == most else tensor(examples.mutual, torch.long),
+        leading=Leading.of(examples, device),
         targets=targets,
         text_tokens=int(examples.text_tokens.sum()),
     )

@@ -48,7 +48,9 @@ def run_text(result: RunResult) -> str:
     if result.stopped_by:
         return f"{result.out}: stopped and saved at step {result.step:,}; the same command goes on from there"
     measured = ", ".join(f"{name} {value:,.1f}" for name, value in result.perplexity.items())
-    return f"{result.out}: trained to step {result.step:,}" + (f", held-out perplexity {measured}" if measured else "")
+    return f"{result.out}: trained to step {result.step:,}" + (
+        f", {result.part} perplexity {measured}" if measured else ""
+    )
 
 
 def fill_text(result: FillResult) -> str:
@@ -71,9 +73,10 @@ def _score_lines(score: TextScore) -> Iterator[str]:
     yield score.text if len(score.text) <= 100 else f"{score.text[:99]}\u2026"
     tokens = f"{len(score.tokens)} tokens"
     if score.chain_log_likelihood is not None:
+        bits = "" if score.bits_per_byte is None else f"{score.bits_per_byte:.3f} bits a byte, "
         yield (
             f"  log-likelihood         {score.chain_log_likelihood:10.2f}  perplexity {score.chain_perplexity:,.1f}, "
-            f"{score.bits_per_byte:.3f} bits a byte, {tokens}"
+            f"{bits}{tokens}"
         )
     if score.pseudo_log_likelihood is not None:
         yield (

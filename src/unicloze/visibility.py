@@ -204,7 +204,7 @@ def block_mask(intervals: torch.Tensor, num_keys: int) -> BlockMask:
         return first | ((key >= b0[row, query]) & (key < b1[row, query]))
 
     rows, queries = intervals.shape[:2]
-    return create_block_mask(reads, B=rows, H=None, Q_LEN=queries, KV_LEN=num_keys, device=intervals.device.type)
+    return create_block_mask(reads, B=rows, H=None, Q_LEN=queries, KV_LEN=num_keys, device=str(intervals.device))
 
 
 def text(intervals: Intervals, num_keys: int, *, query_names: Sequence[str], groups: Sequence[int] = ()) -> str:

@@ -38,7 +38,8 @@ class TextScore:
             a mask at every position of the context (equation 4 with steps of one token, left to right).
         chain_per_token: Its terms; None for a token the model never predicts, such as [UNK].
         chain_perplexity: exp of minus their mean.
-        bits_per_byte: -`chain_log_likelihood` in bits, over the bytes of the text in UTF-8.
+        bits_per_byte: -`chain_log_likelihood` in bits, over the bytes of the text in UTF-8; None where a token is not
+            scored, as its bytes would seem to cost nothing.
         pseudo_log_likelihood: Sum of log p(token | all other tokens), each token masked alone (AE).
         pseudo_per_token: Its terms; None for a token the model never predicts.
         pseudo_perplexity: exp of minus their mean.
@@ -67,12 +68,16 @@ class TextScore:
         if self.chain_log_likelihood is not None:
             lines.append(
                 f"  log-likelihood {self.chain_log_likelihood:.3f} (chain rule, left to right): perplexity "
-                f"{self.chain_perplexity:,.1f}, {self.bits_per_byte:.3f} bits per byte"
+                f"{self.chain_perplexity:,.1f}{_bits(self.bits_per_byte)}"
             )
         if self.pseudo_log_likelihood is not None:
             perplexity = f"pseudo-perplexity {self.pseudo_perplexity:,.1f}"
             lines.append(f"  pseudo-log-likelihood {self.pseudo_log_likelihood:.3f}: {perplexity}")
         return "\n".join([*lines, *([f"  note: {self.note}"] if self.note else [])])
+
+
+def _bits(bits_per_byte: float | None) -> str:
+    return "" if bits_per_byte is None else f", {bits_per_byte:.3f} bits per byte"
 
 
 def score(model: ModelLike, texts: Sequence[str], *, batch_size: int = 32) -> list[TextScore]:
@@ -173,7 +178,9 @@ def _text_score(
         chain_log_likelihood=chain_total,
         chain_per_token=chain_terms,
         chain_perplexity=chain_perplexity,
-        bits_per_byte=None if chain_total is None else -chain_total / math.log(2) / len(text.encode("utf-8")),
+        bits_per_byte=None
+        if chain_total is None or unscored
+        else -chain_total / math.log(2) / len(text.encode("utf-8")),
         pseudo_log_likelihood=pseudo_total,
         pseudo_per_token=pseudo_terms,
         pseudo_perplexity=pseudo_perplexity,

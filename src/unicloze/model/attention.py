@@ -122,7 +122,7 @@ def plan(batch: Batch, relative: RelativeBias | None, backend: Backend, dtype: t
         return Plan(regions, None, regions)
     intervals = batch.intervals.gather(1, selected[:, :, None].expand(-1, -1, 4))
     bias = None
-    if batch.mutual < slots:
+    if not batch.leading.alike or batch.leading.slots < slots:
         bias = _additive(bool_mask(intervals, slots), dtype)
     if relative is not None:
         distance_bias = relative(batch.position_ids.gather(1, selected), batch.position_ids).to(dtype)
@@ -131,34 +131,39 @@ def plan(batch: Batch, relative: RelativeBias | None, backend: Backend, dtype: t
 
 
 def _regions(batch: Batch, relative: RelativeBias | None, dtype: torch.dtype) -> tuple[Region, ...]:
-    slots, mutual = batch.input_ids.shape[1], batch.mutual
+    slots, leading = batch.input_ids.shape[1], batch.leading
     regions = []
-    if mutual:
-        keys, bias = mutual, None
-        if batch.mutual_keys is not None:
-            keys = min(slots, int(batch.mutual_keys.max()))
-            bias = _additive(
-                torch.arange(keys, device=batch.mutual_keys.device) < batch.mutual_keys[:, None, None], dtype
-            )
+    if leading.slots:
+        bias = None
+        if not leading.alike:
+            bias = _additive(bool_mask(batch.intervals[:, : leading.slots], leading.keys), dtype)
         if relative is not None:
-            distance_bias = _context_bias(batch, relative, mutual, keys).to(dtype)
+            distance_bias = _leading_bias(batch, relative).to(dtype)
             bias = distance_bias if bias is None else distance_bias + bias
-        regions.append(Region(0, mutual, keys, bias))
-    if mutual < slots:
-        bias = _additive(bool_mask(batch.intervals[:, mutual:], slots), dtype)
+        regions.append(Region(0, leading.slots, leading.keys, bias))
+    if leading.slots < slots:
+        bias = _additive(bool_mask(batch.intervals[:, leading.slots :], slots), dtype)
         if relative is not None:
-            bias = relative(batch.position_ids[:, mutual:], batch.position_ids).to(dtype) + bias
-        regions.append(Region(mutual, slots, slots, bias))
+            bias = relative(batch.position_ids[:, leading.slots :], batch.position_ids).to(dtype) + bias
+        regions.append(Region(leading.slots, slots, slots, bias))
     return tuple(regions)
 
 
-def _context_bias(batch: Batch, relative: RelativeBias, queries: int, keys: int) -> Tensor:
-    """The bias among the leading slots, one for all rows where all their positions agree."""
-    positions = batch.position_ids[:, :keys]
-    if batch.mutual_keys is None and bool((positions == positions[:1]).all()):
-        positions = positions[:1]
-    bias: Tensor = relative(positions[:, :queries], positions)
-    return bias
+def _leading_bias(batch: Batch, relative: RelativeBias) -> Tensor:
+    """The bias among the leading slots, computed once for all rows whose positions there are 0, 1, 2, ..."""
+    leading = batch.leading
+    positions = batch.position_ids[:, : leading.keys]
+    if not leading.in_order:
+        own: Tensor = relative(positions[:, : leading.slots], positions)
+        return own
+    order = torch.arange(leading.keys, device=positions.device)[None]
+    shared: Tensor = relative(order[:, : leading.slots], order)
+    if leading.shorter is None:
+        return shared
+    positions = positions[leading.shorter]
+    pattern = torch.zeros(len(batch.position_ids), dtype=torch.long, device=positions.device)
+    pattern[leading.shorter] = torch.arange(1, len(positions) + 1, device=positions.device)
+    return torch.cat([shared, relative(positions[:, : leading.slots], positions)]).index_select(0, pattern)
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

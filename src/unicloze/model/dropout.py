@@ -131,7 +131,7 @@ class DropoutKey:
         self._key = keyed.key(*parts)
         self._site = 0
         if torch.cuda.is_available():
-            torch.cuda.manual_seed(int(self._key[0] >> np.uint64(1)))
+            torch.cuda.manual_seed_all(int(self._key[0] >> np.uint64(1)))
 
     def __call__(self, x: Tensor, probability: float) -> Tensor:
         """Zero elements of `x` with the given probability and scale the rest, in the order of the calls."""

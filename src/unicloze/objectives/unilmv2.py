@@ -72,7 +72,8 @@ class _Masked:
         row, position = np.nonzero(steps >= 0)
         step = steps[row, position]
         window = steps.shape[1]
-        order = np.argsort((row * window + step) * window + position)
+        span = max(window, int(step.max(initial=0)) + 1)
+        order = np.argsort((row * span + step) * window + position)
         counts = np.bincount(row, minlength=len(steps))
         rank = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
         return cls(row, position[order], step[order], rank, counts)

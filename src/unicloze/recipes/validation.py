@@ -94,6 +94,11 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "objective.masks_in_context", "the target 'ae' is predicted at the masks in the context; it must be true"
     if objective.mask_rate == 0:
         yield "objective.mask_rate", "nothing would be masked; it must be above 0"
+    if objective.block_probability == 1 and objective.max_span > 1:
+        yield (
+            "objective.block_probability",
+            "it must be below 1: a text without two free neighbours needs single tokens",
+        )
     if objective.high_mask_share > 0 and objective.high_mask_rate == 0:
         yield "objective.high_mask_rate", "nothing would be masked; it must be above 0"
     if objective.mask_share + objective.random_share > 1 + 1e-9:

@@ -138,10 +138,10 @@ def _cards(history: History) -> str:
 
 def _perplexity_card(history: History, target: str) -> str:
     perplexity, bits = history.latest("perplexity", target), history.latest("bits_per_byte", target)
-    name = f"held-out perplexity, {target}"
     if perplexity is None:
-        return _card(name, "-", "not evaluated yet", target)
+        return _card(f"held-out perplexity, {target}", "-", "not evaluated yet", target)
     event = next(reversed(history.evaluations.values()))
+    name = f"{event.get('part', 'held-out')} perplexity, {target}"
     step = next(reversed(history.evaluations))
     more = [f"{short(bits)} bits per byte"] if bits is not None else []
     predictions = number(mapping(event.get("predictions")).get(target))

@@ -41,12 +41,13 @@ def training_steps(
         windows = sampler.read(step * training.batch_size, steps_at_once * training.batch_size)
         numbers = step * per_step + np.arange(steps_at_once * per_step)
         high = np.floor((numbers + 1) * objective.high_mask_share) > np.floor(numbers * objective.high_mask_share)
-        rates = np.repeat(np.where(high, objective.high_mask_rate, objective.mask_rate), rows)
-        examples = make(windows, sampler.vocabulary, objective, rates)
-        micro_batches = [
-            MicroBatch(examples[first : first + rows], windows[first : first + rows])
-            for first in range(0, len(examples), rows)
-        ]
+        micro_batches: list[MicroBatch] = []
+        for run in np.split(np.arange(len(high)), np.flatnonzero(np.diff(high)) + 1):
+            # One rate a call: the width of the rows follows from it, and must not from where a run was resumed.
+            part = windows[run[0] * rows : (run[-1] + 1) * rows]
+            rate = objective.high_mask_rate if high[run[0]] else objective.mask_rate
+            examples = make(part, sampler.vocabulary, objective, np.full(len(part), rate))
+            micro_batches += [MicroBatch(examples[i : i + rows], part[i : i + rows]) for i in range(0, len(part), rows)]
         for first in range(0, len(micro_batches), per_step):
             yield micro_batches[first : first + per_step]
         step += steps_at_once

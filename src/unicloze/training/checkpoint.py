@@ -29,6 +29,10 @@ SCHEMA = 1
 MANIFEST = "manifest.json"
 
 
+class FormatError(UniclozeError):
+    """A checkpoint of another version: whole, but not for this one to read or to pass over."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint read back whole.
@@ -106,6 +110,15 @@ def save_checkpoint(
     return final
 
 
+def set_aside_newer(path: Path) -> None:
+    """Rename the damaged checkpoints newer than the one a run goes on from: they count no more, and stay for inspection."""
+    for newer in list_checkpoints(path.parent):
+        if newer.name > path.name:
+            aside = newer.with_name(f"damaged-{newer.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            newer.rename(aside)
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints of a folder, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
@@ -122,6 +135,8 @@ def load_newest(folder: Path) -> Checkpoint | None:
     for path in reversed(candidates):
         try:
             checkpoint = load_checkpoint(path)
+        except FormatError:
+            raise
         except UniclozeError as error:
             damages.append(str(error))
             continue
@@ -152,7 +167,7 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UniclozeError(f"{manifest_path} is missing or damaged") from error
     if manifest.get("schema") != SCHEMA:
-        raise UniclozeError(
+        raise FormatError(
             f"{path} was written in format {manifest.get('schema')} and this version reads format {SCHEMA}: use the version "
             "of unicloze that wrote it"
         )

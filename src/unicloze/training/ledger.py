@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from unicloze.errors import UniclozeError
+
 SCHEMA = 1
 
 
@@ -16,7 +18,8 @@ class Ledger:
     """Appends events to a JSONL file; a line torn by a kill stays behind as it is and is skipped by `read_ledger`."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a+b")
+        self._path = path
+        self._file = path.open("a+b", buffering=0)
         self._file.seek(0, os.SEEK_END)
         if self._file.tell() > 0:
             self._file.seek(-1, os.SEEK_END)
@@ -24,12 +27,21 @@ class Ledger:
                 self._file.write(b"\n")
 
     def write(self, event: str, **values: Any) -> None:
-        """Append one event and hand it to the system."""
+        """Append one event and hand it to the system.
+
+        Raises:
+            UniclozeError: It cannot be written; the message names the file.
+        """
         line = json.dumps(
             {"schema": SCHEMA, "event": event, "time": round(time.time(), 3), **values}, ensure_ascii=False
         )
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(line.encode() + b"\n")
+        except OSError as error:
+            raise UniclozeError(
+                f"could not write {self._path}: {error.strerror}; checkpoints are untouched: mend it and run the same "
+                "command again"
+            ) from error
 
     def close(self) -> None:
         """Close the file."""

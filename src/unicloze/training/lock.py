@@ -26,7 +26,7 @@ class RunLock:
         self._file = self._path.open("a+", encoding="utf8")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._file.seek(0)
             holder = self._file.read().strip() or "another process"
             self._file.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -90,28 +91,33 @@ def fit(
         hooks: What else to do.
 
     Raises:
-        UniclozeError: The loss or the gradient is not finite; the weights are those of the step before.
+        NonFiniteError: The loss or the gradient is not finite; the weights are those of the step before, and saved.
     """
     with stop_after_step() as interruption:
-        while state.step < settings.steps and not interruption.signal:
+        while state.step < settings.steps:
             started, micro_batches = time.perf_counter(), next(steps)
-            losses = accumulate_gradients(state, micro_batches, settings, compute, hooks.describe)
-            norm = clip_gradient(state.model, settings.clip_norm)
-            if not math.isfinite(norm):
-                raise non_finite(f"the norm of the gradient is {norm}", state, micro_batches, hooks.describe)
+            try:
+                losses = accumulate_gradients(state, micro_batches, settings, compute, hooks.describe)
+                norm = clip_gradient(state.model, settings.clip_norm)
+                if not math.isfinite(norm):
+                    raise non_finite(f"the norm of the gradient is {norm}", state, micro_batches, hooks.describe)
+            except NonFiniteError:
+                hooks.save(state)
+                raise
             set_learning_rate(state.optimizers, schedule_factor(state.step, settings))
             for optimizer in state.optimizers:
                 optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
             tokens = sum(int(micro_batch.examples.text_tokens.sum()) for micro_batch in micro_batches)
             state.step, state.text_tokens = state.step + 1, state.text_tokens + tokens
             speed = tokens / (time.perf_counter() - started)
             hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
-            done = state.step == settings.steps
+            done, stopping = state.step == settings.steps, bool(interruption.signal)
+            if done or stopping or (settings.save_every and state.step % settings.save_every == 0):
+                hooks.save(state)
             if done or (settings.evaluate_every and state.step % settings.evaluate_every == 0):
                 hooks.evaluate(state)
-            if done or interruption.signal or (settings.save_every and state.step % settings.save_every == 0):
-                hooks.save(state)
+            if stopping:
+                break
     return interruption
 
 
@@ -130,6 +136,7 @@ def accumulate_gradients(
     weights = total_weights([micro_batch.examples for micro_batch in micro_batches])
     sums = dict.fromkeys(weights, 0.0)
     state.model.train()
+    state.model.zero_grad(set_to_none=True)
     for number, micro_batch in enumerate(micro_batches):
         batch = collate(micro_batch.examples, device=compute.device, fixed_shape=compute.fixed_shape)
         with compute.autocast():
@@ -186,29 +193,32 @@ def stop_after_step() -> Iterator[Interruption]:
 
     def note(number: int, _frame: Any) -> None:
         interruption.signal = number
-        signal.signal(number, before[number])
+        signal.signal(number, before[signal.Signals(number)])
 
-    before: dict[int, Any] = {}
-    number: int
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.signal(number, note)
-    except ValueError:  # signals reach the main thread only
-        before.clear()
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGINT)}
+    in_main_thread = threading.current_thread() is threading.main_thread()  # signals reach no other
+    if in_main_thread:
+        for number in before:
+            signal.signal(number, note)
     try:
         yield interruption
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if in_main_thread:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class NonFiniteError(UniclozeError):
+    """The loss or the gradient is not a number."""
 
 
 def non_finite(
     what: str, state: TrainState, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]
-) -> UniclozeError:
+) -> NonFiniteError:
     """The error for a loss or gradient that is not a number."""
     places = "; ".join(describe(micro_batch) for micro_batch in micro_batches[:2])
-    return UniclozeError(
-        f"stopped before the update of step {state.step + 1}: {what}; its rows are from {places}. "
-        f"The weights of step {state.step} are untouched: try a lower training.learning_rate, a longer warm-up or "
-        "training.clip_norm 1.0"
+    return NonFiniteError(
+        f"stopped before the update of step {state.step + 1}: {what}; its rows are from {places}. The weights of step "
+        f"{state.step} are good and saved: start a run in another --out with a lower training.learning_rate, a longer "
+        "training.warmup_steps or training.clip_norm 1.0"
     )

@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,8 +28,8 @@ from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import MicroBatch, heldout_examples, training_steps
-from unicloze.training.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest, save_checkpoint
-from unicloze.training.ledger import Ledger
+from unicloze.training.checkpoint import Checkpoint, load_checkpoint, load_newest, save_checkpoint, set_aside_newer
+from unicloze.training.ledger import Ledger, read_ledger
 from unicloze.training.lock import RunLock
 from unicloze.training.loop import Compute, Hooks, TrainState, evaluate, fit
 from unicloze.training.optimizers import build_optimizers, schedule_factor
@@ -37,6 +38,9 @@ from unicloze.training.samples import heldout_samples
 
 FREE_TO_CHANGE = {
     "name",
+    "data.corpus",
+    "data.prepared",
+    "tokenizer.path",
     "training.steps",
     "training.device",
     "training.compile",
@@ -46,7 +50,10 @@ FREE_TO_CHANGE = {
     "training.evaluate_windows",
     "training.keep_checkpoints",
 }
-"""Settings a run may be continued with another value of; any other would make it a different run."""
+"""Settings a run may be continued with another value of; any other would make it a different run.
+
+Corpus and tokenizer may have moved; whether they are the same is for the fingerprint to say.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,15 @@ class RunResult:
         out: Its directory.
         step: Steps done.
         stopped_by: The signal that stopped it early, 0 if it came to its end.
-        perplexity: Held-out perplexity of each target at the last evaluation of this process.
+        perplexity: Perplexity of each target at the last evaluation of this process.
+        part: What it was measured on: `held-out` text, or `training-text` where nothing is held out.
     """
 
     out: Path
     step: int
     stopped_by: int
     perplexity: Mapping[str, float]
+    part: str
 
 
 @dataclass(frozen=True)
@@ -99,34 +108,36 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True) -> RunResu
     """
     out.mkdir(parents=True, exist_ok=True)
     with RunLock(out):
-        recipe = _with_former_settings(recipe, out)
-        prepared = open_or_prepare(
-            recipe.data, recipe.tokenizer, out / "data", progress=progress, seed=recipe.training.seed
-        )
+        checkpoint = load_newest(out / "checkpoints")
+        recipe = _with_former_settings(recipe, out, checkpoint)
+        prepared = open_or_prepare(recipe.data, recipe.tokenizer, out / "data", progress=progress)
+        if checkpoint is not None:
+            _check_data(prepared, checkpoint)
+            set_aside_newer(checkpoint.path)
         prepared.tokenizer.save(out)
         save_recipe(recipe, out / "recipe.yaml")
-        with _Run(recipe, out, prepared, progress) as run:
+        with _Run(recipe, out, prepared, checkpoint, progress) as run:
             return run.train()
 
 
-def _with_former_settings(recipe: Recipe, out: Path) -> Recipe:
-    """The recipe with `auto` resolved as the run in this directory did, if it holds one.
+def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | None) -> Recipe:
+    """The recipe with `auto` resolved, as the run to go on with did if there is one.
 
     Raises:
         UsageError: That run's settings differ where they must not.
     """
-    former_path = out / "recipe.yaml"
-    if not former_path.is_file() or not list_checkpoints(out / "checkpoints"):
-        device = choose_device(recipe.training)
-        precision: Any = choose_precision(recipe.training, device)
-        return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
-    former = load_recipe(former_path)
-    if recipe.training.precision == "auto":
-        training = dataclasses.replace(recipe.training, precision=former.training.precision)
-        recipe = dataclasses.replace(recipe, training=training)
+    training = recipe.training
+    if checkpoint is None:
+        precision: Any = choose_precision(training, choose_device(training))
+        return dataclasses.replace(recipe, training=dataclasses.replace(training, precision=precision))
+    former = load_recipe(checkpoint.path / "recipe.yaml")
+    if training.precision == "auto":
+        recipe = dataclasses.replace(
+            recipe, training=dataclasses.replace(training, precision=former.training.precision)
+        )
     old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
     changed = [key for key in new if old.get(key) != new[key] and key not in FREE_TO_CHANGE]
-    changed = [key for key in changed if not key.startswith(("provenance.", "data.prepared"))]
+    changed = [key for key in changed if not key.startswith("provenance.")]
     if changed:
         first = changed[0]
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -134,7 +145,21 @@ def _with_former_settings(recipe: Recipe, out: Path) -> Recipe:
             f"{out} holds a run with {first} {old.get(first)}, this one asks for {new[first]}{others}: give the new run "
             f"another --out, or continue the old one with unicloze pretrain --out {out}"
         )
+    if former.training.steps != recipe.training.steps and former.training.schedule != "constant":
+        warnings.warn(
+            f"training.steps goes from {former.training.steps} to {recipe.training.steps}, and the learning rate with it: "
+            "the weights will not be those of a run of that length from the start",
+            stacklevel=2,
+        )
     return recipe
+
+
+def _check_data(prepared: Prepared, checkpoint: Checkpoint) -> None:
+    if checkpoint.state["fingerprint"] != prepared.fingerprint:
+        raise UniclozeError(
+            f"{checkpoint.path} was trained on data with fingerprint {checkpoint.state['fingerprint'][:16]}, the data "
+            f"now has {prepared.fingerprint[:16]}: give the run its old corpus back or start another --out"
+        )
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -150,8 +175,11 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 class _Run:
     """One process's work on a run directory it has locked."""
 
-    def __init__(self, recipe: Recipe, out: Path, prepared: Prepared, progress: bool) -> None:
-        self.recipe, self.out, self.prepared, self.progress = recipe, out, prepared, progress
+    def __init__(
+        self, recipe: Recipe, out: Path, prepared: Prepared, checkpoint: Checkpoint | None, progress: bool
+    ) -> None:
+        self.recipe, self.out, self.prepared, self.checkpoint = recipe, out, prepared, checkpoint
+        self.progress = progress
         training = recipe.training
         device = choose_device(training)
         self.compute = Compute(
@@ -161,6 +189,7 @@ class _Run:
             fixed_shape=training.compile or device.type == "cuda",
         )
         self.sampler = self._sampler(prepared.train, recipe.data.weights)
+        self.part = "held-out" if prepared.heldout else "training-text"
         heldout = self._sampler(prepared.heldout, None) if prepared.heldout else self.sampler
         self.heldout = heldout
         self.heldout_examples = heldout_examples(heldout, recipe.objective, training.evaluate_windows)
@@ -194,20 +223,18 @@ class _Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self.ledger.write("failed", step=self.state.step, message=str(error) or type(error).__name__)
+            with suppress(UniclozeError):
+                self.ledger.write("failed", step=self.state.step, message=str(error) or type(error).__name__)
         self.ledger.close()
 
     def train(self) -> RunResult:
         """Resume, train, save."""
         training = self.recipe.training
-        checkpoint = load_newest(self.out / "checkpoints")
-        if checkpoint is not None:
-            self._resume(checkpoint)
-        self._write_start(checkpoint)
+        if self.checkpoint is not None:
+            self._resume(self.checkpoint)
+        self._write_start()
         if self.state.step >= training.steps:
-            note = f"{self.out} is trained to step {self.state.step}; raise --training.steps to train on"
-            warnings.warn(note, stacklevel=2)
-            return RunResult(self.out, self.state.step, 0, self.perplexity)
+            return self._finish(already=True)
         if self.state.step == 0:
             self._write_samples()
         model = self.state.model
@@ -219,25 +246,33 @@ class _Run:
             total=training.steps, initial=self.state.step, unit="step", disable=not self.progress, dynamic_ncols=True
         ) as self.bar:
             interruption = fit(self.state, steps, training, self.compute, hooks)
-        if interruption.signal:
+        if self.state.step < training.steps:
             self.ledger.write("stop", step=self.state.step, signal=interruption.signal)
-        else:
+            return RunResult(self.out, self.state.step, interruption.signal, self.perplexity, self.part)
+        return self._finish(already=False)
+
+    def _finish(self, *, already: bool) -> RunResult:
+        """Close a run that has done its steps, also one that was killed between its last save and its end."""
+        if not already or not any(
+            event["event"] == "end" and event.get("step") == self.state.step
+            for event in read_ledger(self.out / "ledger.jsonl")
+        ):
+            if already:
+                self._evaluate(self.state)
             self._write_samples()
             self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1))
-        return RunResult(self.out, self.state.step, interruption.signal, self.perplexity)
+        else:
+            note = f"{self.out} is trained to step {self.state.step}; raise --training.steps to train on"
+            warnings.warn(note, stacklevel=2)
+        return RunResult(self.out, self.state.step, 0, self.perplexity, self.part)
 
     def _resume(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.state["fingerprint"] != self.prepared.fingerprint:
-            raise UniclozeError(
-                f"{checkpoint.path} was trained on data with fingerprint {checkpoint.state['fingerprint'][:16]}, the data "
-                f"now has {self.prepared.fingerprint[:16]}: give the run its old corpus back or start another --out"
-            )
         fit_weights(self.state.model, checkpoint)
         for optimizer, state in zip(self.state.optimizers, checkpoint.optimizers, strict=True):
             optimizer.load_state_dict(state)
         self.state.step, self.state.text_tokens = checkpoint.state["step"], checkpoint.state["text_tokens"]
 
-    def _write_start(self, checkpoint: Checkpoint | None) -> None:
+    def _write_start(self) -> None:
         self.ledger.write(
             "start",
             step=self.state.step,
@@ -248,7 +283,7 @@ class _Run:
             precision=self.compute.precision,
             threads=torch.get_num_threads(),
             versions={"unicloze": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            resumed_from=None if checkpoint is None else checkpoint.path.name,
+            resumed_from=None if self.checkpoint is None else self.checkpoint.path.name,
         )
 
     def _write_samples(self) -> None:
@@ -289,15 +324,18 @@ class _Run:
             step=state.step,
             loss=means,
             perplexity=self.perplexity,
-            bits_per_byte={name: mean / math.log(2) * tokens_per_byte for name, mean in means.items()},
+            bits_per_byte=None
+            if tokens_per_byte is None
+            else {name: mean / math.log(2) * tokens_per_byte for name, mean in means.items()},
             predictions={name: weight for name, (_, weight) in sums.items()},
+            part=self.part,
             window=self.recipe.data.window,
             windows=len(self.heldout_examples),
         )
         shown = ", ".join(f"{name} {value:,.1f}" for name, value in self.perplexity.items())
         if self.progress:
             tqdm.write(
-                f"step {state.step}: held-out perplexity {shown} (window {self.recipe.data.window})", file=sys.stderr
+                f"step {state.step}: {self.part} perplexity {shown} (window {self.recipe.data.window})", file=sys.stderr
             )
 
     def _save(self, state: TrainState) -> None:
@@ -375,10 +413,12 @@ def load_model(path: str | os.PathLike[str]) -> LoadedModel:
     return LoadedModel(model.eval(), tokenizer, recipe, checkpoint.path, checkpoint.state["step"])
 
 
-def _tokens_per_byte(prepared: Prepared) -> float:
-    """Text tokens in a byte of the held-out text (of the training text where nothing is held out)."""
+def _tokens_per_byte(prepared: Prepared) -> float | None:
+    """Text tokens in a byte of the held-out text (of the training text where nothing is held out), if known."""
     part = "heldout" if prepared.heldout else "train"
     entries = [source[part] for source in prepared.lineage["sources"]]
+    if any(entry["bytes"] is None for entry in entries):
+        return None
     return float(sum(entry["tokens"] for entry in entries) / max(1, sum(entry["bytes"] for entry in entries)))
 
 
