@@ -7,8 +7,10 @@ and goes through `unicloze.recipes`. Nothing heavy is imported to show help.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import json
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -282,6 +284,10 @@ VERBS = {
 }  # fmt: skip
 
 
+def _terminate(_number: int, _frame: object) -> None:
+    raise terminal.Terminated
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
@@ -293,10 +299,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for a bug of unicloze.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    with contextlib.suppress(ValueError):  # signals reach the main thread only
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         with terminal.warnings_in_one_line():
             code = _run(words)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)

@@ -143,10 +143,16 @@ def _spelled(value: Any) -> str:
     return f'"{value}"' if " " in str(value) or value == "" else str(value)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came while nothing was being trained."""
+
+
 def explain(error: BaseException) -> tuple[str, int]:
     """One sentence for an error, empty if nobody is there to read it, and the exit code."""
     if isinstance(error, UniclozeError):
         return str(error), error.exit_code
+    if isinstance(error, Terminated):
+        return "Stopped by SIGTERM.", 143
     if isinstance(error, KeyboardInterrupt):
         return "Stopped by Ctrl-C.", 130
     if isinstance(error, BrokenPipeError):
@@ -184,6 +190,9 @@ def _explain_os_error(error: OSError) -> str:
         errno.EPERM: "give yourself the permission, or name another place",
         errno.EROFS: "name another place",
         errno.ENOENT: "check the name",
+        errno.EEXIST: "name another place",
+        errno.ENOTDIR: "name another place",
+        errno.EISDIR: "name a file",
         errno.EMFILE: "raise the limit of open files with `ulimit -n`",
     }
     cure = cures.get(error.errno or 0, "the system refused it; `--debug` shows where")

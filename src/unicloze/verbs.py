@@ -134,6 +134,8 @@ def inspect(
     from unicloze.recipes import load_recipe
     from unicloze.report.example_view import ExampleView, example_title, inspect_example
 
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"seed is {seed}: give a whole number from 0 to 2**63 - 1.")
     settings = load_recipe(recipe, overrides)
     examples, tokenizer = inspect_example(settings, text, seed, _find_tokenizer(settings, out))
     view = ExampleView.of(examples, tokenizer, title=example_title(settings))

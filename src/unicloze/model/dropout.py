@@ -8,7 +8,6 @@ is used, its generator seeded with the same key.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import functools
 import shutil
@@ -70,16 +69,15 @@ def _compiled() -> ctypes.CDLL | None:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or sys.platform == "win32":
         return None
-    folder = tempfile.mkdtemp(prefix="unicloze-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    source, library = Path(folder, "dropout.c"), Path(folder, "dropout.so")
-    source.write_text(SOURCE)
-    command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(library)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-        return ctypes.CDLL(str(library))
-    except (OSError, subprocess.SubprocessError):
-        return None
+    with tempfile.TemporaryDirectory(prefix="unicloze-", ignore_cleanup_errors=True) as folder:
+        source, library = Path(folder, "dropout.c"), Path(folder, "dropout.so")
+        source.write_text(SOURCE)
+        command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(library)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            return ctypes.CDLL(str(library))
+        except (OSError, subprocess.SubprocessError):
+            return None
 
 
 def _drop_compiled(library: ctypes.CDLL, x: Tensor, words: tuple[int, int], threshold: int, scale: float) -> Tensor:

@@ -67,12 +67,10 @@ class Answers:
     Args:
         slots: The slot each stands on.
         labels: The tokens to predict.
-        label_ids: Their ids.
     """
 
     slots: list[int]
     labels: list[str]
-    label_ids: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +118,7 @@ class ExampleView:
         for name, target in examples.targets.items():
             real = target.weights[row] > 0
             label_ids = target.labels[row][real].tolist()
-            targets[name] = Answers(
-                slots=target.slots[row][real].tolist(), labels=tokenizer.tokens(label_ids), label_ids=label_ids
-            )
+            targets[name] = Answers(slots=target.slots[row][real].tolist(), labels=tokenizer.tokens(label_ids))
         return cls(title=title, slots=slots, intervals=examples.intervals[row, :length], targets=targets)
 
     @property

@@ -18,7 +18,7 @@ from unicloze.text.tokenizers import Tokenizer
 
 SCHEMA = 1
 """Version of `lineage.json`."""
-CODE = 1
+CODE = 2
 """Version of the rules by which text becomes shards; part of the fingerprint."""
 
 
@@ -74,7 +74,8 @@ def read_lineage(folder: Path) -> dict[str, Any]:
         lineage = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UniclozeError(f"{path} is damaged ({error}): remove the folder and prepare again.") from error
-    if not isinstance(lineage, dict) or lineage.get("schema") != SCHEMA:
+    parts = {"fingerprint", "settings", "tokenizer", "sources"}
+    if not isinstance(lineage, dict) or lineage.get("schema") != SCHEMA or not parts <= lineage.keys():
         raise UniclozeError(f"{path} is not of schema {SCHEMA}: remove the folder and prepare again.")
     return cast(dict[str, Any], lineage)
 

@@ -34,6 +34,7 @@ _LEAST_HELDOUT = 2048
 _DROP, _TRAIN, _HELDOUT, _CUT = range(4)
 _CHANGED = "{} changed while it was read: run the command again when the file is complete."
 _GAP = re.compile(r"\s\S")
+_LONG_WORD = re.compile(r"(\S{256})(?=\S)")  # training a tokenizer takes the square of a word's length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,7 +246,7 @@ class _TrainingTexts:
                     taken += share
                     if not is_heldout and taken >= 1 - 1e-9:
                         taken -= 1
-                        yield from _cut(text)
+                        yield from (_LONG_WORD.sub(r"\1 ", piece) for piece in _cut(text))
 
 
 def _cut(text: str) -> Iterator[str]:
@@ -253,10 +254,11 @@ def _cut(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > 2 * _PIECE:
         gap = _GAP.search(text, start + _PIECE, start + 16 * _PIECE)
-        end = gap.start() if gap else start + 16 * _PIECE
+        end = gap.start() if gap else min(len(text), start + 16 * _PIECE)
         yield text[start:end]
         start = end
-    yield text[start:]
+    if start < len(text) or not text:
+        yield text[start:]
 
 
 def batches(documents: Iterable[tuple[str, str, bool]]) -> Iterator[list[Piece]]:

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -84,11 +85,15 @@ def find_files(path: str | Path) -> list[Path]:
     if place.is_dir():
         found = [file for file in place.rglob("*") if str(file).endswith(SUFFIXES) and file.is_file()]
         if not found:
+            if not os.access(place, os.R_OK | os.X_OK):
+                raise UniclozeError(
+                    f"The folder {place} may not be read: give yourself the permission, or name another."
+                )
             raise UniclozeError(f"The folder {place} holds no text: put files in it that end in one of {known}.")
         return sorted(found)
     found = [Path(name) for name in glob.glob(str(place), recursive=True) if name.endswith(SUFFIXES)]
     if not found:
-        raise UniclozeError(f"There is no text at {place}: give --data.corpus a file, folder or glob of {known}.")
+        raise UniclozeError(f"There is no text at {place}: name a file, folder or glob of {known}.")
     return sorted(found)
 
 

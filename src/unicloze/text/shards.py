@@ -119,12 +119,14 @@ class TokenShard:
         index = beside(path, ".index")
         for file in (path, index):
             if not file.is_file():
-                raise UniclozeError(f"{file} is missing: prepare the corpus again (datatrove: with save_index).")
+                raise UniclozeError(
+                    f"{file} is missing: remove the folder and prepare again (datatrove: with save_index)."
+                )
         ends = np.fromfile(index, dtype="<u8").astype(np.int64)
         total, size = int(ends[-1]) if len(ends) else 0, path.stat().st_size
         if index.stat().st_size % 8 or total * 2 != size != total * 4 or (np.diff(ends, prepend=0) < 0).any():
             raise UniclozeError(
-                f"{path} ({size} bytes) does not fit {index.name} ({total} tokens): prepare the corpus again."
+                f"{path} ({size} bytes) does not fit {index.name} ({total} tokens): remove the folder and prepare again."
             )
         width = "<u2" if total * 2 == size else "<u4"
         tokens: npt.NDArray[np.unsignedinteger] = (
@@ -136,12 +138,15 @@ class TokenShard:
             bounds = np.concatenate([np.zeros(1, np.int64), np.fromfile(file, dtype="<u8").astype(np.int64)])
             sizes = bounds[1:] - bounds[:-1]
             if len(sizes) != len(ends):
-                raise UniclozeError(f"{file} does not fit {index}: prepare the corpus again.")
+                raise UniclozeError(f"{file} does not fit {index}: remove the folder and prepare again.")
         files: tuple[tuple[str, int], ...] = ((str(path), 0),)
         if (file := beside(path, ".json")).is_file():
-            sidecar = json.loads(file.read_text(encoding="utf-8"))
+            try:
+                sidecar = json.loads(file.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise UniclozeError(f"{file} is damaged: remove the folder and prepare again.") from error
             if sidecar.get("schema") != SCHEMA:
-                raise UniclozeError(f"{file} is not of schema {SCHEMA}: prepare the corpus again.")
+                raise UniclozeError(f"{file} is not of schema {SCHEMA}: remove the folder and prepare again.")
             files = tuple((entry["path"], entry["first_document"]) for entry in sidecar["files"])
         numbers = np.arange(len(ends), dtype=np.int64)
         if documents is not None:

@@ -126,10 +126,13 @@ class Tokenizer:
             return cls(_from_vocab_txt(place, lowercase), name=str(place))
         try:
             return cls(tokenizers.Tokenizer.from_str(place.read_text(encoding="utf-8")), name=str(place))
-        except UniclozeError:
+        except (UniclozeError, OSError):
             raise
         except Exception as error:  # the library raises Exception itself
-            raise UniclozeError(f"{place} is no tokenizer.json of the tokenizers library ({error}).") from error
+            raise UniclozeError(
+                f"{place} is damaged or no tokenizer.json of the tokenizers library ({error}): set --tokenizer.path to "
+                "another, or remove the folder it is in and prepare again."
+            ) from error
 
     def save(self, folder: Path) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`, as Transformers' `from_pretrained` reads them."""

@@ -141,7 +141,9 @@ def load_newest(folder: Path) -> Checkpoint | None:
             damages.append(str(error))
             continue
         for damage in damages:
-            warnings.warn(f"{damage}; going back to {path.name}", stacklevel=2)
+            warnings.warn(
+                f"{damage}; going back to {path.name} (a run that goes on sets the damaged one aside)", stacklevel=2
+            )
         return checkpoint
     if damages:
         raise UniclozeError(

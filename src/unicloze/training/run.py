@@ -115,7 +115,8 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True) -> RunResu
             _check_data(prepared, checkpoint)
             set_aside_newer(checkpoint.path)
         prepared.tokenizer.save(out)
-        save_recipe(recipe, out / "recipe.yaml")
+        if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
+            save_recipe(recipe, out / "recipe.yaml")
         with _Run(recipe, out, prepared, checkpoint, progress) as run:
             return run.train()
 
