@@ -380,3 +380,9 @@ def test_python_docs_are_kept_and_checked_by_version(tmp_path: Path, monkeypatch
     monkeypatch.setattr(python_docs, "file_name", lambda: "python-docs-9.9.jsonl.gz")
     with pytest.raises(UniclozeError, match=r"python-docs-9\.9\.jsonl\.gz is new"):
         run("python-docs", tmp_path / "out")
+
+
+def test_a_word_without_end_trains_a_tokenizer_all_the_same() -> None:
+    pieces = [pipeline._LONG_WORD.sub(r"\1 ", piece) for piece in pipeline._cut("ACGT" * 50_000)]
+    assert "".join(pieces).replace(" ", "") == "ACGT" * 50_000
+    assert max(len(word) for piece in pieces for word in piece.split()) == 256

@@ -94,6 +94,7 @@ def test_killed_at_the_worst_moment(uninterrupted: Path, moment: str, count: int
     assert not list((out / "checkpoints").glob(".building*")), "what a kill left behind is cleared"
 
 
+@pytest.mark.slow
 def test_killed_at_random_until_it_is_done(uninterrupted: Path) -> None:
     out, draw, kills = uninterrupted / "random", random.Random(0), 0
     for _ in range(4):
@@ -128,3 +129,18 @@ def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -
         assert list_checkpoints(out / "checkpoints")[-1].name == f"step-{events[-1]['step']:08d}"
     assert finish(uninterrupted, out) == 0
     assert_same(final_state(out), final_state(uninterrupted / "whole"))
+
+
+def test_sigterm_before_training_is_one_sentence(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus", documents=20_000)
+    command = [sys.executable, "-m", "unicloze", "prepare", "--data.corpus", str(corpus), "--out", str(tmp_path / "data")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not list(tmp_path.glob(".data.partial-*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert b"Stopped by SIGTERM." in said
+    assert b"Traceback" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
