@@ -21,6 +21,20 @@ def test_compiled_and_plain_hash_agree(dtype: torch.dtype) -> None:
     assert torch.equal(dropout._drop_compiled(library, x, *arguments), dropout._drop_numpy(x, *arguments))
 
 
+def test_threads_change_nothing() -> None:
+    x = torch.randn(3 * dropout.ELEMENTS_PER_THREAD + 17, generator=torch.Generator().manual_seed(0))
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(DropoutKey(1)(x, 0.1))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
 def test_works_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(1000)
     with_compiler = DropoutKey(1)(x, 0.3)

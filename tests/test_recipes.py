@@ -120,7 +120,8 @@ def test_quickstart_needs_nothing_but_python() -> None:
     recipe = load_recipe("quickstart")
     assert recipe.data.corpus == ["python-docs"]
     assert recipe.tokenizer.path is None
-    assert recipe.objective == ObjectiveSettings()
+    faithful = ObjectiveSettings(high_mask_share=0.7, high_mask_rate=0.4)
+    assert recipe.objective == faithful
 
 
 # How they are read

@@ -133,7 +133,16 @@ def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -
 
 def test_sigterm_before_training_is_one_sentence(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus", documents=20_000)
-    command = [sys.executable, "-m", "unicloze", "prepare", "--data.corpus", str(corpus), "--out", str(tmp_path / "data")]
+    command = [
+        sys.executable,
+        "-m",
+        "unicloze",
+        "prepare",
+        "--data.corpus",
+        str(corpus),
+        "--out",
+        str(tmp_path / "data"),
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     until = time.monotonic() + 60
     while time.monotonic() < until and not list(tmp_path.glob(".data.partial-*")):

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from unicloze import keyed
+
+ELEMENTS_PER_THREAD = 1 << 19
+"""Below this, starting a thread costs more than it saves."""
 
 SOURCE = """
 #include <stddef.h>
@@ -80,13 +84,29 @@ def _compiled() -> ctypes.CDLL | None:
             return None
 
 
+@functools.cache
+def _workers(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="unicloze-dropout")
+
+
 def _drop_compiled(library: ctypes.CDLL, x: Tensor, words: tuple[int, int], threshold: int, scale: float) -> Tensor:
     out = torch.empty_like(x)
     function = library.drop_float32 if x.dtype == torch.float32 else library.drop_bfloat16
-    function(
-        ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(out.data_ptr()), ctypes.c_size_t(x.numel()), ctypes.c_uint32(0),
-        ctypes.c_uint32(words[0]), ctypes.c_uint32(words[1]), ctypes.c_uint32(threshold), ctypes.c_float(scale),
-    )  # fmt: skip
+
+    def drop(first: int, last: int) -> None:
+        shift = first * x.element_size()
+        function(
+            ctypes.c_void_p(x.data_ptr() + shift), ctypes.c_void_p(out.data_ptr() + shift), ctypes.c_size_t(last - first),
+            ctypes.c_uint32(first), ctypes.c_uint32(words[0]), ctypes.c_uint32(words[1]), ctypes.c_uint32(threshold),
+            ctypes.c_float(scale),
+        )  # fmt: skip
+
+    threads = min(torch.get_num_threads(), x.numel() // ELEMENTS_PER_THREAD)
+    if threads < 2:
+        drop(0, x.numel())
+    else:
+        bounds = [x.numel() * part // threads for part in range(threads + 1)]
+        list(_workers(threads).map(drop, bounds[:-1], bounds[1:]))
     return out
 
 
