@@ -146,7 +146,7 @@ def test_files_that_are_no_tokenizer_are_named(tmp_path: Path) -> None:
     with pytest.raises(UniclozeError, match=r"There is no .*nowhere\.json"):
         Tokenizer.load(tmp_path / "nowhere.json")
     (tmp_path / "a.json").write_text(json.dumps({"model": "?"}))
-    with pytest.raises(UniclozeError, match=r"a\.json is no tokenizer\.json"):
+    with pytest.raises(UniclozeError, match=r"a\.json is damaged or no tokenizer\.json"):
         Tokenizer.load(tmp_path / "a.json")
     (tmp_path / "v.txt").write_bytes(b"[PAD]\n\xff\n")
     with pytest.raises(UniclozeError, match=r"v\.txt is no UTF-8 at byte 6"):

@@ -203,10 +203,11 @@ def _summary(logs: Logs | None) -> tuple[float | None, list[float | None] | None
 
 def _note(objective: ObjectiveSettings, chain: bool, unscored: int, windows: int) -> str | None:
     notes = []
-    if chain and objective.high_mask_share == 0 and objective.mask_rate < 0.5:
+    highest = max(objective.mask_rate, objective.high_mask_rate if objective.high_mask_share > 0 else 0)
+    if chain and highest < 0.8:
         notes.append(
-            f"the chain rule masks the whole text and the model was trained at a mask rate of {objective.mask_rate:.0%}"
-            " only (objective.high_mask_share is 0): the first tokens are predicted from far less than it is used to"
+            f"the chain rule masks the whole text and the model was trained at mask rates up to {highest:.0%} only "
+            "(objective.high_mask_share and high_mask_rate): the first tokens are predicted from far less than it is used to"
         )
     if unscored:
         notes.append(f"{unscored} tokens that the vocabulary cannot spell are not scored")
