@@ -257,9 +257,10 @@ class SelfAttention(nn.Module):
             query = self._heads(functional.linear(select_slots(hidden, selected), weight[:size], bias[:size]))
             keys_and_values = functional.linear(hidden, weight[size:], bias[size:])
             key, value = (self._heads(part) for part in keys_and_values.split(size, dim=-1))
+        queries = query.split([region.last - region.first for region in regions], dim=2)
         parts = [
             attend(
-                query[:, :, region.first : region.last],
+                part,
                 key[:, :, : region.keys],
                 value[:, :, : region.keys],
                 region,
@@ -267,7 +268,7 @@ class SelfAttention(nn.Module):
                 dropout=dropout,
                 rate=self.rate,
             )
-            for region in regions
+            for part, region in zip(queries, regions, strict=True)
         ]
         attended = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
         projected: Tensor = self.output(attended.transpose(1, 2).flatten(2))
