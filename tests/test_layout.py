@@ -17,7 +17,7 @@ PACKAGE = Path(unicloze.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
-    {"errors", "settings"},
+    {"errors", "settings", "files"},
     {"keyed", "recipes", "visibility", "example"},
     {"text", "objectives", "tasks", "model"},
     {"training", "decoding"},

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -19,6 +18,7 @@ import yaml
 from jsonargparse import ArgumentError
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import replace_file
 from unicloze.recipes.schema import KEYS, SECTIONS, Setting, expected, flatten, nested, parse_options, recipe_parser
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe
@@ -67,20 +67,9 @@ def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
     values = recipe.to_dict()
     values["training"]["betas"] = list(values["training"]["betas"])
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
-    temporary: Path | None = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=target.parent, prefix=".recipe-", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(target)
+        replace_file(target, text)
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         raise UniclozeError(f"{target}: cannot write the recipe: {error.strerror}.") from error
 
 

@@ -7,7 +7,6 @@ import math
 import os
 import shlex
 import statistics
-import tempfile
 from datetime import UTC, datetime
 from html import escape
 from importlib import resources
@@ -16,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from unicloze.errors import UniclozeError
+from unicloze.files import replace_file
 from unicloze.recipes import load_recipe
 from unicloze.report.curves import Line, line_chart, short
 from unicloze.report.example_view import ExampleView, example_of, example_title
@@ -304,19 +304,9 @@ def _write(path: Path, text: str) -> None:
     Raises:
         UniclozeError: It cannot be written.
     """
-    temporary: Path | None = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=".report-", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            file.write(text)
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        replace_file(path, text)
     except OSError as error:
         raise UniclozeError(
             f"{path}: cannot write the report: {error.strerror}; give another file with --out."
         ) from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
