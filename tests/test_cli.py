@@ -257,8 +257,8 @@ def test_score_as_text_and_json(here: Path, command: Command) -> None:
 
 
 def test_choices_are_those_of_their_rooms() -> None:
-    assert get_args(infill.Order) == cli.ORDERS
-    assert get_args(blimp.Mode) == cli.MODES
+    assert get_args(infill.Order) == cli.use.ORDERS
+    assert get_args(blimp.Mode) == cli.use.MODES
 
 
 def test_evaluate_as_text_and_json(here: Path, tmp_path: Path, command: Command) -> None:

@@ -1,0 +1,121 @@
+"""The verbs that use a trained model."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from unicloze import terminal, verbs
+from unicloze.cli.parser import Parser, Verb, clean, json_option, model_option, quiet_option, show
+
+ORDERS = "confidence", "left-to-right", "span"
+"""Of `unicloze fill`; repeated from `unicloze.decoding.infill`, which takes torch to import."""
+MODES = "pseudo", "chain", "both"
+"""Of `unicloze evaluate`; repeated from `unicloze.evaluation.blimp`."""
+
+
+def _fill_options(parser: Parser) -> None:
+    model_option(parser)
+    parser.add_argument(
+        "--text", metavar="TEXT", type=clean, required=True, help='text with "[MASK]" where a token is missing'
+    )
+    parser.add_argument(
+        "--top-k", metavar="K", type=int, default=5, help="candidates to show for each mask (default: 5)"
+    )
+    parser.add_argument(
+        "--order",
+        choices=ORDERS,
+        help="fill one mask after the other by PAR in this order (default: all at once by AE)",
+    )
+    json_option(parser)
+
+
+def _fill(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
+    result = verbs.fill(model=options.model, text=options.text, top_k=options.top_k, order=options.order)
+    show(options, asdict(result), terminal.fill_text(result))
+    return 0
+
+
+def _score_options(parser: Parser) -> None:
+    model_option(parser)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--text", metavar="TEXT", type=clean, help="text to score")
+    source.add_argument("--file", metavar="FILE", help="file to score: .txt, .jsonl or .parquet, also .gz and .zst")
+    json_option(parser)
+
+
+def _score(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
+    scores = verbs.score(model=options.model, text=options.text, file=options.file)
+    for note in dict.fromkeys(score.note for score in scores if score.note):
+        terminal.say("note", note)
+    show(options, [asdict(score) for score in scores], terminal.scores_text(scores))
+    return 0
+
+
+def _evaluate_options(parser: Parser) -> None:
+    model_option(parser)
+    parser.add_argument(
+        "--blimp", metavar="PATH", required=True, help="folder of BLiMP's .jsonl files, or an archive of them"
+    )
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        help="compare sentences by their pseudo-log-likelihood or by the chain rule (default: pseudo where the model "
+        "defines it, else chain)",
+    )
+    parser.add_argument("--limit", metavar="N", type=int, help="take only the first N pairs of each set")
+    parser.add_argument(
+        "--filter",
+        metavar="FILE|corpus",
+        help="keep only pairs of known words: of a list, one a line, or those that occur twice or more in the corpus the "
+        "model was trained on",
+    )
+    quiet_option(parser)
+    json_option(parser)
+
+
+def _evaluate(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
+    result = verbs.evaluate(
+        model=options.model,
+        blimp=options.blimp,
+        mode=options.mode,
+        limit=options.limit,
+        filter=options.filter,
+        quiet=options.quiet,
+    )
+    show(options, result.to_dict(), str(result))
+    return 0
+
+
+VERBS = {
+    "fill": Verb(
+        purpose="Fill the [MASK]s of a text: candidates for each at once, or one after the other in an order.",
+        examples=(
+            'unicloze fill --model runs/quickstart --text "Return a [MASK] of the given list."',
+            'unicloze fill --model runs/quickstart --text "If the [MASK] does not [MASK], an error is raised."'
+            " --order confidence --json",
+        ),
+        options=_fill_options,
+        run=_fill,
+    ),
+    "score": Verb(
+        purpose="Log-likelihood of a text by the chain rule of its steps, and its pseudo-log-likelihood.",
+        examples=(
+            'unicloze score --model runs/quickstart --text "Return a copy of the list."',
+            "unicloze score --model runs/quickstart --file sentences.txt --json",
+        ),
+        options=_score_options,
+        run=_score,
+    ),
+    "evaluate": Verb(
+        purpose="Accuracy on BLiMP's minimal pairs: is the acceptable sentence of each likelier?",
+        examples=(
+            "unicloze evaluate --model runs/quickstart --blimp blimp.tar.gz --limit 20",
+            "unicloze evaluate --model runs/quickstart --blimp blimp --mode both --filter words.txt --json",
+            "unicloze evaluate --model runs/quickstart --blimp blimp --filter corpus",
+        ),
+        options=_evaluate_options,
+        run=_evaluate,
+    ),
+}  # fmt: skip
