@@ -55,7 +55,9 @@ def meteor(
     found, wanted = _tokens(predictions, references, profile)
     room = library("pycocoevalcap.meteor.meteor", "coco")
     if shutil.which("java") is None:
-        raise UniclozeError("METEOR is a Java program and java is not on the PATH: install a Java runtime, or use `coco`.")
+        raise UniclozeError(
+            "METEOR is a Java program and java is not on the PATH: install a Java runtime, or use `coco`."
+        )
     numbers = range(len(found))
     program = room.Meteor()
     try:

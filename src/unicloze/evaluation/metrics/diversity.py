@@ -19,8 +19,8 @@ def diversity(predictions: Sequence[str], references: Sequence[Sequence[str]] = 
         references: Left out of account.
 
     Returns:
-        `entropy_4`, of the distribution of 4-grams over all texts, in nats (Zhang et al. 2018); `distinct_1` and `distinct_2`,
-        the n-grams that differ for each that occurs, from 0 to 1 (Li et al. 2016, Table 10's Div-1 and Div-2);
+        `entropy_4`, of the distribution of 4-grams over all texts, in nats (Zhang et al. 2018); `distinct_1` and
+        `distinct_2`, the n-grams that differ for each that occurs, from 0 to 1 (Li et al. 2016, Table 10's Div-1 and Div-2);
         `average_length` in tokens.
 
     Raises:

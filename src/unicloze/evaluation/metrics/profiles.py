@@ -14,7 +14,7 @@ from itertools import count
 
 _SENTENCE_ENDS: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"(?<=\s[.!?])\s+"), "\n"),
-    (re.compile(r"((?<=[.!?])(?<!\b\w\.)[\"'”’)\]]*)\s+(?=[\"'“‘(\[]*[A-Z0-9])"), r"\1\n"),
+    (re.compile(r"((?<=[.!?])(?<!\b\w\.)[\"'\u201d\u2019)\]]*)\s+(?=[\"'\u201c\u2018(\[]*[A-Z0-9])"), r"\1\n"),
 )
 _BRACKETS = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
 _LOWER_BRACKETS = {bracket: code.lower() for bracket, code in _BRACKETS.items()} | {
@@ -61,9 +61,7 @@ def sentences(text: str) -> str:
     return text if "\n" in text else _substituted(text, _SENTENCE_ENDS)
 
 
-def retokenise(
-    text: str, *, symbols: Mapping[str, str] | None = None, quotes: bool = True, dashes: bool = True
-) -> str:
+def retokenise(text: str, *, symbols: Mapping[str, str] | None = None, quotes: bool = True, dashes: bool = True) -> str:
     """Tokens of a WordPiece tokenizer in the spelling of the Penn Treebank.
 
     `do n ' t` becomes `do n't`, `John ' s` `John 's`, `3 , 000` `3,000`, `3 . 5` `3.5`, `U . N .` `U.N.`.
@@ -141,9 +139,7 @@ PROFILES: Mapping[str, Profile] = {
     "gigaword": Profile(
         prediction=lambda text: retokenise(text, symbols=_LOWER_BRACKETS).replace("1", "#"), reference=str.strip
     ),
-    "squad-qg": Profile(
-        prediction=lambda text: retokenise(text, symbols=_LOWER_BRACKETS).lower(), reference=str.strip
-    ),
+    "squad-qg": Profile(prediction=lambda text: retokenise(text, symbols=_LOWER_BRACKETS).lower(), reference=str.strip),
 }
 """By name. `sentences` only finds the sentences; `cnndm` keeps 160 tokens as UniLM's later release (s2s-ft) does, `cnndm-v1`
 70 as its first; `gigaword` writes numbers as `#`, which that data has for digits; `squad-qg` is for generated questions."""

@@ -45,7 +45,7 @@ def rouge(
             sums[f"{kind}_recall"] += score.recall
     note = f"Profile {profile}, Porter's stemmer."
     if unread:
-        note += f" {unread:,} references have no letter from a to z and no digit, which is all that ROUGE reads: they score 0."
+        note += f" {unread:,} references score 0: they have no letter from a to z and no digit, all that ROUGE reads."
     values = {name: 100 * total / len(predictions) for name, total in sums.items()}
     return MetricResult(metric="rouge", values=values, items=len(predictions), note=note)
 
