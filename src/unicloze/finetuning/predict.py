@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from unicloze.errors import UsageError
-from unicloze.evaluation.metrics.registry import METRICS
+from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData, blocks_by_length
@@ -71,21 +70,24 @@ def measure(predictions: Sequence[Prediction], data: TaskData, recipe: Recipe) -
     """What predictions are worth, by the metrics of the task.
 
     Raises:
-        UsageError: There is no such metric.
+        UsageError: There is no such metric (`task.metrics`).
         UniclozeError: A record has no answer, or a library that the metric needs is absent.
     """
     task = TASKS[recipe.task.kind]
-    for name in recipe.task.metrics:
-        if name not in METRICS:
-            raise UsageError(f"task.metrics names '{name}': known metrics are {', '.join(METRICS)}")
     references = [task.reference(record, recipe.task) for record in data.records]
     answers = [prediction["prediction"] for prediction in predictions]
-    return {name: METRICS[name](answers, references) for name in recipe.task.metrics}
+    ids = [record.id for record in data.records]
+    results = {}
+    for name in recipe.task.metrics:
+        by_id = metric(name).compares == "squad"
+        given = (dict(zip(ids, answers, strict=True)), dict(zip(ids, references, strict=True))) if by_id else None
+        results[name] = metric(name)(*(given or (answers, references)))
+    return results
 
 
 def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:
     """The one number that chooses the best checkpoint: more is better."""
-    first = recipe.task.metrics[0]
-    value = results[first].values[METRICS[first].headline]
+    first = metric(recipe.task.metrics[0])
+    value = results[recipe.task.metrics[0]].values[first.headline]
     # A correlation of constant predictions is no number: nothing is worse.
-    return -np.inf if np.isnan(value) else value if METRICS[first].higher_is_better else -value
+    return -np.inf if np.isnan(value) else value if first.higher_is_better else -value

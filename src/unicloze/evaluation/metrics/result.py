@@ -12,8 +12,6 @@ from unicloze.errors import UniclozeError, UsageError
 
 Compared = Literal["texts", "labels", "numbers", "tags", "squad", "coqa"]
 """What predictions and references are; `unicloze.evaluation.metrics.registry` says how each is passed."""
-Option = Literal["profile", "tokenize", "positive"]
-"""Settings of metrics; each takes those its entry in the registry names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +60,7 @@ class Metric:
         higher_is_better: Whether more of it is better.
         extra: The extra of the package whose libraries it needs; none if it needs none.
         options: Its options with the values each can have; an empty list allows any text.
+        needs_references: Whether it compares at all, or measures predictions by themselves.
     """
 
     purpose: str
@@ -70,7 +69,8 @@ class Metric:
     headline: str
     higher_is_better: bool = True
     extra: str | None = None
-    options: Mapping[Option, Sequence[str]] = field(default_factory=dict)
+    options: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    needs_references: bool = True
 
     def __call__(self, predictions: Any, references: Any, **options: Any) -> MetricResult:
         """Compare predictions with references.
@@ -83,7 +83,7 @@ class Metric:
             if name not in self.options:
                 known = ", ".join(self.options) or "none"
                 raise UsageError(f"This metric has no option {name}: it takes {known}.")
-            allowed = self.options[name]  # type: ignore[index]  # it is in there
+            allowed = self.options[name]
             if allowed and value not in allowed:
                 raise UsageError(f"{name} is {value!r}: give one of {', '.join(allowed)}.")
         return self.function(predictions, references, **options)
