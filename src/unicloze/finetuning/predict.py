@@ -13,6 +13,7 @@ from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData, blocks_by_length
+from unicloze.finetuning.generate import generated
 from unicloze.model.model import UnifiedModel
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
@@ -44,7 +45,8 @@ class TaskModel:
 def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list[Prediction]:
     """A prediction for each record, in their order."""
     task = TASKS[model.recipe.task.kind]
-    assert task.predict is not None
+    if task.predict is None:
+        return generated(model, data, progress=progress)
     return task.predict(data.records, data.rows, outputs_of(model, data.rows, progress=progress), model.recipe)
 
 
@@ -81,7 +83,8 @@ def measure(predictions: Sequence[Prediction], data: TaskData, recipe: Recipe) -
     for name in recipe.task.metrics:
         by_id = metric(name).compares == "squad"
         given = (dict(zip(ids, answers, strict=True)), dict(zip(ids, references, strict=True))) if by_id else None
-        results[name] = metric(name)(*(given or (answers, references)))
+        options = {key: value for key, value in recipe.task.metric_options.items() if key in metric(name).options}
+        results[name] = metric(name)(*(given or (answers, references)), **options)
     return results
 
 

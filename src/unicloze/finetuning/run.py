@@ -21,10 +21,12 @@ import torch
 from tqdm import tqdm
 
 from unicloze import __version__
+from unicloze.decoding.abilities import objective_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
-from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, steps_per_epoch
+from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, sample, steps_per_epoch
+from unicloze.finetuning.generate import ready_to_generate, target_loss
 from unicloze.finetuning.predict import TaskModel, headline, measure, predict
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
@@ -77,7 +79,7 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
     """
     if not recipe.task.kind:
         raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
-    own, sections = start.recipe, {}
+    own, sections = dataclasses.replace(start.recipe, objective=objective_of(start.recipe)), {}
     for section in ("data", "tokenizer", "objective", "model", "use"):
         kept = [key.partition(".")[2] for key in overridden if key.startswith(f"{section}.")]
         values = {name: getattr(getattr(recipe, section), name) for name in kept}
@@ -86,7 +88,10 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
         sections["model"], max_positions=start.model.max_positions, generator_size=0.0, memory=0
     )
     longest = min(recipe.task.max_length, start.model.max_positions)
-    return dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
+    recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
+    if TASKS[recipe.task.kind].predict is None:
+        recipe = ready_to_generate(recipe, start.tokenizer)
+    return recipe
 
 
 def finetune_run(
@@ -182,6 +187,7 @@ class _Run:
     ) -> None:
         self.recipe, self.start, self.train_data, self.dev, self.out = recipe, start, train, dev, out
         self.checkpoint, self.progress = checkpoint, progress
+        self.measured = dev and sample(dev, recipe.task.evaluate_records)
         self.compute = Compute(device=choose_device(recipe.training), precision=recipe.training.precision)
         model = ready_model(recipe, start.model.vocab_size, self.compute.device)
         self.drawn = start_weights(model, start)
@@ -307,17 +313,19 @@ class _Run:
 
     def _evaluate(self, state: TrainState) -> bool:
         """Measure, keep the best, save; says whether to stop early."""
-        if self.dev is not None:
+        if self.dev is not None and self.measured is not None:
             model = TaskModel(state.model.for_use(), self.tokenizer, self.recipe, self.compute)
-            predictions = predict(model, self.dev)
-            results = measure(predictions, self.dev, self.recipe)
+            predictions = predict(model, self.measured)
+            results = measure(predictions, self.measured, self.recipe)
             value = headline(results, self.recipe)
+            if TASKS[self.recipe.task.kind].predict is None:
+                results = {**results, "loss": target_loss(model, self.dev)}
             self.ledger.write(
                 "evaluate",
                 step=state.step,
                 headline=value,
                 results={name: result.to_dict() for name, result in results.items()},
-                records=len(self.dev.records),
+                records=len(predictions),
             )
             if self.progress:
                 shown = ", ".join(f"{k} {v:.2f}" for result in results.values() for k, v in result.values.items())

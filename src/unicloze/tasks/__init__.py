@@ -13,7 +13,7 @@ import numpy.typing as npt
 from unicloze.example import Examples
 from unicloze.model.task_heads import HeadSettings
 from unicloze.settings import Recipe
-from unicloze.tasks import classification
+from unicloze.tasks import classification, generation
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.tasks.task import Task
 from unicloze.text.tokenizers import Vocabulary
@@ -45,6 +45,17 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=classification.predict,
         reference=classification.reference,
+    ),
+    "generation": Task(
+        purpose="A text for another: a summary, a question, an answer, a response, a translation.",
+        roles=("source", "target", "references"),
+        resolve=generation.with_targets,
+        heads=generation.heads,
+        encode=generation.encode,
+        lay_out=generation.lay_out,
+        predict=None,
+        reference=generation.reference,
+        token_targets=(generation.TARGET,),
     ),
 }
 """Every kind of task, by `TaskSettings.kind`."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.settings import TaskSettings
+from unicloze.settings import PYTHON_DOCS, TaskSettings
+from unicloze.tasks import collections
+from unicloze.tasks.text_file import read_text
 
 LARGEST_FIELD = 1 << 27
 """Characters of a field of a .csv or .tsv."""
@@ -42,14 +43,27 @@ class Record:
         if not isinstance(value, str):
             name = settings.fields.get(role, role)
             has = ", ".join(map(str, self.fields)) or "nothing"
-            found = "is no text" if name in self.fields else f"is missing (it has {has})"
-            cure = "" if name in self.fields else f"; say where it is with --task.fields '{{{role}: NAME}}'"
+            found = f"is missing (it has {has})" if value is None else "is no text"
+            cure = "" if value is not None else f"; say where it is with --task.fields '{{{role}: NAME}}'"
             raise UniclozeError(f"{self.place}: the field '{name}' {found}{cure}")
         return value
 
     def get(self, settings: TaskSettings, role: str) -> Any:
-        """What it holds in a role, None if nothing."""
-        return self.fields.get(settings.fields.get(role, role))
+        """What it holds in a role, None if nothing; `answers.0.text` is the `text` of the first of its `answers`."""
+        name = settings.fields.get(role, role)
+        return self.fields[name] if name in self.fields else _inside(self.fields, name.split("."))
+
+
+def _inside(value: Any, path: Sequence[str]) -> Any:
+    """What lies in mappings and lists inside each other, None if there is nothing."""
+    for step in path:
+        if isinstance(value, Mapping):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            return None
+    return value
 
 
 def read_records(path: Path, settings: TaskSettings) -> list[Record]:
@@ -59,17 +73,17 @@ def read_records(path: Path, settings: TaskSettings) -> list[Record]:
         UsageError: The format is unknown or does not show in the name.
         UniclozeError: The file is absent, empty or not of its format; the message names the line.
     """
-    if not path.is_file():
+    name = settings.format if settings.format != "auto" else _format_of(path)
+    if name not in SOURCES and not path.is_file():
         raise UniclozeError(f"there is no file {path}: give a file of labelled records")
-    name = settings.format if settings.format != "auto" else path.name.removesuffix(".gz").rpartition(".")[2]
-    if name not in FORMATS:
-        raise UsageError(
-            f"{path}: '{name}' is no known format of records: set --task.format to one of {', '.join(FORMATS)}"
-        )
+    if name not in FORMATS and name not in SOURCES:
+        known = ", ".join([*FORMATS, *SOURCES])
+        raise UsageError(f"{path}: '{name}' is no known format of records: set --task.format to one of {known}")
     try:
+        lines = SOURCES[name](path) if name in SOURCES else FORMATS[name](read_text(path), path)
         found = [
             Record(str(fields.get(settings.fields.get("id", "id"), number)), fields, f"{path}, line {line}")
-            for number, (line, fields) in enumerate(FORMATS[name](_text(path), path))
+            for number, (line, fields) in enumerate(lines)
         ]
     except (OSError, EOFError) as error:
         raise UniclozeError(f"{path}: it cannot be read ({error})") from error
@@ -78,13 +92,14 @@ def read_records(path: Path, settings: TaskSettings) -> list[Record]:
     return found
 
 
-def _text(path: Path) -> str:
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise UniclozeError(f"{path}, line {line}: this is no UTF-8; convert the file") from error
+def _format_of(path: Path) -> str:
+    """The format that a name shows."""
+    if not path.is_file():
+        if path.parent.name == PYTHON_DOCS:
+            return PYTHON_DOCS
+        if "," in str(path):
+            return "parallel"
+    return path.name.removesuffix(".gz").rpartition(".")[2]
 
 
 def _jsonl(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -142,3 +157,11 @@ Reader = Callable[[str, Path], Iterator[tuple[int, dict[str, Any]]]]
 
 FORMATS: Mapping[str, Reader] = {"jsonl": _jsonl, "tsv": _tsv, "csv": _csv}
 """The text of a file to the line and the fields of each record."""
+
+SOURCES: Mapping[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
+    "parallel": collections.parallel,
+    "txt": collections.parallel,
+    "dstc7": collections.dstc7,
+    PYTHON_DOCS: collections.python_docs,
+}
+"""Where records come from that are no file of one record after the other: the line and the fields of each."""
