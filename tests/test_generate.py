@@ -135,7 +135,7 @@ class Uncached:
 def test_the_cache_changes_nothing(name: str, layout: str) -> None:
     """Sources of different lengths, hypotheses that change their parents at random, sources that leave, tokens swept out."""
     model = build(60, **MODELS[name])
-    given, count, steps = sources(9, 4, 12), 3, 14
+    given, count, steps = sources(9, 4, 12), 3, 18
     cached = Branches(IncrementalModel(model, torch.float32), LAYOUTS[layout], given, count=count, max_length=steps)
     whole = Uncached(model, LAYOUTS[layout], given, count)
     torch.testing.assert_close(cached.first(), whole.first(), atol=1e-5, rtol=1e-5)
