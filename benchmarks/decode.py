@@ -47,7 +47,7 @@ SIZES: dict[str, dict[str, Any]] = {
         beams=5,
         batch=8,
     ),
-}
+}  # fmt: skip
 VOCABULARY = 30522
 SPECIAL = 7
 PAD, SOS, EOS, PSEUDO = 0, 3, 4, 6
@@ -194,7 +194,7 @@ def reprojecting(spec: dict[str, Any]) -> Run:
 
     model, layout = built(spec, "pseudo")
     backbone, beams, device = model.backbone, spec["beams"], torch.device(spec["device"])
-    given = torch.tensor([layout.row(source) for source in sources(spec)[:, 2:]], device=device, dtype=torch.long)
+    given = torch.stack([torch.from_numpy(layout.row(source)) for source in sources(spec)[:, 2:]]).long().to(device)
 
     def layers(
         hidden: torch.Tensor, history: list[torch.Tensor] | None, bias: torch.Tensor
