@@ -132,15 +132,17 @@ class Uncached:
         ("t5", "next"),
     ],
 )
-def test_the_cache_changes_nothing(name: str, layout: str) -> None:
+def test_the_cache_changes_nothing(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources of different lengths, hypotheses that change their parents at random, sources that leave, tokens swept out."""
+    monkeypatch.setattr("unicloze.decoding.branches.STEPS_AT_ONCE", 4)
+    monkeypatch.setattr("unicloze.model.cache._aligned", int)
     model = build(60, **MODELS[name])
-    given, count, steps = sources(9, 4, 12), 3, 14
+    given, count, steps = sources(9, 4, 12), 3, 18
     cached = Branches(IncrementalModel(model, torch.float32), LAYOUTS[layout], given, count=count, max_length=steps)
     whole = Uncached(model, LAYOUTS[layout], given, count)
     torch.testing.assert_close(cached.first(), whole.first(), atol=1e-5, rtol=1e-5)
     draw = torch.Generator().manual_seed(3)
-    swept = False
+    swept = grown = False
     for number in range(steps - 1):
         rows = len(cached)
         tokens = torch.randint(toys.FIRST_ORDINARY, 50, (rows, count), generator=draw)
@@ -148,11 +150,12 @@ def test_the_cache_changes_nothing(name: str, layout: str) -> None:
         before = cached.cached_slots
         torch.testing.assert_close(cached.step(tokens, parents), whole.step(tokens, parents), atol=2e-5, rtol=1e-5)
         swept |= cached.cached_slots < before + count
+        grown |= cached.cached_slots > 14 + 5 * count
         if number == 4:
             kept = torch.tensor([2, 0])
             cached.keep(kept)
             whole.keep(kept)
-    assert swept
+    assert swept and grown
 
 
 def test_layers_that_read_nearby_slots_only() -> None:
@@ -172,7 +175,8 @@ def test_a_cache_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     model = toys.model(positions=60).eval()
     settings = DecodingSettings(beams=3, max_length=20, min_length=20)
     expected = generate_tokens(model, given, settings, PSEUDO_LAYOUT)
-    monkeypatch.setattr("unicloze.decoding.branches.STEPS_AT_ONCE", 3)
+    monkeypatch.setattr("unicloze.decoding.branches.STEPS_AT_ONCE", 1)
+    monkeypatch.setattr("unicloze.model.cache._aligned", int)
     assert approximately(generate_tokens(model, given, settings, PSEUDO_LAYOUT)) == approximately(expected)
 
 

@@ -18,10 +18,8 @@ from unicloze.decoding.layout import GenerationLayout
 from unicloze.decoding.sources import Sources
 from unicloze.model.packed import IncrementalModel
 
-STEPS_AT_ONCE = 128
-"""Steps a cache has room for before it grows."""
-SWEEP_EVERY = 8
-"""Steps between two looks at how much of the cache is still read."""
+STEPS_AT_ONCE = 16
+"""Steps a cache has room for before it is swept or grows."""
 
 
 class Branches:
@@ -120,19 +118,15 @@ class Branches:
         return self.count * (steps + (self._layout.predicts == "pseudo"))
 
     def _make_room(self) -> None:
-        if self._written % SWEEP_EVERY == 0:
-            self._sweep()
-        needed = self._sources.cache.filled + self._slots_of(1)
-        if needed > self._sources.cache.capacity:
-            more = self._slots_of(min(self._steps_left, STEPS_AT_ONCE))
-            self._sources.cache.grow(self._sources.cache.filled + more)
-
-    def _sweep(self) -> None:
-        """Forget the tokens that no hypothesis descends from, if they are many."""
-        alive = self._ancestors.any(dim=1)
-        most = int(alive.sum(dim=1).max()) if alive.numel() else 0
-        if 2 * alive.shape[1] < 3 * most + 8 * self.count:
+        """See that the next step fits: forget the tokens no hypothesis descends from if they are many, else grow."""
+        cache, needed = self._sources.cache, self._slots_of(1)
+        if cache.filled + needed <= cache.capacity:
             return
-        kept = alive.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
-        self._sources.cache.keep_slots(self._sources.readable.shape[1], kept)
-        self._ancestors = self._ancestors.gather(2, kept[:, None, :].expand(-1, self.count, -1))
+        alive = self._ancestors.any(dim=1)
+        most = int(alive.sum(dim=1).max())
+        if alive.shape[1] - most >= self._slots_of(STEPS_AT_ONCE) // 2:
+            kept = alive.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
+            cache.keep_slots(self._sources.readable.shape[1], kept)
+            self._ancestors = self._ancestors.gather(2, kept[:, None, :].expand(-1, self.count, -1))
+        else:
+            cache.grow(cache.filled + self._slots_of(min(self._steps_left, STEPS_AT_ONCE)))

@@ -5,8 +5,8 @@ wherever they stand (UniLMv2, equation 6). So every step puts a pseudo mask at e
 the known tokens and itself, and keeps the tokens the model is most certain of. Their own slots read source, known tokens and
 each other, like the tokens of one factorization step, and join the cache.
 
-The target has `max_length` positions. Once an [EOS] is among the known tokens the positions behind it are given up; so a text
-is as long as the model finds right.
+The target has `max_length` positions. Once an [EOS] is among the known tokens no position behind it is filled any more, and
+what was filled there is dropped at the end; so a text is as long as the model finds right.
 """
 
 from __future__ import annotations
@@ -57,13 +57,12 @@ def fill_in_parallel(model: IncrementalModel, sources: Sequence[npt.NDArray[np.i
     logs = torch.zeros(rows, longest, dtype=torch.float64, device=device)
     is_open = torch.ones(rows, longest, dtype=torch.bool, device=device)
     stops_at = torch.full((rows, 1), longest, device=device)
-    written = torch.zeros(rows, 0, dtype=torch.long, device=device)  # position of each token behind the sources
-    counts = torch.zeros(rows, 0, dtype=torch.bool, device=device)  # whether others may read it
-    new = written
+    new = torch.zeros(rows, 0, dtype=torch.long, device=device)
+    known = torch.zeros(rows, 0, dtype=torch.bool, device=device)  # which slots behind the sources hold a token
     while bool(is_open.any()):
         widest = int(is_open.sum(dim=1).max())
         asked = is_open.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :widest]
-        logits = _predict(given, tokens, new, asked, counts & (written < stops_at))
+        logits = _predict(given, tokens, new, asked, known)
         cache.filled += new.shape[1]
         allowed = torch.log_softmax(logits, dim=2)
         allowed.index_fill_(2, torch.tensor(layout.never, dtype=torch.long, device=device), NEVER)
@@ -79,7 +78,7 @@ def fill_in_parallel(model: IncrementalModel, sources: Sequence[npt.NDArray[np.i
         ends = torch.where(~is_open & (tokens == layout.stop), place, longest).amin(dim=1, keepdim=True)
         stops_at = torch.minimum(stops_at, ends)
         is_open &= place < stops_at
-        written, counts = torch.cat([written, new], dim=1), torch.cat([counts, is_new], dim=1)
+        known = torch.cat([known, is_new], dim=1)
         yield []
     found = zip(tokens.tolist(), logs.tolist(), stops_at[:, 0].tolist(), strict=True)
     return [[_text(*target, settings.length_penalty)] for target in found]
@@ -93,7 +92,7 @@ def _predict(given: Sources, tokens: Tensor, new: Tensor, asked: Tensor, known: 
         tokens: The targets. *Shape:* (rows, longest)
         new: Positions of the newest known tokens. *Shape:* (rows, new)
         asked: Positions to predict. *Shape:* (rows, asked)
-        known: Which tokens behind the sources, the newest included, are to be read. *Shape:* (rows, known)
+        known: Which slots behind the sources, those of the newest tokens included, hold a token. *Shape:* (rows, known)
 
     Returns:
         *Shape:* (rows, asked, vocabulary)

@@ -13,8 +13,8 @@ from unicloze.decoding.layout import GenerationLayout
 from unicloze.errors import UsageError
 from unicloze.model.packed import IncrementalModel
 
-PAIRS_AT_ONCE = 1 << 21
-"""Pairs of a query and a key of one pass over the sources: its scores take 4 bytes a head for each."""
+PAIRS_AT_ONCE = 1 << 20
+"""Pairs of a query and a key of one pass over the sources: its scores should stay in the processor's cache."""
 
 
 class Sources:
@@ -73,11 +73,21 @@ class Sources:
         Returns:
             Logits of the first token of each target. *Shape:* (rows, vocabulary)
         """
-        slots = self.readable.shape[1]
-        at_once = max(1, PAIRS_AT_ONCE // slots**2)
+        layout, width = self.layout, self._ids.shape[1]
+        at_once = max(1, PAIRS_AT_ONCE // width**2)
         parts = [self._encode(slice(i, i + at_once)) for i in range(0, len(self), at_once)]
-        self.cache.filled = slots
-        return torch.cat(parts)
+        self.cache.filled = width
+        opening = layout.pseudo if layout.predicts == "pseudo" else layout.opening
+        if opening is None:
+            return torch.cat(parts)
+        place = self.lengths[:, None]
+        segments = torch.full_like(place, layout.target_segment)
+        reads = torch.cat([self.readable[:, :width], torch.ones_like(place, dtype=torch.bool)], dim=1)
+        logits = self.model.extend(
+            self.cache, torch.full_like(place, opening)[:, :, None], place, segments, reads[:, None]
+        )
+        self.cache.filled = self.readable.shape[1]
+        return logits[:, 0]
 
     def keep(self, rows: Tensor) -> None:
         """Forget all sources but these. *Shape:* (rows kept,)"""
@@ -85,33 +95,24 @@ class Sources:
         self.lengths, self.readable = self.lengths[rows], self.readable[rows]
 
     def _encode(self, part: slice) -> Tensor:
+        """Write some of them; logits at the last slot of each, if those predict."""
         layout, ids, lengths = self.layout, self._ids[part], self.lengths[part, None]
         width = ids.shape[1]
         slot = torch.arange(width, device=ids.device)
-        positions, segments = slot.expand_as(ids), torch.full_like(ids, layout.source_segment)
-        reads = self.readable[part, None, :width].expand(-1, width, -1)
+        reads = self.readable[part, None, :width]
         if layout.decoder_only:
-            reads = reads & (slot <= slot[:, None])
-        # Padding reads itself too: in layers that read nearby slots only nothing else may be left to it.
-        reads = reads | (slot == slot[:, None])
-        predicting = lengths - 1
-        last = layout.pseudo if layout.predicts == "pseudo" else layout.opening
-        if last is not None:
-            ids = torch.cat([ids, torch.full_like(lengths, last)], dim=1)
-            positions = torch.cat([positions, lengths], dim=1)
-            segments = torch.cat([segments, torch.full_like(lengths, layout.target_segment)], dim=1)
-            reads = torch.cat([reads, self.readable[part, None, :width]], dim=1)
-            itself = torch.zeros_like(reads[:, :, :1])
-            itself[:, -1] = True
-            reads = torch.cat([reads, itself], dim=2)
-            predicting = torch.full_like(lengths, width)
+            # Padding reads itself too: in layers that read nearby slots only nothing else may be left to it.
+            reads = (reads & (slot <= slot[:, None])) | (slot == slot[:, None])
+        if int(lengths.min()) == width:
+            reads = reads[:1]
+        predicts = layout.predicts == "next" and layout.opening is None
         logits = self.model.extend(
             self.cache.of_rows(part),
             ids[:, :, None],
-            positions,
-            segments,
+            slot[None],
+            torch.full_like(slot[None], layout.source_segment),
             None if bool(reads.all()) else reads,
-            select=predicting,
+            select=lengths - 1 if predicts else slice(0, 0),
             local_width=layout.local_width,
         )
-        return logits[:, 0]
+        return logits.flatten(0, 1)

@@ -35,13 +35,14 @@ class Cache:
     def empty(
         cls, settings: ModelSettings, *, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> Cache:
-        """A cache with room for `capacity` slots in each row."""
+        """A cache with room for `capacity` slots in each row. Zeros, as what is masked must be finite."""
         heads, size = settings.num_heads, settings.hidden_size // settings.num_heads
+        capacity = _aligned(capacity)
         shape = rows, heads, size, capacity
         return cls(
-            keys=[torch.empty(shape, dtype=dtype, device=device) for _ in range(settings.num_layers)],
+            keys=[torch.zeros(shape, dtype=dtype, device=device) for _ in range(settings.num_layers)],
             values=[
-                torch.empty(rows, heads, capacity, size, dtype=dtype, device=device) for _ in range(settings.num_layers)
+                torch.zeros(rows, heads, capacity, size, dtype=dtype, device=device) for _ in range(settings.num_layers)
             ],
             positions=torch.zeros(rows, capacity, dtype=torch.long, device=device),
         )
@@ -66,6 +67,7 @@ class Cache:
 
     def grow(self, capacity: int) -> None:
         """Make room for so many slots in each row."""
+        capacity = _aligned(capacity)
 
         def larger(slots: int, part: Tensor) -> Tensor:
             shape = list(part.shape)
@@ -104,3 +106,8 @@ class Cache:
             self.keys[number] = change(3, keys)
             self.values[number] = change(2, values)
         self.positions = change(1, self.positions)
+
+
+def _aligned(capacity: int) -> int:
+    """The next multiple of 32, at which rows of keys begin at whole cache lines."""
+    return -(-capacity // 32) * 32

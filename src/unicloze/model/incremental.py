@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from unicloze.errors import UniclozeError
 from unicloze.model.attention import RelativeBias, SelfAttention, additive, select_slots
 from unicloze.model.backbone import Backbone, Layer, score_dtype
 from unicloze.model.cache import Cache
+
+FEW = 8
+"""If the keys are so many times the slots, the slots attend to the cache's whole capacity under their mask: in bf16 torch
+copies keys and values that do not fill their tensor, which costs as much as attention itself."""
 
 
 def extend(
@@ -35,10 +40,10 @@ def extend(
         backbone: The layers.
         cache: Has room for the slots.
         input_ids: Tokens; several slots may stand for one position. *Shape:* (rows, positions, slots of a position)
-        position_ids: *Shape:* (rows, positions)
-        segment_ids: *Shape:* (rows, positions)
+        position_ids: *Shape:* (rows or 1, positions), 1 only if the cache is empty
+        segment_ids: *Shape:* (rows or 1, positions)
         reads: Which keys each slot reads, of those in the cache and these, which follow them; all if None.
-            *Shape:* (rows or 1, slots, keys)
+            *Shape:* (rows or 1, slots or 1, keys)
         select: Of the last layer return these slots only: the same ones in all rows, or for each row its own,
             *Shape:* (rows, selected). All if None.
         local_width: How many positions back a slot reads in the layers that read nearby slots only.
@@ -50,11 +55,14 @@ def extend(
         *Shape:* (rows, slots or selected, hidden size)
     """
     copies = input_ids.shape[2]
-    first, last = cache.filled, cache.filled + input_ids.shape[1] * copies
+    first, slots = cache.filled, input_ids.shape[1] * copies
+    last = first + slots
     cache.positions[:, first:last] = position_ids.repeat_interleave(copies, dim=1)
     hidden = backbone.embeddings.embed(input_ids, position_ids[:, :, None], segment_ids[:, :, None], None).flatten(1, 2)
     dtype = score_dtype(hidden)
-    key_positions = cache.positions[:, :last]
+    if reads is not None and FEW * slots <= last < cache.capacity:
+        reads, last = functional.pad(reads, (0, cache.capacity - last)), cache.capacity
+    key_positions = cache.positions[: len(position_ids), :last]
     biases = {"full": _bias(backbone.relative, position_ids, copies, key_positions, reads, dtype)}
     if "local" in backbone.visibility:
         near = _near(position_ids, copies, key_positions, local_width)
@@ -62,7 +70,7 @@ def extend(
         biases["local"] = _bias(backbone.relative, position_ids, copies, key_positions, near, dtype)
     for number, (layer, name) in enumerate(zip(backbone.layers, backbone.visibility, strict=True)):
         chosen = select if number == len(backbone.layers) - 1 else None
-        hidden = _layer(layer, hidden, cache.keys[number], cache.values[number], first, biases[name], chosen)
+        hidden = _layer(layer, hidden, cache.keys[number], cache.values[number], (first, last), biases[name], chosen)
     normed: Tensor = backbone.final_norm(hidden)
     return normed
 
@@ -85,15 +93,17 @@ def _bias(
     key_positions: Tensor,
     reads: Tensor | None,
     dtype: torch.dtype,
-) -> Tensor | None:
-    """What is added to the scores. *Shape:* (rows or 1, heads or 1, slots, keys)"""
-    bias = None if reads is None else additive(reads, dtype)
+) -> list[Tensor]:
+    """What is added to the scores, one after the other. *Shape:* (rows or 1, heads or 1, slots or 1, keys) each"""
+    bias = [] if reads is None else [additive(reads, dtype)]
     if relative is None:
         return bias
     distance: Tensor = relative(positions, key_positions).to(dtype)
     if copies > 1:
         distance = distance.repeat_interleave(copies, dim=2)
-    return distance if bias is None else distance.add_(bias)
+    if bias and len(bias[0]) == len(distance):
+        return [distance.add_(bias[0])]
+    return [distance, *bias]
 
 
 def _layer(
@@ -101,13 +111,13 @@ def _layer(
     hidden: Tensor,
     keys: Tensor,
     values: Tensor,
-    first: int,
-    bias: Tensor | None,
+    places: tuple[int, int],
+    bias: list[Tensor],
     select: slice | Tensor | None,
 ) -> Tensor:
     assert isinstance(layer, Layer)
     normed = layer.attention_norm(hidden) if layer.norm_first else hidden
-    update = _attention(layer.attention, normed, keys, values, first, bias, select)
+    update = _attention(layer.attention, normed, keys, values, places, bias, select)
     return layer.complete(_selected(hidden, select), update, None)
 
 
@@ -116,21 +126,23 @@ def _attention(
     hidden: Tensor,
     keys: Tensor,
     values: Tensor,
-    first: int,
-    bias: Tensor | None,
+    places: tuple[int, int],
+    bias: list[Tensor],
     select: slice | Tensor | None,
 ) -> Tensor:
     rows, slots, width = hidden.shape
-    heads, last = attention.num_heads, first + slots
+    heads, (first, last) = attention.num_heads, places
     fused = attention.qkv(hidden)
     query, key, value = fused.view(rows, slots, 3, heads, width // heads).unbind(2)
-    keys[:, :, :, first:last].copy_(key.permute(0, 2, 3, 1))
-    values[:, :, first:last].copy_(value.transpose(1, 2))
+    keys[:, :, :, first : first + slots].copy_(key.permute(0, 2, 3, 1))
+    values[:, :, first : first + slots].copy_(value.transpose(1, 2))
+    if isinstance(select, slice) and select.stop == 0:
+        return hidden[:, :0]
     asking = _selected(query.flatten(2), select).unflatten(2, (heads, -1)) if select is not None else query
     asking = (asking * asking.shape[-1] ** -0.5).transpose(1, 2).flatten(0, 1)
     scores = torch.bmm(asking, keys[:, :, :, :last].flatten(0, 1)).unflatten(0, (rows, heads))
-    if bias is not None:
-        scores.add_(bias if select is None or bias.shape[2] == 1 else _selected_bias(bias, select))
+    for addend in bias:
+        scores.add_(addend if select is None or addend.shape[2] == 1 else _selected_bias(addend, select))
     attended = torch.bmm(torch.softmax(scores, dim=-1).flatten(0, 1), values[:, :, :last].flatten(0, 1))
     projected: Tensor = attention.output(attended.unflatten(0, (rows, heads)).transpose(1, 2).flatten(2))
     return projected
