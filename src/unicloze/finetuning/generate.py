@@ -34,8 +34,8 @@ def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
     """
     if recipe.model.positions == "transformer_xl":
         raise UsageError(
-            "a model with model.positions transformer_xl cannot be fine-tuned to generate: use one with learned positions or a "
-            "relative position bias"
+            "a model with model.positions transformer_xl cannot be fine-tuned to generate: use one with learned positions or "
+            "a relative position bias"
         )
     longest = min(recipe.decoding.max_length, generation.room(recipe)[1])
     decoding = dataclasses.replace(recipe.decoding, max_length=longest)

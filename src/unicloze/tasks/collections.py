@@ -1,4 +1,4 @@
-"""Records that are no file of one record after the other: line by line in two files, several files in an archive, docstrings."""
+"""Records that are no file of one record after the other: lines of two files, files of an archive, docstrings."""
 
 from __future__ import annotations
 
