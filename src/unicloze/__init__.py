@@ -24,11 +24,13 @@ if TYPE_CHECKING:
         evaluate,
         fill,
         finetune,
+        generate,
         inspect,
         predict,
         prepare,
         pretrain,
         score,
+        stream,
     )
 
 __version__ = "0.1.0"
@@ -41,6 +43,7 @@ __all__ = [
     "evaluate",
     "fill",
     "finetune",
+    "generate",
     "inspect",
     "load_model",
     "load_recipe",
@@ -48,6 +51,7 @@ __all__ = [
     "prepare",
     "pretrain",
     "score",
+    "stream",
 ]
 
 _HOMES = {

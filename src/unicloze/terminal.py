@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from unicloze.decoding.infill import FillResult
     from unicloze.decoding.likelihood import TextScore
     from unicloze.finetuning.seeds import FinetuneSummary
+    from unicloze.tasks.task import Prediction
     from unicloze.text.prepare import Prepared
     from unicloze.training.run import RunResult
     from unicloze.verbs import RecipeSummary
@@ -114,6 +115,12 @@ def finetune_text(summary: FinetuneSummary) -> str:
         each = ", ".join(f"{key} {spread}" for values in summary.scores.values() for key, spread in values.items())
         lines.append(f"{summary.out}: {len(summary.runs)} seeds: {each}")
     return "\n".join(lines)
+
+
+def generated_text(prediction: Prediction) -> str:
+    """What was generated for one source; if there are several texts, each with its score."""
+    several = prediction.get("candidates", [])
+    return "\n".join(f"{each['score']:9.3f}  {each['text']}" for each in several) or str(prediction["prediction"])
 
 
 def recipes_text(rows: Sequence[RecipeSummary]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,7 @@ from unicloze.example import collate
 from unicloze.finetuning.data import TaskData, blocks_by_length
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, generation
+from unicloze.tasks.records import Record
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 
@@ -47,19 +49,31 @@ def generated(model: TaskModel, data: TaskData, *, progress: bool = False) -> li
     """The text generated for each record, in their order; with `decoding.num_results` above 1 its rivals too."""
     tokenizer, decoding = model.tokenizer, model.recipe.decoding
     sources = {row.record: row.source for row in data.rows}  # a record with several targets has as many rows
+    longest = max(map(len, sources.values()), default=0) + generation.SOURCE_SPECIALS
+    if longest + decoding.max_length > model.model.max_positions:
+        raise UsageError(
+            f"decoding.max_length is {decoding.max_length}, and beside a source of {longest} tokens the model has positions for "
+            f"{model.model.max_positions - longest}: give no more"
+        )
     layout = with_token_ids(layout_of(model.recipe, tokenizer.vocabulary), decoding, tokenizer)
     found = generate_tokens(model.model, list(sources.values()), decoding, layout, progress=progress)
-    predictions: list[Prediction] = []
-    for record, hypotheses in zip(data.records, found, strict=True):
-        texts = [tokenizer.decode(hypothesis.tokens) for hypothesis in hypotheses]
-        prediction: Prediction = {"id": record.id, "prediction": texts[0]}
-        if decoding.num_results > 1:
-            scores = [round(hypothesis.score, 6) for hypothesis in hypotheses]
-            prediction["candidates"] = [
-                {"text": text, "score": score} for text, score in zip(texts, scores, strict=True)
-            ]
-        predictions.append(prediction)
-    return predictions
+    return [
+        prediction_of(record, [(tokenizer.decode(one.tokens), one.score) for one in hypotheses])
+        for record, hypotheses in zip(data.records, found, strict=True)
+    ]
+
+
+def prediction_of(record: Record, texts: Sequence[tuple[str, float]]) -> Prediction:
+    """The best of the texts generated for a record; with others and the scores of all where there are several.
+
+    Args:
+        record: The record.
+        texts: Each with its score, the best first.
+    """
+    prediction: Prediction = {"id": record.id, "prediction": texts[0][0]}
+    if len(texts) > 1:
+        prediction["candidates"] = [{"text": text, "score": round(score, 6)} for text, score in texts]
+    return prediction
 
 
 def target_loss(model: TaskModel, data: TaskData) -> MetricResult:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from unicloze.evaluation.metrics.coqa import Gold
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.example import collate
@@ -20,6 +22,12 @@ from unicloze.tasks import TASKS
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loop import Compute
+
+BY_ID: Mapping[str, Callable[[Any], Any]] = {
+    "squad": lambda texts: texts,
+    "coqa": lambda answers: Gold(**answers) if isinstance(answers, Mapping) else Gold(answers=answers),
+}
+"""Metrics that compare answers by the id of their question, and what they compare a task's reference as."""
 
 SLOTS_AT_ONCE = 8192
 """Slots of a forward pass, padding counted."""
@@ -81,8 +89,8 @@ def measure(predictions: Sequence[Prediction], data: TaskData, recipe: Recipe) -
     ids = [record.id for record in data.records]
     results = {}
     for name in recipe.task.metrics:
-        by_id = metric(name).compares == "squad"
-        given = (dict(zip(ids, answers, strict=True)), dict(zip(ids, references, strict=True))) if by_id else None
+        by_id = BY_ID.get(metric(name).compares)
+        given = by_id and (dict(zip(ids, answers, strict=True)), dict(zip(ids, map(by_id, references), strict=True)))
         options = {key: value for key, value in recipe.task.metric_options.items() if key in metric(name).options}
         results[name] = metric(name)(*(given or (answers, references)), **options)
     return results

@@ -16,10 +16,11 @@ before it. All draws are keyed by row.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,6 @@ from unicloze.settings import ObjectiveSettings, Recipe, TaskSettings
 from unicloze.tasks.parts import cut_parts, join_parts
 from unicloze.tasks.records import Record
 from unicloze.tasks.rows import Ints
-from unicloze.tasks.task import cut_note
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 from unicloze.text.windows import Windows, windows_of
 
@@ -43,6 +43,8 @@ Learning = Literal["pseudo", "masked", "next"]
 
 TARGET = "target"
 """Name of the predictions, however they are learned."""
+REFERENCES = "references"
+"""Role of what predictions are compared with, where that is not the target."""
 SOURCE_SPECIALS = 2
 """[SOS] and the [EOS] that ends a source."""
 SEGMENTS_OF_UNILM_V1 = 6
@@ -111,15 +113,53 @@ def room(recipe: Recipe) -> tuple[int, int]:
 
 
 def texts_of(record: Record, settings: TaskSettings, role: str) -> list[str]:
-    """The texts in a role: one, or the several of a list.
+    """The texts in a role: a text, that of a mapping with a `text` (SQuAD's answers), or those of a list of these.
 
     Raises:
-        UniclozeError: There is none; the message names the line.
+        UniclozeError: There is something else; the message names the line.
     """
-    value = record.get(settings, role)
-    if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
-        return value
-    return [record.text(settings, role)]
+    found = _texts_in(record.get(settings, role))
+    return [record.text(settings, role)] if found is None else found
+
+
+def _texts_in(value: Any) -> list[str] | None:
+    """The texts in a value, None if it holds something else."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping) and isinstance(value.get("text"), str):
+        return [value["text"]]
+    if not isinstance(value, list):
+        return None
+    several = [_texts_in(each) for each in value]
+    return None if None in several else [text for texts in several for text in texts or []]
+
+
+def has_target(record: Record, settings: TaskSettings) -> bool:
+    """Whether a record says what its target is."""
+    return any(record.get(settings, role) is not None for role in (TARGET, REFERENCES))
+
+
+def targets_of(record: Record, settings: TaskSettings) -> list[str]:
+    """What may be learned from a record: its targets, or else its references.
+
+    Raises:
+        UniclozeError: It has neither; the message names its line.
+    """
+    only_references = record.get(settings, TARGET) is None and record.get(settings, REFERENCES) is not None
+    return _some_texts(record, settings, REFERENCES if only_references else TARGET)
+
+
+def reference(record: Record, settings: TaskSettings) -> list[str]:
+    """What the prediction of a record is compared with: its references, or else its targets.
+
+    Raises:
+        UniclozeError: It has neither; the message names its line.
+    """
+    return _some_texts(record, settings, TARGET if record.get(settings, REFERENCES) is None else REFERENCES)
+
+
+def _some_texts(record: Record, settings: TaskSettings, role: str) -> list[str]:
+    return texts_of(record, settings, role) or [record.text(settings, role)]
 
 
 def with_targets(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
@@ -129,7 +169,7 @@ def with_targets(settings: TaskSettings, records: Sequence[Record]) -> TaskSetti
         UniclozeError: One has none; the message names its line.
     """
     for record in records:
-        texts_of(record, settings, TARGET)
+        targets_of(record, settings)
     return settings
 
 
@@ -139,38 +179,39 @@ def heads(_settings: TaskSettings) -> Mapping[str, HeadSettings]:
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[SourceTarget]:
-    """A row for each record, or for each target of each; without a target where no record has one.
+    """A row for each record, or for each target of each; without a target where a record has none.
 
     Raises:
-        UniclozeError: A record lacks a part of its source, or only some have a target; the message names its line.
+        UniclozeError: A record lacks a part of its source, or its target is no text; the message names its line.
     """
     task, generation = recipe.task, recipe.generation
     texts = [[" ".join(texts_of(record, task, role)) for role in generation.source] for record in records]
     tokens = iter(tokenizer.encode_batch([text for each in texts for text in each]))
     given = [[next(tokens) for _ in each] for each in texts]
-    learned = any(record.get(task, TARGET) is not None for record in records)
-    several = [texts_of(record, task, TARGET) if learned else [] for record in records]
+    several = [targets_of(record, task) if has_target(record, task) else [] for record in records]
     answers = iter(tokenizer.encode_batch([text for each in several for text in each]))
     for_source, for_target = room(recipe)
     copies = 1 + (learning_of(recipe) == "pseudo")
-    rows, cut = [], 0
+    rows, cut = [], [0, 0]
     for number, (ids, targets) in enumerate(
         zip(given, [[next(answers) for _ in each] for each in several], strict=True)
     ):
         kept = cut_parts(ids, for_source - SOURCE_SPECIALS, generation.keep)
         source = join_parts(kept, tokenizer.vocabulary.eos)
         shown: list[Ints | None] = [target[: for_target - 1] for target in targets]
-        cut += sum(map(len, kept)) < sum(map(len, ids)) or any(len(target) >= for_target for target in targets)
+        cut[0] += sum(map(len, kept)) < sum(map(len, ids))
+        cut[1] += any(len(target) >= for_target for target in targets)
         for target in (shown if generation.targets == "all" else shown[:1]) or [None]:
             slots = len(source) + SOURCE_SPECIALS + copies * (1 + len(() if target is None else target))
             rows.append(SourceTarget(record=number, source=source, target=target, slots=slots))
-    cut_note(cut, len(records), task.max_length)
+    if any(cut):
+        warnings.warn(
+            f"{cut[0]} of {len(records)} sources are longer than {for_source} tokens, special tokens included, and {cut[1]} "
+            f"targets longer than {for_target}: they are cut (generation.max_source and max_target, within task.max_length and "
+            "the model's positions)",
+            stacklevel=2,
+        )
     return rows
-
-
-def reference(record: Record, settings: TaskSettings) -> list[str]:
-    """What the prediction of a record is compared with: its references, or else its targets."""
-    return texts_of(record, settings, "references" if record.get(settings, "references") is not None else TARGET)
 
 
 def lay_out(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from unicloze.verbs.about import RecipeSummary, count_parameters, doctor, recipes
 from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike
 from unicloze.verbs.pretraining import compare, inspect, prepare, pretrain, report
-from unicloze.verbs.tasks import finetune, predict
+from unicloze.verbs.tasks import finetune, generate, predict, stream
 from unicloze.verbs.use import embed, evaluate, fill, score
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "evaluate",
     "fill",
     "finetune",
+    "generate",
     "inspect",
     "predict",
     "prepare",
@@ -33,4 +34,5 @@ __all__ = [
     "recipes",
     "report",
     "score",
+    "stream",
 ]
