@@ -52,8 +52,8 @@ def generated(model: TaskModel, data: TaskData, *, progress: bool = False) -> li
     longest = max(map(len, sources.values()), default=0) + generation.SOURCE_SPECIALS
     if longest + decoding.max_length > model.model.max_positions:
         raise UsageError(
-            f"decoding.max_length is {decoding.max_length}, and beside a source of {longest} tokens the model has positions for "
-            f"{model.model.max_positions - longest}: give no more"
+            f"decoding.max_length is {decoding.max_length}, and beside a source of {longest} tokens the model has positions "
+            f"for {model.model.max_positions - longest}: give no more"
         )
     layout = with_token_ids(layout_of(model.recipe, tokenizer.vocabulary), decoding, tokenizer)
     found = generate_tokens(model.model, list(sources.values()), decoding, layout, progress=progress)
