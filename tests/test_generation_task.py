@@ -38,11 +38,13 @@ from unicloze.tasks import TASKS, generation
 from unicloze.tasks.generation import SourceTarget, lay_out
 from unicloze.tasks.parts import chunk, cut_parts
 from unicloze.tasks.records import Record
+from unicloze.tasks.texts import targets_of
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loop import Compute
 from unicloze.training.models import LoadedModel, build_model, load_model
 
-WORDS = "alpha beta gamma delta eps zeta eta theta iota kappa mu nu xi pi rho chi".split()
+WORDS = ["alpha", "beta", "gamma", "delta", "eps", "zeta", "eta", "theta"]
+WORDS += ["iota", "kappa", "mu", "nu", "xi", "pi", "rho", "chi"]
 HEART = {
     "finetuning.epochs": 120,
     "finetuning.evaluations": 0.001,
@@ -53,6 +55,7 @@ HEART = {
     "decoding.beams": 1,
     "decoding.no_repeat_ngram": 0,
     "generation.target_noise": 0.0,
+    "training.label_smoothing": 0.0,
 }
 
 
@@ -70,7 +73,7 @@ def pairs(count: int = 16) -> list[dict[str, Any]]:
     return [
         {
             "source": f"{WORDS[i]} {WORDS[(i * 7 + 3) % 16]}",
-            "target": " ".join(WORDS[(i * 5 + j * j) % 16] for j in range(1 + i % 4)),
+            "target": " ".join(WORDS[(i * 5 + j * 3) % 16] for j in range(1 + i % 3)),
         }
         for i in range(count)
     ]
@@ -276,12 +279,12 @@ def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path, 
     said = verbs.generate(tmp_path / "run", file=train, out=tmp_path / "said.jsonl", quiet=True)
     assert [each["prediction"] for each in said] == [record["target"] for record in pairs()]
     assert [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()] == said
-    assert result.scores["coco"].values["bleu_4"] > 99 and result.scores["loss"].values["perplexity"] < 2
+    assert result.scores["coco"].values["bleu_1"] > 99 and result.scores["loss"].values["perplexity"] < 2
     assert "".join(verbs.stream(tmp_path / "run", pairs()[2]["source"])) == pairs()[2]["target"]
     assert verbs.predict(tmp_path / "run", train, quiet=True) == said
 
 
-EPOCHS = {"pseudo": 100, "masked": 200, "next": 60}
+EPOCHS = {"pseudo": 100, "masked": 150, "next": 50}
 
 
 LAYOUTS: dict[str, tuple[Recipe, dict[str, Any]]] = {
@@ -424,7 +427,7 @@ def test_parts_lists_and_references(start: LoadedModel) -> None:
     first = dataclasses.replace(recipe.task, fields={**recipe.task.fields, "target": "answers.0.text"})
     assert record.get(first, "target") == "mu"
     only_references = Record("1", {"references": ["mu", "nu"], **fields, "answers": None}, "line 2")
-    assert generation.targets_of(only_references, recipe.task) == ["mu", "nu"]
+    assert targets_of(only_references, recipe.task) == ["mu", "nu"]
 
 
 def test_long_parts_are_cut_first_and_chunks_hold_the_answer() -> None:

@@ -16,6 +16,7 @@ from unicloze.settings import Recipe
 from unicloze.tasks import classification, generation
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.tasks.task import Task
+from unicloze.tasks.texts import TARGET, reference
 from unicloze.text.tokenizers import Vocabulary
 
 
@@ -54,8 +55,8 @@ TASKS: Mapping[str, Task] = {
         encode=generation.encode,
         lay_out=generation.lay_out,
         predict=None,
-        reference=generation.reference,
-        token_targets=(generation.TARGET,),
+        reference=reference,
+        token_targets=(TARGET,),
     ),
 }
 """Every kind of task, by `TaskSettings.kind`."""
