@@ -44,6 +44,8 @@ def _lines(path: Path) -> list[str]:
 def dstc7(path: Path) -> Lines:
     """Track 2 of DSTC7 as its human evaluation was published: `context`, and the human responses as `references`.
 
+    Contexts without a human response are left out.
+
     Raises:
         UniclozeError: It is no such archive; the message names what is missing or the line.
     """
@@ -62,14 +64,15 @@ def dstc7(path: Path) -> Lines:
         if name not in tables:
             raise UniclozeError(f"{path} holds no {name}: give the archive of DSTC7's human evaluation")
     contexts, responses = (tables[name] for name in _DSTC7_TABLES)
-    references = {key: texts for key, *texts in (line.split("\t") for line in responses[1:])}
+    references = {key: list(filter(None, texts)) for key, *texts in (line.split("\t") for line in responses[1:])}
     for number, line in enumerate(contexts[1:], 2):
         key, *columns = line.split("\t")
-        if len(columns) != 2 or not references.get(key):
+        if len(columns) != 2 or key not in references:
             raise UniclozeError(
-                f"{path}, {_DSTC7_TABLES[0]}, line {number}: a context and a human response are expected"
+                f"{path}, {_DSTC7_TABLES[0]}, line {number}: three columns and a line of human responses are expected"
             )
-        yield number, {"id": key, "context": columns[1], "references": [text for text in references[key] if text]}
+        if references[key]:
+            yield number, {"id": key, "context": columns[1], "references": references[key]}
 
 
 _DSTC7_TABLES = "dstc7-task2-context.tsv", "dstc7-task2-gold_responses.tsv"
