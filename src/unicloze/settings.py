@@ -296,8 +296,57 @@ class UseSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What labelled records are and how they become rows; for fine-tuning.
+
+    Args:
+        kind: A key of `unicloze.tasks.TASKS`; nothing in a recipe for pre-training.
+        format: How a file holds its records: a key of `unicloze.tasks.records.FORMATS`, or `auto` by its name (.jsonl, .tsv,
+            .csv, also .gz).
+        fields: Where the file keeps what the task calls `text`, `pair`, `label`, ...; under that name if not given.
+        labels: The classes, in the order of their numbers; those of the training file, sorted, if not given.
+        metrics: What is measured on the development file, keys of `unicloze.evaluation.metrics.METRICS`; the first one
+            chooses the best checkpoint.
+        max_length: Most tokens of a row, special tokens included; what is longer is cut or windowed.
+        head: `dense` puts BERT's dense layer and tanh before the output layer (it can be exported), `plain` does not (as
+            both UniLM papers say).
+        pooling: What stands for a text: its `first` slot, its `last`, or the `mean` of all; as the model's recipe says
+            (`use.pooling`) if not given.
+    """
+
+    kind: str = ""
+    format: str = "auto"
+    fields: dict[str, str] = field(default_factory=dict)
+    labels: list[str] | None = None
+    metrics: list[str] = field(default_factory=list)
+    max_length: int = 128
+    head: Literal["dense", "plain"] = "dense"
+    pooling: Literal["first", "last", "mean"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuningSettings:
+    """How a task is learned, beside `TrainingSettings`, of which `steps` and `warmup_steps` follow from these.
+
+    Args:
+        epochs: Passes over the training file.
+        warmup_share: Share of the steps in which the learning rate rises.
+        evaluations: Evaluations on the development file in an epoch; 0.5 evaluates after every other epoch.
+        patience: Stop after so many evaluations without a better one; never if not given.
+    """
+
+    epochs: float = 3.0
+    warmup_share: float = 0.1
+    evaluations: float = 1.0
+    patience: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A complete, reproducible run: `recipes/*.yaml` and `RUN/recipe.yaml` hold one each."""
+    """A complete, reproducible run: `recipes/*.yaml` and `RUN/recipe.yaml` hold one each.
+
+    A recipe with a task is one for fine-tuning: data, tokenizer, objective and model are those of the model it starts from.
+    """
 
     name: str = "unnamed"
     provenance: Provenance = field(default_factory=Provenance)
@@ -307,6 +356,8 @@ class Recipe:
     model: ModelSettings = field(default_factory=ModelSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     use: UseSettings = field(default_factory=UseSettings)
+    task: TaskSettings = field(default_factory=TaskSettings)
+    finetuning: FinetuningSettings = field(default_factory=FinetuningSettings)
 
     def to_dict(self) -> dict[str, Any]:
         """This recipe as plain dictionaries and lists, fit for YAML and JSON."""

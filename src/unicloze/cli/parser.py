@@ -48,9 +48,11 @@ def recipe_option(parser: Parser, default: str) -> None:
     parser.add_argument("--recipe", metavar="NAME|FILE", default=default, help=f"recipe (default: {default})")
 
 
-def model_option(parser: Parser) -> None:
+def model_option(parser: Parser, required: bool = True) -> None:
     """`--model`."""
-    parser.add_argument("--model", metavar="DIR", required=True, help="directory of a run, or one of its checkpoints")
+    parser.add_argument(
+        "--model", metavar="DIR", required=required, help="directory of a run, or one of its checkpoints"
+    )
 
 
 def quiet_option(parser: Parser) -> None:

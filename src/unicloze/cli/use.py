@@ -8,6 +8,7 @@ from typing import Any
 
 from unicloze import terminal, verbs
 from unicloze.cli.parser import Parser, Verb, clean, json_option, model_option, quiet_option, show
+from unicloze.errors import UsageError
 
 ORDERS = "confidence", "left-to-right", "span"
 """Of `unicloze fill`; repeated from `unicloze.decoding.infill`, which takes torch to import."""
@@ -54,10 +55,8 @@ def _score(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
 
 
 def _evaluate_options(parser: Parser) -> None:
-    model_option(parser)
-    parser.add_argument(
-        "--blimp", metavar="PATH", required=True, help="folder of BLiMP's .jsonl files, or an archive of them"
-    )
+    model_option(parser, required=False)
+    parser.add_argument("--blimp", metavar="PATH", help="folder of BLiMP's .jsonl files, or an archive of them")
     parser.add_argument(
         "--mode",
         choices=MODES,
@@ -71,11 +70,39 @@ def _evaluate_options(parser: Parser) -> None:
         help="keep only pairs of known words: of a list, one a line, or those that occur twice or more in the corpus the "
         "model was trained on",
     )
+    parser.add_argument(
+        "--metric", metavar="NAME", help="compare predictions with references; `list` lists the metrics"
+    )
+    parser.add_argument("--predictions", metavar="FILE", help="predictions: .txt, .tsv, .jsonl or .json, also .gz")
+    parser.add_argument(
+        "--references",
+        metavar="FILE",
+        nargs="+",
+        default=[],
+        help="references, or several files where each has several",
+    )
+    parser.add_argument(
+        "--na-probabilities",
+        metavar="FILE",
+        help="for squad: how sure the model is that there is no answer, {id: number}",
+    )
+    parser.add_argument(
+        "--option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="setting of the metric, such as profile=cnndm, tokenize=none or positive=yes; may be repeated",
+    )
     quiet_option(parser)
     json_option(parser)
 
 
 def _evaluate(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
+    if options.metric == "list":
+        from unicloze.evaluation.metrics.registry import METRICS, described
+
+        show(options, {name: metric.purpose for name, metric in METRICS.items()}, described())
+        return 0
     result = verbs.evaluate(
         model=options.model,
         blimp=options.blimp,
@@ -83,9 +110,21 @@ def _evaluate(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
         limit=options.limit,
         filter=options.filter,
         quiet=options.quiet,
+        metric=options.metric,
+        predictions=options.predictions,
+        references=options.references,
+        na_probabilities=options.na_probabilities,
+        options=dict(map(_setting, options.option)),
     )
     show(options, result.to_dict(), str(result))
     return 0
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise UsageError(f"evaluate: --option {text} is no setting: write it as NAME=VALUE, such as profile=cnndm.")
+    return name, value
 
 
 VERBS = {
@@ -109,11 +148,14 @@ VERBS = {
         run=_score,
     ),
     "evaluate": Verb(
-        purpose="Accuracy on BLiMP's minimal pairs: is the acceptable sentence of each likelier?",
+        purpose="Accuracy of a model on BLiMP's minimal pairs, or predictions against references by any metric.",
         examples=(
             "unicloze evaluate --model runs/quickstart --blimp blimp.tar.gz --limit 20",
             "unicloze evaluate --model runs/quickstart --blimp blimp --mode both --filter words.txt --json",
             "unicloze evaluate --model runs/quickstart --blimp blimp --filter corpus",
+            "unicloze evaluate --metric list",
+            "unicloze evaluate --metric rouge --predictions summaries.txt --references gold.txt --option profile=xsum",
+            "unicloze evaluate --metric squad --predictions answers.json --references dev-v2.0.json --json",
         ),
         options=_evaluate_options,
         run=_evaluate,

@@ -16,8 +16,12 @@ from unicloze.model.build import Model, build
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
+from unicloze.tasks import TASKS, task_heads
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import Checkpoint, load_checkpoint, load_newest
+
+BEST = "best"
+"""Folder of the best checkpoint of a run, where one is kept beside the newest."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ def shape_model(recipe: Recipe, vocab_size: int) -> Model:
         recipe.model,
         vocab_size=vocab_size,
         max_positions=recipe.model.max_positions or longest_row(recipe),
-        targets=all_targets(recipe),
+        targets=TASKS[recipe.task.kind].token_targets if recipe.task.kind else all_targets(recipe),
+        heads=task_heads(recipe),
     )
 
 
@@ -87,13 +92,15 @@ def fit_weights(model: Model, checkpoint: Checkpoint) -> None:
 def load_model(path: str | os.PathLike[str]) -> LoadedModel:
     """A trained model from a run directory, its checkpoints folder, or one checkpoint.
 
+    Of a run that kept its best checkpoint, that one; else the newest.
+
     Raises:
         UniclozeError: There is no whole checkpoint, or its parts do not fit each other.
     """
     place = Path(path)
     if not place.exists():
         raise UniclozeError(f"there is no model at {place}: give the --out of a pretrain run")
-    folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
+    folder = next((folder for folder in (place / BEST, place / "checkpoints") if folder.is_dir()), place)
     checkpoint = (
         load_checkpoint(place, weights_only=True) if (place / "manifest.json").is_file() else load_newest(folder)
     )

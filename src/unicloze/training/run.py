@@ -128,16 +128,7 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
         recipe = dataclasses.replace(
             recipe, training=dataclasses.replace(training, precision=former.training.precision)
         )
-    old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
-    changed = [key for key in new if old.get(key) != new[key] and key not in FREE_TO_CHANGE]
-    changed = [key for key in changed if not key.startswith("provenance.")]
-    if changed:
-        first = changed[0]
-        others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise UsageError(
-            f"{out} holds a run with {first} {old.get(first)}, this one asks for {new[first]}{others}: give the new run "
-            f"another --out, or continue the old one with unicloze pretrain --out {out}"
-        )
+    refuse_changes(former, recipe, out, f"continue the old one with unicloze pretrain --out {out}")
     moving = _moves_with_the_steps(recipe)
     if former.training.steps != recipe.training.steps and moving:
         warnings.warn(
@@ -146,6 +137,30 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
             stacklevel=2,
         )
     return recipe
+
+
+def refuse_changes(former: Recipe, recipe: Recipe, out: Path, instead: str) -> None:
+    """Refuse to go on with a run of other settings.
+
+    Args:
+        former: Settings of the run.
+        recipe: Settings asked for.
+        out: The run's directory.
+        instead: What to do beside giving another directory.
+
+    Raises:
+        UsageError: One differs that is not free to change.
+    """
+    old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
+    changed = [key for key in new if old.get(key) != new[key] and key not in FREE_TO_CHANGE]
+    changed = [key for key in changed if not key.startswith("provenance.")]
+    if changed:
+        first = changed[0]
+        others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise UsageError(
+            f"{out} holds a run with {first} {old.get(first)}, this one asks for {new[first]}{others}: give the new run "
+            f"another --out, or {instead}"
+        )
 
 
 def _moves_with_the_steps(recipe: Recipe) -> list[str]:
@@ -296,7 +311,7 @@ class _Run:
             recipe=self.recipe.to_dict(),
             lineage=self.prepared.lineage,
             parameters=self.state.model.num_parameters(),
-            device=_device_name(self.compute.device),
+            device=device_name(self.compute.device),
             precision=self.compute.precision,
             threads=torch.get_num_threads(),
             versions={"unicloze": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -328,7 +343,7 @@ class _Run:
             text_tokens_per_second=round(speed, 1),
         )
 
-    def _evaluate(self, state: TrainState) -> None:
+    def _evaluate(self, state: TrainState) -> bool:
         training = self.recipe.training
         rows = training.micro_batch_size or training.batch_size
         sums: dict[str, tuple[float, float]] = {}
@@ -357,6 +372,7 @@ class _Run:
             tqdm.write(
                 f"step {state.step}: {self.part} perplexity {shown} (window {self.heldout.window})", file=sys.stderr
             )
+        return False
 
     def _save(self, state: TrainState) -> None:
         path = save_checkpoint(
@@ -378,6 +394,7 @@ class _Run:
 
     def _describe(self, micro_batch: MicroBatch) -> str:
         windows = micro_batch.windows
+        assert windows is not None
         phase = next(phase for phase in phases(self.recipe) if self.state.step < phase.last_step)
         return (
             str(self._sampler(phase.recipe).name(int(windows.source[0]), int(windows.index[0])))
@@ -423,5 +440,6 @@ def tokens_per_byte(prepared: Prepared) -> float | None:
     return float(sum(entry["tokens"] for entry in entries) / max(1, sum(entry["bytes"] for entry in entries)))
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """What a device is called in the ledger."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from unicloze.decoding.infill import FillResult, Order
     from unicloze.decoding.likelihood import TextScore
     from unicloze.evaluation.blimp import BlimpResult, Mode
+    from unicloze.evaluation.metrics.result import MetricResult
     from unicloze.training.models import LoadedModel
 
 
@@ -68,14 +69,22 @@ def _texts(file: PathLike | None) -> list[str]:
 
 
 def evaluate(
-    model: PathLike | LoadedModel,
-    blimp: PathLike,
+    model: PathLike | LoadedModel | None = None,
+    blimp: PathLike | None = None,
     mode: Mode | None = None,
     limit: int | None = None,
     filter: PathLike | None = None,
     quiet: bool = False,
-) -> BlimpResult:
-    """Accuracy on BLiMP's minimal pairs, without any training on them; see `unicloze.evaluation.blimp.blimp`.
+    metric: str | None = None,
+    predictions: PathLike | None = None,
+    references: PathLike | Sequence[PathLike] = (),
+    na_probabilities: PathLike | None = None,
+    options: Mapping[str, str] | None = None,
+) -> BlimpResult | MetricResult:
+    """Measure a model on BLiMP's minimal pairs, or predictions by a metric.
+
+    A model and BLiMP give its accuracy without any training on the pairs; see `unicloze.evaluation.blimp.blimp`. A metric
+    compares files and needs no model; see `unicloze.evaluation.metrics`.
 
     Args:
         model: A run directory, a checkpoint or a loaded model.
@@ -85,17 +94,54 @@ def evaluate(
         limit: Take only so many pairs of each set.
         filter: Keep only pairs of known words: a list of them, or `corpus`, the words of the model's own corpus.
         quiet: Show no progress.
+        metric: Name of a metric; those of `unicloze.evaluation.metrics.registry.METRICS`.
+        predictions: File of predictions; see `unicloze.evaluation.metrics.read_files`.
+        references: File of references, or several where each prediction has several. `diversity` needs none.
+        na_probabilities: For `squad`: file of how sure the model is of each question that it has no answer.
+        options: Settings of the metric by name, such as `{"profile": "cnndm"}`.
 
     Raises:
-        UsageError: The model's objective does not define the mode, or an argument cannot be.
-        UniclozeError: There is no whole checkpoint, or the pairs or the filter cannot be read.
+        UsageError: The model's objective does not define the mode, there is no such metric or option, or an argument
+            is missing or of the other use.
+        UniclozeError: There is no whole checkpoint, a file cannot be read, files do not match, or an extra is absent.
     """
+    if metric is not None:
+        if any(given is not None for given in (model, blimp, mode, limit, filter)):
+            raise UsageError("A metric compares files: leave out model, blimp, mode, limit and filter.")
+        return _measure(metric, predictions, references, na_probabilities, options or {})
+    if predictions is not None or references or na_probabilities is not None or options:
+        raise UsageError("Predictions and references need a metric: name one.")
+    if model is None or blimp is None:
+        raise UsageError("Give a model and blimp, or a metric with predictions and references.")
     from unicloze.training.allocator import tune_allocator
 
     tune_allocator()
     from unicloze.evaluation import blimp as room
 
     return room.blimp(model, blimp, mode=mode, limit=limit, filter_by=filter, progress=not quiet)
+
+
+def _measure(
+    name: str,
+    predictions: PathLike | None,
+    references: PathLike | Sequence[PathLike],
+    na_probabilities: PathLike | None,
+    options: Mapping[str, str],
+) -> MetricResult:
+    from unicloze.evaluation.metrics.read_files import read_pairs, read_predictions
+    from unicloze.evaluation.metrics.registry import metric
+
+    chosen = metric(name)
+    files = [references] if isinstance(references, str | Path) else references
+    if predictions is None:
+        raise UsageError(f"The metric {name} needs predictions: name their file.")
+    if not files and not chosen.needs_references:
+        return chosen(read_predictions(Path(predictions)), [], **options)
+    certainties = None if na_probabilities is None else Path(na_probabilities)
+    found, wanted = read_pairs(
+        Path(predictions), [Path(file) for file in files], chosen.compares, na_probabilities=certainties
+    )
+    return chosen(found, wanted, **options)
 
 
 def embed(
