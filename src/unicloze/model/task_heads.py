@@ -25,12 +25,14 @@ class HeadSettings:
         outputs: Number of classes or quantities; of no meaning for a choice.
         dense: Put a dense layer and tanh before the output layer (BERT's pooler).
         pooling: How the slots of a prediction become one vector: their `mean` or their `sum`.
+        dropout: Dropout of what the output layer reads; that of the model if None.
     """
 
     kind: Literal["classes", "quantities", "choice"]
     outputs: int = 1
     dense: bool = True
     pooling: Literal["mean", "sum"] = "mean"
+    dropout: float | None = None
 
 
 class TaskHead(nn.Module):
@@ -44,7 +46,7 @@ class TaskHead(nn.Module):
     def __init__(self, settings: ModelSettings, head: HeadSettings) -> None:
         super().__init__()
         self.head = head
-        self.rate = settings.dropout
+        self.rate = settings.dropout if head.dropout is None else head.dropout
         self.dense = nn.Linear(settings.hidden_size, settings.hidden_size) if head.dense else None
         self.output = nn.Linear(settings.hidden_size, 1 if head.kind == "choice" else head.outputs)
 
