@@ -221,7 +221,7 @@ def model() -> LoadedModel:
 
 def test_from_the_files_of_a_task_to_its_submission(model: LoadedModel, tmp_path: Path) -> None:
     words, header = ["anna", "carl", "eva", "fargo"], "index\tsentence1\tsentence2"
-    labels = ["entailment" if i * 7 % 3 else "not_entailment" for i in range(16)]
+    labels = ["not_entailment" if i // 4 in (0, 3) else "entailment" for i in range(16)]
     lines = [f"{i}\t{words[i % 4]} sees\t{words[i // 4]}" for i in range(16)]
     train, test = tmp_path / "train.tsv", tmp_path / "test.tsv"
     train.write_text("\n".join([f"{header}\tlabel", *(f"{a}\t{b}" for a, b in zip(lines, labels, strict=True))]))
@@ -247,12 +247,7 @@ def test_standard_errors_of_the_best_checkpoint(model: LoadedModel, tmp_path: Pa
     rows = [f"{'anna' if i % 2 else 'carl'} plays\t{int(i % 2 == (i % 8 > 1))}" for i in range(64)]
     train = tmp_path / "train.tsv"
     train.write_text("\n".join(["sentence\tlabel", *rows]))
-    settings: dict[str, Any] = {
-        "finetuning__epochs": 2,
-        "finetuning__evaluations": 1.0,
-        "task__metrics": ["accuracy", "f1"],
-    }
-    recipe = recipe_for(model, "glue-sst-2", **settings)
+    recipe = recipe_for(model, "glue-sst-2", finetuning__epochs=2, finetuning__evaluations=1.0)
     result = finetune_run(recipe, model, train, train, tmp_path / "run", progress=False)
     accuracy = result.scores["accuracy"]
     expected = binomial_error(accuracy.values["accuracy"], 64)
