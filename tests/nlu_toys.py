@@ -17,8 +17,8 @@ WORDS = ["anna", "berlin", "carl", "dublin", "eva", "fargo", "sees", "leaves", "
 QUICK = {
     "finetuning.epochs": 40,
     "finetuning.evaluations": 0.05,
-    "training.batch_size": 8,
-    "training.learning_rate": 3e-3,
+    "training.batch_size": 16,
+    "training.learning_rate": 5e-3,
     "training.precision": "fp32",
     "training.device": "cpu",
     "model.dropout": 0.0,

@@ -48,7 +48,8 @@ def read_race(text: str, path: Path) -> Fields:
         answers = article.get("answers", [None] * len(questions))
         name = str(article.get("id", path.name)).removesuffix(".txt")
         if not len(questions) == len(options) == len(answers):
-            raise UniclozeError(f"{path}, line {line}: {len(questions)} questions, {len(options)} lists of options")
+            counts = f"{len(questions)} questions, {len(options)} lists of options and {len(answers)} answers"
+            raise UniclozeError(f"{path}, line {line}: there are {counts}; give one of each for each question")
         for number, (question, choices, answer) in enumerate(zip(questions, options, answers, strict=True)):
             fields = {"id": f"{name}-{number}", "context": article["article"], "question": question, "choices": choices}
             yield line, _labelled(fields, answer, "A", path, line)

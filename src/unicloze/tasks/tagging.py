@@ -5,7 +5,7 @@ A record has `tokens`, its words, and `tags`, one each. A word is predicted from
 sub-tokens, such as one of invisible characters, is shown as [UNK].
 
 A sentence longer than a row is read in windows that overlap by a quarter; each word is predicted in one window, and the
-overlap is halved between both, so that every word has words on both sides.
+overlap is halved between both, so that every word has words on both sides. Of a word longer than a row the beginning is read.
 
 A record for semantic roles has `predicate`, the number of its word from 0, and tags its arguments. `task.predicate: segment`
 gives the words of the predicate segment 1; `repeat` reads "[SOS] sentence [EOS] predicate [EOS]" (Shi and Lin 2019,
@@ -95,7 +95,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
             repeated = repeated[: room // 2]
             room -= len(repeated) + 1
         parts = list(windows([min(len(word), room) for word in words], room))
-        windowed += len(parts) > 1
+        windowed += len(parts) > 1 or any(len(word) > room for word in words)
         for window, predicted in parts:
             tags = None if answers is None else [answers[number][word] for word in predicted]
             shown = [words[word][:room] for word in window]
