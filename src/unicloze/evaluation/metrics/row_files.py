@@ -36,12 +36,12 @@ def read_items(path: Path, fields: Sequence[str]) -> list[Item]:
     Raises:
         UniclozeError: The file cannot be read, is of another kind, or a line has none of the fields.
     """
-    kind = kind_of(path)
+    text, kind = read_text(path), kind_of(path)
     if kind not in _READERS:
         raise UniclozeError(
             f"{path} is of no known kind: give a file that ends in {', '.join(_READERS)}, also with .gz."
         )
-    lines = read_text(path).removesuffix("\n").split("\n")
+    lines = text.removesuffix("\n").split("\n")
     if lines == [""]:
         raise UniclozeError(f"{path} is empty: give a file with an item a line.")
     return list(_READERS[kind](path, [line.removesuffix("\r") for line in lines], fields))
