@@ -154,6 +154,10 @@ TAKES_MINUTES = "prepare", "pretrain", "compare"
 def test_examples_of_the_help_work(name: str, here: Path, command: Command) -> None:
     (here / "sentences.txt").write_text("the small cat sees the dog .\n", encoding="utf-8")
     (here / "words.txt").write_text("the\nold\ncat\nsees\nfollows\n", encoding="utf-8")
+    for file, label in (("train", True), ("dev", True), ("test", False)):
+        records = [{"text": word, **({"label": str(len(word))} if label else {})} for word in ("cat", "a", "small dog")]
+        (here / f"{file}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        (here / f"{file}.tsv").write_text("text\tlabel\ncat\t1\nthe dog\t2\nold\t3\n")
     (here / "blimp").mkdir(exist_ok=True)
     (here / "blimp" / "toy_order.jsonl").write_text(PAIRS, encoding="utf-8")
     with tarfile.open(here / "blimp.tar.gz", "w:gz") as archive:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from unicloze.verbs.about import RecipeSummary, count_parameters, doctor, recipes
 from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike
 from unicloze.verbs.pretraining import compare, inspect, prepare, pretrain, report
+from unicloze.verbs.tasks import finetune, predict
 from unicloze.verbs.use import embed, evaluate, fill, score
 
 __all__ = [
@@ -24,7 +25,9 @@ __all__ = [
     "embed",
     "evaluate",
     "fill",
+    "finetune",
     "inspect",
+    "predict",
     "prepare",
     "pretrain",
     "recipes",
