@@ -175,6 +175,19 @@ def test_squad_files(tmp_path: Path) -> None:
     predictions, references = read_pairs(found, [gold], "squad", na_probabilities=sure)
     assert squad(predictions, references).values["best_f1_threshold"] == -3
 
+    lines = tmp_path / "found.jsonl"
+    lines.write_text('{"id": "a", "prediction": "cat", "na_probability": 0}\n{"id": "b", "prediction": ""}\n')
+    assert read_squad_predictions(lines) == {"a": Answer(text="cat", na_probability=0), "b": Answer(text="")}
+    for text, message in (
+        ('{"prediction": "cat"}', 'found.jsonl:1 has no "id"'),
+        ('{"id": "a", "prediction": 1}', "found.jsonl:1 has no"),
+        ('{"id": "a", "prediction": "x", "na_probability": "y"}', "holds 'y' in \"na_probability\""),
+        ('{"id": "a", "prediction": "x"}\n' * 2, "found.jsonl:2 answers the question a a second time"),
+    ):
+        lines.write_text(text)
+        with pytest.raises(UniclozeError, match=message):
+            read_squad_predictions(lines)
+
     for text, message in (
         ('{"a": -3}', "says nothing of 1 answers, such as b"),
         ('{"a": "x", "b": 1}', "has 'x' for a"),

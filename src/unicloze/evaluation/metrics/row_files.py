@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ class Item:
         value: Text in .txt and .tsv, any JSON in .jsonl.
         place: File and line.
         id: The item's `id`, if it has one.
+        fields: All fields of an object.
     """
 
     value: Any
     place: str
     id: Any = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_items(path: Path, fields: Sequence[str]) -> list[Item]:
@@ -83,7 +85,7 @@ def _objects(path: Path, lines: Sequence[str], fields: Sequence[str]) -> Iterato
             raise UniclozeError(
                 f"{place} has no field {' or '.join(fields)}, its fields are {known}: name the field so."
             )
-        yield Item(value=record[name], place=place, id=record.get("id"))
+        yield Item(value=record[name], place=place, id=record.get("id"), fields=record)
 
 
 _READERS: Mapping[str, Callable[[Path, Sequence[str], Sequence[str]], Iterator[Item]]] = {
