@@ -279,11 +279,9 @@ def _roberta(config: Config, _: Collection[str]) -> Layout:
 
 
 def _mpnet(config: Config, _: Collection[str]) -> Layout:
-    buckets = config.whole("relative_attention_num_buckets", 32)
-    if buckets % 2 or not 4 <= buckets <= 256:
-        raise config.refused("relative_attention_num_buckets", "expected an even number from 4 to 256")
-    config.only("pad_token_id", 1, why="Transformers' MPNet takes id 1 for padding whatever this says")
-    return _after_padding(config, num_segments=0, relative_bias=True, relative_buckets=buckets)
+    config.only("relative_attention_num_buckets", 32, why="MPNet's buckets are 32 whatever this says")
+    config.only("pad_token_id", 1, why="MPNet takes id 1 for padding whatever this says")
+    return _after_padding(config, num_segments=0, relative_bias=True)
 
 
 def _narrow(config: Config, default: int) -> int | None:

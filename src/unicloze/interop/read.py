@@ -131,12 +131,15 @@ def import_checkpoint(
     return LoadedModel(model.eval(), new, recipe, place, 0)
 
 
-def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> Path:
+def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> LoadedModel:
     """Write a model as one of our checkpoints, for `load_model` and `training.initialize_from`.
 
     Args:
         loaded: The model.
         out: The checkpoint's folder; it must not be there yet, or be empty.
+
+    Returns:
+        The same model, at home in the new folder.
 
     Raises:
         UsageError: There is something at `out`.
@@ -153,7 +156,7 @@ def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> Path:
             tokenizer=dataclasses.replace(loaded.recipe.tokenizer, path=str(folder.resolve() / "tokenizer.json")),
         )
         save_recipe(recipe, beside / "recipe.yaml")
-        return write_checkpoint(
+        write_checkpoint(
             folder,
             step=loaded.step,
             model=loaded.model.state_dict(),
@@ -166,6 +169,7 @@ def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> Path:
             },
             files=sorted(beside.iterdir()),
         )
+    return dataclasses.replace(loaded, recipe=recipe, path=folder)
 
 
 def _config_file(folder: Path) -> Path | None:
