@@ -280,6 +280,7 @@ def test_what_is_written_is_only_where_it_should_be(folder: Path) -> None:
     assert all(path.is_relative_to(folder.parent / "new") for path in made)
 
 
-def test_fewer_positions_than_there_are(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"positions is 8, and .* has 40"):
-        import_checkpoint(folder, positions=8)
+@pytest.mark.parametrize("positions", [8, 0, -1, 10**9])
+def test_numbers_of_positions_that_cannot_be(folder: Path, positions: int) -> None:
+    with pytest.raises(UsageError, match=rf"positions is {positions}: give 40, as many as .* has, to 262144"):
+        import_checkpoint(folder, positions=positions)

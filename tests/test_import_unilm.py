@@ -21,7 +21,8 @@ from interop_toys import batch_of, noise, table_of, write_vocabulary
 from unicloze.decoding.infill import fill
 from unicloze.decoding.likelihood import score
 from unicloze.errors import UsageError
-from unicloze.interop.families import FAMILIES, Layout
+from unicloze.interop.families import FAMILIES
+from unicloze.interop.layouts import Layout
 from unicloze.interop.read import import_checkpoint, load_any, write_model
 from unicloze.training.models import load_model
 

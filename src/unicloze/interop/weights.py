@@ -54,6 +54,9 @@ class Weights(Mapping[str, Tensor]):
         shapes = {name: self.shapes[stored] for name, stored in renamed.items()}
         return Weights(self.path, shapes, lambda name: self[renamed[name]])
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
 
