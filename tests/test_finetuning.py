@@ -78,7 +78,7 @@ def test_it_learns_quantities(start: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", records)
     recipe = recipe_for(start, "regression", finetuning__epochs=120)
     result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
-    assert result.scores["correlation"].values["pearson"] > 99
+    assert result.scores["correlation"].values["pearson"] > 95
 
 
 def test_an_interrupted_run_ends_like_an_unbroken_one(start: LoadedModel, tmp_path: Path) -> None:
