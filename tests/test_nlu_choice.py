@@ -207,9 +207,16 @@ def test_a_record_that_is_no_choice_is_named(bert: LoadedModel, fields: dict[str
         rows_of(bert, recipe_for(bert, "choice"), record(**fields))
 
 
-def test_a_choice_has_no_mean(bert: LoadedModel) -> None:
-    with pytest.raises(UsageError, match=r"task\.pooling is 'mean'"):
-        rows_of(bert, recipe_for(bert, "choice", task__pooling="mean"), record(context="a", choices=["b", "c"]))
+def test_a_choice_stands_on_one_slot_whatever_stands_for_a_text(bert: LoadedModel, gpt: LoadedModel) -> None:
+    one = record(context="anna", choices=["carl", "eva"])
+    averaging = recipe_for(bert, "choice", use__pooling="mean")
+    assert rows_of(bert, averaging, one)[0].targets["choice"].slots == [[0, 5]]
+    (row,) = rows_of(gpt, recipe_for(gpt, "choice"), one)
+    assert row.targets["choice"].slots == [[row.lengths[0] - 1, sum(row.lengths) - 1]]
+    with pytest.raises(UsageError, match=r"task\.pooling is 'mean'; a choice is scored by one slot"):
+        recipe_for(bert, "choice", task__pooling="mean")
+    with pytest.raises(UsageError, match=r"task\.pooling is None; what stands for each of both orders is summed"):
+        recipe_for(bert, "classification", task__both_orders=True)
 
 
 # GPT's inputs for pairs

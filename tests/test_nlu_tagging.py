@@ -78,6 +78,7 @@ def test_conllu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("format_", "content", "message"), [
     ("conll", "Eva NNP O\nsees O\n", "line 2: 2 columns where 3 are expected"),
     ("conllu", "1\tde\tADP\n", "line 1: 3 columns where CoNLL-U has 10"),
+    ("conllu", "Eva NNP O\n", "line 1: 1 columns where CoNLL-U has 10"),
     ("conll", "\n\n", "holds no records"),
 ])  # fmt: skip
 def test_a_broken_line_is_named(tmp_path: Path, format_: str, content: str, message: str) -> None:

@@ -85,12 +85,8 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
     sections["model"] = dataclasses.replace(
         sections["model"], max_positions=start.model.max_positions, generator_size=0.0, memory=0
     )
-    task = dataclasses.replace(
-        recipe.task,
-        max_length=min(recipe.task.max_length, start.model.max_positions),
-        pooling=recipe.task.pooling or sections["use"].pooling,
-    )
-    return dataclasses.replace(recipe, **sections, task=task)
+    longest = min(recipe.task.max_length, start.model.max_positions)
+    return dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
 
 
 def finetune_run(

@@ -1,7 +1,7 @@
 """The best of several choices: reading tests, endings of stories, what a pronoun stands for (RACE, SWAG, COPA, WSC).
 
 A record is one row: its choices are sequences packed side by side, which read only themselves, and one prediction stands on
-the pooled slot of each. A head scores each, and a softmax runs over them (Radford et al. 2018, Section 3.3; Devlin et al.
+the first slot of each, or on the last where a model reads from left to right. A head scores each, and a softmax runs over them (Radford et al. 2018, Section 3.3; Devlin et al.
 2019, Section 4.4).
 
 | record | sequence of a choice |
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UniclozeError
 from unicloze.model.task_heads import HeadSettings
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks.choice_formats import GAP
@@ -41,11 +41,9 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
 
     Raises:
         UniclozeError: A record lacks a field, has fewer than two choices or an impossible label; the message names its line.
-        UsageError: A choice cannot stand on the mean of its slots.
     """
-    task, pooling = recipe.task, recipe.task.pooling or recipe.use.pooling
-    if pooling == "mean":
-        raise UsageError("task.pooling is 'mean'; a choice is scored by one slot: set it to 'first' or 'last'")
+    task = recipe.task
+    pooling = task.pooling or ("last" if recipe.use.visibility == "left_to_right" else "first")
     each = [sequences(record, task) for record in records]
     tokens = iter(tokenizer.encode_batch([text for choices in each for parts in choices for text in parts]))
     labelled = any(record.get(task, "label") is not None for record in records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,16 @@ def read_conllu(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         UniclozeError: A line has not ten columns.
     """
     body = "\n".join("#" if line.startswith("#") else line for line in text.split("\n"))
-    for line, rows in _sentences(body, path, lambda row: row.split("\t"), lambda cells: not cells[0].isdecimal()):
+    for line, rows in _sentences(body, path, lambda row: row.split("\t"), _is_aside):
         columns = [list(column) for column in zip(*rows, strict=True)]
         if len(columns) != len(CONLLU_COLUMNS):
             raise UniclozeError(f"{path}, line {line}: {len(columns)} columns where CoNLL-U has {len(CONLLU_COLUMNS)}")
         fields: dict[str, Any] = dict(zip(CONLLU_COLUMNS, columns, strict=True))
         yield line, fields | {"tokens": fields["form"], "tags": fields["upos"]}
+
+
+def _is_aside(cells: list[str]) -> bool:
+    return cells == ["#"] or re.fullmatch(r"\d+[-.]\d+", cells[0]) is not None
 
 
 def _cells(line: str) -> list[str]:
