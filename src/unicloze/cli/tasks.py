@@ -16,7 +16,7 @@ def _finetune_options(parser: Parser) -> None:
     parser.add_argument(
         "--train",
         metavar="FILE",
-        help="records to train on: .jsonl, .tsv, .csv, or as the task has them, also .gz; or a folder of them",
+        help="records to train on, a file or a folder of files: .jsonl, .tsv, .csv or the task's own, also .gz",
     )
     parser.add_argument("--dev", metavar="FILE", help="records to evaluate on and to choose the best checkpoint by")
     parser.add_argument("--out", metavar="DIR", help="directory of the run (default: runs/NAME)")

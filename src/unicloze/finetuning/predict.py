@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from unicloze.errors import UsageError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import Metric, MetricResult
 from unicloze.evaluation.metrics.spread import bootstrap_errors
@@ -111,10 +111,13 @@ def with_errors(
 
 
 def _measured(one: Metric, answers: Sequence[Any], references: Sequence[Any]) -> MetricResult:
-    """The metric of drawn records, without values where it has none, such as F1 without a positive record."""
+    """The metric of drawn records, without values where it has none, such as F1 without a positive record.
+
+    All records together have been measured before, so that nothing else can be wrong.
+    """
     try:
         return one(answers, references)
-    except UsageError as error:
+    except UniclozeError as error:
         return MetricResult(metric="", values={}, items=len(answers), note=str(error))
 
 

@@ -1,8 +1,8 @@
 """The best of several choices: reading tests, endings of stories, what a pronoun stands for (RACE, SWAG, COPA, WSC).
 
 A record is one row: its choices are sequences packed side by side, which read only themselves, and one prediction stands on
-the first slot of each, or on the last where a model reads from left to right. A head scores each, and a softmax runs over them (Radford et al. 2018, Section 3.3; Devlin et al.
-2019, Section 4.4).
+the first slot of each, or on the last where a model reads from left to right. A head scores each, and a softmax runs over
+them (Radford et al. 2018, Section 3.3; Devlin et al. 2019, Section 4.4).
 
 | record | sequence of a choice |
 |---|---|
