@@ -165,8 +165,9 @@ class ModelSettings:
         num_heads: Attention heads of a layer.
         intermediate_size: Inner width of the feed-forward network.
         max_positions: Rows of the position table; as many as the objective's rows have positions if not given.
-        num_segments: Rows of the segment table; 0 for none. With `transformer_xl` there is no table, and any number above 0
-            lets attention see whether two slots are of the same segment.
+        num_segments: Rows of the segment table; 0 for none, and with 1 all slots are of that segment (RoBERTa). With
+            `transformer_xl` there is no table, and any number above 0 lets attention see whether two slots are of the same
+            segment.
         embedding_size: Width of the token, position and segment embeddings, projected to the hidden size (ALBERT,
             ELECTRA); `hidden_size` if not given.
         positions: `learned` rows of a table, `transformer_xl` (relative, inside attention; XLNet) or `none`.

@@ -65,7 +65,9 @@ class Embeddings(nn.Module):
     def forward(self, batch: Batch, dropout: DropoutKey | None) -> Tensor:
         """Embed the slots. *Shape:* (rows, slots, hidden size)"""
         embedded = self.tokens(batch.input_ids)
-        for table, ids in ((self.positions, batch.position_ids), (self.segments, batch.segment_ids)):
+        one_segment = self.segments is not None and self.segments.num_embeddings == 1  # all slots are of it (RoBERTa)
+        segment_ids = torch.zeros_like(batch.segment_ids) if one_segment else batch.segment_ids
+        for table, ids in ((self.positions, batch.position_ids), (self.segments, segment_ids)):
             if table is not None:
                 embedded = embedded + table(ids)
         embedded = self.norm(embedded)
