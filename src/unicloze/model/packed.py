@@ -71,7 +71,7 @@ class IncrementalModel:
                 "relative position bias"
             )
         shared: dict[int, object] = {id(tensor): tensor for tensor in model.parameters()}
-        self._backbone, self._head = (copy.deepcopy(part, shared).eval() for part in (model.backbone, model.token_head))
+        self._backbone, self._head = copy.deepcopy(model.backbone, shared), copy.deepcopy(model.token_head, shared)
         for module in (*self._backbone.modules(), *self._head.modules()):
             for name, part in list(module.named_children()):
                 if isinstance(part, nn.Linear):
