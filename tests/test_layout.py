@@ -22,6 +22,7 @@ FLOORS = (
     {"text", "objectives", "tasks", "model"},
     {"training", "decoding"},
     {"evaluation", "interop", "report"},
+    {"hf"},
     {"comparison"},
     {"verbs", "doctor", "terminal"},
     {"cli", "__main__", "__init__"},
