@@ -149,7 +149,7 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
     def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
         return summed_loss(logits, labels, count, label_smoothing=self.config.label_smoothing)
 
-    def prepare_inputs_for_generation(
+    def prepare_inputs_for_generation(  # type: ignore[override]
         self,
         input_ids: Tensor,
         next_sequence_length: int | None = None,
@@ -199,7 +199,7 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
             "output_hidden_states": output_hidden_states,
         }
 
-    def _expand_inputs_for_generation(  # type: ignore[override]
+    def _expand_inputs_for_generation(
         self: Any,
         expand_size: int = 1,
         is_encoder_decoder: bool = False,

@@ -122,7 +122,9 @@ class UniclozeModel(UniclozePreTrainedModel):
     `pooler_output` is the vector of a text as `unicloze.embed` gives it (`config.pooling`).
     """
 
-    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^token_head\."]
+    _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
+        r"^token_head\."
+    ]
 
     def __init__(self, config: UniclozeConfig) -> None:
         super().__init__(config)
