@@ -164,9 +164,13 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         """The slots of the next forward pass, with a pseudo mask behind them where the model predicts at one.
 
         Raises:
-            UsageError: The cache is of another kind, a source goes on where one was read already, or prompts end in
-                padding and the model predicts at the last token.
+            UsageError: The cache is of another kind, an argument would have no effect, a source goes on where one was read
+                already, or prompts end in padding and the model predicts at the last token.
         """
+        given = [name for name, value in others.items() if value is not None and value is not False]
+        unused = [name for name in given if name in ("position_ids", "inputs_embeds", "output_attentions")]
+        if unused:
+            raise UsageError(f"the model has no use for {unused[0]}: leave it out")
         if past_key_values is not None and type(past_key_values) is not DynamicCache:
             raise UsageError(
                 f"the cache is a {type(past_key_values).__name__}: leave cache_implementation out, the model needs a "
