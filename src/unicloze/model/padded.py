@@ -86,9 +86,9 @@ def encoding_batch(
     rows, slots = input_ids.shape
     slot = torch.arange(slots, device=input_ids.device)
     real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
-    first = (~real).long().cumprod(1).sum(1, keepdim=True)
-    behind = (~real).long().flip(1).cumprod(1).sum(1, keepdim=True)
-    last = slots - behind
+    seen, count = real.long().cumsum(1), real.long().sum(1, keepdim=True)
+    first = (seen == 0).long().sum(1, keepdim=True)
+    last = slots - (~real & (seen == count)).long().sum(1, keepdim=True)
     _check_contiguous(real, first, last)
     if position_ids is None:
         check_positions(real.sum(1), slots, max_positions)

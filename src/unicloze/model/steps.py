@@ -58,13 +58,15 @@ class Slots:
     Args:
         input_ids: *Shape:* (rows, slots)
         segment_ids: *Shape:* (rows, slots)
-        positions: Of all slots, the earlier ones first. *Shape:* (rows, keys)
+        positions: *Shape:* (rows, slots)
+        key_positions: Of all they may read, the earlier ones first. *Shape:* (rows, keys)
         visible: *Shape:* (rows, slots, keys)
     """
 
     input_ids: Tensor
     segment_ids: Tensor
     positions: Tensor
+    key_positions: Tensor
     visible: Tensor
 
 
@@ -115,10 +117,12 @@ def slots_of(
         read = read | (~in_target[:, :, None] & in_source[:, None, :])
     # A slot always reads itself: padding has to read something.
     read = (read & real[:, None, :]) | (key == query[:, None])
+    key_positions = positions_of(real)
     return Slots(
         input_ids=input_ids,
         segment_ids=named_segments(rule.segment_ids, in_target),
-        positions=positions_of(real),
+        positions=key_positions.index_select(1, query),
+        key_positions=key_positions,
         visible=read,
     )
 
@@ -141,10 +145,12 @@ def with_pseudo_masks(slots: Slots, labelled: Tensor, pseudo: int, segment: int)
     read = slots.visible.gather(1, labelled[:, :, None].expand(-1, -1, count)) & ~stands_for
     itself = torch.eye(predictions, dtype=torch.bool, device=labelled.device).expand(rows, -1, -1)
     visible = torch.cat([functional.pad(slots.visible, (0, predictions)), torch.cat([read, itself], dim=2)], dim=1)
+    positions = torch.cat([slots.positions, slots.positions.gather(1, labelled)], dim=1)
     return Slots(
         input_ids=torch.cat([slots.input_ids, masks], dim=1),
         segment_ids=torch.cat([slots.segment_ids, torch.full_like(labelled, segment)], dim=1),
-        positions=torch.cat([slots.positions, slots.positions.gather(1, labelled)], dim=1),
+        positions=positions,
+        key_positions=positions,
         visible=visible,
     )
 
@@ -169,11 +175,11 @@ def step_states(
     Returns:
         *Shape:* (rows, slots, hidden size) each
     """
-    positions = slots.positions[:, -slots.input_ids.shape[1] :]
-    hidden = backbone.embeddings(_embedded(slots, positions), dropout)
+    positions, key_positions = slots.positions, slots.key_positions
+    hidden = backbone.embeddings(_embedded(slots), dropout)
     dtype = score_dtype(hidden)
     backend = backbone.backend or choose_backend(hidden, dtype, backbone.relative is not None)
-    distance_bias = None if backbone.relative is None else backbone.relative(positions, slots.positions).to(dtype)
+    distance_bias = None if backbone.relative is None else backbone.relative(positions, key_positions).to(dtype)
     regions = {}
     for name in dict.fromkeys(backbone.visibility):
         visible = slots.visible
@@ -182,11 +188,11 @@ def step_states(
                 raise UsageError(
                     "a layer of the model reads nearby slots only: the rule of its steps needs local_width"
                 )
-            visible = visible & (positions[:, :, None] - slots.positions[:, None, :] <= local_width)
+            visible = visible & (positions[:, :, None] - key_positions[:, None, :] <= local_width)
         zero = torch.zeros((), dtype=dtype, device=hidden.device)
         bias = torch.where(visible, zero, zero - torch.inf).unsqueeze(1)
         regions[name] = Region(
-            0, positions.shape[1], slots.positions.shape[1], bias if distance_bias is None else distance_bias + bias
+            0, positions.shape[1], key_positions.shape[1], bias if distance_bias is None else distance_bias + bias
         )
     states = [hidden]
     for number, (layer, name) in enumerate(zip(backbone.layers, backbone.visibility, strict=True)):
@@ -230,14 +236,14 @@ def _layer(layer: Layer, hidden: Tensor, attention: Callable[[Tensor], Tensor], 
     return normalised
 
 
-def _embedded(slots: Slots, positions: Tensor) -> Batch:
+def _embedded(slots: Slots) -> Batch:
     """The slots as the embeddings want them, which read no visibility."""
     nobody = Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None)
     return Batch(
         input_ids=slots.input_ids,
-        position_ids=positions,
+        position_ids=slots.positions,
         segment_ids=slots.segment_ids,
-        intervals=positions.new_zeros(*positions.shape, 4),
+        intervals=slots.positions.new_zeros(*slots.positions.shape, 4),
         leading=nobody,
         targets={},
         text_tokens=0,
