@@ -154,6 +154,10 @@ TAKES_MINUTES = "prepare", "pretrain", "compare"
 def test_examples_of_the_help_work(name: str, here: Path, command: Command) -> None:
     (here / "sentences.txt").write_text("the small cat sees the dog .\n", encoding="utf-8")
     (here / "words.txt").write_text("the\nold\ncat\nsees\nfollows\n", encoding="utf-8")
+    for file, label in (("train", True), ("dev", True), ("test", False)):
+        records = [{"text": word, **({"label": str(len(word))} if label else {})} for word in ("cat", "a", "small dog")]
+        (here / f"{file}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        (here / f"{file}.tsv").write_text("text\tlabel\ncat\t1\nthe dog\t2\nold\t3\n")
     (here / "blimp").mkdir(exist_ok=True)
     (here / "blimp" / "toy_order.jsonl").write_text(PAIRS, encoding="utf-8")
     with tarfile.open(here / "blimp.tar.gz", "w:gz") as archive:
@@ -257,8 +261,8 @@ def test_score_as_text_and_json(here: Path, command: Command) -> None:
 
 
 def test_choices_are_those_of_their_rooms() -> None:
-    assert get_args(infill.Order) == cli.ORDERS
-    assert get_args(blimp.Mode) == cli.MODES
+    assert get_args(infill.Order) == cli.use.ORDERS
+    assert get_args(blimp.Mode) == cli.use.MODES
 
 
 def test_evaluate_as_text_and_json(here: Path, tmp_path: Path, command: Command) -> None:
@@ -329,7 +333,7 @@ def test_text_that_is_no_utf8_is_mended(here: Path, command: Command) -> None:
         (["fill", "--model", "runs/quickstart", "--text", "a [MASK]", "--top-k", "0"], "give 1 or more"),
         (["fill", "--model", "runs/quickstart", "--text", "a [MASK]", "--training.steps", "1"], "--training.steps"),
         (["score", "--model", "runs/quickstart"], "--text --file is required"),
-        (["evaluate", "--model", "runs/quickstart"], "--blimp"),
+        (["evaluate", "--model", "runs/quickstart"], "Give a model and blimp, or a metric"),
         (["evaluate", "--model", "runs/quickstart", "--blimp", "blimp", "--mode", "ae"], "'pseudo', 'chain', 'both'"),
         (["evaluate", "--model", "runs/quickstart", "--blimp", "blimp", "--limit", "0"], "give 1 or more"),
         (["recipes", "quickstart"], "what is 'quickstart'?"),

@@ -21,8 +21,8 @@ FLOORS = (
     {"capacity", "keyed", "mixtures", "ragged", "recipes", "visibility", "example"},
     {"text", "objectives", "tasks", "model"},
     {"training", "decoding"},
-    {"evaluation", "interop", "report"},
-    {"hf"},
+    {"evaluation", "interop"},
+    {"finetuning", "hf", "report"},
     {"comparison"},
     {"verbs", "doctor", "terminal"},
     {"cli", "__main__", "__init__"},
@@ -81,7 +81,7 @@ def test_rooms_import_each_other_in_no_circle() -> None:
     "module", ["unicloze", "unicloze.settings", "unicloze.errors", "unicloze.recipes", "unicloze.cli"]
 )
 def test_what_must_start_fast_imports_nothing_heavy(module: str) -> None:
-    if module == "unicloze.cli" and not (PACKAGE / "cli.py").is_file():
+    if module == "unicloze.cli" and not (PACKAGE / "cli").is_dir():
         pytest.skip("the command line is not there yet")
     program = f"import sys, {module}; print(*sorted({HEAVY!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)

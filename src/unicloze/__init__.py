@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from unicloze.recipes import load_recipe
     from unicloze.settings import Recipe
     from unicloze.training.models import load_model
-    from unicloze.verbs import compare, embed, evaluate, fill, inspect, prepare, pretrain, score
+    from unicloze.verbs import (
+        compare,
+        embed,
+        evaluate,
+        fill,
+        finetune,
+        inspect,
+        predict,
+        prepare,
+        pretrain,
+        score,
+    )
 
 __version__ = "0.1.0"
 
@@ -29,9 +40,11 @@ __all__ = [
     "embed",
     "evaluate",
     "fill",
+    "finetune",
     "inspect",
     "load_model",
     "load_recipe",
+    "predict",
     "prepare",
     "pretrain",
     "score",

@@ -17,6 +17,7 @@ REQUIRED = ("torch", "numpy", "tokenizers", "safetensors", "jsonargparse", "pyya
 EXTRAS = {
     "hf": ("transformers",),
     "metrics": ("rouge-score", "sacrebleu", "scikit-learn", "scipy"),
+    "coco": ("pycocoevalcap",),
     "demo": ("fastapi", "uvicorn", "pillow"),
 }
 _GIB = 2**30

@@ -61,16 +61,17 @@ class Target:
     """Predictions of one name, padded on the right with weight 0.
 
     Args:
-        slots: Which slot predicts, or which several slots together. *Shape:* (rows, predictions) or (rows, predictions,
-            slots of a prediction)
-        labels: The answers. *Shape:* (rows, predictions)
+        slots: Which slot predicts, or which several slots together, -1 where there are fewer. *Shape:* (rows, predictions)
+            or (rows, predictions, slots of a prediction)
+        labels: The answers: numbers of tokens or classes, or float32 where a quantity is predicted.
+            *Shape:* (rows, predictions)
         weights: Weight of each prediction in the loss. *Shape:* (rows, predictions)
         places: Position of each answer relative to its slots, for heads that ask for it. *Shape:* (rows, predictions)
         norms: What each row adds to the normaliser of the loss; its weights if None. *Shape:* (rows,)
     """
 
     slots: Ints
-    labels: Ints
+    labels: Ints | npt.NDArray[np.float32]
     weights: npt.NDArray[np.float32]
     places: Ints | None = None
     norms: npt.NDArray[np.float32] | None = None
@@ -147,13 +148,17 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetBatch:
-    """A `Target` as tensors, the normaliser summed over the rows."""
+    """A `Target` as tensors, the normaliser summed over the rows.
+
+    A slot that is not there is slot 0, and `present` says so; it is None where all are there.
+    """
 
     slots: torch.Tensor
     labels: torch.Tensor
     weights: torch.Tensor
     normaliser: float
     places: torch.Tensor | None = None
+    present: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,9 +304,11 @@ def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_sha
         width = target.slots.shape[1]
         if not fixed_shape:
             width = max(1, int((target.weights > 0).sum(axis=1).max(initial=0)))
+        present = target.slots[:, :width] >= 0
         targets[name] = TargetBatch(
-            slots=tensor(target.slots[:, :width], torch.long),
-            labels=tensor(target.labels[:, :width], torch.long),
+            slots=tensor(np.maximum(target.slots[:, :width], 0), torch.long),
+            present=None if present.all() else tensor(present, torch.bool),
+            labels=tensor(target.labels[:, :width], torch.long if target.labels.dtype.kind == "i" else torch.float32),
             weights=tensor(target.weights[:, :width], torch.float32),
             places=None if target.places is None else tensor(target.places[:, :width], torch.long),
             normaliser=target.normaliser,

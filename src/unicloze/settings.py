@@ -87,7 +87,7 @@ class ObjectiveSettings:
     """What is masked, in which order it is predicted, and what is shown in its place.
 
     Args:
-        name: A key of `unicloze.objectives.OBJECTIVES`.
+        name: A key of `unicloze.objectives.OBJECTIVES`; `none` for an encoder that was imported, not trained here.
         targets: What is predicted: `ae` every masked token from the context alone (equation 3), `par` step by step
             (equation 6), `lm` the next token, `diffusion` noised tokens, `nsp` and `sop` how two segments relate, `sbo` a
             span's tokens from its boundary (SpanBERT), `rtd` which tokens were replaced (ELECTRA).
@@ -173,7 +173,7 @@ class ModelSettings:
         memory: Hidden states of that many earlier slots each row may read (segment recurrence, XLNet).
         share_layers: Which weights all layers share (ALBERT): `none`, `all`, `attention` or `feed_forward`.
         layer_visibility: Names of the visibility of each layer, `full` or `local`, repeated over the layers (GPT-3).
-        activation: `gelu`, or `gelu_tanh`, its approximation (GPT-2, ALBERT).
+        activation: `gelu`, `gelu_tanh`, its approximation (GPT-2, ALBERT), or `relu`.
         head: `transform` puts a dense layer before the output matrix (BERT), `linear` does not (GPT-2, XLNet).
         head_bias: Give the output matrix a bias.
         generator_size: Size of ELECTRA's generator against this model, from 0 to 1; 0 for no generator.
@@ -200,7 +200,7 @@ class ModelSettings:
     memory: int = 0
     share_layers: Literal["none", "all", "attention", "feed_forward"] = "none"
     layer_visibility: list[Literal["full", "local"]] = field(default_factory=lambda: ["full"])
-    activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     head: Literal["transform", "linear"] = "transform"
     head_bias: bool = True
     generator_size: float = 0.0
@@ -239,7 +239,8 @@ class TrainingSettings:
         phases: Changes over time: each a mapping of the settings (of `objective`, and `data.window`,
             `training.batch_size` and `training.micro_batch_size`) that differ from the recipe's, with `share`, its share of
             the steps (shares are scaled to 1). One phase as the recipe says if none are given.
-        initialize_from: Run or checkpoint to take the initial weights from, wherever name and shape fit.
+        initialize_from: Run, checkpoint, or folder of another library's checkpoint to take the initial weights from,
+            wherever name and shape fit. The model's shape is then that one's where the command line does not say another.
         seed: Seed of initial weights, order, masks and dropout.
         device: `auto` takes a CUDA device where there is one.
         precision: `auto`, `bf16` (autocast) or `fp32`.
@@ -295,8 +296,57 @@ class UseSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What labelled records are and how they become rows; for fine-tuning.
+
+    Args:
+        kind: A key of `unicloze.tasks.TASKS`; nothing in a recipe for pre-training.
+        format: How a file holds its records: a key of `unicloze.tasks.records.FORMATS`, or `auto` by its name (.jsonl, .tsv,
+            .csv, also .gz).
+        fields: Where the file keeps what the task calls `text`, `pair`, `label`, ...; under that name if not given.
+        labels: The classes, in the order of their numbers; those of the training file, sorted, if not given.
+        metrics: What is measured on the development file, keys of `unicloze.evaluation.metrics.METRICS`; the first one
+            chooses the best checkpoint.
+        max_length: Most tokens of a row, special tokens included; what is longer is cut or windowed.
+        head: `dense` puts BERT's dense layer and tanh before the output layer (it can be exported), `plain` does not (as
+            both UniLM papers say).
+        pooling: What stands for a text: its `first` slot, its `last`, or the `mean` of all; as the model's recipe says
+            (`use.pooling`) if not given.
+    """
+
+    kind: str = ""
+    format: str = "auto"
+    fields: dict[str, str] = field(default_factory=dict)
+    labels: list[str] | None = None
+    metrics: list[str] = field(default_factory=list)
+    max_length: int = 128
+    head: Literal["dense", "plain"] = "dense"
+    pooling: Literal["first", "last", "mean"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuningSettings:
+    """How a task is learned, beside `TrainingSettings`, of which `steps` and `warmup_steps` follow from these.
+
+    Args:
+        epochs: Passes over the training file.
+        warmup_share: Share of the steps in which the learning rate rises.
+        evaluations: Evaluations on the development file in an epoch; 0.5 evaluates after every other epoch.
+        patience: Stop after so many evaluations without a better one; never if not given.
+    """
+
+    epochs: float = 3.0
+    warmup_share: float = 0.1
+    evaluations: float = 1.0
+    patience: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A complete, reproducible run: `recipes/*.yaml` and `RUN/recipe.yaml` hold one each."""
+    """A complete, reproducible run: `recipes/*.yaml` and `RUN/recipe.yaml` hold one each.
+
+    A recipe with a task is one for fine-tuning: data, tokenizer, objective and model are those of the model it starts from.
+    """
 
     name: str = "unnamed"
     provenance: Provenance = field(default_factory=Provenance)
@@ -306,6 +356,8 @@ class Recipe:
     model: ModelSettings = field(default_factory=ModelSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     use: UseSettings = field(default_factory=UseSettings)
+    task: TaskSettings = field(default_factory=TaskSettings)
+    finetuning: FinetuningSettings = field(default_factory=FinetuningSettings)
 
     def to_dict(self) -> dict[str, Any]:
         """This recipe as plain dictionaries and lists, fit for YAML and JSON."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from unicloze.comparison.compare import Comparison
     from unicloze.decoding.infill import FillResult
     from unicloze.decoding.likelihood import TextScore
+    from unicloze.finetuning.seeds import FinetuneSummary
     from unicloze.text.prepare import Prepared
     from unicloze.training.run import RunResult
     from unicloze.verbs import RecipeSummary
@@ -95,6 +96,24 @@ def _score_lines(score: TextScore) -> Iterator[str]:
         yield "  no score: the model's objective defines none"
     elif score.chain_log_likelihood is None and score.pseudo_log_likelihood is None:
         yield "  nothing to score: the vocabulary spells none of its tokens"
+
+
+def finetune_text(summary: FinetuneSummary) -> str:
+    """What became of a fine-tuning, a line for each seed and one for all."""
+    lines = []
+    for run in summary.runs:
+        if run.stopped_by:
+            lines.append(f"{run.out}: stopped and saved at step {run.step:,}; the same command goes on from there")
+        else:
+            kept = f", best at step {run.best_step:,}" if run.scores else ""
+            said = ", ".join(
+                f"{key} {value:.2f}" for result in run.scores.values() for key, value in result.values.items()
+            )
+            lines.append(f"{run.out}: trained to step {run.step:,}{kept}{f': {said}' if said else ''}")
+    if len(summary.runs) > 1:
+        each = ", ".join(f"{key} {spread}" for values in summary.scores.values() for key, spread in values.items())
+        lines.append(f"{summary.out}: {len(summary.runs)} seeds: {each}")
+    return "\n".join(lines)
 
 
 def recipes_text(rows: Sequence[RecipeSummary]) -> str:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
 from unicloze.model.chain import ReplacedTokenModel
 from unicloze.model.model import UnifiedModel
+from unicloze.model.task_heads import HeadSettings
 from unicloze.settings import ModelSettings
 
 Model: TypeAlias = UnifiedModel | ReplacedTokenModel
 """What the loop trains: a batch in, losses by target out. `for_use` gives the one network that is used afterwards."""
 
 
-def build(settings: ModelSettings, *, vocab_size: int, max_positions: int, targets: Collection[str]) -> Model:
+def build(
+    settings: ModelSettings,
+    *,
+    vocab_size: int,
+    max_positions: int,
+    targets: Collection[str],
+    heads: Mapping[str, HeadSettings] | None = None,
+) -> Model:
     """A model without weights drawn yet.
 
     Args:
@@ -21,6 +29,8 @@ def build(settings: ModelSettings, *, vocab_size: int, max_positions: int, targe
         vocab_size: Rows of the token table.
         max_positions: Rows of the position table.
         targets: What it predicts.
+        heads: Targets of a task, each with a head of its own; such a model is one network.
     """
-    kind = ReplacedTokenModel if settings.generator_size > 0 else UnifiedModel
-    return kind(settings, vocab_size=vocab_size, max_positions=max_positions, targets=targets)
+    if settings.generator_size > 0 and not heads:
+        return ReplacedTokenModel(settings, vocab_size=vocab_size, max_positions=max_positions, targets=targets)
+    return UnifiedModel(settings, vocab_size=vocab_size, max_positions=max_positions, targets=targets, heads=heads)

@@ -14,6 +14,7 @@ from unicloze.example import Batch, TargetBatch
 from unicloze.model.backbone import Backbone, embedding_width
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
+from unicloze.model.task_heads import HeadSettings, TaskHead
 from unicloze.settings import ModelSettings
 
 PAIR_TARGETS = "nsp", "sop"
@@ -45,10 +46,17 @@ class UnifiedModel(nn.Module):
         vocab_size: Rows of the token table.
         max_positions: Rows of the position table.
         targets: What it predicts; it has the heads they need.
+        heads: Targets of a task, each with a head of its own.
     """
 
     def __init__(
-        self, settings: ModelSettings, *, vocab_size: int, max_positions: int, targets: Collection[str] = ("ae", "par")
+        self,
+        settings: ModelSettings,
+        *,
+        vocab_size: int,
+        max_positions: int,
+        targets: Collection[str] = ("ae", "par"),
+        heads: Mapping[str, HeadSettings] | None = None,
     ) -> None:
         super().__init__()
         self.settings = settings
@@ -63,6 +71,7 @@ class UnifiedModel(nn.Module):
             self.replaced_head = ReplacedTokenHead(settings)
         if "sbo" in targets:
             self.boundary_head = BoundaryHead(settings, vocab_size=vocab_size)
+        self.task_heads = nn.ModuleDict({name: TaskHead(settings, head) for name, head in (heads or {}).items()})
 
     @property
     def networks(self) -> tuple[UnifiedModel, ...]:
@@ -99,14 +108,20 @@ class UnifiedModel(nn.Module):
             dropout: Dropout of this forward pass; none if None.
         """
         hidden = self._selected(batch, dropout)
-        losses = self._token_losses(batch, {name: hidden[name] for name in batch.targets if name not in OWN_HEADS})
+        losses = self._token_losses(batch, {name: hidden[name] for name in batch.targets if self._is_token(name)})
         for name, target in batch.targets.items():
-            if name in OWN_HEADS:
+            if name in self.task_heads:
+                losses[name] = self.task_head(name).losses(hidden[name], target, dropout)
+            elif name in OWN_HEADS:
                 losses[name] = self._other_losses(name, hidden[name], target)
         return {
             name: TargetLoss(total=(losses[name] * target.weights).sum(), weight=target.normaliser)
             for name, target in batch.targets.items()
         }
+
+    def _is_token(self, name: str) -> bool:
+        """Whether a target predicts tokens through the head all such targets share."""
+        return name not in OWN_HEADS and name not in self.task_heads
 
     def _selected(self, batch: Batch, dropout: DropoutKey | None) -> dict[str, Tensor]:
         """Last hidden states of the predicted slots by target. *Shape:* (rows, predicted slots, hidden size)"""
@@ -154,7 +169,22 @@ class UnifiedModel(nn.Module):
     def logits(self, batch: Batch) -> Mapping[str, Tensor]:
         """Logits of every prediction of a token by target, without dropout. *Shape:* (rows, predictions, vocabulary) each."""
         hidden = self._selected(batch, None)
-        return {name: self.token_logits(part) for name, part in hidden.items() if name not in OWN_HEADS}
+        return {name: self.token_logits(part) for name, part in hidden.items() if self._is_token(name)}
+
+    def outputs(self, batch: Batch) -> Mapping[str, Tensor]:
+        """Outputs of the heads of a task by target, without dropout. *Shape:* (rows, predictions, outputs) each"""
+        hidden = self._selected(batch, None)
+        return {
+            name: self.task_head(name).outputs(hidden[name], target, None)
+            for name, target in batch.targets.items()
+            if name in self.task_heads
+        }
+
+    def task_head(self, name: str) -> TaskHead:
+        """The head of a task's target."""
+        head = self.task_heads[name]
+        assert isinstance(head, TaskHead)
+        return head
 
     def flops(self, *, rows: int, slots: int, keys: float, predictions: Mapping[str, int]) -> float:
         """Floating-point operations of a training step on such rows, with as much memory as the model keeps.
@@ -169,7 +199,11 @@ class UnifiedModel(nn.Module):
             self.settings,
             slots=slots,
             predictions=sum(predictions.values()),
-            token_predictions=sum(count for name, count in predictions.items() if name not in WITHOUT_VOCABULARY),
+            token_predictions=sum(
+                count
+                for name, count in predictions.items()
+                if name not in WITHOUT_VOCABULARY and name not in self.task_heads
+            ),
             keys=keys + self.settings.memory,
             vocab_size=self.vocab_size,
             memory_slots=rows * self.settings.memory,

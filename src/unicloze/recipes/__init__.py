@@ -24,19 +24,40 @@ from unicloze.recipes.schema import KEYS, SECTIONS, Setting, expected, flatten, 
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe
 
-__all__ = ["load_recipe", "parse_options", "recipe_names", "recipe_parser", "save_recipe", "toy_overrides", "validate"]
+__all__ = [
+    "load_recipe",
+    "parse_options",
+    "recipe_names",
+    "recipe_parser",
+    "save_recipe",
+    "task_names",
+    "toy_overrides",
+    "validate",
+]
+
+TASKS_SHELF = "tasks"
+"""Folder of the recipes for fine-tuning among the others."""
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that come with the package, sorted."""
-    return sorted(Path(entry.name).stem for entry in _shelf().iterdir() if entry.name.endswith(".yaml"))
+    """Names of the recipes for pre-training that come with the package, sorted."""
+    return _names(_shelf())
+
+
+def task_names() -> list[str]:
+    """Names of the recipes for fine-tuning that come with the package, sorted."""
+    return _names(_shelf() / TASKS_SHELF)
+
+
+def _names(shelf: Path) -> list[str]:
+    return sorted(entry.stem for entry in shelf.iterdir() if entry.suffix == ".yaml")
 
 
 def load_recipe(name_or_file: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Recipe:
     """A recipe of the package or of a file, with single values overridden, its types and values checked.
 
     Args:
-        name_or_file: A name out of `recipe_names()`, or a YAML file.
+        name_or_file: A name out of `recipe_names()` or `task_names()`, or a YAML file.
         overrides: Values by dotted key (`{"training.steps": 10}`) or nested (`{"training": {"steps": 10}}`). A string
             stands for the value it spells, as on a command line.
 
@@ -116,13 +137,15 @@ def _find(name_or_file: str | os.PathLike[str]) -> Path:
     name = os.fspath(name_or_file)
     if name in recipe_names():
         return _shelf() / f"{name}.yaml"
+    if name in task_names():
+        return _shelf() / TASKS_SHELF / f"{name}.yaml"
     path = Path(name)
     if path.is_file():
         return path
     if path.suffix in {".yaml", ".yml"} or len(path.parts) > 1:
         cure = "it is a directory; name the recipe file in it" if path.is_dir() else "there is no such file"
         raise UsageError(f"{path}: {cure}; `unicloze recipes` lists the recipes that need no file.")
-    near = difflib.get_close_matches(name, recipe_names(), n=1, cutoff=0.4)
+    near = difflib.get_close_matches(name, [*recipe_names(), *task_names()], n=1, cutoff=0.4)
     guess = f"; did you mean '{near[0]}'?" if near else "."
     raise UsageError(f"No recipe is named '{name}'{guess} `unicloze recipes` lists all.")
 

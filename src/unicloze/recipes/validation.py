@@ -13,6 +13,7 @@ from unicloze.errors import UsageError
 from unicloze.mixtures import parts, phases
 from unicloze.recipes.rules_model import model_problems
 from unicloze.recipes.rules_objective import OBJECTIVE_TARGETS, objective_problems
+from unicloze.recipes.rules_task import task_problems
 from unicloze.settings import Recipe
 
 SMALLEST_VOCABULARY = 16
@@ -182,6 +183,7 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         return
     yield from objective_problems(recipe)
     yield from model_problems(recipe)
+    yield from task_problems(recipe)
     if training.attention == "flex" and (model.relative_bias or model.attention_dropout > 0):
         yield "training.attention", "that needs model.relative_bias false and model.attention_dropout 0"
     if training.decay_steps is not None and training.decay_steps > training.steps - training.warmup_steps:

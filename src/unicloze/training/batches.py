@@ -26,13 +26,15 @@ class MicroBatch:
 
     Args:
         examples: The rows.
-        windows: What they were made from.
+        windows: What they were made from; None if from labelled records.
         coefficients: Factor of each target's loss; 1 where not given.
+        place: Where labelled records are from.
     """
 
     examples: Examples
-    windows: Windows
+    windows: Windows | None
     coefficients: Mapping[str, float] = field(default_factory=dict)
+    place: str = ""
 
 
 def training_steps(

@@ -56,13 +56,13 @@ class Hooks:
 
     Args:
         log: With the loss per target, the gradient's norm and the speed.
-        evaluate: Measure the held-out perplexity.
+        evaluate: Measure the held-out perplexity. The run ends early if it says that more steps would not help.
         save: Write a checkpoint.
         describe: Says where the rows of a micro-batch are from.
     """
 
     log: Callable[[TrainState, Mapping[str, Any]], None]
-    evaluate: Callable[[TrainState], None]
+    evaluate: Callable[[TrainState], bool]
     save: Callable[[TrainState], None]
     describe: Callable[[MicroBatch], str]
 
@@ -117,9 +117,10 @@ def fit(
             done, stopping = state.step == settings.steps, bool(interruption.signal)
             if done or stopping or (settings.save_every and state.step % settings.save_every == 0):
                 hooks.save(state)
+            enough = False
             if done or (settings.evaluate_every and state.step % settings.evaluate_every == 0):
-                hooks.evaluate(state)
-            if stopping:
+                enough = hooks.evaluate(state)
+            if stopping or enough:
                 break
     return interruption
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +16,12 @@ from unicloze.model.build import Model, build
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
+from unicloze.tasks import TASKS, task_heads
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import Checkpoint, load_checkpoint, load_newest
+
+BEST = "best"
+"""Folder of the best checkpoint of a run, where one is kept beside the newest."""
 
 
 @dataclass(frozen=True)
@@ -62,34 +65,9 @@ def shape_model(recipe: Recipe, vocab_size: int) -> Model:
         recipe.model,
         vocab_size=vocab_size,
         max_positions=recipe.model.max_positions or longest_row(recipe),
-        targets=all_targets(recipe),
+        targets=TASKS[recipe.task.kind].token_targets if recipe.task.kind else all_targets(recipe),
+        heads=task_heads(recipe),
     )
-
-
-def initialize_from(model: Model, place: str, tokenizer: Tokenizer) -> None:
-    """Copy the weights of another run wherever name and shape fit; says which stay as drawn.
-
-    Of a chain of networks, the one that is used gives them, and every one takes what fits.
-
-    Raises:
-        UniclozeError: There is no such run, nothing fits, or its tokenizer is another.
-    """
-    other = load_model(place)
-    if other.tokenizer.fingerprint != tokenizer.fingerprint:
-        raise UniclozeError(
-            f"{place} was trained with another tokenizer: give --tokenizer.path {other.path / 'tokenizer.json'}"
-        )
-    theirs = other.model.state_dict()
-    for network in model.networks:
-        own = network.state_dict()
-        fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
-        network.load_state_dict(fitting, strict=False)
-    left = sorted(own.keys() - fitting.keys())  # of the network that is used, which comes last
-    if not fitting:
-        raise UniclozeError(f"no weight of {place} fits the recipe's model: give it the same sizes")
-    if left:
-        names = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
-        warnings.warn(f"{place} has no {names} of the right shape: they start as drawn", stacklevel=2)
 
 
 def fit_weights(model: Model, checkpoint: Checkpoint) -> None:
@@ -114,13 +92,15 @@ def fit_weights(model: Model, checkpoint: Checkpoint) -> None:
 def load_model(path: str | os.PathLike[str]) -> LoadedModel:
     """A trained model from a run directory, its checkpoints folder, or one checkpoint.
 
+    Of a run that kept its best checkpoint, that one; else the newest.
+
     Raises:
         UniclozeError: There is no whole checkpoint, or its parts do not fit each other.
     """
     place = Path(path)
     if not place.exists():
         raise UniclozeError(f"there is no model at {place}: give the --out of a pretrain run")
-    folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
+    folder = next((folder for folder in (place / BEST, place / "checkpoints") if folder.is_dir()), place)
     checkpoint = (
         load_checkpoint(place, weights_only=True) if (place / "manifest.json").is_file() else load_newest(folder)
     )

@@ -29,7 +29,7 @@ def with_memory(batch: Batch, micro_batch: MicroBatch, former: Memory | None, se
         former: What the same micro-batch of the step before left; None at the start. It stays as it is.
         settings: The model's shape.
     """
-    if not settings.memory:
+    if not settings.memory or micro_batch.windows is None:
         return batch
     rows, device = len(micro_batch.windows), batch.input_ids.device
     continues = micro_batch.windows.continues

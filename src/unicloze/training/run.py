@@ -31,10 +31,11 @@ from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import WindowSampler
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, training_steps
 from unicloze.training.checkpoint import Checkpoint, load_newest, save_checkpoint, set_aside_newer
+from unicloze.training.initial import Open, initialize_from
 from unicloze.training.ledger import Ledger, read_ledger
 from unicloze.training.lock import RunLock
 from unicloze.training.loop import Compute, Hooks, TrainState, evaluate, fit
-from unicloze.training.models import fit_weights, initialize_from, ready_model
+from unicloze.training.models import fit_weights, load_model, ready_model
 from unicloze.training.optimizers import build_optimizers, schedule_factor
 from unicloze.training.precision import choose_device, choose_precision
 from unicloze.training.recurrence import pack, unpack
@@ -80,13 +81,14 @@ class RunResult:
     part: str
 
 
-def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True) -> RunResult:
+def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model: Open = load_model) -> RunResult:
     """Pre-train as a recipe says, or go on with the run that is in the directory.
 
     Args:
         recipe: All settings.
         out: The run's directory; nothing is written outside it.
         progress: Show progress on stderr.
+        open_model: Opens what `training.initialize_from` names.
 
     Raises:
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
@@ -104,7 +106,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True) -> RunResu
         if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
             save_recipe(recipe, out / "recipe.yaml")
         phrases = phrases_for(recipe, prepared, out, progress=progress)
-        with _Run(recipe, out, prepared, checkpoint, phrases, progress) as run:
+        with _Run(recipe, out, prepared, checkpoint, phrases, progress, open_model) as run:
             result = run.train()
     if run.signal and not result.stopped_by:  # it came while the run ended by itself: now do as it asks
         signal.raise_signal(run.signal)
@@ -126,16 +128,7 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
         recipe = dataclasses.replace(
             recipe, training=dataclasses.replace(training, precision=former.training.precision)
         )
-    old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
-    changed = [key for key in new if old.get(key) != new[key] and key not in FREE_TO_CHANGE]
-    changed = [key for key in changed if not key.startswith("provenance.")]
-    if changed:
-        first = changed[0]
-        others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise UsageError(
-            f"{out} holds a run with {first} {old.get(first)}, this one asks for {new[first]}{others}: give the new run "
-            f"another --out, or continue the old one with unicloze pretrain --out {out}"
-        )
+    refuse_changes(former, recipe, out, f"continue the old one with unicloze pretrain --out {out}")
     moving = _moves_with_the_steps(recipe)
     if former.training.steps != recipe.training.steps and moving:
         warnings.warn(
@@ -144,6 +137,30 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
             stacklevel=2,
         )
     return recipe
+
+
+def refuse_changes(former: Recipe, recipe: Recipe, out: Path, instead: str) -> None:
+    """Refuse to go on with a run of other settings.
+
+    Args:
+        former: Settings of the run.
+        recipe: Settings asked for.
+        out: The run's directory.
+        instead: What to do beside giving another directory.
+
+    Raises:
+        UsageError: One differs that is not free to change.
+    """
+    old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
+    changed = [key for key in new if old.get(key) != new[key] and key not in FREE_TO_CHANGE]
+    changed = [key for key in changed if not key.startswith("provenance.")]
+    if changed:
+        first = changed[0]
+        others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise UsageError(
+            f"{out} holds a run with {first} {old.get(first)}, this one asks for {new[first]}{others}: give the new run "
+            f"another --out, or {instead}"
+        )
 
 
 def _moves_with_the_steps(recipe: Recipe) -> list[str]:
@@ -186,7 +203,9 @@ class _Run:
         checkpoint: Checkpoint | None,
         phrases: PhraseTable | None,
         progress: bool,
+        open_model: Open,
     ) -> None:
+        self.open_model = open_model
         self.recipe, self.out, self.prepared, self.checkpoint = recipe, out, prepared, checkpoint
         self.phrases, self.progress = phrases, progress
         training = recipe.training
@@ -221,7 +240,8 @@ class _Run:
         vocabulary = self.prepared.tokenizer.vocabulary
         model = ready_model(self.recipe, vocabulary.size, self.compute.device)
         if self.recipe.training.initialize_from is not None and self.checkpoint is None:
-            initialize_from(model, self.recipe.training.initialize_from, self.prepared.tokenizer)
+            other = self.open_model(self.recipe.training.initialize_from)
+            initialize_from(model, other, self.prepared.tokenizer, self.recipe)
         return TrainState(model=model, optimizers=build_optimizers(model, self.recipe.training))
 
     def __enter__(self) -> _Run:
@@ -291,7 +311,7 @@ class _Run:
             recipe=self.recipe.to_dict(),
             lineage=self.prepared.lineage,
             parameters=self.state.model.num_parameters(),
-            device=_device_name(self.compute.device),
+            device=device_name(self.compute.device),
             precision=self.compute.precision,
             threads=torch.get_num_threads(),
             versions={"unicloze": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -323,7 +343,7 @@ class _Run:
             text_tokens_per_second=round(speed, 1),
         )
 
-    def _evaluate(self, state: TrainState) -> None:
+    def _evaluate(self, state: TrainState) -> bool:
         training = self.recipe.training
         rows = training.micro_batch_size or training.batch_size
         sums: dict[str, tuple[float, float]] = {}
@@ -352,6 +372,7 @@ class _Run:
             tqdm.write(
                 f"step {state.step}: {self.part} perplexity {shown} (window {self.heldout.window})", file=sys.stderr
             )
+        return False
 
     def _save(self, state: TrainState) -> None:
         path = save_checkpoint(
@@ -373,6 +394,7 @@ class _Run:
 
     def _describe(self, micro_batch: MicroBatch) -> str:
         windows = micro_batch.windows
+        assert windows is not None
         phase = next(phase for phase in phases(self.recipe) if self.state.step < phase.last_step)
         return (
             str(self._sampler(phase.recipe).name(int(windows.source[0]), int(windows.index[0])))
@@ -418,5 +440,6 @@ def tokens_per_byte(prepared: Prepared) -> float | None:
     return float(sum(entry["tokens"] for entry in entries) / max(1, sum(entry["bytes"] for entry in entries)))
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """What a device is called in the ledger."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"

@@ -1,0 +1,138 @@
+"""The command line: words to arguments of `unicloze.verbs`, their results to stdout, every error to one sentence.
+
+Settings of a recipe are no arguments of the parsers here: whatever a verb's own parser leaves over is a dotted setting
+and goes through `unicloze.recipes`. Nothing heavy is imported to show help.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from unicloze import __version__, terminal
+from unicloze.cli import about, pretraining, tasks, use
+from unicloze.cli.parser import Parser, Verb, debug_option
+from unicloze.errors import UsageError
+
+VERBS = {**pretraining.VERBS, **use.VERBS, **tasks.VERBS, **about.VERBS}
+"""All verbs, in the order of the help."""
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise terminal.Terminated
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: The words after `unicloze`; those the process was started with if not given.
+
+    Returns:
+        The exit code: 0; 1 for what the user can mend; 2 for a wrong command or setting; 128 + N after signal N; 70
+        for a bug of unicloze.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    with contextlib.suppress(ValueError):  # signals reach the main thread only
+        signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with terminal.warnings_in_one_line():
+            code = _run(words)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except SystemExit as stop:  # --help and --version
+        return int(stop.code or 0)
+    except (Exception, KeyboardInterrupt) as error:
+        if "--debug" in words:
+            traceback.print_exc()
+        sentence, code = terminal.explain(error)
+        if sentence:
+            terminal.say("error", sentence)
+        if isinstance(error, OSError):
+            terminal.give_up_stdout()
+        return code
+
+
+def _run(words: list[str]) -> int:
+    first = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
+    program = _program_parser()
+    program.parse_args(words[:first])
+    if first == len(words):
+        program.print_help()
+        return 2
+    name, rest = words[first], words[first + 1 :]
+    if name not in VERBS:
+        near = difflib.get_close_matches(name, VERBS, n=1)
+        raise UsageError(f"There is no verb '{name}'{_guess(near)} `unicloze --help` lists all.")
+    verb = VERBS[name]
+    parser = _verb_parser(name, verb, with_settings="-h" in rest or "--help" in rest)
+    _refuse_unknown_options(name, verb, parser, rest)
+    options, extra = parser.parse_known_args(rest)
+    overrides = _overrides(name, verb, extra)
+    if verb.settings and options.help_settings:
+        print(terminal.all_settings(options.task if "task" in options else options.recipe, overrides))
+        return 0
+    return verb.run(options, overrides)
+
+
+def _program_parser() -> Parser:
+    verbs = "\n".join(f"  {name:<9} {verb.purpose}" for name, verb in VERBS.items())
+    parser = Parser(
+        prog="unicloze",
+        usage="unicloze [--debug] VERB ...",
+        description=f"Pre-train and use unified language models, above all UniLMv2.\n\nverbs:\n{verbs}",
+        epilog="examples:\n  unicloze pretrain --recipe quickstart\n"
+        '  unicloze fill --model runs/quickstart --text "Return a [MASK] of the given list."\n\n'
+        "`unicloze VERB --help` explains a verb.",
+    )
+    parser.add_argument("--version", action="version", version=f"unicloze {__version__}")
+    debug_option(parser)
+    return parser
+
+
+def _verb_parser(name: str, verb: Verb, *, with_settings: bool) -> Parser:
+    epilog = "examples:\n" + "\n".join(f"  {example}" for example in verb.examples)
+    if verb.settings and with_settings:
+        epilog = f"{terminal.main_settings(verb.settings)}\n\n{epilog}"
+    usage = f"unicloze {name} [OPTIONS] [--SECTION.SETTING VALUE ...]" if verb.settings else None
+    parser = Parser(prog=f"unicloze {name}", usage=usage, description=verb.purpose, epilog=epilog)
+    verb.options(parser)
+    if verb.settings:
+        parser.add_argument(
+            "--help-settings", action="store_true", help="list all settings with the values this command would use"
+        )
+    debug_option(parser)
+    return parser
+
+
+def _refuse_unknown_options(name: str, verb: Verb, parser: Parser, words: list[str]) -> None:
+    """Before the parser complains of what is missing: a misspelt option is why. Dotted settings are left alone."""
+    own = [option for option in parser._option_string_actions if option.startswith("--")]
+    for word in words:
+        option = word.partition("=")[0]
+        if not option.startswith("--") or option in (*own, "--") or not {".", " "}.isdisjoint(option):
+            continue
+        near = difflib.get_close_matches(option, own, n=1, cutoff=0.75)
+        if near or not verb.settings:
+            raise UsageError(f"{name}: there is no option {option}{_guess(near)} `unicloze {name} --help` lists all.")
+
+
+def _overrides(name: str, verb: Verb, extra: list[str]) -> dict[str, Any]:
+    """The words a verb's own parser did not know, as settings."""
+    if not extra:
+        return {}
+    if not verb.settings:
+        raise UsageError(f"{name}: what is '{extra[0]}'? `unicloze {name} --help` shows how.")
+    from unicloze.recipes import parse_options
+
+    return parse_options(extra)
+
+
+def _guess(near: Sequence[str]) -> str:
+    return f"; did you mean '{near[0]}'?" if near else "."

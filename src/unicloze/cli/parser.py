@@ -1,0 +1,80 @@
+"""What every verb of the command line is made of: a parser, options that several verbs share, printing a result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from unicloze.errors import UsageError
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises `UsageError` instead of exiting, and takes no abbreviations."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **arguments)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found wrong."""
+        message = message.replace("argument ", "option ", 1) if message.startswith("argument ") else message
+        place = self.prog.removeprefix("unicloze").lstrip()
+        raise UsageError(f"{place}{': ' if place else ''}{message}; `{self.prog} --help` shows how.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """One verb of the command line.
+
+    Args:
+        purpose: What it does, in one line.
+        examples: Commands that work as they stand.
+        options: Adds its own options to a parser.
+        run: Does it and prints the result. Called with its options and the overrides; returns the exit code.
+        settings: Dotted settings to show in its help; it takes none if there are none.
+    """
+
+    purpose: str
+    examples: tuple[str, ...]
+    options: Callable[[Parser], None]
+    run: Callable[[argparse.Namespace, dict[str, Any]], int]
+    settings: tuple[str, ...] = ()
+
+
+def recipe_option(parser: Parser, default: str) -> None:
+    """`--recipe`."""
+    parser.add_argument("--recipe", metavar="NAME|FILE", default=default, help=f"recipe (default: {default})")
+
+
+def model_option(parser: Parser, required: bool = True) -> None:
+    """`--model`."""
+    parser.add_argument(
+        "--model", metavar="DIR", required=required, help="directory of a run, or one of its checkpoints"
+    )
+
+
+def quiet_option(parser: Parser) -> None:
+    """`--quiet`."""
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def json_option(parser: Parser) -> None:
+    """`--json`."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def clean(text: str) -> str:
+    """Bytes of the command line that are no UTF-8 become U+FFFD."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def show(options: argparse.Namespace, data: Any, text: str) -> None:
+    """Print a result, as JSON if that was asked for."""
+    print(json.dumps(data, ensure_ascii=False) if options.json else text)
+
+
+def debug_option(parser: Parser) -> None:
+    """`--debug`."""
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -1,0 +1,81 @@
+"""The verbs that fine-tune a model on a task and use what comes of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from unicloze import terminal, verbs
+from unicloze.cli.parser import Parser, Verb, json_option, model_option, quiet_option, show
+from unicloze.errors import UsageError
+
+
+def _finetune_options(parser: Parser) -> None:
+    parser.add_argument("--task", metavar="NAME|FILE", default="classification", help="recipe of the task")
+    parser.add_argument("--model", metavar="DIR", help="directory of a run, or one of its checkpoints, to start from")
+    parser.add_argument("--train", metavar="FILE", help="records to train on: .jsonl, .tsv or .csv, also .gz")
+    parser.add_argument("--dev", metavar="FILE", help="records to evaluate on and to choose the best checkpoint by")
+    parser.add_argument("--out", metavar="DIR", help="directory of the run (default: runs/NAME)")
+    parser.add_argument("--seeds", metavar="N", type=int, default=1, help="runs with seeds of their own (default: 1)")
+    quiet_option(parser)
+    json_option(parser)
+
+
+def _finetune(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
+    for name in ("model", "train"):  # not the parser's business: --help-settings needs none
+        if getattr(options, name) is None:
+            raise UsageError(f"finetune: give --{name}; `unicloze finetune --help` shows how.")
+    summary = verbs.finetune(
+        task=options.task,
+        model=options.model,
+        train=options.train,
+        dev=options.dev,
+        out=options.out,
+        seeds=options.seeds,
+        quiet=options.quiet,
+        overrides=overrides,
+    )
+    show(options, summary.to_dict(), terminal.finetune_text(summary))
+    stopped = summary.runs[-1].stopped_by
+    return 128 + stopped if stopped else 0
+
+
+def _predict_options(parser: Parser) -> None:
+    model_option(parser)
+    parser.add_argument("--file", metavar="FILE", required=True, help="records; they need no labels")
+    parser.add_argument("--out", metavar="FILE", help="file of predictions to write (default: print them)")
+    quiet_option(parser)
+
+
+def _predict(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
+    predictions = verbs.predict(model=options.model, file=options.file, out=options.out, quiet=options.quiet)
+    if options.out:
+        print(f"{options.out}: {len(predictions):,} predictions")
+    else:
+        print("\n".join(json.dumps(prediction, ensure_ascii=False) for prediction in predictions))
+    return 0
+
+
+VERBS = {
+    "finetune": Verb(
+        purpose="Fine-tune a trained model on labelled records, or go on with an interrupted run; the best is kept.",
+        examples=(
+            "unicloze finetune --task classification --model runs/quickstart --train train.jsonl --dev dev.jsonl",
+            "unicloze finetune --task regression --model runs/quickstart --train train.tsv --dev dev.tsv --seeds 5"
+            " --training.learning_rate 1e-4 --out runs/mine",
+        ),
+        options=_finetune_options,
+        run=_finetune,
+        settings=(
+            "task.fields", "task.labels", "task.metrics", "task.max_length", "task.head", "finetuning.epochs",
+            "finetuning.patience", "training.batch_size", "training.learning_rate", "training.seed", "model.dropout",
+        ),
+    ),
+    "predict": Verb(
+        purpose="Predictions of a fine-tuned model for a file of records, a JSON object a line.",
+        examples=("unicloze predict --model runs/classification --file test.jsonl --out predictions.jsonl",),
+        options=_predict_options,
+        run=_predict,
+    ),
+}  # fmt: skip

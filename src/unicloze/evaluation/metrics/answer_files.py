@@ -1,0 +1,116 @@
+"""Questions and answers in the JSON that SQuAD and CoQA are published in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unicloze.errors import UniclozeError
+from unicloze.evaluation.metrics.coqa import Gold, Turn
+from unicloze.evaluation.metrics.plain_files import parse_json, read_text
+from unicloze.evaluation.metrics.squad import Answer
+
+
+def read_squad(path: Path) -> dict[str, list[str]]:
+    """The right answers by the id of their question; none where it is unanswerable.
+
+    Raises:
+        UniclozeError: The file cannot be read, is not in SQuAD's format, or an id occurs twice.
+    """
+    answers: dict[str, list[str]] = {}
+    for article in _field(parse_json(read_text(path), str(path)), "data", list, path, "SQuAD"):
+        for paragraph in _field(article, "paragraphs", list, path, "SQuAD"):
+            for question in _field(paragraph, "qas", list, path, "SQuAD"):
+                name = _field(question, "id", str, path, "SQuAD")
+                if name in answers:
+                    raise UniclozeError(f"{path} has the question {name} twice: remove one of them.")
+                place = f"{path}, question {name},"
+                texts = [
+                    _field(answer, "text", str, place, "SQuAD")
+                    for answer in _field(question, "answers", list, place, "SQuAD")
+                ]
+                answers[name] = [] if question.get("is_impossible") else texts
+    return answers
+
+
+def read_squad_predictions(path: Path) -> dict[str, Answer]:
+    """Answers out of `{id: text}`.
+
+    Raises:
+        UniclozeError: The file cannot be read or holds something else.
+    """
+    answers = _mapping(path, str, '{"ID OF THE QUESTION": "ANSWER"}')
+    return {name: Answer(text=text) for name, text in answers.items()}
+
+
+def read_na_probabilities(path: Path) -> dict[str, float]:
+    """How sure a model is of each question that it has no answer, out of `{id: number}`.
+
+    Raises:
+        UniclozeError: The file cannot be read or holds something else.
+    """
+    numbers = _mapping(path, (int, float), '{"ID OF THE QUESTION": 0.5}')
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            raise UniclozeError(f"{path} has {number} for {name}: give finite numbers.")
+    return {name: float(number) for name, number in numbers.items()}
+
+
+def read_coqa(path: Path) -> dict[Turn, Gold]:
+    """The answers of all annotators to each turn.
+
+    Raises:
+        UniclozeError: The file cannot be read or is not in CoQA's format.
+    """
+    turns: dict[Turn, Gold] = {}
+    for story in _field(parse_json(read_text(path), str(path)), "data", list, path, "CoQA"):
+        name = _field(story, "id", str, path, "CoQA")
+        place = f"{path}, story {name},"
+        annotators = [_field(story, "answers", list, place, "CoQA")]
+        if "additional_answers" in story:
+            annotators += _field(story, "additional_answers", dict, place, "CoQA").values()
+        for number, question in enumerate(_field(story, "questions", list, place, "CoQA")):
+            turn = _field(question, "turn_id", int, place, "CoQA")
+            texts = []
+            for answers in annotators:
+                if not isinstance(answers, list) or len(answers) <= number:
+                    raise UniclozeError(f"{place} has no answer of an annotator to turn {turn}: mend it.")
+                texts.append(_field(answers[number], "input_text", str, place, "CoQA"))
+            turns[Turn(name, turn)] = Gold(answers=texts, domain=str(story.get("source", "")))
+    return turns
+
+
+def read_coqa_predictions(path: Path) -> dict[Turn, str]:
+    """Answers out of a list of `{"id": STORY, "turn_id": NUMBER, "answer": TEXT}`.
+
+    Raises:
+        UniclozeError: The file cannot be read or holds something else.
+    """
+    records = parse_json(read_text(path), str(path))
+    if not isinstance(records, list):
+        raise UniclozeError(f'{path} is no list of {{"id": ..., "turn_id": ..., "answer": ...}}: mend it.')
+    answers = {}
+    for number, record in enumerate(records, start=1):
+        place = f"{path}, answer {number},"
+        turn = Turn(_field(record, "id", str, place, "CoQA"), _field(record, "turn_id", int, place, "CoQA"))
+        answers[turn] = _field(record, "answer", str, place, "CoQA")
+    return answers
+
+
+def _field(record: Any, name: str, kind: type, place: Path | str, format_name: str) -> Any:
+    value = record.get(name) if isinstance(record, dict) else None
+    if not isinstance(value, kind):
+        raise UniclozeError(f'{place} is not in {format_name}\'s format: a "{name}" is missing or of another type.')
+    return value
+
+
+def _mapping(path: Path, kind: type | tuple[type, ...], example: str) -> Mapping[str, Any]:
+    record = parse_json(read_text(path), str(path))
+    if not isinstance(record, dict):
+        raise UniclozeError(f"{path} is no JSON object such as {example}: mend it.")
+    for name, value in record.items():
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise UniclozeError(f"{path} has {value!r:.40} for {name}: give an object such as {example}.")
+    return record

@@ -1,0 +1,31 @@
+"""Answers as the official scripts of SQuAD and CoQA compare them."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from functools import lru_cache
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLE = re.compile(r"\b(?:a|an|the)\b")
+
+
+@lru_cache(maxsize=2**16)
+def normalise(answer: str) -> str:
+    """Lower case without ASCII punctuation, English articles and extra whitespace."""
+    return " ".join(_ARTICLE.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, reference: str) -> float:
+    """1 if both are the same once normalised, else 0."""
+    return float(normalise(prediction) == normalise(reference))
+
+
+def token_f1(prediction: str, reference: str) -> float:
+    """F1 of the words that both have in common, from 0 to 1; where one has no words, 1 if neither has."""
+    found, wanted = normalise(prediction).split(), normalise(reference).split()
+    if not found or not wanted:
+        return float(found == wanted)
+    common = sum((Counter(found) & Counter(wanted)).values())
+    return 2 * common / (len(found) + len(wanted))

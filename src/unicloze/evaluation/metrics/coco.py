@@ -1,0 +1,135 @@
+"""BLEU, ROUGE-L and METEOR as coco-caption computes them (Chen et al. 2015): the usual figures of question generation.
+
+All three read tokens with spaces between them, compare them as they are, and never tokenise: lower both sides, or neither.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Sequence
+
+from unicloze.errors import UniclozeError
+from unicloze.evaluation.metrics.ngrams import highest_counts, matches, ngrams
+from unicloze.evaluation.metrics.profiles import profiled
+from unicloze.evaluation.metrics.result import MetricResult, check_texts, library
+
+_BETA = 1.2
+
+
+def coco(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], *, profile: str | None = None
+) -> MetricResult:
+    """BLEU-1 to BLEU-4 and ROUGE-L.
+
+    BLEU is that of the corpus, without smoothing and with the closest reference length. ROUGE-L is the mean over texts of
+    F with beta 1.2, of the best precision and the best recall over the references.
+
+    Args:
+        predictions: The texts, as tokens with spaces between them.
+        references: References of each text; their number may differ.
+        profile: What is done to both first, one of `unicloze.evaluation.metrics.profiles.PROFILES`; nothing if none.
+
+    Raises:
+        UniclozeError: Predictions and references do not match.
+    """
+    found, wanted = _tokens(predictions, references, profile)
+    values = {f"bleu_{n}": score for n, score in enumerate(_bleu(found, wanted), start=1)}
+    values["rouge_l"] = 100 * sum(map(_rouge_l, found, wanted)) / len(found)
+    return MetricResult(metric="coco", values=values, items=len(found), note=_note(profile))
+
+
+def meteor(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], *, profile: str | None = None
+) -> MetricResult:
+    """METEOR 1.5 (Denkowski and Lavie 2014) for English, by the Java program that comes with pycocoevalcap.
+
+    Args:
+        predictions: The texts, as tokens with spaces between them.
+        references: References of each text; their number may differ.
+        profile: As in `coco`.
+
+    Raises:
+        UniclozeError: pycocoevalcap or Java is not installed, Java fails, or predictions and references do not match.
+    """
+    found, wanted = _tokens(predictions, references, profile)
+    room = library("pycocoevalcap.meteor.meteor", "coco")
+    if shutil.which("java") is None:
+        raise UniclozeError(
+            "METEOR is a Java program and java is not on the PATH: install a Java runtime, or use `coco`."
+        )
+    numbers = range(len(found))
+    program = room.Meteor()
+    try:
+        score, _ = program.compute_score(
+            {number: [_line(tokens) for tokens in wanted[number]] for number in numbers},
+            {number: [_line(found[number])] for number in numbers},
+        )
+    except (OSError, ValueError) as error:
+        said = program.meteor_p.stderr.read1().decode(errors="replace").strip() or str(error)
+        raise UniclozeError(f"METEOR's Java program failed and said: {said.splitlines()[0]}.") from error
+    finally:
+        for stream in (program.meteor_p.stdout, program.meteor_p.stderr):
+            stream.close()
+    return MetricResult(metric="meteor", values={"meteor": 100 * score}, items=len(found), note=_note(profile))
+
+
+def _tokens(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], profile: str | None
+) -> tuple[list[list[str]], list[list[list[str]]]]:
+    check_texts(predictions, references)
+    if profile is not None:
+        predictions, references = profiled(predictions, references, profile)
+    return [text.split() for text in predictions], [[text.split() for text in several] for several in references]
+
+
+def _note(profile: str | None) -> str:
+    return f"Profile {profile}." if profile else ""
+
+
+def _line(tokens: Sequence[str]) -> str:
+    """Tokens in the program's line protocol, whose fields are parted by `|||`."""
+    return " ".join(token for token in tokens if token != "|||")
+
+
+def _bleu(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]) -> list[float]:
+    """BLEU-1 to BLEU-4 in percent."""
+    found = sum(map(len, predictions))
+    wanted = sum(
+        min((abs(len(one) - len(tokens)), len(one)) for one in several)[1]
+        for tokens, several in zip(predictions, references, strict=True)
+    )
+    penalty = min(0.0, 1.0 - wanted / found) if found else 0.0
+    scores, logs = [], 0.0
+    for n in range(1, 5):
+        matched = total = 0
+        for tokens, several in zip(predictions, references, strict=True):
+            counts = ngrams(tokens, n)
+            total += counts.total()
+            matched += matches(counts, highest_counts(several, n)).total()
+        logs += math.log(matched / total) if matched else -math.inf
+        scores.append(100 * math.exp(penalty + logs / n))
+    return scores
+
+
+def _rouge_l(prediction: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """F with beta 1.2, from 0 to 1."""
+    common = [_common_subsequence(prediction, one) for one in references]
+    precision = max(common) / len(prediction) if prediction else 0.0
+    recall = max(length / len(one) if one else 0.0 for length, one in zip(common, references, strict=True))
+    if not precision or not recall:
+        return 0.0
+    return (1 + _BETA**2) * precision * recall / (recall + _BETA**2 * precision)
+
+
+def _common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
+    """Length of the longest common subsequence: a row of its table is the bits of one integer (Hyyrö 2004)."""
+    places: dict[str, int] = {}
+    for place, token in enumerate(other):
+        places[token] = places.get(token, 0) | 1 << place
+    everywhere = (1 << len(other)) - 1
+    row = everywhere
+    for token in one:
+        hits = row & places.get(token, 0)
+        row = (row + hits | row - hits) & everywhere
+    return len(other) - row.bit_count()

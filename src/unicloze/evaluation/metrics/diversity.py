@@ -1,0 +1,51 @@
+"""How varied responses are by themselves, as the DSTC7 challenge measures it (UniLM v1, Table 10)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from unicloze.errors import UniclozeError
+from unicloze.evaluation.metrics.ngrams import Ngram, ngrams
+from unicloze.evaluation.metrics.result import MetricResult
+
+
+def diversity(predictions: Sequence[str], references: Sequence[Sequence[str]] = ()) -> MetricResult:
+    """Entropy-4, Distinct-1, Distinct-2 and the average length of texts, as tokens with spaces between them.
+
+    Args:
+        predictions: The texts.
+        references: Left out of account.
+
+    Returns:
+        `entropy_4`, of the distribution of 4-grams over all texts, in nats (Zhang et al. 2018); `distinct_1` and
+        `distinct_2`, the n-grams that differ for each that occurs, from 0 to 1 (Li et al. 2016, Table 10's Div-1 and Div-2);
+        `average_length` in tokens.
+
+    Raises:
+        UniclozeError: There is no text.
+    """
+    if not predictions:
+        raise UniclozeError("There is no text to measure: give at least one prediction.")
+    tokens = [text.split() for text in predictions]
+    counts = {n: Counter[Ngram]() for n in (1, 2, 4)}
+    for one in tokens:
+        for n, count in counts.items():
+            count.update(ngrams(one, n))
+    return MetricResult(
+        metric="diversity",
+        values={
+            "entropy_4": _entropy(counts[4]),
+            "distinct_1": len(counts[1]) / max(counts[1].total(), 1),
+            "distinct_2": len(counts[2]) / max(counts[2].total(), 1),
+            "average_length": counts[1].total() / len(tokens),
+        },
+        items=len(tokens),
+        units={"entropy_4": "nats", "distinct_1": "", "distinct_2": "", "average_length": "tokens"},
+    )
+
+
+def _entropy(counts: Counter[Ngram]) -> float:
+    total = counts.total()
+    return -sum(count / total * math.log(count / total) for count in counts.values())

@@ -1,0 +1,81 @@
+"""Classes: accuracy, F1 and Matthews' correlation, by scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unicloze.errors import UsageError
+from unicloze.evaluation.metrics.result import MetricResult, check_pairs, library
+
+Label = str | int
+POSITIVE = "1"
+"""GLUE's positive class."""
+
+
+def accuracy(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
+    """Share of the labels that are right.
+
+    Raises:
+        UniclozeError: scikit-learn is not installed, or predictions and references do not match.
+    """
+    found, wanted = _labels(predictions, references)
+    return _result("accuracy", {"accuracy": _accuracy(found, wanted)}, found)
+
+
+def f1(predictions: Sequence[Label], references: Sequence[Label], *, positive: str = POSITIVE) -> MetricResult:
+    """F1, precision and recall of one class, and accuracy (MRPC, QQP).
+
+    Args:
+        predictions: The labels.
+        references: The right ones.
+        positive: The class.
+
+    Raises:
+        UsageError: Neither a reference nor a prediction is of that class.
+        UniclozeError: scikit-learn is not installed, or predictions and references do not match.
+    """
+    found, wanted = _labels(predictions, references)
+    if positive not in wanted and positive not in found:
+        known = ", ".join(sorted(set(wanted))[:10])
+        raise UsageError(f"No reference has the label {positive}: set the option positive to one of {known}.")
+    precision, recall, score, _ = library("sklearn.metrics", "metrics").precision_recall_fscore_support(
+        wanted, found, labels=[positive], average="micro", zero_division=0.0
+    )
+    values = {"f1": 100 * score, "precision": 100 * precision, "recall": 100 * recall}
+    return _result("f1", values | {"accuracy": _accuracy(found, wanted)}, found, f"Positive class: {positive}.")
+
+
+def macro_f1(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
+    """Mean over all classes of their F1, and accuracy.
+
+    Raises:
+        UniclozeError: scikit-learn is not installed, or predictions and references do not match.
+    """
+    found, wanted = _labels(predictions, references)
+    score = library("sklearn.metrics", "metrics").f1_score(wanted, found, average="macro", zero_division=0.0)
+    return _result("macro-f1", {"macro_f1": 100 * score, "accuracy": _accuracy(found, wanted)}, found)
+
+
+def matthews(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
+    """Matthews' correlation coefficient (CoLA), times 100; 0 where all predictions are of one class.
+
+    Raises:
+        UniclozeError: scikit-learn is not installed, or predictions and references do not match.
+    """
+    found, wanted = _labels(predictions, references)
+    score = library("sklearn.metrics", "metrics").matthews_corrcoef(wanted, found)
+    return _result("matthews", {"matthews": 100 * float(score), "accuracy": _accuracy(found, wanted)}, found)
+
+
+def _labels(predictions: Sequence[Label], references: Sequence[Label]) -> tuple[list[str], list[str]]:
+    check_pairs(predictions, references)
+    return list(map(str, predictions)), list(map(str, references))
+
+
+def _accuracy(found: Sequence[str], wanted: Sequence[str]) -> float:
+    return 100 * sum(map(str.__eq__, found, wanted)) / len(wanted)
+
+
+def _result(metric: str, values: dict[str, float], found: Sequence[str], note: str = "") -> MetricResult:
+    values = {name: float(value) for name, value in values.items()}
+    return MetricResult(metric=metric, values=values, items=len(found), note=note)

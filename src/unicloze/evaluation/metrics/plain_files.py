@@ -1,0 +1,53 @@
+"""Whole files as text or JSON, also gzipped, with one sentence for what is wrong with them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from unicloze.errors import UniclozeError
+
+
+def kind_of(path: Path) -> str:
+    """The ending that tells how to read a file: `.txt` of `a.txt` and of `a.txt.gz`."""
+    return Path(path.name.removesuffix(".gz")).suffix
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file.
+
+    Raises:
+        UniclozeError: It is not there, may not be read, is damaged, or no UTF-8.
+    """
+    if not path.is_file():
+        raise UniclozeError(f"There is no file {path}: name one.")
+    try:
+        raw = path.read_bytes()
+        content = gzip.decompress(raw) if path.name.endswith(".gz") else raw
+    except PermissionError as error:
+        raise UniclozeError(f"{path} may not be read: give yourself the permission to.") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UniclozeError(f"{path} is cut off or damaged ({error}): fetch or write it again.") from error
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UniclozeError(f"{path}:{line} is no UTF-8: convert the file.") from error
+
+
+def parse_json(text: str, place: str) -> Any:
+    """What a text says in JSON.
+
+    Raises:
+        UniclozeError: It is no JSON.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"{place}:{error.lineno}" if error.lineno > 1 else place
+        raise UniclozeError(f"{where} is not JSON ({error.msg}, column {error.colno}): mend it.") from error
+    except RecursionError as error:
+        raise UniclozeError(f"{place} is JSON nested too deep: mend it.") from error

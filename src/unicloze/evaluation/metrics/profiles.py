@@ -1,0 +1,155 @@
+"""What the papers did to a text before they measured it.
+
+UniLM's generators write word pieces joined to tokens, and its references are as Stanford's tokenizer leaves them; so its
+released scripts spell a prediction in that tokenizer's way first. The rules below are theirs, except that initials of any
+number are joined, where their loop joins two and leaves a stray point. References stand as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+_SENTENCE_ENDS: Sequence[tuple[re.Pattern[str], str]] = (
+    (re.compile(r"(?<=\s[.!?])\s+"), "\n"),
+    (re.compile(r"((?<=[.!?])(?<!\b\w\.)[\"'\u201d\u2019)\]]*)\s+(?=[\"'\u201c\u2018(\[]*[A-Z0-9])"), r"\1\n"),
+)
+_BRACKETS = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
+_LOWER_BRACKETS = {bracket: code.lower() for bracket, code in _BRACKETS.items()} | {
+    "[UNK]": "UNK", "<unk>": "UNK", "&": "&amp;", "<": "&lt;", ">": "&gt;",
+}  # fmt: skip
+_ROUND = {"(": "-LRB-", ")": "-RRB-"}
+_SQUARE = {"[": "-LSB-", "]": "-RSB-"}
+_CONTRACTIONS: Sequence[tuple[re.Pattern[str], str]] = (
+    (re.compile(r"n ' t(?!\S)"), " n't"),
+    (re.compile(r"(?<!\S)' (s|d|ll)(?!\S)"), r"'\1"),
+)
+_JOINED: Sequence[tuple[re.Pattern[str], str]] = (
+    (re.compile(r"(?<!\S)\. \. \.(?!\S)"), "..."),
+    (re.compile(r"(?<!\S)([\d,]+) , (?=[\d,]+(?!\S))"), r"\1,"),
+    (re.compile(r"(?<!\S)(\d+) \. (\d+)(?!\S)"), r"\1.\2"),
+)
+_INITIALS = re.compile(r"(?<!\S)[A-Z](?: \. [A-Z])+ \.(?!\S)")
+_DASHES: Sequence[tuple[re.Pattern[str], str]] = (
+    (re.compile(r"(?<!\S)- -(?!\S)"), "--"),
+    (re.compile(r"(?:(?<=[^\W_])|(?<=[^\W_]\.)) - (?=[^\W_])"), "-"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What is done to the texts of a data set before they are compared. Lines of the result are sentences.
+
+    Args:
+        prediction: Applied to each prediction.
+        reference: Applied to each reference.
+    """
+
+    prediction: Callable[[str], str]
+    reference: Callable[[str], str]
+
+
+def sentences(text: str) -> str:
+    """The text with a sentence a line.
+
+    A text that has lines stays as it is. Else a sentence ends with a lone point, `!` or `?`, and with one at the end of a
+    word, unless that is an initial, where a capital or a digit follows.
+    """
+    text = text.strip()
+    return text if "\n" in text else _substituted(text, _SENTENCE_ENDS)
+
+
+def retokenise(text: str, *, symbols: Mapping[str, str] | None = None, quotes: bool = True, dashes: bool = True) -> str:
+    """Tokens of a WordPiece tokenizer in the spelling of the Penn Treebank.
+
+    `do n ' t` becomes `do n't`, `John ' s` `John 's`, `3 , 000` `3,000`, `3 . 5` `3.5`, `U . N .` `U.N.`.
+
+    Args:
+        text: Tokens with spaces between them.
+        symbols: Tokens to replace, such as brackets by `-LRB-`.
+        quotes: Tell opening quotes from closing ones.
+        dashes: Join words around a dash.
+    """
+    tokens = [symbols.get(token, token) if symbols else token for token in text.split()]
+    text = " ".join(tokens)
+    text = _substituted(text, _CONTRACTIONS)
+    if quotes:
+        text = _turned(_turned(text, '"', ("``", "''")), "'", ("`", "'"))
+    text = _substituted(text, _JOINED)
+    text = _INITIALS.sub(lambda found: found[0].replace(" ", ""), text)
+    return " ".join((_substituted(text, _DASHES) if dashes else text).split())
+
+
+def _substituted(text: str, rules: Sequence[tuple[re.Pattern[str], str]]) -> str:
+    for pattern, replacement in rules:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _turned(text: str, quote: str, turned: tuple[str, str]) -> str:
+    """The text with its lone quotes replaced by opening and closing ones in turn."""
+    turn = count()
+    return " ".join(turned[next(turn) % 2] if token == quote else token for token in text.split(" "))
+
+
+def _replaced(text: str, symbols: Mapping[str, str]) -> str:
+    for symbol, code in symbols.items():
+        text = text.replace(symbol, f" {code} ")
+    return " ".join(text.split())
+
+
+def summary(text: str, longest: int) -> str:
+    """CNN/DailyMail's predictions: sentences between `[X_SEP]`, those of four tokens or fewer and repetitions dropped, cut.
+
+    A sentence is a repetition if more than 70 % of its words have occurred in the sentences before it.
+
+    Args:
+        text: The prediction.
+        longest: Tokens to keep.
+    """
+    kept: list[str] = []
+    seen: set[str] = set()
+    left = longest
+    for sentence in text.split("[X_SEP]"):
+        tokens = _replaced(retokenise(sentence, symbols=_BRACKETS), _ROUND | _SQUARE).split()
+        if len(tokens) <= 4:
+            continue
+        words = {token.lower() for token in tokens}
+        repeated = len(words & seen) > 0.7 * len(words)
+        seen |= words
+        if not repeated and left > 0:
+            kept.append(" ".join(tokens[:left]))
+            left -= len(tokens)
+    return "\n".join(kept)
+
+
+PROFILES: Mapping[str, Profile] = {
+    "sentences": Profile(prediction=sentences, reference=sentences),
+    "cnndm": Profile(
+        prediction=lambda text: summary(text, 160), reference=lambda text: text.strip().replace(" <S_SEP> ", "\n")
+    ),
+    "cnndm-v1": Profile(
+        prediction=lambda text: summary(text, 70), reference=lambda text: text.strip().replace(" <S_SEP> ", "\n")
+    ),
+    "xsum": Profile(
+        prediction=lambda text: _replaced(retokenise(text, quotes=False, dashes=False), _ROUND), reference=str.strip
+    ),
+    "gigaword": Profile(
+        prediction=lambda text: retokenise(text, symbols=_LOWER_BRACKETS).replace("1", "#"), reference=str.strip
+    ),
+    "squad-qg": Profile(prediction=lambda text: retokenise(text, symbols=_LOWER_BRACKETS).lower(), reference=str.strip),
+}
+"""By name. `sentences` only finds the sentences; `cnndm` keeps 160 tokens as UniLM's later release (s2s-ft) does, `cnndm-v1`
+70 as its first; `gigaword` writes numbers as `#`, which that data has for digits; `squad-qg` is for generated questions."""
+
+
+def profiled(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], profile: str
+) -> tuple[list[str], list[list[str]]]:
+    """Predictions and references as a profile makes them."""
+    rules = PROFILES[profile]
+    return [rules.prediction(text) for text in predictions], [
+        [rules.reference(text) for text in several] for several in references
+    ]

@@ -1,0 +1,147 @@
+"""Predictions and references out of files: .txt, .tsv, .jsonl and .json, also .gz.
+
+In .txt a line is an item, in .tsv a row under a header, in .jsonl an object. Predictions stand in the column or field
+`prediction`; references in `reference`, or as a list in `references`, or in several files of as many lines, where a blank
+line means that there is no further one. Tags are parted by spaces. .json is what SQuAD and CoQA publish.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.answer_files import (
+    read_coqa,
+    read_coqa_predictions,
+    read_na_probabilities,
+    read_squad,
+    read_squad_predictions,
+)
+from unicloze.evaluation.metrics.result import Compared
+from unicloze.evaluation.metrics.row_files import Item, read_items
+
+
+def read_pairs(
+    predictions: Path, references: Sequence[Path], compares: Compared, *, na_probabilities: Path | None = None
+) -> tuple[Any, Any]:
+    """Predictions and references as the metrics take them; see `unicloze.evaluation.metrics.registry`.
+
+    Args:
+        predictions: File of the predictions.
+        references: File of the references, or several where texts have several.
+        compares: What they are.
+        na_probabilities: File of SQuAD's certainties that there is no answer.
+
+    Raises:
+        UsageError: More files are given than these can have.
+        UniclozeError: A file cannot be read, a line is broken, or lines do not match.
+    """
+    if not references:
+        raise UsageError("There is no file of references: give one.")
+    if len(references) > 1 and compares != "texts":
+        raise UsageError(f"There are {len(references)} files of references: only texts can have more than one.")
+    if na_probabilities is not None and compares != "squad":
+        raise UsageError("Only the metric squad takes certainties that there is no answer: leave them out.")
+    if compares == "squad":
+        return _squad_predictions(predictions, na_probabilities), read_squad(references[0])
+    if compares == "coqa":
+        return read_coqa_predictions(predictions), read_coqa(references[0])
+    found = read_items(predictions, ("prediction",))
+    several = [read_items(path, ("references", "reference")) for path in references]
+    for path, items in zip(references, several, strict=True):
+        _check_match(predictions, found, path, items)
+    value = _VALUES[compares]
+    values = [value(item) for item in found]
+    if compares != "texts":
+        return values, [value(item) for item in several[0]]
+    return values, [_texts(items) for items in zip(*several, strict=True)]
+
+
+def read_predictions(path: Path) -> list[str]:
+    """Texts that are measured by themselves.
+
+    Raises:
+        UniclozeError: The file cannot be read, or a line is broken.
+    """
+    return [_text(item) for item in read_items(path, ("prediction",))]
+
+
+def _squad_predictions(path: Path, na_probabilities: Path | None) -> Mapping[str, Any]:
+    answers = read_squad_predictions(path)
+    if na_probabilities is None:
+        return answers
+    certainties = read_na_probabilities(na_probabilities)
+    missing = answers.keys() - certainties
+    if missing:
+        raise UniclozeError(
+            f"{na_probabilities} says nothing of {len(missing):,} answers, such as {min(missing)}: give all or none."
+        )
+    return {name: dataclasses.replace(one, na_probability=certainties[name]) for name, one in answers.items()}
+
+
+def _check_match(predictions: Path, found: Sequence[Item], references: Path, wanted: Sequence[Item]) -> None:
+    """As many of one as of the other, and the same ids where both have some."""
+    for prediction, reference in zip(found, wanted, strict=False):
+        if None not in (prediction.id, reference.id) and str(prediction.id) != str(reference.id):
+            raise UniclozeError(
+                f"{prediction.place} has the id {prediction.id} and {reference.place} the id {reference.id}: "
+                "bring both files into the same order."
+            )
+    if len(found) != len(wanted):
+        longer, other = (found, references) if len(found) > len(wanted) else (wanted, predictions)
+        raise UniclozeError(
+            f"{predictions} has {len(found):,} items and {references} {len(wanted):,}: nothing in {other} matches "
+            f"{longer[min(len(found), len(wanted))].place}."
+        )
+
+
+def _text(item: Item) -> str:
+    if not isinstance(item.value, str):
+        raise UniclozeError(f"{item.place} holds {item.value!r:.40}, which is no text: mend the line.")
+    return item.value
+
+
+def _texts(items: Sequence[Item]) -> list[str]:
+    """All references of one item; a blank one only if there is no other."""
+    texts: list[str] = []
+    for item in items:
+        values = item.value if isinstance(item.value, list) else [item.value]
+        texts += [_text(dataclasses.replace(item, value=value)) for value in values]
+    if not texts:
+        raise UniclozeError(f"{items[0].place} has no reference: give at least one.")
+    return [text for text in texts if text.strip()] or [""]
+
+
+def _label(item: Item) -> str:
+    if not isinstance(item.value, str | int) or isinstance(item.value, bool) or not str(item.value).strip():
+        raise UniclozeError(f"{item.place} holds {item.value!r:.40}, which is no label: give a string or an integer.")
+    return str(item.value).strip()
+
+
+def _number(item: Item) -> float:
+    try:
+        number = math.nan if isinstance(item.value, bool) else float(item.value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UniclozeError(f"{item.place} holds {item.value!r:.40}, which is no finite number: mend the line.")
+    return number
+
+
+def _tags(item: Item) -> list[str]:
+    tags = item.value.split() if isinstance(item.value, str) else item.value
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise UniclozeError(f"{item.place} holds {item.value!r:.40}, which is no list of tags: mend the line.")
+    return tags
+
+
+_VALUES: Mapping[Compared, Callable[[Item], Any]] = {
+    "texts": _text,
+    "labels": _label,
+    "numbers": _number,
+    "tags": _tags,
+}

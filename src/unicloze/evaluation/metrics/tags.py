@@ -1,0 +1,87 @@
+"""Entities in tag sequences, counted as the script conlleval does (Tjong Kim Sang and Buchholz 2000)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from unicloze.errors import UniclozeError
+from unicloze.evaluation.metrics.result import MetricResult, check_pairs
+
+
+class Entity(NamedTuple):
+    """Tokens `start` to `end - 1` of a sentence are an entity of a kind."""
+
+    kind: str
+    start: int
+    end: int
+
+
+def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> MetricResult:
+    """F1, precision and recall of entities, and accuracy of single tags.
+
+    An entity is right if its kind, its first and its last token are. Tags are `B-KIND`, `I-KIND` and `O`; an `I-` that
+    continues nothing of its kind begins an entity, so IOB1 and IOB2 are both read.
+
+    Args:
+        predictions: Tags of each sentence.
+        references: The right tags, as many for each sentence.
+
+    Returns:
+        `f1`, `precision`, `recall` over all entities, `accuracy`, and `f1_KIND` for each kind.
+
+    Raises:
+        UniclozeError: A sentence has more or fewer tags than its reference, or a tag is none of the three.
+    """
+    check_pairs(predictions, references)
+    right: Counter[str] = Counter()
+    found: Counter[str] = Counter()
+    wanted: Counter[str] = Counter()
+    same = total = 0
+    for number, (tags, gold) in enumerate(zip(predictions, references, strict=True), start=1):
+        if len(tags) != len(gold):
+            raise UniclozeError(
+                f"Sentence {number:,} has {len(tags)} predicted and {len(gold)} right tags: give one for each token."
+            )
+        try:
+            predicted, true = entities(tags), entities(gold)
+        except UniclozeError as error:
+            raise UniclozeError(f"Sentence {number:,}: {error}") from error
+        right.update(one.kind for one in set(predicted) & set(true))
+        found.update(one.kind for one in predicted)
+        wanted.update(one.kind for one in true)
+        same += sum(map(str.__eq__, tags, gold))
+        total += len(gold)
+    values = {
+        "f1": _f1(right.total(), found.total(), wanted.total()),
+        "precision": 100 * right.total() / max(found.total(), 1),
+        "recall": 100 * right.total() / max(wanted.total(), 1),
+        "accuracy": 100 * same / max(total, 1),
+    }
+    values |= {f"f1_{kind}": _f1(right[kind], found[kind], wanted[kind]) for kind in sorted(found.keys() | wanted)}
+    return MetricResult(metric="entity-f1", values=values, items=len(references))
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """The entities of a sentence, in order.
+
+    Raises:
+        UniclozeError: A tag is none of `B-KIND`, `I-KIND` and `O`.
+    """
+    result: list[Entity] = []
+    open_kind, start = "", 0
+    for place, tag in enumerate([*tags, "O"]):
+        prefix, _, kind = tag.partition("-")
+        if tag != "O" and (prefix not in ("B", "I") or not kind):
+            raise UniclozeError(f"the tag {tag!r} of token {place + 1} is none of B-KIND, I-KIND and O: mend it.")
+        if open_kind and (prefix != "I" or kind != open_kind):
+            result.append(Entity(open_kind, start, place))
+            open_kind = ""
+        if tag != "O" and not open_kind:
+            open_kind, start = kind, place
+    return result
+
+
+def _f1(right: int, found: int, wanted: int) -> float:
+    return 200 * right / (found + wanted) if found + wanted else 0.0

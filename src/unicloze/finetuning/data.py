@@ -1,0 +1,124 @@
+"""A file of labelled records as the steps of training, and as blocks for prediction."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze import keyed
+from unicloze.settings import Recipe
+from unicloze.tasks import TASKS
+from unicloze.tasks.records import Record, read_records
+from unicloze.text.tokenizers import Tokenizer, Vocabulary
+from unicloze.training.batches import MicroBatch
+
+ORDER, DRAWS = 1, 2
+"""What keys are for: the order of an epoch's rows, and the draws of a row."""
+
+PASS_COST = {"cpu": 64, "cuda": 1 << 20}
+"""What a forward pass costs beside its slots, in slots: on a GPU a step is one pass, whatever the padding."""
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """Labelled records and their rows.
+
+    Args:
+        records: In the order of the file.
+        rows: Those of a record stand together.
+        fingerprint: SHA-256 of the file.
+    """
+
+    records: Sequence[Record]
+    rows: Sequence[Any]
+    fingerprint: str
+
+
+def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer) -> TaskData:
+    """Read and encode a file of records.
+
+    Raises:
+        UniclozeError: A record cannot be used; the message names its line.
+    """
+    records = read_records(path, recipe.task)
+    with path.open("rb") as file:
+        fingerprint = hashlib.file_digest(file, "sha256").hexdigest()
+    return TaskData(records, TASKS[recipe.task.kind].encode(records, tokenizer, recipe), fingerprint)
+
+
+def steps_per_epoch(rows: int, batch_size: int) -> int:
+    """Steps in which every row is seen once; the last one may have fewer rows."""
+    return -(-rows // batch_size)
+
+
+def finetuning_steps(
+    data: TaskData, recipe: Recipe, vocabulary: Vocabulary, device: str, first_step: int
+) -> Iterator[list[MicroBatch]]:
+    """The micro-batches of each step from `first_step` to the last; a function of the seed and the step alone.
+
+    The rows of a step are those of a random order of the epoch. Rows of like length share a forward pass, which changes
+    the padding and not the gradient.
+    """
+    batch_size, seed = recipe.training.batch_size, recipe.training.seed
+    each_epoch = steps_per_epoch(len(data.rows), batch_size)
+    for step in range(first_step, recipe.training.steps):
+        epoch, number = divmod(step, each_epoch)
+        places = np.arange(number * batch_size, min((number + 1) * batch_size, len(data.rows)))
+        chosen = keyed.permutation(places, len(data.rows), keyed.key(seed, ORDER, epoch)[0])
+        yield [
+            _micro_batch(data, block, recipe, vocabulary, keyed.key(seed, DRAWS, epoch, block))
+            for block in passes(data.rows, chosen, device, recipe.training.micro_batch_size)
+        ]
+
+
+def passes(
+    rows: Sequence[Any], chosen: npt.NDArray[np.int64], device: str, most: int | None
+) -> list[npt.NDArray[np.int64]]:
+    """Rows by length, cut into the forward passes that cost least, padding and a constant for each pass counted.
+
+    Args:
+        rows: All rows.
+        chosen: Numbers of those of a step.
+        device: Type of the device, a key of `PASS_COST`.
+        most: Most rows of a pass; no limit if None.
+    """
+    lengths = np.array([rows[number].slots for number in chosen])
+    order = np.argsort(-lengths, kind="stable")
+    lengths, count = lengths[order], len(chosen)
+    cost, best = np.zeros(count + 1), np.zeros(count + 1, dtype=np.int64)
+    for end in range(1, count + 1):  # the cheapest way to cut the longest `end` rows
+        starts = np.arange(max(0, end - (most or count)), end)
+        options = cost[starts] + (end - starts) * lengths[starts] + PASS_COST[device]
+        best[end] = starts[options.argmin()]
+        cost[end] = options.min()
+    found, end = [], count
+    while end:
+        found.append(chosen[order[best[end] : end]])
+        end = int(best[end])
+    return found[::-1]
+
+
+def blocks_by_length(rows: Sequence[Any], most_slots: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Numbers of all rows, the longest first, in blocks of at most so many slots with their padding."""
+    lengths = np.array([row.slots for row in rows])
+    order, first = np.argsort(-lengths, kind="stable"), 0
+    while first < len(order):
+        count = max(1, most_slots // int(lengths[order[first]]))
+        yield order[first : first + count]
+        first += count
+
+
+def _micro_batch(
+    data: TaskData, block: npt.NDArray[np.int64], recipe: Recipe, vocabulary: Vocabulary, keys: npt.NDArray[np.uint64]
+) -> MicroBatch:
+    rows = [data.rows[number] for number in block]
+    examples = TASKS[recipe.task.kind].lay_out(rows, vocabulary, recipe, keys)
+    others = f" and {len(rows) - 1} more records" if len(rows) > 1 else ""
+    place = f"{data.records[rows[0].record].place}{others}"
+    return MicroBatch(examples, None, recipe.objective.coefficients, place)

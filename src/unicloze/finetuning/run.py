@@ -1,0 +1,370 @@
+"""A fine-tuning run: a model, a task and a directory; interrupted anywhere, it goes on where it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import platform
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from unicloze import __version__
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.files import replace_file
+from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, steps_per_epoch
+from unicloze.finetuning.predict import TaskModel, headline, measure, predict
+from unicloze.recipes import load_recipe, save_recipe
+from unicloze.settings import Recipe
+from unicloze.tasks import TASKS
+from unicloze.tasks.records import read_records
+from unicloze.tasks.task import Prediction
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.batches import MicroBatch
+from unicloze.training.checkpoint import Checkpoint, load_newest, save_checkpoint, set_aside_newer
+from unicloze.training.ledger import Ledger, read_ledger
+from unicloze.training.lock import RunLock
+from unicloze.training.loop import Compute, Hooks, TrainState, fit
+from unicloze.training.models import BEST, LoadedModel, fit_weights, ready_model
+from unicloze.training.optimizers import build_optimizers, schedule_factor
+from unicloze.training.precision import choose_device, choose_precision
+from unicloze.training.run import device_name, refuse_changes
+
+DEV_PREDICTIONS = "dev_predictions.jsonl"
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """What became of a fine-tuning run.
+
+    Args:
+        out: Its directory; `load_model` reads the best checkpoint.
+        step: Steps done.
+        best_step: Steps done at the best evaluation; the last step where nothing was evaluated.
+        stopped_by: The signal that stopped it, 0 if none did.
+        scores: What the best checkpoint is worth on the development file, by metric.
+    """
+
+    out: Path
+    step: int
+    best_step: int
+    stopped_by: int
+    scores: Mapping[str, MetricResult]
+
+
+def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = ()) -> Recipe:
+    """A recipe of a task for one model: data, tokenizer, objective and model are the model's.
+
+    Args:
+        recipe: Of the task.
+        start: The model.
+        overridden: Dotted keys that the recipe keeps, such as `model.dropout`.
+
+    Raises:
+        UsageError: The recipe has no task.
+    """
+    if not recipe.task.kind:
+        raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
+    own, sections = start.recipe, {}
+    for section in ("data", "tokenizer", "objective", "model", "use"):
+        kept = [key.partition(".")[2] for key in overridden if key.startswith(f"{section}.")]
+        values = {name: getattr(getattr(recipe, section), name) for name in kept}
+        sections[section] = dataclasses.replace(getattr(own, section), **values)
+    sections["model"] = dataclasses.replace(
+        sections["model"], max_positions=start.model.max_positions, generator_size=0.0, memory=0
+    )
+    longest = min(recipe.task.max_length, start.model.max_positions)
+    return dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
+
+
+def finetune_run(
+    recipe: Recipe, start: LoadedModel, train: Path, dev: Path | None, out: Path, *, progress: bool = True
+) -> FinetuneResult:
+    """Fine-tune a model on a task, or go on with the run that is in the directory.
+
+    Args:
+        recipe: Of the task and this model, see `task_recipe`.
+        start: The model to start from.
+        train: Records to train on.
+        dev: Records to evaluate on; the last checkpoint counts as the best if there are none.
+        out: The run's directory; nothing is written outside it.
+        progress: Show progress on stderr.
+
+    Raises:
+        UniclozeError: A record, the directory or a checkpoint cannot be used, or the loss is not finite.
+        UsageError: The directory holds a run with other settings.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with RunLock(out):
+        checkpoint = load_newest(out / "checkpoints")
+        task = TASKS[recipe.task.kind].resolve(recipe.task, read_records(train, recipe.task))
+        recipe = dataclasses.replace(recipe, task=task)
+        training = open_records(train, recipe, start.tokenizer)
+        development = None if dev is None else open_records(dev, recipe, start.tokenizer)
+        recipe = _with_steps(recipe, len(training.rows))
+        if checkpoint is not None:
+            former = load_recipe(checkpoint.path / "recipe.yaml")
+            recipe = _with_precision(recipe, former.training.precision)
+            refuse_changes(former, recipe, out, "leave the changed setting out to go on")
+            if checkpoint.state["fingerprint"] != training.fingerprint:
+                raise UniclozeError(f"{out} was trained on another {train.name}: give the new run another --out")
+            set_aside_newer(checkpoint.path)
+        recipe = _with_precision(recipe, choose_precision(recipe.training, choose_device(recipe.training)))
+        start.tokenizer.save(out)
+        save_recipe(recipe, out / "recipe.yaml")
+        with _Run(recipe, start, training, development, out, checkpoint, progress) as run:
+            result = run.train()
+    if run.signal and not result.stopped_by:
+        signal.raise_signal(run.signal)
+    return result
+
+
+def _with_steps(recipe: Recipe, rows: int) -> Recipe:
+    """The recipe with its epochs in steps."""
+    each_epoch = steps_per_epoch(rows, recipe.training.batch_size)
+    steps = max(1, math.ceil(recipe.finetuning.epochs * each_epoch))
+    settings = dataclasses.replace(
+        recipe.training,
+        steps=steps,
+        warmup_steps=round(recipe.finetuning.warmup_share * steps),
+        evaluate_every=max(1, round(each_epoch / recipe.finetuning.evaluations)),
+    )
+    return dataclasses.replace(recipe, training=settings)
+
+
+def _with_precision(recipe: Recipe, precision: Any) -> Recipe:
+    if recipe.training.precision != "auto":
+        return recipe
+    return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
+
+
+def start_weights(model: torch.nn.Module, start: LoadedModel) -> list[str]:
+    """Copy a trained model's weights into a model of a task, its pooler into the task's dense layers.
+
+    Returns:
+        Names of the weights that stay as drawn.
+    """
+    own, theirs = model.state_dict(), start.model.state_dict()
+    fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
+    for name in own:
+        if name.startswith("task_heads.") and ".dense." in name:
+            pooler = theirs.get(f"pair_head.dense.{name.rpartition('.')[2]}")
+            if pooler is not None and name not in fitting:
+                fitting[name] = pooler
+    model.load_state_dict(fitting, strict=False)
+    return sorted(own.keys() - fitting.keys())
+
+
+class _Run:
+    """One process's work on a run directory it has locked."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        start: LoadedModel,
+        train: TaskData,
+        dev: TaskData | None,
+        out: Path,
+        checkpoint: Checkpoint | None,
+        progress: bool,
+    ) -> None:
+        self.recipe, self.start, self.train_data, self.dev, self.out = recipe, start, train, dev, out
+        self.checkpoint, self.progress = checkpoint, progress
+        self.compute = Compute(device=choose_device(recipe.training), precision=recipe.training.precision)
+        model = ready_model(recipe, start.model.vocab_size, self.compute.device)
+        self.drawn = start_weights(model, start)
+        self.state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
+        self.best: tuple[float, int] | None = None
+        self.scores: Mapping[str, MetricResult] = {}
+        self.waited = 0
+        self.signal = 0
+        self.started = time.perf_counter()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of the model."""
+        return self.start.tokenizer
+
+    def __enter__(self) -> _Run:
+        self.ledger = Ledger(self.out / "ledger.jsonl")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            with suppress(UniclozeError):
+                self.ledger.write("failed", step=self.state.step, message=str(error) or type(error).__name__)
+        self.ledger.close()
+
+    def train(self) -> FinetuneResult:
+        """Resume, train, save."""
+        training = self.recipe.training
+        ended = False
+        if self.checkpoint is not None:
+            ended = self._resume(self.checkpoint)
+        if not ended:
+            self._write_start()
+            steps = finetuning_steps(
+                self.train_data, self.recipe, self.tokenizer.vocabulary, self.compute.device.type, self.state.step
+            )
+            hooks = Hooks(log=self._log, evaluate=self._evaluate, save=self._save, describe=_describe)
+            settings = dataclasses.replace(training, save_every=0)  # each evaluation saves
+            with tqdm(
+                total=training.steps,
+                initial=self.state.step,
+                unit="step",
+                disable=not self.progress,
+                dynamic_ncols=True,
+            ) as self.bar:
+                self.signal = fit(self.state, steps, settings, self.compute, hooks).signal
+        stopped = self.signal if self.state.step < training.steps and not self._is_enough() else 0
+        if stopped:
+            self.ledger.write("stop", step=self.state.step, signal=stopped)
+        elif not ended:
+            self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1))
+        best_step = self.best[1] if self.best else self.state.step
+        return FinetuneResult(self.out, self.state.step, best_step, stopped, self.scores)
+
+    def _resume(self, checkpoint: Checkpoint) -> bool:
+        """Take over a checkpoint; says whether the run had come to its end."""
+        fit_weights(self.state.model, checkpoint)
+        for optimizer, state in zip(self.state.optimizers, checkpoint.optimizers, strict=True):
+            optimizer.load_state_dict(state)
+        self.state.step, self.state.text_tokens = checkpoint.state["step"], checkpoint.state["text_tokens"]
+        events = [event for event in read_ledger(self.out / "ledger.jsonl") if event.get("step", 0) <= self.state.step]
+        evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
+        for step in sorted(evaluations):
+            self._compare_with_best(evaluations[step]["headline"], step)
+        if self.best is not None:
+            said = evaluations[self.best[1]]["results"]
+            self.scores = {name: MetricResult(**values) for name, values in said.items()}
+        done = self.state.step >= self.recipe.training.steps or self._is_enough()
+        if done and self.state.step not in evaluations:
+            self._evaluate(self.state)
+        if done:
+            warnings.warn(f"{self.out} is trained to its end: give another --out to train anew", stacklevel=2)
+        return done and any(event["event"] == "end" for event in events)
+
+    def _is_enough(self) -> bool:
+        patience = self.recipe.finetuning.patience
+        return patience is not None and self.waited >= patience
+
+    def _compare_with_best(self, value: float, step: int) -> bool:
+        if self.best is None or value > self.best[0]:
+            self.best, self.waited = (value, step), 0
+            return True
+        self.waited += 1
+        return False
+
+    def _write_start(self) -> None:
+        self.ledger.write(
+            "start",
+            step=self.state.step,
+            recipe=self.recipe.to_dict(),
+            task=self.recipe.task.kind,
+            model=str(self.start.path),
+            model_step=self.start.step,
+            drawn=self.drawn,
+            records={"train": len(self.train_data.records), "dev": len(self.dev.records) if self.dev else 0},
+            parameters=self.state.model.num_parameters(),
+            device=device_name(self.compute.device),
+            precision=self.compute.precision,
+            threads=torch.get_num_threads(),
+            versions={"unicloze": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            resumed_from=None if self.checkpoint is None else self.checkpoint.path.name,
+        )
+
+    def _log(self, state: TrainState, measures: Mapping[str, Any]) -> None:
+        training = self.recipe.training
+        self.bar.update()
+        if state.step % training.log_every and state.step != training.steps:
+            return
+        losses = {name: round(value, 4) for name, value in measures["loss"].items()}
+        speed = measures["text_tokens_per_second"]
+        self.bar.set_postfix_str(", ".join([*(f"{n} {v:.3f}" for n, v in losses.items()), f"{speed:,.0f} tokens/s"]))
+        self.ledger.write(
+            "step",
+            step=state.step,
+            loss=losses,
+            gradient_norm=round(measures["gradient_norm"], 4),
+            learning_rate=training.learning_rate * schedule_factor(state.step - 1, training),
+            text_tokens=state.text_tokens,
+            text_tokens_per_second=round(speed, 1),
+        )
+
+    def _evaluate(self, state: TrainState) -> bool:
+        """Measure, keep the best, save; says whether to stop early."""
+        if self.dev is not None:
+            model = TaskModel(state.model.for_use(), self.tokenizer, self.recipe, self.compute)
+            predictions = predict(model, self.dev)
+            results = measure(predictions, self.dev, self.recipe)
+            value = headline(results, self.recipe)
+            self.ledger.write(
+                "evaluate",
+                step=state.step,
+                headline=value,
+                results={name: result.to_dict() for name, result in results.items()},
+                records=len(self.dev.records),
+            )
+            if self.progress:
+                shown = ", ".join(f"{k} {v:.2f}" for result in results.values() for k, v in result.values.items())
+                tqdm.write(f"step {state.step}: {shown}", file=sys.stderr)
+            if self._compare_with_best(value, state.step):
+                self.scores = results
+                self._keep_best(state, predictions)
+        self._save(state)
+        return self._is_enough()
+
+    def _keep_best(self, state: TrainState, predictions: Sequence[Prediction]) -> None:
+        self._write_checkpoint(state, self.out / BEST, [])
+        lines = "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
+        replace_file(self.out / DEV_PREDICTIONS, lines)
+
+    def _save(self, state: TrainState) -> None:
+        path = self._write_checkpoint(state, self.out / "checkpoints", state.optimizers)
+        self.ledger.write("save", step=state.step, checkpoint=path.name)
+
+    def _write_checkpoint(self, state: TrainState, folder: Path, optimizers: list[torch.optim.Optimizer]) -> Path:
+        return save_checkpoint(
+            folder,
+            step=state.step,
+            model=state.model.state_dict(),
+            optimizers=optimizers,
+            state={
+                "text_tokens": state.text_tokens,
+                "fingerprint": self.train_data.fingerprint,
+                "vocab_size": state.model.vocab_size,
+                "max_positions": state.model.max_positions,
+            },
+            files=[self.out / name for name in ("recipe.yaml", "tokenizer.json", "tokenizer_config.json")],
+            keep=1,
+        )
+
+
+def _describe(micro_batch: MicroBatch) -> str:
+    return micro_batch.place
+
+
+def load_task_model(loaded: LoadedModel) -> TaskModel:
+    """A fine-tuned model, ready to predict.
+
+    Raises:
+        UsageError: It has no task.
+    """
+    if not loaded.recipe.task.kind:
+        raise UsageError(f"{loaded.path} is no fine-tuned model: give the --out of `unicloze finetune`")
+    compute = Compute(device=torch.device("cpu"), precision="fp32")
+    return TaskModel(loaded.model, loaded.tokenizer, loaded.recipe, compute)

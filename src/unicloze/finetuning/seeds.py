@@ -1,0 +1,111 @@
+"""One fine-tuning several times over, with seeds of their own: mean and spread of what it is worth."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unicloze.files import replace_file
+from unicloze.finetuning.run import FinetuneResult, finetune_run
+from unicloze.settings import Recipe
+from unicloze.training.models import LoadedModel
+
+RESULTS = "results.json"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over the seeds.
+
+    Args:
+        mean: The mean.
+        deviation: The sample's standard deviation; None with one seed.
+    """
+
+    mean: float
+    deviation: float | None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" + ("" if self.deviation is None else f" \u00b1 {self.deviation:.2f}")
+
+
+@dataclass(frozen=True)
+class FinetuneSummary:
+    """What became of all seeds.
+
+    Args:
+        out: The folder; with one seed the run's own.
+        runs: A result each.
+        scores: By metric and value.
+    """
+
+    out: Path
+    runs: Sequence[FinetuneResult]
+    scores: Mapping[str, Mapping[str, Spread]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields, fit for JSON."""
+        return {
+            "out": str(self.out),
+            "runs": [
+                {
+                    "out": str(run.out),
+                    "step": run.step,
+                    "best_step": run.best_step,
+                    "stopped_by": run.stopped_by,
+                    "scores": {name: result.to_dict() for name, result in run.scores.items()},
+                }
+                for run in self.runs
+            ],
+            "scores": {
+                name: {key: dataclasses.asdict(spread) for key, spread in values.items()}
+                for name, values in self.scores.items()
+            },
+        }
+
+
+def finetune_seeds(
+    recipe: Recipe,
+    start: LoadedModel,
+    train: Path,
+    dev: Path | None,
+    out: Path,
+    *,
+    seeds: int = 1,
+    progress: bool = True,
+) -> FinetuneSummary:
+    """Fine-tune with `seeds` seeds from `training.seed` on, in a folder each if there are several; resumes if stopped.
+
+    Raises:
+        UniclozeError: As `finetune_run`.
+    """
+    runs: list[FinetuneResult] = []
+    for number in range(seeds):
+        seed = recipe.training.seed + number
+        seeded = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, seed=seed))
+        folder = out if seeds == 1 else out / f"seed-{seed}"
+        runs.append(finetune_run(seeded, start, train, dev, folder, progress=progress))
+        if runs[-1].stopped_by:
+            break
+    summary = FinetuneSummary(out, runs, _spreads(runs))
+    replace_file(out / RESULTS, json.dumps(summary.to_dict(), indent=1, ensure_ascii=False))
+    return summary
+
+
+def _spreads(runs: Sequence[FinetuneResult]) -> Mapping[str, Mapping[str, Spread]]:
+    names = runs[0].scores if runs else {}
+    return {
+        name: {
+            key: _spread([run.scores[name].values[key] for run in runs if name in run.scores]) for key in first.values
+        }
+        for name, first in names.items()
+    }
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)

@@ -1,0 +1,95 @@
+"""Heads of tasks: hidden states of the predicted slots to classes, quantities or choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from unicloze.example import TargetBatch
+from unicloze.model.dropout import DropoutKey
+from unicloze.model.heads import cross_entropy
+from unicloze.settings import ModelSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSettings:
+    """What a head of a task predicts.
+
+    Args:
+        kind: `classes`: one of several, from the pooled slots of a prediction. `quantities`: as many numbers, by their
+            squared error. `choice`: one of the slots of a prediction, each scored by itself.
+        outputs: Number of classes or quantities; of no meaning for a choice.
+        dense: Put a dense layer and tanh before the output layer (BERT's pooler).
+        pooling: How the slots of a prediction become one vector: their `mean` or their `sum`.
+    """
+
+    kind: Literal["classes", "quantities", "choice"]
+    outputs: int = 1
+    dense: bool = True
+    pooling: Literal["mean", "sum"] = "mean"
+
+
+class TaskHead(nn.Module):
+    """Dropout and a linear layer, after a dense layer and tanh if asked for (Devlin et al. 2019, Section 4).
+
+    Args:
+        settings: Shape of the model below.
+        head: What is predicted.
+    """
+
+    def __init__(self, settings: ModelSettings, head: HeadSettings) -> None:
+        super().__init__()
+        self.head = head
+        self.rate = settings.dropout
+        self.dense = nn.Linear(settings.hidden_size, settings.hidden_size) if head.dense else None
+        self.output = nn.Linear(settings.hidden_size, 1 if head.kind == "choice" else head.outputs)
+
+    def outputs(self, hidden: Tensor, target: TargetBatch, dropout: DropoutKey | None) -> Tensor:
+        """Logits of the classes or of the slots to choose from (-inf where there is none), or quantities.
+
+        Args:
+            hidden: States of the predicted slots, as `predicted_slots` lists them.
+                *Shape:* (rows, predictions x slots of a prediction, hidden size)
+            target: What is predicted.
+            dropout: Dropout of this forward pass; none if None.
+
+        Returns:
+            *Shape:* (rows, predictions, outputs), or (rows, predictions, slots of a prediction) of a choice
+        """
+        states = hidden.view(*target.slots.shape, hidden.shape[-1])
+        if self.head.kind != "choice" and states.ndim == 4:
+            states = self._pooled(states, target.present)
+        if self.dense is not None:
+            states = torch.tanh(self.dense(states))
+        if dropout is not None:
+            states = dropout(states, self.rate)
+        outputs: Tensor = self.output(states).float()
+        if self.head.kind != "choice":
+            return outputs
+        scores = outputs.squeeze(-1)
+        return scores if target.present is None else scores.masked_fill(~target.present, -torch.inf)
+
+    def losses(self, hidden: Tensor, target: TargetBatch, dropout: DropoutKey | None) -> Tensor:
+        """Loss of every prediction: cross-entropy in nats, or the mean squared error of its quantities.
+
+        Returns:
+            *Shape:* (rows, predictions)
+        """
+        outputs = self.outputs(hidden, target, dropout)
+        if self.head.kind == "quantities":
+            return (outputs - target.labels[..., None]).square().mean(dim=-1)
+        if self.head.kind == "choice":
+            # A padded prediction has nothing to choose from: its -inf would make its gradient no number.
+            outputs = torch.where((target.weights > 0)[..., None], outputs, torch.zeros_like(outputs))
+            return -functional.log_softmax(outputs, dim=-1).gather(2, target.labels[..., None]).squeeze(2)
+        return cross_entropy(outputs.flatten(0, 1), target.labels.flatten()).view(target.labels.shape)
+
+    def _pooled(self, states: Tensor, present: Tensor | None) -> Tensor:
+        if present is None:
+            return states.mean(dim=2) if self.head.pooling == "mean" else states.sum(dim=2)
+        total = (states * present[..., None]).sum(dim=2)
+        return total / present.sum(dim=2).clamp(min=1)[..., None] if self.head.pooling == "mean" else total

@@ -1,0 +1,37 @@
+"""What the settings of a task must be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from unicloze.settings import Recipe
+
+TASK_KINDS = ("classification", "regression")
+"""Keys of `unicloze.tasks.TASKS`, which takes torch to import."""
+
+SHORTEST_ROW = 8
+"""Special tokens and some text."""
+
+
+def task_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Keys of the task and of fine-tuning with a value that cannot work, and what it must be."""
+    task, finetuning = recipe.task, recipe.finetuning
+    if not task.kind:
+        return
+    if task.kind not in TASK_KINDS:
+        yield "task.kind", f"known tasks: {', '.join(TASK_KINDS)}"
+    if not task.metrics:
+        yield "task.metrics", "name at least one metric, which chooses the best checkpoint"
+    if task.max_length < SHORTEST_ROW:
+        yield "task.max_length", f"the special tokens and some text need {SHORTEST_ROW} or more"
+    if task.labels is not None and len(set(task.labels)) != len(task.labels):
+        yield "task.labels", "name each class once"
+    if not 0 < finetuning.epochs < math.inf:
+        yield "finetuning.epochs", "it must be above 0 and finite"
+    if not 0 <= finetuning.warmup_share < 1:
+        yield "finetuning.warmup_share", "it must be at least 0 and below 1"
+    if not 0 < finetuning.evaluations < math.inf:
+        yield "finetuning.evaluations", "it must be above 0 and finite"
+    if finetuning.patience is not None and finetuning.patience < 1:
+        yield "finetuning.patience", "wait for one evaluation or more, or leave it out"

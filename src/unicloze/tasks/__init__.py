@@ -1,0 +1,55 @@
+"""Tasks: labelled records to examples, one file per kind of task.
+
+A task is a handful of functions in `TASKS`; fine-tuning is the same loop over what they make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze.example import Examples
+from unicloze.model.task_heads import HeadSettings
+from unicloze.settings import Recipe
+from unicloze.tasks import classification
+from unicloze.tasks.rows import Row, lay_out
+from unicloze.tasks.task import Task
+from unicloze.text.tokenizers import Vocabulary
+
+
+def _as_they_are(
+    rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe, _keys: npt.NDArray[np.uint64] | None
+) -> Examples:
+    return lay_out(rows, vocabulary, recipe.use)
+
+
+TASKS: Mapping[str, Task] = {
+    "classification": Task(
+        purpose="One of several classes for a text or a pair of texts.",
+        roles=("text", "pair", "label"),
+        resolve=classification.with_labels,
+        heads=classification.heads,
+        encode=classification.encode,
+        lay_out=_as_they_are,
+        predict=classification.predict,
+        reference=classification.reference,
+    ),
+    "regression": Task(
+        purpose="A quantity for a text or a pair of texts.",
+        roles=("text", "pair", "label"),
+        resolve=lambda settings, _: settings,
+        heads=classification.heads,
+        encode=classification.encode,
+        lay_out=_as_they_are,
+        predict=classification.predict,
+        reference=classification.reference,
+    ),
+}
+"""Every kind of task, by `TaskSettings.kind`."""
+
+
+def task_heads(recipe: Recipe) -> Mapping[str, HeadSettings]:
+    """The heads a recipe's model has for its task; none in pre-training."""
+    return TASKS[recipe.task.kind].heads(recipe.task) if recipe.task.kind else {}

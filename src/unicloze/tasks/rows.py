@@ -1,0 +1,137 @@
+"""Rows of tasks: sequences of tokens to `Examples`, for all tasks whose rows have nothing to draw at random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze.example import Examples, Kind, Target
+from unicloze.settings import UseSettings
+from unicloze.text.tokenizers import Vocabulary
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTarget:
+    """Predictions of one name in a row.
+
+    Args:
+        slots: The slots of each prediction; several if they predict together.
+        labels: The answers; nothing where they are unknown.
+    """
+
+    slots: Sequence[Sequence[int]]
+    labels: Sequence[int] | Sequence[float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of a task before it is padded.
+
+    Args:
+        record: Number of the record it was made from.
+        input_ids: Its tokens, special tokens included. *Shape:* (slots,)
+        segment_ids: *Shape:* (slots,)
+        lengths: Slots of each of the sequences packed in it, which read only themselves; one of all slots if not given.
+        targets: Predictions by name.
+    """
+
+    record: int
+    input_ids: Ints
+    segment_ids: Ints
+    targets: Mapping[str, RowTarget] = field(default_factory=dict)
+    lengths: Sequence[int] = ()
+
+    @property
+    def slots(self) -> int:
+        """How long it is."""
+        return len(self.input_ids)
+
+
+def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, use: UseSettings) -> Examples:
+    """Pad rows to one length.
+
+    Args:
+        rows: All with the same targets.
+        vocabulary: Has the id of padding.
+        use: Who reads whom.
+    """
+    lengths = np.array([row.slots for row in rows], dtype=np.int32)
+    shape = len(rows), int(lengths.max(initial=1))
+    slot = np.arange(shape[1], dtype=np.int32)
+    real = slot < lengths[:, None]
+    input_ids = np.full(shape, vocabulary.pad, dtype=np.int32)
+    segment_ids = np.zeros(shape, dtype=np.int32)
+    input_ids[real] = np.concatenate([row.input_ids for row in rows])
+    segment_ids[real] = np.concatenate([row.segment_ids for row in rows])
+    packed = [row.lengths or (row.slots,) for row in rows]
+    sizes = np.concatenate([np.asarray(inner, dtype=np.int32) for inner in packed])
+    begins = np.concatenate([np.cumsum([0, *inner[:-1]], dtype=np.int32) for inner in packed])
+    starts, ends = np.tile(slot, (len(rows), 1)), np.tile(slot + 1, (len(rows), 1))
+    starts[real] = np.repeat(begins, sizes)
+    both_ways = use.visibility == "bidirectional"
+    if both_ways:
+        ends[real] = np.repeat(begins + sizes, sizes)
+    intervals = np.zeros((*shape, 4), dtype=np.int32)
+    intervals[:, :, 0], intervals[:, :, 1] = starts, ends
+    alone = np.array([len(inner) == 1 for inner in packed])
+    return Examples(
+        input_ids=input_ids,
+        position_ids=np.where(real, slot - starts, 0).astype(np.int32),
+        segment_ids=segment_ids,
+        kinds=np.where(real, Kind.CONTEXT, Kind.PADDING).astype(np.uint8),
+        steps=np.full(shape, -1, dtype=np.int32),
+        intervals=intervals,
+        lengths=lengths,
+        mutual=np.where(alone & both_ways, lengths, 0).astype(np.int32),
+        text_tokens=lengths,
+        targets={name: _target([row.targets[name] for row in rows]) for name in rows[0].targets},
+    )
+
+
+def _target(targets: Sequence[RowTarget]) -> Target:
+    """Predictions of all rows, padded to one number and one number of slots each."""
+    rows, most = len(targets), max(1, *(len(target.slots) for target in targets))
+    together = max((len(slots) for target in targets for slots in target.slots), default=1)
+    quantities = any(isinstance(label, float) for target in targets for label in target.labels or ())
+    slots = np.full((rows, most, together), -1, dtype=np.int32)
+    labels: Ints | npt.NDArray[np.float32] = np.zeros((rows, most), dtype=np.int32)
+    if quantities:
+        labels = labels.astype(np.float32)
+    weights = np.zeros((rows, most), dtype=np.float32)
+    for row, target in enumerate(targets):
+        for prediction, at in enumerate(target.slots):
+            slots[row, prediction, : len(at)] = at
+        weights[row, : len(target.slots)] = 1.0
+        if target.labels is not None:
+            labels[row, : len(target.labels)] = target.labels
+    return Target(slots=slots[:, :, 0] if together == 1 else slots, labels=labels, weights=weights)
+
+
+def cut_pair(first: Ints, second: Ints, room: int) -> tuple[Ints, Ints]:
+    """Shorten the longer of two texts, token by token from its end, until both fit.
+
+    Args:
+        first: *Shape:* (tokens,)
+        second: *Shape:* (tokens,)
+        room: Tokens there is room for.
+    """
+    over = len(first) + len(second) - room
+    if over <= 0:
+        return first, second
+    even = max(0, over - abs(len(first) - len(second)))  # cut from both in turn once they are as long
+    from_first = min(over, max(0, len(first) - len(second))) + even // 2
+    from_second = over - from_first
+    return first[: max(0, len(first) - from_first)], second[: max(0, len(second) - from_second)]
+
+
+def text_row(texts: Sequence[Ints], vocabulary: Vocabulary, segments: Sequence[int]) -> tuple[Ints, Ints]:
+    """The tokens of "[SOS] A [EOS]" or "[SOS] A [EOS] B [EOS]", and their segments."""
+    eos = [vocabulary.eos]
+    parts = [np.concatenate([[vocabulary.sos], texts[0], eos]), *(np.concatenate([text, eos]) for text in texts[1:])]
+    segment_ids = np.repeat(np.asarray(segments[: len(parts)]), [len(part) for part in parts])
+    return np.concatenate(parts).astype(np.int32), segment_ids.astype(np.int32)

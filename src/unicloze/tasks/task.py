@@ -1,0 +1,72 @@
+"""What a task is: how labelled records become rows, and what a model says of them becomes predictions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze.example import Examples
+from unicloze.model.task_heads import HeadSettings
+from unicloze.settings import Recipe, TaskSettings
+from unicloze.tasks.records import Record
+from unicloze.text.tokenizers import Tokenizer, Vocabulary
+
+Outputs = Mapping[str, npt.NDArray[np.float32]]
+"""What a model says of a row, by target. *Shape:* (predictions, outputs) each"""
+Prediction = dict[str, Any]
+"""A line of the file of predictions: `id`, `prediction`, and what else a task tells."""
+
+
+class Encoded(Protocol):
+    """A row as tokens, not laid out yet: the part of a record a model reads at once."""
+
+    @property
+    def record(self) -> int:
+        """Number of the record it was made from."""
+
+    @property
+    def slots(self) -> int:
+        """How long it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One kind of task, as functions.
+
+    Args:
+        purpose: What it does, in one line.
+        roles: What its records hold, for messages: the roles of `TaskSettings.fields`.
+        resolve: The settings with what follows from the training records, such as the classes.
+        heads: The heads its model has beside the pre-training ones, by target.
+        token_targets: Those of its targets that predict tokens.
+        encode: Records to rows as tokens, once; a record may give several rows. Labels may be absent where none has one.
+        lay_out: Rows to examples, at every step. Called with the rows, the vocabulary, the recipe and the keys of all
+            random draws, one a row (see `unicloze.keyed`); keys are None where nothing may be drawn.
+        predict: What a model says of the rows, to a prediction for each record; None where predictions are generated.
+        reference: What a record's prediction is compared with.
+    """
+
+    purpose: str
+    roles: tuple[str, ...]
+    resolve: Callable[[TaskSettings, Sequence[Record]], TaskSettings]
+    heads: Callable[[TaskSettings], Mapping[str, HeadSettings]]
+    encode: Callable[[Sequence[Record], Tokenizer, Recipe], Sequence[Any]]
+    lay_out: Callable[[Sequence[Any], Vocabulary, Recipe, npt.NDArray[np.uint64] | None], Examples]
+    predict: Callable[[Sequence[Record], Sequence[Any], Sequence[Outputs], Recipe], list[Prediction]] | None
+    reference: Callable[[Record, TaskSettings], Any]
+    token_targets: tuple[str, ...] = ()
+
+
+def cut_note(cut: int, records: int, longest: int) -> None:
+    """Say once how many records are longer than a row."""
+    if cut:
+        warnings.warn(
+            f"{cut} of {records} records are longer than the {longest} tokens of a row (task.max_length, and no more than "
+            "the model has positions) and are cut",
+            stacklevel=3,
+        )

@@ -1,0 +1,167 @@
+"""Using a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.verbs.common import PathLike
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from unicloze.decoding.embed import Pooling
+    from unicloze.decoding.infill import FillResult, Order
+    from unicloze.decoding.likelihood import TextScore
+    from unicloze.evaluation.blimp import BlimpResult, Mode
+    from unicloze.evaluation.metrics.result import MetricResult
+    from unicloze.training.models import LoadedModel
+
+
+def fill(model: PathLike | LoadedModel, text: str, top_k: int = 5, order: Order | None = None) -> FillResult:
+    """Fill the masks of a text; see `unicloze.decoding.infill.fill`.
+
+    Args:
+        model: A run directory, a checkpoint or a loaded model.
+        text: Has `[MASK]` where a token is missing.
+        top_k: Candidates to list for each mask.
+        order: `confidence`, `left-to-right` or `span` fill step by step by PAR; AE fills all at once if not given.
+
+    Raises:
+        UsageError: There is nothing to fill, or the model was not trained for the order.
+        UniclozeError: There is no whole checkpoint.
+    """
+    from unicloze.decoding import infill
+
+    return infill.fill(model, text, top_k=top_k, order=order)
+
+
+def score(model: PathLike | LoadedModel, text: str | None = None, file: PathLike | None = None) -> list[TextScore]:
+    """Log-likelihood and pseudo-log-likelihood of texts; see `unicloze.decoding.likelihood.score`.
+
+    Args:
+        model: A run directory, a checkpoint or a loaded model.
+        text: One text.
+        file: A file of texts instead, read as a corpus is: in .txt blank lines part them.
+
+    Raises:
+        UsageError: Neither or both of `text` and `file` are given, or the text is blank.
+        UniclozeError: There is no whole checkpoint, or the file cannot be read.
+    """
+    from unicloze.decoding import likelihood
+
+    if (text is None) == (file is None):
+        raise UsageError("Give a text or a file to score, and not both.")
+    texts = _texts(file) if text is None else [text]
+    return likelihood.score(model, texts)
+
+
+def _texts(file: PathLike | None) -> list[str]:
+    from unicloze.text.readers import read_documents
+
+    texts = [document.text for document in read_documents(Path(file or ""))]
+    if not texts:
+        raise UniclozeError(f"{file} holds no text: give a file with something to score.")
+    return texts
+
+
+def evaluate(
+    model: PathLike | LoadedModel | None = None,
+    blimp: PathLike | None = None,
+    mode: Mode | None = None,
+    limit: int | None = None,
+    filter: PathLike | None = None,
+    quiet: bool = False,
+    metric: str | None = None,
+    predictions: PathLike | None = None,
+    references: PathLike | Sequence[PathLike] = (),
+    na_probabilities: PathLike | None = None,
+    options: Mapping[str, str] | None = None,
+) -> BlimpResult | MetricResult:
+    """Measure a model on BLiMP's minimal pairs, or predictions by a metric.
+
+    A model and BLiMP give its accuracy without any training on the pairs; see `unicloze.evaluation.blimp.blimp`. A metric
+    compares files and needs no model; see `unicloze.evaluation.metrics`.
+
+    Args:
+        model: A run directory, a checkpoint or a loaded model.
+        blimp: The folder of BLiMP's .jsonl files, an archive of them, or one of them.
+        mode: `pseudo` compares pseudo-log-likelihoods, `chain` those of the chain rule, `both` both; `pseudo` if not given
+            and the model's objective defines it, else `chain`.
+        limit: Take only so many pairs of each set.
+        filter: Keep only pairs of known words: a list of them, or `corpus`, the words of the model's own corpus.
+        quiet: Show no progress.
+        metric: Name of a metric; those of `unicloze.evaluation.metrics.registry.METRICS`.
+        predictions: File of predictions; see `unicloze.evaluation.metrics.read_files`.
+        references: File of references, or several where each prediction has several. `diversity` needs none.
+        na_probabilities: For `squad`: file of how sure the model is of each question that it has no answer.
+        options: Settings of the metric by name, such as `{"profile": "cnndm"}`.
+
+    Raises:
+        UsageError: The model's objective does not define the mode, there is no such metric or option, or an argument
+            is missing or of the other use.
+        UniclozeError: There is no whole checkpoint, a file cannot be read, files do not match, or an extra is absent.
+    """
+    if metric is not None:
+        if any(given is not None for given in (model, blimp, mode, limit, filter)):
+            raise UsageError("A metric compares files: leave out model, blimp, mode, limit and filter.")
+        return _measure(metric, predictions, references, na_probabilities, options or {})
+    if predictions is not None or references or na_probabilities is not None or options:
+        raise UsageError("Predictions and references need a metric: name one.")
+    if model is None or blimp is None:
+        raise UsageError("Give a model and blimp, or a metric with predictions and references.")
+    from unicloze.training.allocator import tune_allocator
+
+    tune_allocator()
+    from unicloze.evaluation import blimp as room
+
+    return room.blimp(model, blimp, mode=mode, limit=limit, filter_by=filter, progress=not quiet)
+
+
+def _measure(
+    name: str,
+    predictions: PathLike | None,
+    references: PathLike | Sequence[PathLike],
+    na_probabilities: PathLike | None,
+    options: Mapping[str, str],
+) -> MetricResult:
+    from unicloze.evaluation.metrics.read_files import read_pairs, read_predictions
+    from unicloze.evaluation.metrics.registry import metric
+
+    chosen = metric(name)
+    files = [references] if isinstance(references, str | Path) else references
+    if predictions is None:
+        raise UsageError(f"The metric {name} needs predictions: name their file.")
+    if not files and not chosen.needs_references:
+        return chosen(read_predictions(Path(predictions)), [], **options)
+    certainties = None if na_probabilities is None else Path(na_probabilities)
+    found, wanted = read_pairs(
+        Path(predictions), [Path(file) for file in files], chosen.compares, na_probabilities=certainties
+    )
+    return chosen(found, wanted, **options)
+
+
+def embed(
+    model: PathLike | LoadedModel, texts: Sequence[str], pooling: Pooling | None = None, batch_size: int = 32
+) -> npt.NDArray[np.float32]:
+    """Vectors of texts; see `unicloze.decoding.embed.embed`. No verb of the command line.
+
+    Args:
+        model: A run directory, a checkpoint or a loaded model.
+        texts: The texts.
+        pooling: `mean` of the last hidden states, or that of the `first` or `last` token; the recipe's if not given.
+        batch_size: Most rows of one forward pass.
+
+    Returns:
+        *Shape:* (texts, hidden size)
+
+    Raises:
+        UsageError: A text is blank.
+        UniclozeError: There is no whole checkpoint.
+    """
+    from unicloze.decoding import embed as room
+
+    return room.embed(model, texts, pooling=pooling, batch_size=batch_size)

@@ -1,0 +1,221 @@
+"""Fine-tuning: it learns, keeps the best, goes on exactly where it was, and says what is wrong with a record."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from corpora import write_corpus
+from unicloze import verbs
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.finetuning.data import finetuning_steps, open_records, passes
+from unicloze.finetuning.run import finetune_run, task_recipe
+from unicloze.recipes import load_recipe
+from unicloze.tasks.rows import Row, cut_pair, lay_out
+from unicloze.training.checkpoint import load_checkpoint
+from unicloze.training.loop import Compute, TrainState, accumulate_gradients
+from unicloze.training.models import LoadedModel, load_model, ready_model
+from unicloze.training.optimizers import build_optimizers
+
+SIXTEEN = {
+    "finetuning.epochs": 60,
+    "finetuning.evaluations": 0.1,
+    "training.batch_size": 8,
+    "training.learning_rate": 3e-3,
+    "training.precision": "fp32",
+}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("start")
+    overrides = {"data.corpus": [str(write_corpus(folder))], "tokenizer.vocab_size": 300}
+    verbs.pretrain("quickstart", folder / "run", toy=True, quiet=True, overrides=overrides)
+    return load_model(folder / "run")
+
+
+WORDS = ["a", "bc", "def", "gh", "ij", "klm", "no", "pq"]
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def pairs(count: int = 16) -> list[dict[str, Any]]:
+    return [
+        {"text": f"{WORDS[i % 4]} {WORDS[i // 4]}", "pair": WORDS[i * 5 % 8], "label": "yes" if i * 7 % 3 else "no"}
+        for i in range(count)
+    ]
+
+
+def recipe_for(start: LoadedModel, name: str = "classification", **overrides: Any) -> Any:
+    settings = {**SIXTEEN, **{key.replace("__", "."): value for key, value in overrides.items()}}
+    return task_recipe(load_recipe(name, settings), start, list(settings))
+
+
+@pytest.mark.parametrize("head", ["dense", "plain"])
+@pytest.mark.parametrize("pooling", ["first", "mean", "last"])
+def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path, head: str, pooling: str) -> None:
+    train = write(tmp_path / "train.jsonl", pairs())
+    recipe = recipe_for(start, task__head=head, task__pooling=pooling)
+    result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    assert result.scores["accuracy"].values["accuracy"] == 100
+    predictions = verbs.predict(tmp_path / "run", train, out=tmp_path / "said.jsonl", quiet=True)
+    assert [said["prediction"] for said in predictions] == [record["label"] for record in pairs()]
+    assert [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()] == predictions
+    assert all(abs(sum(said["probabilities"].values()) - 1) < 1e-5 for said in predictions)
+
+
+def test_it_learns_quantities(start: LoadedModel, tmp_path: Path) -> None:
+    records = [{"text": record["text"], "label": float(i % 4)} for i, record in enumerate(pairs())]
+    train = write(tmp_path / "train.jsonl", records)
+    recipe = recipe_for(start, "regression", finetuning__epochs=120)
+    result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    assert result.scores["correlation"].values["pearson"] > 95
+
+
+def test_an_interrupted_run_ends_like_an_unbroken_one(start: LoadedModel, tmp_path: Path) -> None:
+    train, dev = write(tmp_path / "train.jsonl", pairs()), write(tmp_path / "dev.jsonl", pairs(9))
+    recipe = recipe_for(start, finetuning__epochs=4, finetuning__evaluations=1, model__dropout=0.1)
+    whole = finetune_run(recipe, start, train, dev, tmp_path / "whole", progress=False)
+
+    class Stop(Exception):
+        pass
+
+    import unicloze.finetuning.run as room
+
+    def stopping(*arguments: Any) -> Any:
+        for number, step in enumerate(finetuning_steps(*arguments)):
+            if number == 5:
+                raise Stop
+            yield step
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "finetuning_steps", stopping)
+        with pytest.raises(Stop):
+            finetune_run(recipe, start, train, dev, tmp_path / "broken", progress=False)
+    resumed = finetune_run(recipe, start, train, dev, tmp_path / "broken", progress=False)
+    assert (resumed.best_step, resumed.scores) == (whole.best_step, whole.scores)
+    for folder in ("checkpoints/step-00000008", f"best/step-{whole.best_step:08d}"):
+        one, other = (load_checkpoint(tmp_path / run / folder) for run in ("whole", "broken"))
+        assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
+    with pytest.warns(UserWarning, match="trained to its end"):
+        again = finetune_run(recipe, start, train, dev, tmp_path / "broken", progress=False)
+    assert (again.best_step, again.scores) == (whole.best_step, whole.scores)
+    with pytest.raises(UsageError, match="learning_rate"):
+        other = recipe_for(
+            start, finetuning__epochs=4, finetuning__evaluations=1, model__dropout=0.1, training__learning_rate=1e-3
+        )
+        finetune_run(other, start, train, dev, tmp_path / "broken", progress=False)
+
+
+def test_patience_stops_early_and_the_best_is_kept(start: LoadedModel, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", pairs())
+    recipe = recipe_for(start, finetuning__patience=3, finetuning__evaluations=1, training__learning_rate=1e-12)
+    result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    assert (result.best_step, result.step, result.stopped_by) == (2, 8, 0)
+    assert load_model(tmp_path / "run").step == 2
+
+
+def test_seeds_give_mean_and_spread(start: LoadedModel, tmp_path: Path) -> None:
+    train, dev = write(tmp_path / "train.jsonl", pairs()), write(tmp_path / "dev.jsonl", pairs(9))
+    overrides = {**SIXTEEN, "finetuning.epochs": 2}
+    summary = verbs.finetune(
+        "classification", start, train, dev, tmp_path / "runs", seeds=2, quiet=True, overrides=overrides
+    )
+    values = [run.scores["accuracy"].values["accuracy"] for run in summary.runs]
+    spread = summary.scores["accuracy"]["accuracy"]
+    assert spread.mean == pytest.approx(np.mean(values)) and spread.deviation == pytest.approx(np.std(values, ddof=1))
+    assert json.loads((tmp_path / "runs" / "results.json").read_text()) == json.loads(json.dumps(summary.to_dict()))
+
+
+def test_passes_cover_a_step_and_change_only_the_padding(start: LoadedModel, tmp_path: Path) -> None:
+    """The gradient is that of one padded pass."""
+    records = [{"text": "a " * (1 + i % 7 * 4), "label": str(i % 2)} for i in range(24)]
+    recipe = recipe_for(start, training__batch_size=24, model__dropout=0.0)
+    train = write(tmp_path / "train.jsonl", records)
+    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["0", "1"]))
+    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=1))
+    data = open_records(train, recipe, start.tokenizer)
+    gradients = []
+    for device in ("cpu", "cuda"):
+        steps = next(finetuning_steps(data, recipe, start.tokenizer.vocabulary, device, 0))
+        model = ready_model(recipe, start.model.vocab_size, torch.device("cpu"))
+        state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
+        compute = Compute(device=torch.device("cpu"), precision="fp32")
+        accumulate_gradients(state, steps, recipe.training, compute, lambda batch: batch.place)
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+        assert sum(len(step.examples) for step in steps) == 24
+        assert len(steps) > 1 if device == "cpu" else len(steps) == 1
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+def test_passes_are_the_cheapest_cut() -> None:
+    rows = [
+        Row(record=0, input_ids=np.zeros(n, np.int32), segment_ids=np.zeros(n, np.int32)) for n in [90, 9, 10, 95, 11]
+    ]
+    blocks = passes(rows, np.arange(5), "cpu", None)
+    assert [sorted(block.tolist()) for block in blocks] == [[0, 3], [1, 2, 4]]
+    assert len(passes(rows, np.arange(5), "cpu", 1)) == 5
+
+
+def test_packed_sequences_read_themselves_only(start: LoadedModel) -> None:
+    ids = np.arange(7, 14, dtype=np.int32)
+    packed = Row(record=0, input_ids=np.concatenate([ids[:4], ids[4:]]), segment_ids=ids * 0, lengths=(4, 3))
+    plain = Row(record=0, input_ids=ids[:2], segment_ids=ids[:2] * 0)
+    examples = lay_out([packed, plain], start.tokenizer.vocabulary, start.recipe.use)
+    seen = examples.visible(0)
+    assert seen.tolist() == [[i // 4 == j // 4 for j in range(7)] for i in range(7)]
+    assert examples.position_ids[0].tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert examples.mutual.tolist() == [0, 2] and examples.lengths.tolist() == [7, 2]
+
+
+@pytest.mark.parametrize(("first", "second", "room", "kept"), [
+    (10, 4, 20, (10, 4)), (10, 4, 12, (8, 4)), (10, 4, 8, (4, 4)), (10, 4, 5, (3, 2)), (3, 9, 4, (2, 2)), (5, 5, 0, (0, 0)),
+])  # fmt: skip
+def test_the_longer_of_a_pair_is_cut(first: int, second: int, room: int, kept: tuple[int, int]) -> None:
+    one, other = cut_pair(np.arange(first), np.arange(second), room)
+    assert len(one) + len(other) <= room or (first, second) == kept
+    assert abs(len(one) - kept[0]) <= 1 and abs(len(other) - kept[1]) <= 1
+
+
+def test_a_long_record_is_cut_and_that_is_said(start: LoadedModel, tmp_path: Path) -> None:
+    records = [*pairs(3), {"text": "cat " * 10_000, "pair": "dog", "label": "yes"}]
+    train = write(tmp_path / "train.jsonl", records)
+    recipe = recipe_for(start, finetuning__epochs=1)
+    with pytest.warns(UserWarning, match="1 of 4 records are longer"):
+        finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize(("lines", "message"), [
+    ('{"text": "a", "label": "x"}\n{"text": "b"}\n', "line 2: the field 'label' is missing"),
+    ('{"text": "a", "label": "x"}\n\nnonsense\n', "line 3: this is no JSON"),
+    ('{"text": 3, "label": "x"}\n{"text": "a", "label": "y"}\n', "line 1: the field 'text' is no text"),
+    ('{"text": "a", "label": "x"}\n', "all records have the label 'x'"),
+    ("", "holds no records"),
+])  # fmt: skip
+def test_a_record_that_cannot_be_used_is_named(start: LoadedModel, tmp_path: Path, lines: str, message: str) -> None:
+    train = tmp_path / "train.jsonl"
+    train.write_text(lines)
+    with pytest.raises(UniclozeError, match=message):
+        finetune_run(recipe_for(start), start, train, None, tmp_path / "run", progress=False)
+
+
+def test_an_unseen_label_is_refused_with_its_line(start: LoadedModel, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", pairs(4))
+    dev = write(tmp_path / "dev.jsonl", [*pairs(2), {"text": "a", "pair": "b", "label": "perhaps"}])
+    with pytest.raises(UniclozeError, match=r"dev.jsonl, line 3: the label 'perhaps' is none"):
+        finetune_run(recipe_for(start), start, train, dev, tmp_path / "run", progress=False)
+
+
+def test_a_pretrained_model_does_not_predict(start: LoadedModel, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no fine-tuned model"):
+        verbs.predict(start, write(tmp_path / "x.jsonl", pairs(2)), quiet=True)
