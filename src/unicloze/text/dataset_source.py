@@ -97,15 +97,15 @@ class DatasetSource:
         Raises:
             UniclozeError: There is no such dataset, or its Hub cannot be reached.
         """
-        selection = f"{PREFIX}{{}}:{self.split or ''}:{self.column or ''}"
+        taken = f"(split {self.split or 'by default'}, column {self.column or 'data.text_field'})"
         folder = self.folder
         if folder is None:
-            revision = _builder(self).hash
-            return [(selection.format("/".join(filter(None, (self.name, self.config))) + f"@{revision}"), None)]
+            name = "/".join(filter(None, (self.name, self.config)))
+            return [(f"{PREFIX}{name}@{_builder(self).hash} {taken}", None)]
         files = sorted(
             file for file in folder.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(folder))
         )
-        return [*((str(file), file) for file in files), (selection.format(""), None)]
+        return [*((str(file), file) for file in files), (f"dataset {taken}", None)]
 
     def documents(self, text_field: str, tally: Tally) -> Iterator[Document]:
         """Its documents in order; `tally.digest` is new, and complete at the end.
