@@ -365,6 +365,24 @@ def test_what_a_model_cannot_do_is_refused_in_a_sentence(tmp_path: Path) -> None
         hf.UniclozeForConditionalGeneration.from_run(tmp_path / "bert")
 
 
+def test_the_tokenizer_tells_a_pairs_parts_apart(tmp_path: Path) -> None:
+    save_run(tmp_path / "run")
+    hf.load_tokenizer(tmp_path / "run").save_pretrained(tmp_path / "saved")
+    hf.UniclozeModel.from_run(tmp_path / "run").save_pretrained(tmp_path / "saved")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    found = tokenizer("the list", "a value")
+    assert tokenizer.convert_ids_to_tokens(found["input_ids"]) == [
+        "[SOS]",
+        "the",
+        "list",
+        "[EOS]",
+        "a",
+        "value",
+        "[EOS]",
+    ]
+    assert found["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
+
+
 def test_roberta_like_tokenizers_keep_their_own_names(tmp_path: Path) -> None:
     save_run(tmp_path, loaded(roberta_like()))
     tokenizer = hf.load_tokenizer(tmp_path)

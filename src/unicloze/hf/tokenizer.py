@@ -24,6 +24,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     with tempfile.TemporaryDirectory(prefix="unicloze-") as folder:
         loaded.tokenizer.save(Path(folder))
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
-            folder, model_max_length=loaded.model.max_positions, local_files_only=True
+            folder,
+            model_max_length=loaded.model.max_positions,
+            model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+            local_files_only=True,
         )
     return tokenizer
