@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOu
 
 from unicloze.errors import UsageError
 from unicloze.hf.config import UniclozeConfig
+from unicloze.interop.rules import never_written
 from unicloze.model.backbone import Backbone
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.heads import TokenHead
@@ -63,9 +64,7 @@ class UniclozePreTrainedModel(PreTrainedModel):
             )
         model.load_state_dict({name: theirs[name] for name in model.state_dict()})
         if model.can_generate():
-            vocabulary = loaded.tokenizer.vocabulary
-            never = {*vocabulary.special.tolist()} - {vocabulary.eos, *vocabulary.extra.tolist()}
-            model.generation_config.suppress_tokens = sorted(never)
+            model.generation_config.suppress_tokens = never_written(loaded.recipe, loaded.tokenizer.vocabulary)
         model.eval()
         return model
 

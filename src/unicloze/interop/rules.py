@@ -23,22 +23,37 @@ def encoding_rule(recipe: Recipe) -> EncodingRule:
 
 
 def step_rule(recipe: Recipe, vocabulary: Vocabulary) -> StepRule | None:
-    """How a model writes a target: as the first part of its objective that trains to; None if no part does."""
-    for part in parts(objective_of(recipe)):
-        settings = part.settings
-        both = _segments(recipe, settings)
-        if settings.name == "unilmv2" and "par" in settings.targets:
-            return StepRule(predicts="pseudo", segment_ids=both, pseudo=pseudo_id(vocabulary, settings))
-        if settings.name == "masked" and "ae" in settings.targets and settings.visibility == "prefix":
-            return StepRule(predicts="pseudo", segment_ids=both, pseudo=vocabulary.mask)
-        if settings.name in ("prefix", "span_corruption", "denoising"):
-            return StepRule(predicts="next", segment_ids=both)
-        one = (both[0], both[0])
-        if settings.visibility == "left_to_right" and settings.name == "masked" and "ae" in settings.targets:
-            return StepRule(predicts="pseudo", source="left_to_right", segment_ids=one, pseudo=vocabulary.mask)
-        if settings.visibility == "left_to_right" and settings.name == "causal":
-            width = settings.local_width
-            return StepRule(predicts="next", source="left_to_right", segment_ids=one, local_width=width)
+    """How a model writes a target: as the first part of its objective that trains to; None if no part does.
+
+    Parts with a source of its own come before those that go on with a text.
+    """
+    found = [_of_part(recipe, part.settings, vocabulary) for part in parts(objective_of(recipe))]
+    rules = [rule for rule in found if rule is not None]
+    return min(rules, key=lambda rule: rule.source == "left_to_right", default=None)
+
+
+def never_written(recipe: Recipe, vocabulary: Vocabulary) -> list[int]:
+    """Tokens that a target never holds: all special ones but [EOS], and but the sentinels where targets are made of them."""
+    sentinels = any(part.settings.name == "span_corruption" for part in parts(objective_of(recipe)))
+    written = {vocabulary.eos, *(vocabulary.extra.tolist() if sentinels else [])}
+    return sorted({*vocabulary.special.tolist()} - written)
+
+
+def _of_part(recipe: Recipe, settings: ObjectiveSettings, vocabulary: Vocabulary) -> StepRule | None:
+    both = _segments(recipe, settings)
+    if settings.name == "unilmv2" and "par" in settings.targets:
+        return StepRule(predicts="pseudo", segment_ids=both, pseudo=pseudo_id(vocabulary, settings))
+    if settings.name in ("prefix", "span_corruption", "denoising"):
+        return StepRule(predicts="next", segment_ids=both)
+    masked = settings.name == "masked" and "ae" in settings.targets and "rtd" not in settings.targets
+    if masked and settings.visibility == "prefix":
+        return StepRule(predicts="pseudo", segment_ids=both, pseudo=vocabulary.mask)
+    one = (both[0], both[0])
+    if masked and settings.visibility == "left_to_right":
+        return StepRule(predicts="pseudo", source="left_to_right", segment_ids=one, pseudo=vocabulary.mask)
+    if settings.name == "causal" and settings.visibility == "left_to_right":
+        width = settings.local_width
+        return StepRule(predicts="next", source="left_to_right", segment_ids=one, local_width=width)
     return None
 
 
