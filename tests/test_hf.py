@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -381,6 +383,12 @@ def test_the_tokenizer_tells_a_pairs_parts_apart(tmp_path: Path) -> None:
         "[EOS]",
     ]
     assert found["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_the_extra_is_named_where_transformers_is_absent() -> None:
+    program = "import sys; sys.modules['transformers'] = None; import unicloze.hf"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith('unicloze.hf needs Transformers: pip install "unicloze[hf]"')
 
 
 def test_roberta_like_tokenizers_keep_their_own_names(tmp_path: Path) -> None:
