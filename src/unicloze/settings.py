@@ -177,6 +177,8 @@ class ModelSettings:
         activation: `gelu`, `gelu_tanh`, its approximation (GPT-2, ALBERT), or `relu`.
         head: `transform` puts a dense layer before the output matrix (BERT), `linear` does not (GPT-2, XLNet).
         head_bias: Give the output matrix a bias.
+        pooler: Have BERT's dense layer over the first slot even if nothing pre-trained reads it: an imported encoder keeps
+            its own, and tasks start from it.
         generator_size: Size of ELECTRA's generator against this model, from 0 to 1; 0 for no generator.
         norm: `post` normalises after each residual (BERT), `pre` before each sub-layer (GPT-2).
         embedding_norm: Normalise the embeddings; if not given, with `norm: post` only (BERT; GPT does not).
@@ -204,6 +206,7 @@ class ModelSettings:
     activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     head: Literal["transform", "linear"] = "transform"
     head_bias: bool = True
+    pooler: bool = False
     generator_size: float = 0.0
     norm: Literal["post", "pre"] = "post"
     embedding_norm: bool | None = None

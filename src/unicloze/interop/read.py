@@ -13,16 +13,17 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.interop.config import Config
-from unicloze.interop.families import TARGETS, Family, Head, Layout, family_of
+from unicloze.interop.config import LARGEST, Config
+from unicloze.interop.families import TARGETS, Family, Head, family_of
 from unicloze.interop.fit import check_names, without_misfits
+from unicloze.interop.layouts import Layout
 from unicloze.interop.recipe import imported_recipe
 from unicloze.interop.vocabulary import open_tokenizer, read_tokenizer
 from unicloze.interop.weights import inside, open_weights
+from unicloze.model.build import shapes_only
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import save_recipe
 from unicloze.settings import ModelSettings, TokenizerSettings
@@ -86,7 +87,7 @@ def import_checkpoint(
     config = Config.read(config_file)
     weights = open_weights(place, pickle=pickle)
     family = family_of(config, weights.keys())
-    layout = family.read(config, weights.keys())
+    layout = family.layout(config, weights.keys())
     heads = family.heads_among(weights.keys())
     _check_heads(config, family, layout, heads)
     bare = not any(name.startswith(family.prefix) for name in weights)
@@ -94,7 +95,7 @@ def import_checkpoint(
     stored = config.whole("vocab_size", kind="vocab_size")
     weights = weights.under_first_names(table.copies)
     check_names(place, weights, table, allow)
-    with torch.device("meta"):
+    with shapes_only():
         asked = _model(layout.settings, stored, heads).state_dict()
     held = without_misfits(place, weights, table, asked, allow)
 
@@ -102,10 +103,10 @@ def import_checkpoint(
     rows = _token_rows(place, own, new, stored)
     known = layout.settings.max_positions or 0
     wanted = known if positions is None else positions
-    if wanted < known:
-        raise UsageError(f"positions is {wanted}, and {place} has {known}: give more, or leave it out")
+    if not known <= wanted <= LARGEST["size"]:
+        raise UsageError(f"positions is {wanted}: give {known}, as many as {place} has, to {LARGEST['size']}")
     shape = dataclasses.replace(layout.settings, max_positions=wanted)
-    with torch.device("meta"):
+    with shapes_only():
         model = _model(shape, len(new), heads)
     model.to_empty(device="cpu")
     if len(held.entries) < len(table.entries):
@@ -131,12 +132,15 @@ def import_checkpoint(
     return LoadedModel(model.eval(), new, recipe, place, 0)
 
 
-def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> Path:
+def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> LoadedModel:
     """Write a model as one of our checkpoints, for `load_model` and `training.initialize_from`.
 
     Args:
         loaded: The model.
         out: The checkpoint's folder; it must not be there yet, or be empty.
+
+    Returns:
+        The same model, at home in the new folder.
 
     Raises:
         UsageError: There is something at `out`.
@@ -153,7 +157,7 @@ def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> Path:
             tokenizer=dataclasses.replace(loaded.recipe.tokenizer, path=str(folder.resolve() / "tokenizer.json")),
         )
         save_recipe(recipe, beside / "recipe.yaml")
-        return write_checkpoint(
+        write_checkpoint(
             folder,
             step=loaded.step,
             model=loaded.model.state_dict(),
@@ -166,6 +170,7 @@ def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> Path:
             },
             files=sorted(beside.iterdir()),
         )
+    return dataclasses.replace(loaded, recipe=recipe, path=folder)
 
 
 def _config_file(folder: Path) -> Path | None:

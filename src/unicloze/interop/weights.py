@@ -7,6 +7,7 @@ that makes tensors and refuses everything else.
 from __future__ import annotations
 
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -52,6 +53,9 @@ class Weights(Mapping[str, Tensor]):
         renamed = {first.get(name, name): name for name in self.shapes}
         shapes = {name: self.shapes[stored] for name, stored in renamed.items()}
         return Weights(self.path, shapes, lambda name: self[renamed[name]])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -106,7 +110,7 @@ def open_weights(folder: Path, *, pickle: bool = False) -> Weights:
     if not pickle:
         raise UsageError(
             f"{folder} holds its weights as a pickle only ({binaries[0].name if binaries else BINARY}), a format that can "
-            "carry code: give --pickle to read nothing but its tensors, or take a checkpoint in safetensors"
+            "carry code: read nothing but its tensors by `unicloze import --pickle`, or take a checkpoint in safetensors"
         )
     if index is not None:
         return _together(index, _shards(folder, index), _binary)
@@ -135,7 +139,7 @@ def _shards(folder: Path, index: Path) -> list[Path]:
         raise UniclozeError(f"{index} has no weight_map of file names: download it again")
     files = []
     for name in dict.fromkeys(places.values()):
-        if Path(name).name != name or "\\" in name or "\0" in name or name in (".", ".."):
+        if not name or Path(name).name != name or "\\" in name or "\0" in name or name in (".", ".."):
             raise UniclozeError(f"{index} names the file {name[:80]!r}, which is not one in its folder: it is not read")
         file = inside(folder, name)
         if file is None:
@@ -180,8 +184,12 @@ def _check_header(file: Path) -> None:
 
 def _binary(file: Path) -> Opened:
     try:
-        # Only torch's own newer format, a zip, can be mapped instead of read.
-        content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file) or None)
+        with warnings.catch_warnings():  # of old pickles, which are read or refused all the same
+            warnings.simplefilter("ignore")
+            # Only torch's own newer format, a zip, can be mapped instead of read.
+            content: Any = torch.load(
+                file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file) or None
+            )
     except pickle.UnpicklingError as error:
         raise UniclozeError(f"{file} holds more than tensors, which may be code: it is not read") from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:

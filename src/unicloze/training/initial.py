@@ -160,10 +160,11 @@ def initialize_from(model: Model, other: LoadedModel, tokenizer: Tokenizer, reci
     left = sorted(own.keys() - fitting.keys())  # of the network that is used, which comes last
     if not fitting:
         raise UniclozeError(f"no weight of {other.path} fits the recipe's model: give it the same sizes")
-    if left == [SEGMENT_ROWS] and SEGMENT_ROWS not in theirs:
+    if SEGMENT_ROWS in left and SEGMENT_ROWS not in theirs:
+        left.remove(SEGMENT_ROWS)
         network.get_parameter(SEGMENT_ROWS).data.zero_()
-        said.append(f"{other.path} knows no segments: theirs start at 0")
-    elif left:
+        said.append(f"{other.path} knows no segments: their embeddings start at 0")
+    if left:
         names = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
         said.append(f"{other.path} has no {names} of the right shape: they start as drawn")
     for sentence in said:
