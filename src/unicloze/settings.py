@@ -34,7 +34,8 @@ class DataSettings:
     """Documents and the windows cut from them.
 
     Args:
-        corpus: Files, folders or globs of .txt, .jsonl or .parquet (also .gz, .zst), or `python-docs`. Each is a source.
+        corpus: Files, folders or globs of .txt, .jsonl or .parquet (also .gz, .zst), `python-docs`, or a dataset of Hugging
+            Face as `hf:NAME[:SPLIT[:COLUMN]]`, NAME a folder or OWNER/NAME[/CONFIG]. Each is a source.
         weights: How often one epoch passes over each source; once each if not given.
         text_field: Field of .jsonl and column of .parquet that holds the text.
         prepared: Folder of an earlier `prepare` to read instead of preparing the corpus again.
