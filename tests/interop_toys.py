@@ -72,7 +72,7 @@ def table_of(folder: Path) -> tuple[Family, Table]:
     family = family_of(config, weights)
     bare = not any(name.startswith(family.prefix) for name in weights)
     heads = family.heads_among(weights)
-    return family, family.table(family.read(config, weights), heads=heads, bare=bare)
+    return family, family.table(family.layout(config, weights.keys()), heads=heads, bare=bare)
 
 
 def batch_of(vocabulary: Vocabulary, *, segments: bool) -> tuple[Batch, Tensor]:

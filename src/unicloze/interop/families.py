@@ -35,7 +35,7 @@ class Family:
         backbone: Entries of the backbone, their names without the prefix.
         heads: Entries of each head, their names in full.
         copies: As of `Table`, the names in full.
-        pooler: Their layer over the first slot, which is of no use without the classifier of `heads` that reads it.
+        pooler: Their layer over the first slot: that of a classifier of `heads`, or by itself `ModelSettings.pooler`.
         gelu_heads: Heads that compute by GELU whatever the activation of the layers.
     """
 
@@ -65,16 +65,28 @@ class Family:
         found += [entry for head in heads for entry in self.heads[head]]
         stored = {name for entry in found for name in entry.theirs}
         unused = [f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids"]
-        if self.pooler and not {"next", "order"} & set(heads):
-            unused.append(f"{prefix}{self.pooler}.*")
+        if layout.settings.pooler:
+            found += modules({"pooler": f"{prefix}{self.pooler}"})
         return Table(
             entries=tuple(found),
             copies={copy: original for copy, original in self.copies.items() if original in stored},
             ignored=tuple(unused),
         )
 
+    def layout(self, config: Config, names: Collection[str]) -> Layout:
+        """The layout of a checkpoint, with a pooler if it has one that no head has.
+
+        Raises:
+            UniclozeError: The configuration asks for what no model here can be.
+        """
+        layout = self.read(config, names)
+        own = {f"{prefix}{self.pooler}.weight" for prefix in ("", self.prefix)}
+        if not self.pooler or {"next", "order"} & set(self.heads_among(names)) or own.isdisjoint(names):
+            return layout
+        return dataclasses.replace(layout, settings=dataclasses.replace(layout.settings, pooler=True))
+
     def heads_among(self, names: Collection[str]) -> list[Head]:
-        """The heads some tensor of whose own is there; a pooler alone is none."""
+        """The heads some tensor of whose own is there; a pooler alone is none, see `layout`."""
         copied = {original: copy for copy, original in self.copies.items()}
         found: list[Head] = []
         for head, parts in self.heads.items():
@@ -109,7 +121,7 @@ FAMILIES: Mapping[str, Family] = {
             backbone=entries.bert_backbone,
             heads=_BERT_HEADS,
             copies=_BERT_COPIES,
-            pooler="pooler",
+            pooler="pooler.dense",
         ),
         Family(
             name="roberta",
@@ -119,7 +131,7 @@ FAMILIES: Mapping[str, Family] = {
             backbone=entries.bert_backbone,
             heads=_LM_HEAD,
             copies={"lm_head.decoder.weight": f"roberta.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
-            pooler="pooler",
+            pooler="pooler.dense",
             gelu_heads=frozenset({"token"}),
         ),
         Family(
@@ -130,7 +142,7 @@ FAMILIES: Mapping[str, Family] = {
             backbone=entries.mpnet_backbone,
             heads=_LM_HEAD,
             copies={"lm_head.decoder.weight": f"mpnet.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
-            pooler="pooler",
+            pooler="pooler.dense",
             gelu_heads=frozenset({"token"}),
         ),
         Family(
@@ -188,7 +200,7 @@ FAMILIES: Mapping[str, Family] = {
             backbone=entries.unilm_backbone,
             heads=_BERT_HEADS,
             copies=_BERT_COPIES,
-            pooler="pooler",
+            pooler="pooler.dense",
         ),
     )
 }

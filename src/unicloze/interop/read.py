@@ -87,7 +87,7 @@ def import_checkpoint(
     config = Config.read(config_file)
     weights = open_weights(place, pickle=pickle)
     family = family_of(config, weights.keys())
-    layout = family.read(config, weights.keys())
+    layout = family.layout(config, weights.keys())
     heads = family.heads_among(weights.keys())
     _check_heads(config, family, layout, heads)
     bare = not any(name.startswith(family.prefix) for name in weights)
