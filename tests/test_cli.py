@@ -19,6 +19,7 @@ import pytest
 
 from conftest import REPOSITORY
 from corpora import write_corpus
+from test_import_unilm import released
 from unicloze import __version__, cli, terminal, verbs
 from unicloze.decoding import infill
 from unicloze.errors import UniclozeError
@@ -158,10 +159,19 @@ def test_examples_of_the_help_work(name: str, here: Path, command: Command) -> N
         records = [{"text": word, **({"label": str(len(word))} if label else {})} for word in ("cat", "a", "small dog")]
         (here / f"{file}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         (here / f"{file}.tsv").write_text("text\tlabel\ncat\t1\nthe dog\t2\nold\t3\n")
+    released(here / "bert-base-uncased", fused=False, relative=False, segments=2, model_type="bert")
+    (here / "mine").mkdir(exist_ok=True)
+    shutil.copy(here / "runs" / "quickstart" / "tokenizer.json", here / "mine")
     (here / "blimp").mkdir(exist_ok=True)
     (here / "blimp" / "toy_order.jsonl").write_text(PAIRS, encoding="utf-8")
     with tarfile.open(here / "blimp.tar.gz", "w:gz") as archive:
         archive.add(here / "blimp", "blimp")
+    (here / "summaries.txt").write_text("the cat sees a dog\n", encoding="utf-8")
+    (here / "gold.txt").write_text("the cat sees the dog\n", encoding="utf-8")
+    (here / "answers.json").write_text('{"a": "cat"}', encoding="utf-8")
+    question = {"id": "a", "question": "Who sees?", "answers": [{"text": "the cat", "answer_start": 0}]}
+    gold = {"data": [{"paragraphs": [{"context": "the cat sees the dog", "qas": [question]}]}]}
+    (here / "dev-v2.0.json").write_text(json.dumps(gold), encoding="utf-8")
     for example in cli.VERBS[name].examples:
         said = command(*words_of(example))
         assert (said.code, bool(said.out)) == (0, True), said.err

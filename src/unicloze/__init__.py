@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unicloze.recipes import load_recipe
     from unicloze.settings import Recipe
-    from unicloze.training.models import load_model
     from unicloze.verbs import (
         compare,
         embed,
@@ -25,7 +24,9 @@ if TYPE_CHECKING:
         fill,
         finetune,
         generate,
+        import_checkpoint,
         inspect,
+        load_model,
         predict,
         prepare,
         pretrain,
@@ -44,6 +45,7 @@ __all__ = [
     "fill",
     "finetune",
     "generate",
+    "import_checkpoint",
     "inspect",
     "load_model",
     "load_recipe",
@@ -56,7 +58,6 @@ __all__ = [
 
 _HOMES = {
     "Recipe": "unicloze.settings",
-    "load_model": "unicloze.training.models",
     "load_recipe": "unicloze.recipes",
 }
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from unicloze.finetuning.seeds import FinetuneSummary
     from unicloze.tasks.task import Prediction
     from unicloze.text.prepare import Prepared
+    from unicloze.training.models import LoadedModel
     from unicloze.training.run import RunResult
     from unicloze.verbs import RecipeSummary
 
@@ -60,6 +61,16 @@ def run_text(result: RunResult) -> str:
     measured = ", ".join(f"{name} {value:,.1f}" for name, value in result.perplexity.items())
     return f"{result.out}: trained to step {result.step:,}" + (
         f", {result.part} perplexity {measured}" if measured else ""
+    )
+
+
+def imported_text(loaded: LoadedModel) -> str:
+    """What was imported, and what it can be asked."""
+    model, recipe = loaded.recipe.model, loaded.recipe
+    shape = f"{model.num_layers} layers of {model.hidden_size}, {len(loaded.tokenizer):,} tokens"
+    return (
+        f"{loaded.path}: {loaded.model.num_parameters():,} weights ({shape}, {model.max_positions:,} positions), "
+        f"{recipe.provenance.place}\n{recipe.provenance.note}"
     )
 
 
@@ -108,7 +119,9 @@ def finetune_text(summary: FinetuneSummary) -> str:
         else:
             kept = f", best at step {run.best_step:,}" if run.scores else ""
             said = ", ".join(
-                f"{key} {value:.2f}" for result in run.scores.values() for key, value in result.values.items()
+                f"{key} {value:.2f}" + (f" (standard error {result.errors[key]:.2f})" if key in result.errors else "")
+                for result in run.scores.values()
+                for key, value in result.values.items()
             )
             lines.append(f"{run.out}: trained to step {run.step:,}{kept}{f': {said}' if said else ''}")
     if len(summary.runs) > 1:

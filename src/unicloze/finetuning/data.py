@@ -43,7 +43,7 @@ class TaskData:
 
 
 def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer) -> TaskData:
-    """Read and encode a file of records.
+    """Read and encode a file of records, or a folder of such files.
 
     Raises:
         UniclozeError: A record cannot be used; the message names its line.

@@ -27,7 +27,7 @@ from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
 from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, sample, steps_per_epoch
 from unicloze.finetuning.generate import ready_to_generate, target_loss
-from unicloze.finetuning.predict import TaskModel, headline, measure, predict
+from unicloze.finetuning.predict import TaskModel, as_json_lines, headline, measure, predict, with_errors
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
@@ -56,7 +56,7 @@ class FinetuneResult:
         step: Steps done.
         best_step: Steps done at the best evaluation; the last step where nothing was evaluated.
         stopped_by: The signal that stopped it, 0 if none did.
-        scores: What the best checkpoint is worth on the development file, by metric.
+        scores: What the best checkpoint is worth on the development file, by metric, with standard errors.
     """
 
     out: Path
@@ -85,7 +85,7 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
         values = {name: getattr(getattr(recipe, section), name) for name in kept}
         sections[section] = dataclasses.replace(getattr(own, section), **values)
     sections["model"] = dataclasses.replace(
-        sections["model"], max_positions=start.model.max_positions, generator_size=0.0, memory=0
+        sections["model"], max_positions=start.model.max_positions, generator_size=0.0, memory=0, pooler=False
     )
     longest = min(recipe.task.max_length, start.model.max_positions)
     recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
@@ -165,7 +165,8 @@ def start_weights(model: torch.nn.Module, start: LoadedModel) -> list[str]:
     fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
     for name in own:
         if name.startswith("task_heads.") and ".dense." in name:
-            pooler = theirs.get(f"pair_head.dense.{name.rpartition('.')[2]}")
+            kind = name.rpartition(".")[2]
+            pooler = theirs.get(f"pooler.{kind}", theirs.get(f"pair_head.dense.{kind}"))
             if pooler is not None and name not in fitting:
                 fitting[name] = pooler
     model.load_state_dict(fitting, strict=False)
@@ -242,6 +243,9 @@ class _Run:
         elif not ended:
             self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1))
         best_step = self.best[1] if self.best else self.state.step
+        if self.best and self.measured is not None:
+            lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+            self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.measured, self.recipe)
         return FinetuneResult(self.out, self.state.step, best_step, stopped, self.scores)
 
     def _resume(self, checkpoint: Checkpoint) -> bool:
@@ -338,8 +342,7 @@ class _Run:
 
     def _keep_best(self, state: TrainState, predictions: Sequence[Prediction]) -> None:
         self._write_checkpoint(state, self.out / BEST, [])
-        lines = "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
-        replace_file(self.out / DEV_PREDICTIONS, lines)
+        replace_file(self.out / DEV_PREDICTIONS, as_json_lines(predictions))
 
     def _save(self, state: TrainState) -> None:
         path = self._write_checkpoint(state, self.out / "checkpoints", state.optimizers)

@@ -28,6 +28,7 @@ from unicloze.settings import ModelSettings
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
 }
 
 
@@ -68,6 +69,8 @@ class Embeddings(nn.Module):
     def embed(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, dropout: DropoutKey | None) -> Tensor:
         """Embed tokens at positions and in segments, all broadcast. *Shape:* (...) to (..., hidden size)"""
         embedded = self.tokens(input_ids)
+        if self.segments is not None and self.segments.num_embeddings == 1:  # all slots are of it (RoBERTa)
+            segment_ids = torch.zeros_like(segment_ids)
         for table, ids in ((self.positions, position_ids), (self.segments, segment_ids)):
             if table is not None:
                 embedded = embedded + table(ids)

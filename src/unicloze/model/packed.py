@@ -70,16 +70,16 @@ class IncrementalModel:
                 "a model with model.positions transformer_xl cannot generate text here: use one with learned positions or a "
                 "relative position bias"
             )
-        shared: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-        own = copy.deepcopy(model, shared).eval()
-        for module in own.modules():
+        shared: dict[int, object] = {id(tensor): tensor for tensor in model.parameters()}
+        self._backbone, self._head = copy.deepcopy(model.backbone, shared), copy.deepcopy(model.token_head, shared)
+        for module in (*self._backbone.modules(), *self._head.modules()):
             for name, part in list(module.named_children()):
                 if isinstance(part, nn.Linear):
                     setattr(module, name, linear_for(part.weight, part.bias, dtype))
+        tokens = model.backbone.embeddings.tokens.weight
         self.settings, self.max_positions, self.vocab_size = model.settings, model.max_positions, model.vocab_size
-        self.device, self.dtype = model.backbone.embeddings.tokens.weight.device, dtype
-        self._backbone, self._head = own.backbone, own.token_head
-        self._output = linear_for(own.backbone.embeddings.tokens.weight, own.token_head.bias, dtype)
+        self.device, self.dtype = tokens.device, dtype
+        self._output = linear_for(tokens, model.token_head.bias, dtype)
 
     def cache(self, rows: int, capacity: int) -> Cache:
         """An empty cache with room for `capacity` slots in each row."""

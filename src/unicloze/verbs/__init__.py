@@ -1,5 +1,7 @@
 """What unicloze does, one function per verb of the command line: same name, same arguments, results instead of print.
 
+Only `import`, which is no name in Python, is `import_checkpoint`.
+
 Settings of a recipe are overridden by dotted name: `overrides={"training.steps": 10}` is `--training.steps 10`. Options
 that only say how the command prints (`--json`, `--help-settings`) have no argument here: a result is a dataclass that
 holds all of it. Nothing heavy is imported before a function needs it.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 from unicloze.verbs.about import RecipeSummary, count_parameters, doctor, recipes
 from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike
+from unicloze.verbs.importing import import_checkpoint, load_model
 from unicloze.verbs.pretraining import compare, inspect, prepare, pretrain, report
 from unicloze.verbs.tasks import finetune, generate, predict, stream
 from unicloze.verbs.use import embed, evaluate, fill, score
@@ -27,7 +30,9 @@ __all__ = [
     "fill",
     "finetune",
     "generate",
+    "import_checkpoint",
     "inspect",
+    "load_model",
     "predict",
     "prepare",
     "pretrain",

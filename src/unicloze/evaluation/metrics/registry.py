@@ -19,18 +19,19 @@ from collections.abc import Mapping
 
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics import bleu, nist
-from unicloze.evaluation.metrics.coco import coco, meteor
+from unicloze.evaluation.metrics.coco import coco
 from unicloze.evaluation.metrics.coqa import coqa
 from unicloze.evaluation.metrics.diversity import diversity
 from unicloze.evaluation.metrics.labels import accuracy, f1, macro_f1, matthews
 from unicloze.evaluation.metrics.likelihood import lambada
+from unicloze.evaluation.metrics.meteor import meteor
 from unicloze.evaluation.metrics.numbers import correlation
 from unicloze.evaluation.metrics.perl_rouge import perl_rouge
 from unicloze.evaluation.metrics.profiles import PROFILES
 from unicloze.evaluation.metrics.result import Metric
 from unicloze.evaluation.metrics.rouge import rouge
 from unicloze.evaluation.metrics.squad import squad
-from unicloze.evaluation.metrics.tags import entity_f1
+from unicloze.evaluation.metrics.tags import entity_f1, tag_accuracy
 
 METRICS: Mapping[str, Metric] = {
     "rouge": Metric(
@@ -127,6 +128,12 @@ METRICS: Mapping[str, Metric] = {
         compares="tags",
         function=entity_f1,
         headline="f1",
+    ),
+    "tag-accuracy": Metric(
+        purpose="share of the tags that are right, and of the sentences",
+        compares="tags",
+        function=tag_accuracy,
+        headline="accuracy",
     ),
     "lambada": Metric(
         purpose="share of the last words that are right", compares="texts", function=lambada, headline="accuracy"
