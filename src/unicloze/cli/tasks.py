@@ -142,12 +142,11 @@ VERBS = {
     "generate": Verb(
         purpose="Texts that a model generates for sources it was fine-tuned on, or that go on with a prompt.",
         examples=(
-            'unicloze generate --model runs/docstring-summary --text "Raises a KeyError if the key is not there."'
-            " --decoding.beams 5",
-            "unicloze generate --model runs/generation --file sources.jsonl --out generated.jsonl",
-            "unicloze generate --model runs/squad-question-generation --file passages.jsonl --into question"
-            " --out questions.jsonl",
-            'unicloze generate --model runs/gpt --text "The" --stream --decoding.sample true --decoding.top_p 0.9',
+            'unicloze generate --model runs/quickstart --text "Return a copy of the" --decoding.beams 5',
+            'unicloze generate --model runs/quickstart --text "If the" --stream --decoding.sample true'
+            " --decoding.top_p 0.9",
+            "unicloze generate --model runs/quickstart --file sentences.txt --out generated.jsonl",
+            "unicloze generate --model runs/quickstart --file sentences.txt --into continued --out continued.jsonl",
         ),
         options=_generate_options,
         run=_generate,

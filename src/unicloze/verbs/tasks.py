@@ -170,7 +170,11 @@ def _generator(model: PathLike | LoadedModel, overrides: Overrides | None) -> Lo
         if not key.startswith("decoding"):
             raise UsageError(f"{key} is fixed once a model is trained: only settings of decoding can be changed.")
     loaded = open_model(model)
-    return dataclasses.replace(loaded, recipe=with_overrides(loaded.recipe, overrides)) if overrides else loaded
+    recipe = with_overrides(loaded.recipe, overrides) if overrides else loaded.recipe
+    if not recipe.task.kind and "decoding.max_length" not in (overrides or {}):  # it was made for no length
+        longest = min(recipe.decoding.max_length, loaded.model.max_positions // 2)
+        recipe = dataclasses.replace(recipe, decoding=dataclasses.replace(recipe.decoding, max_length=longest))
+    return dataclasses.replace(loaded, recipe=recipe)
 
 
 def _record(model: LoadedModel, text: str | Sequence[str]) -> Record:
