@@ -301,7 +301,7 @@ class TaskSettings:
     Args:
         kind: A key of `unicloze.tasks.TASKS`; nothing in a recipe for pre-training.
         format: How a file holds its records: a key of `unicloze.tasks.records.FORMATS`, or `auto` by its name (.jsonl, .tsv,
-            .csv, also .gz).
+            .csv, .json, also .gz).
         fields: Where the file keeps what the task calls `text`, `pair`, `label`, ...; under that name if not given.
         labels: The classes, in the order of their numbers; those of the training file, sorted, if not given.
         metrics: What is measured on the development file, keys of `unicloze.evaluation.metrics.METRICS`; the first one
@@ -311,6 +311,16 @@ class TaskSettings:
             both UniLM papers say).
         pooling: What stands for a text: its `first` slot, its `last`, or the `mean` of all; as the model's recipe says
             (`use.pooling`) if not given.
+        max_question: Most tokens of a question, that of a conversation with the turns before it; the rest of a row is for
+            the passage.
+        stride: Tokens of the passage from the beginning of one window to that of the next; half a window where that is
+            less.
+        max_answer: Most tokens of an extracted answer.
+        n_best: How many answers a prediction lists.
+        unanswerable: Whether questions may have no answer in their passage (SQuAD 2.0); whether one of the training file
+            has none if not given.
+        no_answer_threshold: How far the score of no answer must lie above that of the best answer for there to be none;
+            chosen on the development file if not given, 0 without one.
     """
 
     kind: str = ""
@@ -321,6 +331,12 @@ class TaskSettings:
     max_length: int = 128
     head: Literal["dense", "plain"] = "dense"
     pooling: Literal["first", "last", "mean"] | None = None
+    max_question: int = 64
+    stride: int = 128
+    max_answer: int = 30
+    n_best: int = 5
+    unanswerable: bool | None = None
+    no_answer_threshold: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

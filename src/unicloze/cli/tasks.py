@@ -14,7 +14,7 @@ from unicloze.errors import UsageError
 def _finetune_options(parser: Parser) -> None:
     parser.add_argument("--task", metavar="NAME|FILE", default="classification", help="recipe of the task")
     parser.add_argument("--model", metavar="DIR", help="directory of a run, or one of its checkpoints, to start from")
-    parser.add_argument("--train", metavar="FILE", help="records to train on: .jsonl, .tsv or .csv, also .gz")
+    parser.add_argument("--train", metavar="FILE", help="records to train on: .jsonl, .tsv, .csv or .json, also .gz")
     parser.add_argument("--dev", metavar="FILE", help="records to evaluate on and to choose the best checkpoint by")
     parser.add_argument("--out", metavar="DIR", help="directory of the run (default: runs/NAME)")
     parser.add_argument("--seeds", metavar="N", type=int, default=1, help="runs with seeds of their own (default: 1)")
@@ -44,7 +44,11 @@ def _finetune(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
 def _predict_options(parser: Parser) -> None:
     model_option(parser)
     parser.add_argument("--file", metavar="FILE", required=True, help="records; they need no labels")
-    parser.add_argument("--out", metavar="FILE", help="file of predictions to write (default: print them)")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="file of predictions to write: .jsonl, or .json as official scripts read it",
+    )
     quiet_option(parser)
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from unicloze.evaluation.metrics.coqa import Gold
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.example import collate
+from unicloze.files import replace_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
 from unicloze.model.model import UnifiedModel
 from unicloze.settings import Recipe
@@ -19,6 +24,12 @@ from unicloze.tasks import TASKS
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loop import Compute
+
+BY_ID: Mapping[str, Callable[[Any], Any]] = {
+    "squad": lambda texts: texts,
+    "coqa": lambda answers: Gold(**answers),
+}
+"""Metrics that compare answers by the id of their question, and what they compare a task's reference as."""
 
 SLOTS_AT_ONCE = 8192
 """Slots of a forward pass, padding counted."""
@@ -79,8 +90,8 @@ def measure(predictions: Sequence[Prediction], data: TaskData, recipe: Recipe) -
     ids = [record.id for record in data.records]
     results = {}
     for name in recipe.task.metrics:
-        by_id = metric(name).compares == "squad"
-        given = (dict(zip(ids, answers, strict=True)), dict(zip(ids, references, strict=True))) if by_id else None
+        by_id = BY_ID.get(metric(name).compares)
+        given = by_id and (dict(zip(ids, answers, strict=True)), dict(zip(ids, map(by_id, references), strict=True)))
         results[name] = metric(name)(*(given or (answers, references)))
     return results
 
@@ -91,3 +102,17 @@ def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:
     value = results[recipe.task.metrics[0]].values[first.headline]
     # A correlation of constant predictions is no number: nothing is worse.
     return -np.inf if np.isnan(value) else value if first.higher_is_better else -value
+
+
+def write_predictions(predictions: Sequence[Prediction], path: Path, recipe: Recipe) -> None:
+    """Write predictions: into a .json as the official scripts of the task read them, else a JSON object a line.
+
+    Beside a .json of questions that may have no answer, `NAME.na_probabilities.json` holds how sure the model is of that.
+    """
+    if path.suffix != ".json":
+        replace_file(path, "".join(json.dumps(said, ensure_ascii=False) + "\n" for said in predictions))
+        return
+    replace_file(path, json.dumps(TASKS[recipe.task.kind].published(predictions), ensure_ascii=False) + "\n")
+    sure = {said["id"]: said["no_answer_probability"] for said in predictions if "no_answer_probability" in said}
+    if sure:
+        replace_file(path.with_suffix(".na_probabilities.json"), json.dumps(sure) + "\n")

@@ -63,6 +63,8 @@ class TaskHead(nn.Module):
         states = hidden.view(*target.slots.shape, hidden.shape[-1])
         if self.head.kind != "choice" and states.ndim == 4:
             states = self._pooled(states, target.present)
+        if self.head.kind == "choice" and states.ndim == 3:  # nothing to choose from but one slot
+            states = states[:, :, None]
         if self.dense is not None:
             states = torch.tanh(self.dense(states))
         if dropout is not None:
@@ -71,7 +73,7 @@ class TaskHead(nn.Module):
         if self.head.kind != "choice":
             return outputs
         scores = outputs.squeeze(-1)
-        return scores if target.present is None else scores.masked_fill(~target.present, -torch.inf)
+        return scores if target.present is None else scores.masked_fill(~target.present.view_as(scores), -torch.inf)
 
     def losses(self, hidden: Tensor, target: TargetBatch, dropout: DropoutKey | None) -> Tensor:
         """Loss of every prediction: cross-entropy in nats, or the mean squared error of its quantities.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from unicloze.settings import Recipe
 
-TASK_KINDS = ("classification", "regression")
+TASK_KINDS = ("classification", "regression", "extraction", "conversation")
 """Keys of `unicloze.tasks.TASKS`, which takes torch to import."""
 
 SHORTEST_ROW = 8
@@ -27,6 +27,9 @@ def task_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "task.max_length", f"the special tokens and some text need {SHORTEST_ROW} or more"
     if task.labels is not None and len(set(task.labels)) != len(task.labels):
         yield "task.labels", "name each class once"
+    for name in ("max_question", "stride", "max_answer", "n_best"):
+        if getattr(task, name) < 1:
+            yield f"task.{name}", "it must be 1 or more"
     if not 0 < finetuning.epochs < math.inf:
         yield "finetuning.epochs", "it must be above 0 and finite"
     if not 0 <= finetuning.warmup_share < 1:

@@ -13,6 +13,7 @@ from typing import Any
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import TaskSettings
+from unicloze.tasks.json_files import json_records
 
 LARGEST_FIELD = 1 << 27
 """Characters of a field of a .csv or .tsv."""
@@ -45,6 +46,12 @@ class Record:
             found = "is no text" if name in self.fields else f"is missing (it has {has})"
             cure = "" if name in self.fields else f"; say where it is with --task.fields '{{{role}: NAME}}'"
             raise UniclozeError(f"{self.place}: the field '{name}' {found}{cure}")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UniclozeError(
+                f"{self.place}: character {error.start} of its text is half of a surrogate pair; mend the file"
+            ) from error
         return value
 
     def get(self, settings: TaskSettings, role: str) -> Any:
@@ -68,8 +75,12 @@ def read_records(path: Path, settings: TaskSettings) -> list[Record]:
         )
     try:
         found = [
-            Record(str(fields.get(settings.fields.get("id", "id"), number)), fields, f"{path}, line {line}")
-            for number, (line, fields) in enumerate(FORMATS[name](_text(path), path))
+            Record(
+                id=str(fields.get(settings.fields.get("id", "id"), number)),
+                fields=fields,
+                place=f"{path}, {f'line {where}' if isinstance(where, int) else where}",
+            )
+            for number, (where, fields) in enumerate(FORMATS[name](_text(path), path))
         ]
     except (OSError, EOFError) as error:
         raise UniclozeError(f"{path}: it cannot be read ({error})") from error
@@ -138,7 +149,7 @@ def _csv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     return separated(text, path, delimiter=",", quoted=True)
 
 
-Reader = Callable[[str, Path], Iterator[tuple[int, dict[str, Any]]]]
+Reader = Callable[[str, Path], Iterator[tuple[int | str, dict[str, Any]]]]
 
-FORMATS: Mapping[str, Reader] = {"jsonl": _jsonl, "tsv": _tsv, "csv": _csv}
-"""The text of a file to the line and the fields of each record."""
+FORMATS: Mapping[str, Reader] = {"jsonl": _jsonl, "tsv": _tsv, "csv": _csv, "json": json_records}
+"""The text of a file to the line of each record, or in words where it stands, and its fields."""

@@ -68,7 +68,8 @@ def predict(
     Args:
         model: Directory of a fine-tuning run, one of its checkpoints, or a loaded model.
         file: Records; they need no labels.
-        out: Write the predictions into this file too, a JSON object a line.
+        out: Write the predictions into this file too: a JSON object a line, or into a .json as the official scripts of the
+            task read them.
         quiet: Show no progress.
 
     Returns:
@@ -78,10 +79,7 @@ def predict(
         UsageError: The model is not fine-tuned.
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
     """
-    import json
-
     from unicloze.decoding.texts import open_model
-    from unicloze.files import replace_file
     from unicloze.finetuning import predict as room
     from unicloze.finetuning.data import open_records
     from unicloze.finetuning.run import load_task_model
@@ -90,6 +88,5 @@ def predict(
     data = open_records(Path(file), task_model.recipe, task_model.tokenizer)
     predictions = room.predict(task_model, data, progress=not quiet)
     if out is not None:
-        lines = "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
-        replace_file(Path(out), lines)
+        room.write_predictions(predictions, Path(out), task_model.recipe)
     return predictions
