@@ -348,12 +348,15 @@ class FinetuningSettings:
         warmup_share: Share of the steps in which the learning rate rises.
         evaluations: Evaluations on the development file in an epoch; 0.5 evaluates after every other epoch.
         patience: Stop after so many evaluations without a better one; never if not given.
+        auxiliary: Targets of the model's own objective that are learned on the rows of the task beside it, and the factor of
+            each one's loss: {ae: 1.0} for UniLM v1's masked language model, {lm: 0.5} for GPT's; none if empty.
     """
 
     epochs: float = 3.0
     warmup_share: float = 0.1
     evaluations: float = 1.0
     patience: int | None = None
+    auxiliary: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

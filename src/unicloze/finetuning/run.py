@@ -22,6 +22,7 @@ from tqdm import tqdm
 from unicloze import __version__
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, steps_per_epoch
 from unicloze.finetuning.predict import TaskModel, headline, measure, predict, write_predictions
 from unicloze.finetuning.threshold import with_best_threshold
@@ -72,7 +73,7 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
         overridden: Dotted keys that the recipe keeps, such as `model.dropout`.
 
     Raises:
-        UsageError: The recipe has no task.
+        UsageError: The recipe has no task, or the model no such auxiliary objective.
     """
     if not recipe.task.kind:
         raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
@@ -85,7 +86,10 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
         sections["model"], max_positions=start.model.max_positions, generator_size=0.0, memory=0
     )
     longest = min(recipe.task.max_length, start.model.max_positions)
-    return dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
+    recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
+    if recipe.finetuning.auxiliary:
+        auxiliary_objective(recipe)
+    return recipe
 
 
 def finetune_run(

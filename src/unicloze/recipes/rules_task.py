@@ -38,3 +38,5 @@ def task_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "finetuning.evaluations", "it must be above 0 and finite"
     if finetuning.patience is not None and finetuning.patience < 1:
         yield "finetuning.patience", "wait for one evaluation or more, or leave it out"
+    if not all(0 < weight < math.inf for weight in finetuning.auxiliary.values()):
+        yield "finetuning.auxiliary", "each factor must be above 0 and finite"
