@@ -25,7 +25,7 @@ from unicloze.tasks.unanswerable import unanswerable, write_training_records
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients
-from unicloze.training.models import LoadedModel, ready_model
+from unicloze.training.models import LoadedModel, load_model, ready_model
 
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 
@@ -192,6 +192,15 @@ def test_of_a_mixture_the_part_read_like_the_task_is_learned(start: LoadedModel)
     assert chosen.pairs == "contiguous"
 
 
+def test_a_model_without_a_head_for_tokens_is_refused(start: LoadedModel, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", questions(2, answerable=1))
+    finetune_run(
+        recipe_for(start, "squad-v2", finetuning__epochs=1), start, train, None, tmp_path / "run", progress=False
+    )
+    with pytest.raises(UsageError, match=r"no head that predicts tokens: leave finetuning.auxiliary out"):
+        recipe_for(load_model(tmp_path / "run"), "squad-v2-generated")
+
+
 @pytest.mark.parametrize(("weights", "message"), [
     ({"lm": 0.5}, "names lm; the model's objective, read bidirectional, has ae and par"),
     ({"nsp": 0.5}, "names nsp"),
@@ -252,3 +261,19 @@ def test_generated_questions_become_training_records(tmp_path: Path) -> None:
         assert found is not None
         assert all(record.fields["context"].startswith(one.text, one.start) for one in found)
     assert [not found for found in answers] == [False] * 18 + [True] * 9
+
+
+def test_generated_questions_come_first_and_the_real_ones_then(start: LoadedModel, tmp_path: Path) -> None:
+    """The second run starts from the first one's weights, those of its heads included."""
+    source = write(tmp_path / "made.jsonl", articles())
+    write_training_records(source, tmp_path / "generated.jsonl")
+    recipe = recipe_for(start, "squad-v2-generated", finetuning__epochs=1)
+    finetune_run(recipe, start, tmp_path / "generated.jsonl", None, tmp_path / "first", progress=False)
+    first = load_model(tmp_path / "first")
+    train = write(tmp_path / "train.jsonl", questions(answerable=9))
+    recipe = recipe_for(first, "squad-v2-generated", finetuning__epochs=1)
+    model = ready_model(recipe, first.model.vocab_size, torch.device("cpu"))
+    assert start_weights(model, first) == []
+    assert all(torch.equal(weight, first.model.state_dict()[name]) for name, weight in model.state_dict().items())
+    result = finetune_run(recipe, first, train, train, tmp_path / "second", progress=False)
+    assert result.scores["squad"].items == 16

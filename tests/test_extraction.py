@@ -104,7 +104,7 @@ def test_an_untrained_model_answers_within_the_passage(start: LoadedModel, tmp_p
     for some in (records, records[:1]):  # alone, a passage without tokens leaves one slot to choose
         said = verbs.predict(tmp_path / "run", write(tmp_path / "x.jsonl", some), quiet=True)
         assert all(one["prediction"] in record["context"] for one, record in zip(said, some, strict=True))
-        assert said[0]["prediction"] == "" and said[0]["n_best"] == [] and said[0]["no_answer_probability"] == 1
+        assert said[0]["prediction"] == "" and said[0]["n_best"] == [] and said[0]["na_probability"] == 1
         assert json.dumps(said, allow_nan=False)
 
 

@@ -113,6 +113,6 @@ def write_predictions(predictions: Sequence[Prediction], path: Path, recipe: Rec
         replace_file(path, "".join(json.dumps(said, ensure_ascii=False) + "\n" for said in predictions))
         return
     replace_file(path, json.dumps(TASKS[recipe.task.kind].published(predictions), ensure_ascii=False) + "\n")
-    sure = {said["id"]: said["no_answer_probability"] for said in predictions if "no_answer_probability" in said}
+    sure = {said["id"]: said["na_probability"] for said in predictions if "na_probability" in said}
     if sure:
         replace_file(path.with_suffix(".na_probabilities.json"), json.dumps(sure) + "\n")

@@ -89,6 +89,8 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
     recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
     if recipe.finetuning.auxiliary:
         auxiliary_objective(recipe)
+        if not hasattr(start.model, "token_head"):
+            raise UsageError(f"{start.path} has no head that predicts tokens: leave finetuning.auxiliary out")
     return recipe
 
 

@@ -216,7 +216,7 @@ def predict(
 
     `score` is that of the best, `n_best` lists the best with their first characters. Where questions may have no answer,
     `no_answer_score` is the lowest sum of [SOS]'s scores of all windows, and the prediction is empty if that lies more than
-    the threshold above `score`; `no_answer_probability` is above a half then.
+    the threshold above `score`; `na_probability` is above a half then.
     """
     task = recipe.task
     found: list[Prediction] = []
@@ -260,7 +260,7 @@ def with_threshold(predictions: Sequence[Prediction], threshold: float) -> list[
         margin = no_answer_margin(prediction)
         text = "" if margin > threshold or not prediction["n_best"] else prediction["n_best"][0]["text"]
         above = min(700.0, max(-700.0, margin - threshold))
-        changed = {"prediction": text, "no_answer_probability": 1 / (1 + math.exp(-above))}
+        changed = {"prediction": text, "na_probability": 1 / (1 + math.exp(-above))}
         decided.append({**prediction, **changed})
     return decided
 

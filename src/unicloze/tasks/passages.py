@@ -70,7 +70,7 @@ def encode_passages(texts: Sequence[str], tokenizer: Tokenizer) -> list[Passage]
 
 
 def _passage(text: str, ids: Ints, offsets: Ints) -> Passage:
-    starts, ends = offsets[:, 0], offsets[:, 1].copy()
+    starts, ends = np.ascontiguousarray(offsets[:, 0]), offsets[:, 1].copy()
     if not text.isascii():  # a tokenizer that strips accents leaves combining ones out of its tokens
         following = np.append(starts[1:], len(text))
         for token in np.flatnonzero(following > ends):
