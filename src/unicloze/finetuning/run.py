@@ -338,16 +338,16 @@ class _Run:
     def _keep_best(self, state: TrainState, recipe: Recipe, predictions: Sequence[Prediction]) -> None:
         (self.out / BEST).mkdir(exist_ok=True)
         save_recipe(recipe, self.out / BEST / RECIPE)
-        self._write_checkpoint(state, self.out / BEST, [])
+        self._write_checkpoint(state, self.out / BEST, [], self.out / BEST / RECIPE)
         write_predictions(predictions, self.out / DEV_PREDICTIONS, recipe)
 
     def _save(self, state: TrainState) -> None:
-        path = self._write_checkpoint(state, self.out / "checkpoints", state.optimizers)
+        path = self._write_checkpoint(state, self.out / "checkpoints", state.optimizers, self.out / RECIPE)
         self.ledger.write("save", step=state.step, checkpoint=path.name)
 
-    def _write_checkpoint(self, state: TrainState, folder: Path, optimizers: list[torch.optim.Optimizer]) -> Path:
-        own = folder / RECIPE
-        recipe = own if own.is_file() else self.out / RECIPE
+    def _write_checkpoint(
+        self, state: TrainState, folder: Path, optimizers: list[torch.optim.Optimizer], recipe: Path
+    ) -> Path:
         return save_checkpoint(
             folder,
             step=state.step,

@@ -20,7 +20,7 @@ def with_best_threshold(
 ) -> tuple[Recipe, Sequence[Prediction]]:
     """The recipe with the threshold of the best F1, halfway to the next margin, and the predictions under it.
 
-    Both are as they were where every question has an answer or the recipe has its threshold.
+    Both are as they were where the task has no unanswerable questions or the recipe its threshold.
 
     Args:
         recipe: Of the task.
@@ -32,14 +32,16 @@ def with_best_threshold(
         return recipe, predictions
     right = [TASKS[task.kind].reference(record, task) for record in data.records]
     margins = {said["id"]: no_answer_margin(said) for said in predictions}
-    kept = {
-        said["id"]: max((token_f1(text, wanted) for wanted in texts or [""]), default=0.0)
-        for said, texts in zip(predictions, right, strict=True)
-        for text in [said["n_best"][0]["text"] if said["n_best"] else ""]
-    }
+    kept = {said["id"]: _f1_if_kept(said, texts) for said, texts in zip(predictions, right, strict=True)}
     answerable = {said["id"] for said, texts in zip(predictions, right, strict=True) if texts}
     _, threshold = best_threshold(margins, kept, answerable)
     above = min((margin for margin in margins.values() if threshold < margin < math.inf), default=threshold)
     threshold = (threshold + above) / 2
     chosen = dataclasses.replace(recipe, task=dataclasses.replace(task, no_answer_threshold=threshold))
     return chosen, with_threshold(predictions, threshold)
+
+
+def _f1_if_kept(prediction: Prediction, right: Sequence[str]) -> float:
+    """F1 of the best answer, whatever the score of none."""
+    text = prediction["n_best"][0]["text"] if prediction["n_best"] else ""
+    return max(token_f1(text, wanted) for wanted in right or [""])
