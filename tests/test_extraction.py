@@ -438,3 +438,13 @@ def test_gradients_reach_every_score_once(start: LoadedModel) -> None:
             logits = outputs[name][row, 0, : window.last - window.first + 1]
             each.append(-torch.log_softmax(logits, 0)[window.labels[name]])
         torch.testing.assert_close(losses[name].total, torch.stack(each).sum(), atol=1e-5, rtol=1e-5)
+
+
+def test_scores_are_told_apart_in_full_precision_under_bf16(start: LoadedModel) -> None:
+    recipe = recipe_for(start, "squad-v2")
+    windows = encode(records_of(questions(5)), start.tokenizer, recipe)
+    model = build_model(recipe, start.model.vocab_size).eval()
+    batch = collate(lay_out_windows(windows, start.tokenizer.vocabulary, recipe))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        scores = model.for_use().outputs(batch)["start"]
+    assert scores.dtype == torch.float32 and (scores != scores.bfloat16().float()).any()
