@@ -34,7 +34,8 @@ class DataSettings:
     """Documents and the windows cut from them.
 
     Args:
-        corpus: Files, folders or globs of .txt, .jsonl or .parquet (also .gz, .zst), or `python-docs`. Each is a source.
+        corpus: Files, folders or globs of .txt, .jsonl or .parquet (also .gz, .zst), `python-docs`, or a dataset of Hugging
+            Face as `hf:NAME[:SPLIT[:COLUMN]]`, NAME a folder or OWNER/NAME[/CONFIG]. Each is a source.
         weights: How often one epoch passes over each source; once each if not given.
         text_field: Field of .jsonl and column of .parquet that holds the text.
         prepared: Folder of an earlier `prepare` to read instead of preparing the corpus again.
@@ -165,8 +166,9 @@ class ModelSettings:
         num_heads: Attention heads of a layer.
         intermediate_size: Inner width of the feed-forward network.
         max_positions: Rows of the position table; as many as the objective's rows have positions if not given.
-        num_segments: Rows of the segment table; 0 for none. With `transformer_xl` there is no table, and any number above 0
-            lets attention see whether two slots are of the same segment.
+        num_segments: Rows of the segment table; 0 for none, and with 1 all slots are of that segment (RoBERTa). With
+            `transformer_xl` there is no table, and any number above 0 lets attention see whether two slots are of the same
+            segment.
         embedding_size: Width of the token, position and segment embeddings, projected to the hidden size (ALBERT,
             ELECTRA); `hidden_size` if not given.
         positions: `learned` rows of a table, `transformer_xl` (relative, inside attention; XLNet) or `none`.
@@ -227,13 +229,14 @@ class TrainingSettings:
         steps: Optimiser steps.
         batch_size: Windows of one step, over all its micro-batches.
         micro_batch_size: Windows of one forward pass; `batch_size` if not given.
-        optimizer: `adamw`, or `muon`: Muon for the hidden matrices and AdamW for the rest.
+        optimizer: `adamw`; `adamax`, Adam by the largest gradient (Kingma and Ba 2015, Section 7.1), without weight decay;
+            or `muon`: Muon for the hidden matrices and AdamW for the rest.
         learning_rate: Peak learning rate.
         muon_learning_rate: Peak learning rate of Muon's matrices; `learning_rate` if not given (Muon's update is scaled to
             the size of AdamW's).
         muon_momentum: Momentum of Muon.
-        betas: Decay rates of AdamW's moments.
-        epsilon: Epsilon of AdamW.
+        betas: Decay rates of the moments of AdamW and Adamax.
+        epsilon: Epsilon of AdamW and Adamax.
         weight_decay: Decoupled weight decay of every matrix; biases and layer normalisation have none.
         schedule: `linear`, `cosine`, `wsd` (warm-up, stable, decay) or `constant`, each after a linear warm-up.
         warmup_steps: Steps of the warm-up.
@@ -260,7 +263,7 @@ class TrainingSettings:
     steps: int = 500_000
     batch_size: int = 7680
     micro_batch_size: int | None = None
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adamax", "muon"] = "adamw"
     learning_rate: float = 6e-4
     muon_learning_rate: float | None = None
     muon_momentum: float = 0.95
@@ -299,6 +302,50 @@ class UseSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecodingSettings:
+    """How a text is generated token by token: the search, what it may choose, and when it ends.
+
+    Args:
+        beams: Hypotheses kept of each source by beam search; 1 takes the most likely token each time (greedy).
+        sample: Draw tokens instead of searching; `num_results` texts are drawn of each source.
+        temperature: Divides the logits before a token is drawn.
+        top_k: Draw from so many most likely tokens; from all if not given.
+        top_p: Draw from the fewest most likely tokens that together have at least this probability; from all if not given.
+        min_length: Tokens before which a text does not end.
+        max_length: Tokens after which it is cut off, ended or not; neither counts the closing [EOS].
+        length_penalty: Exponent alpha of GNMT's length penalty: hypotheses are compared by log p / ((5 + n) / 6)^alpha, n
+            being their tokens with [EOS] (Wu et al. 2016, Section 7).
+        no_repeat_ngram: No sequence of so many tokens occurs twice in a text; 0 lets all repeat. The source does not count.
+        may_repeat: Tokens, as the vocabulary spells them; a sequence that holds one of them may repeat.
+        early_stop: Beam search of a source ends once no hypothesis can become better than the worst to return (`exact`: the
+            results are those of a search to the end), or once `beams` hypotheses have ended (`first`).
+        num_results: Hypotheses to return of each source, at most `beams` unless they are drawn.
+        parallel: Fill so many positions a step, the most certain first, instead of one after the other (models trained by
+            `par`). A text then has the length at which the first [EOS] falls.
+        seed: Seed of what is drawn; a text depends on it, on the number of its source and on the source.
+        batch_size: Most sources at once.
+        precision: `auto`, `bf16` or `fp32`.
+    """
+
+    beams: int = 1
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_length: int = 0
+    max_length: int = 64
+    length_penalty: float = 0.0
+    no_repeat_ngram: int = 0
+    may_repeat: list[str] = field(default_factory=list)
+    early_stop: Literal["exact", "first"] = "exact"
+    num_results: int = 1
+    parallel: int | None = None
+    seed: int = 0
+    batch_size: int = 16
+    precision: Literal["auto", "bf16", "fp32"] = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskSettings:
     """What labelled records are and how they become rows; for fine-tuning.
 
@@ -314,7 +361,12 @@ class TaskSettings:
         head: `dense` puts BERT's dense layer and tanh before the output layer (it can be exported), `plain` does not (as
             both UniLM papers say).
         pooling: What stands for a text: its `first` slot, its `last`, or the `mean` of all; as the model's recipe says
-            (`use.pooling`) if not given.
+            (`use.pooling`) if not given. In tagging: what stands for a word; for a choice: one slot.
+        head_dropout: Dropout of what the output layer reads; `model.dropout` if not given.
+        delimiter: Put a token of its own between two texts and give both one segment, as GPT does, instead of [EOS] and
+            segments.
+        both_orders: Read each pair in both orders and sum what stands for it, as GPT does where the order has no meaning.
+        predicate: How a tagged sentence shows its predicate, where it has one: by `segment` 1, or `repeat`ed behind it.
         max_question: Most tokens of a question, that of a conversation with the turns before it; the rest of a row is for
             the passage.
         stride: Tokens of the passage from the beginning of one window to that of the next; half a window where that is
@@ -335,6 +387,10 @@ class TaskSettings:
     max_length: int = 128
     head: Literal["dense", "plain"] = "dense"
     pooling: Literal["first", "last", "mean"] | None = None
+    head_dropout: float | None = None
+    delimiter: bool = False
+    both_orders: bool = False
+    predicate: Literal["segment", "repeat"] = "segment"
     max_question: int = 64
     stride: int = 128
     max_answer: int = 30

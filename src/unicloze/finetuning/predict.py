@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.coqa import Gold
 from unicloze.evaluation.metrics.registry import metric
-from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.evaluation.metrics.result import Metric, MetricResult
+from unicloze.evaluation.metrics.spread import bootstrap_errors
 from unicloze.example import collate
 from unicloze.files import replace_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
@@ -33,6 +37,8 @@ BY_ID: Mapping[str, Callable[[Any], Any]] = {
 
 SLOTS_AT_ONCE = 8192
 """Slots of a forward pass, padding counted."""
+BOOTSTRAP_SAMPLES = 200
+"""A standard error of so many samples is itself right to about 5 %."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +90,7 @@ def measure(predictions: Sequence[Prediction], data: TaskData, recipe: Recipe) -
         UsageError: There is no such metric (`task.metrics`).
         UniclozeError: A record has no answer, or a library that the metric needs is absent.
     """
-    task = TASKS[recipe.task.kind]
-    references = [task.reference(record, recipe.task) for record in data.records]
-    answers = [prediction["prediction"] for prediction in predictions]
+    references, answers = _references(data, recipe), _answers(predictions)
     ids = [record.id for record in data.records]
     results = {}
     for name in recipe.task.metrics:
@@ -96,23 +100,97 @@ def measure(predictions: Sequence[Prediction], data: TaskData, recipe: Recipe) -
     return results
 
 
+def with_errors(
+    results: Mapping[str, MetricResult], predictions: Sequence[Prediction], data: TaskData, recipe: Recipe
+) -> Mapping[str, MetricResult]:
+    """The results with the standard errors of their values, by a bootstrap over the records.
+
+    Metrics of texts keep none: they take too long to measure so many times.
+    """
+    references, answers = _references(data, recipe), _answers(predictions)
+    found = {}
+    for name, result in results.items():
+        errors = (
+            bootstrap_errors(partial(_measured, metric(name)), answers, references, samples=BOOTSTRAP_SAMPLES)
+            if metric(name).compares in ("labels", "numbers", "tags")
+            else {}
+        )
+        found[name] = dataclasses.replace(result, errors=errors)
+    return found
+
+
+def _measured(one: Metric, answers: Sequence[Any], references: Sequence[Any]) -> MetricResult:
+    """The metric of drawn records, without values where it has none, such as F1 without a positive record.
+
+    All records together have been measured before, so that nothing else can be wrong.
+    """
+    try:
+        return one(answers, references)
+    except UniclozeError as error:
+        return MetricResult(metric="", values={}, items=len(answers), note=str(error))
+
+
+def _references(data: TaskData, recipe: Recipe) -> list[Any]:
+    return [TASKS[recipe.task.kind].reference(record, recipe.task) for record in data.records]
+
+
+def _answers(predictions: Sequence[Prediction]) -> list[Any]:
+    return [prediction["prediction"] for prediction in predictions]
+
+
+def as_json_lines(predictions: Sequence[Prediction]) -> str:
+    """A JSON object a line."""
+    return "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
+
+
+def as_glue(predictions: Sequence[Prediction]) -> str:
+    """What GLUE's server takes: lines of "index, tab, prediction" under a header.
+
+    Raises:
+        UsageError: A prediction is no class and no quantity.
+    """
+    lines = ["index\tprediction\n"]
+    for prediction in predictions:
+        answer = prediction["prediction"]
+        if not isinstance(answer, str | int | float):
+            raise UsageError(f"the prediction of {prediction['id']} is no class and no quantity, as GLUE's tasks have")
+        lines.append(f"{prediction['id']}\t{f'{answer:.3f}' if isinstance(answer, float) else answer}\n")
+    return "".join(lines)
+
+
+def as_official(predictions: Sequence[Prediction]) -> str:
+    """What the official scripts read: of CoQA's turns a list of answers, else the answers by id, as SQuAD's does."""
+    if all("story" in said and "turn" in said for said in predictions):
+        turns = [{"id": said["story"], "turn_id": said["turn"], "answer": said["prediction"]} for said in predictions]
+        return json.dumps(turns, ensure_ascii=False) + "\n"
+    return json.dumps({said["id"]: said["prediction"] for said in predictions}, ensure_ascii=False) + "\n"
+
+
+PREDICTION_FORMATS: Mapping[str, Callable[[Sequence[Prediction]], str]] = {
+    "jsonl": as_json_lines,
+    "json": as_official,
+    "glue": as_glue,
+}
+"""How predictions are written."""
+
+
+def write_predictions(predictions: Sequence[Prediction], path: Path, format: str) -> None:
+    """Write predictions in one of `PREDICTION_FORMATS`.
+
+    Beside a `json` of questions that may have no answer, `NAME.na_probabilities.json` holds how sure the model is of that.
+
+    Raises:
+        UsageError: The predictions do not fit the format.
+    """
+    replace_file(path, PREDICTION_FORMATS[format](predictions))
+    sure = {said["id"]: said["na_probability"] for said in predictions if "na_probability" in said}
+    if sure and format == "json":
+        replace_file(path.with_suffix(".na_probabilities.json"), json.dumps(sure) + "\n")
+
+
 def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:
     """The one number that chooses the best checkpoint: more is better."""
     first = metric(recipe.task.metrics[0])
     value = results[recipe.task.metrics[0]].values[first.headline]
     # A correlation of constant predictions is no number: nothing is worse.
     return -np.inf if np.isnan(value) else value if first.higher_is_better else -value
-
-
-def write_predictions(predictions: Sequence[Prediction], path: Path, recipe: Recipe) -> None:
-    """Write predictions: into a .json as the official scripts of the task read them, else a JSON object a line.
-
-    Beside a .json of questions that may have no answer, `NAME.na_probabilities.json` holds how sure the model is of that.
-    """
-    if path.suffix != ".json":
-        replace_file(path, "".join(json.dumps(said, ensure_ascii=False) + "\n" for said in predictions))
-        return
-    replace_file(path, json.dumps(TASKS[recipe.task.kind].published(predictions), ensure_ascii=False) + "\n")
-    sure = {said["id"]: said["na_probability"] for said in predictions if "na_probability" in said}
-    if sure:
-        replace_file(path.with_suffix(".na_probabilities.json"), json.dumps(sure) + "\n")

@@ -45,7 +45,9 @@ _ARTICLES = {"a", "an", "the"}
 
 def heads(settings: TaskSettings) -> Mapping[str, HeadSettings]:
     """The choices of a span, and a head that says what the answer is."""
-    classes = HeadSettings(kind="classes", outputs=len(ANSWERS), dense=settings.head == "dense")
+    classes = HeadSettings(
+        kind="classes", outputs=len(ANSWERS), dense=settings.head == "dense", dropout=settings.head_dropout
+    )
     return {**extraction.heads(settings), "answer": classes}
 
 
@@ -236,13 +238,6 @@ def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     shifted = logits.astype(np.float64) - logits.max()
     result: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
     return result
-
-
-def published(predictions: Sequence[Prediction]) -> Any:
-    """Predictions as CoQA's official script reads them; by id where they are of no story."""
-    if all("story" in said and "turn" in said for said in predictions):
-        return [{"id": said["story"], "turn_id": said["turn"], "answer": said["prediction"]} for said in predictions]
-    return {said["id"]: said["prediction"] for said in predictions}
 
 
 def reference(record: Record, settings: TaskSettings) -> dict[str, Any]:

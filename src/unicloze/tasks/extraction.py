@@ -40,7 +40,8 @@ class Answer(NamedTuple):
 
 def heads(settings: TaskSettings) -> Mapping[str, HeadSettings]:
     """A choice of the slot where the answer starts, and of the one where it ends."""
-    return dict.fromkeys(("start", "end"), HeadSettings(kind="choice", dense=settings.head == "dense"))
+    head = HeadSettings(kind="choice", dense=settings.head == "dense", dropout=settings.head_dropout)
+    return dict.fromkeys(("start", "end"), head)
 
 
 def with_unanswerable(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:

@@ -34,11 +34,6 @@ class Encoded(Protocol):
         """How long it is."""
 
 
-def by_id(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """The answers alone, by id, as SQuAD's official scripts read them."""
-    return {prediction["id"]: prediction["prediction"] for prediction in predictions}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """One kind of task, as functions.
@@ -54,7 +49,6 @@ class Task:
             random draws, one a row (see `unicloze.keyed`); keys are None where nothing may be drawn.
         predict: What a model says of the rows, to a prediction for each record; None where predictions are generated.
         reference: What a record's prediction is compared with.
-        published: Predictions in the JSON of the official scripts.
     """
 
     purpose: str
@@ -66,7 +60,6 @@ class Task:
     predict: Callable[[Sequence[Record], Sequence[Any], Sequence[Outputs], Recipe], list[Prediction]] | None
     reference: Callable[[Record, TaskSettings], Any]
     token_targets: tuple[str, ...] = ()
-    published: Callable[[Sequence[Prediction]], Any] = by_id
 
 
 def cut_note(cut: int, records: int, longest: int) -> None:

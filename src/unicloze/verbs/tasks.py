@@ -61,22 +61,27 @@ def finetune(
 
 
 def predict(
-    model: PathLike | LoadedModel, file: PathLike, out: PathLike | None = None, quiet: bool = False
+    model: PathLike | LoadedModel,
+    file: PathLike,
+    out: PathLike | None = None,
+    format: str | None = None,
+    quiet: bool = False,
 ) -> list[Prediction]:
     """Predictions of a fine-tuned model for a file of records.
 
     Args:
         model: Directory of a fine-tuning run, one of its checkpoints, or a loaded model.
         file: Records; they need no labels.
-        out: Write the predictions into this file too: a JSON object a line, or into a .json as the official scripts of the
-            task read them.
+        out: Write the predictions into this file too.
+        format: How: `jsonl`, a JSON object a line, `json`, as the official scripts of SQuAD and CoQA read them, or `glue`, as
+            the benchmark's server does; if not given, `json` where the file's name ends so, else `jsonl`.
         quiet: Show no progress.
 
     Returns:
         One for each record, in their order.
 
     Raises:
-        UsageError: The model is not fine-tuned.
+        UsageError: The model is not fine-tuned, there is no such format, or predictions do not fit it.
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
     """
     from unicloze.decoding.texts import open_model
@@ -84,9 +89,13 @@ def predict(
     from unicloze.finetuning.data import open_records
     from unicloze.finetuning.run import load_task_model
 
+    by_name = "json" if out is not None and Path(out).suffix == ".json" else "jsonl"
+    chosen = by_name if format is None else format
+    if chosen not in room.PREDICTION_FORMATS:
+        raise UsageError(f"format is {format!r}: give one of {', '.join(room.PREDICTION_FORMATS)}.")
     task_model = load_task_model(open_model(opening(model)))
     data = open_records(Path(file), task_model.recipe, task_model.tokenizer)
     predictions = room.predict(task_model, data, progress=not quiet)
     if out is not None:
-        room.write_predictions(predictions, Path(out), task_model.recipe)
+        room.write_predictions(predictions, Path(out), chosen)
     return predictions
