@@ -68,6 +68,8 @@ def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path) 
         record["id"]: record["answers"][0]["text"] for record in questions()
     }
     assert not (tmp_path / "said.na_probabilities.json").exists()
+    verbs.predict(tmp_path / "run", train, out=tmp_path / "lines.txt", format="json", quiet=True)
+    assert (tmp_path / "lines.txt").read_text() == (tmp_path / "said.json").read_text()
     for record, said in zip(questions(), predictions, strict=True):
         for one in said["n_best"]:
             assert record["context"][one["start"] : one["start"] + len(one["text"])] == one["text"]
