@@ -68,7 +68,7 @@ class Record:
     def _without(self, settings: TaskSettings, role: str, wanted: str) -> UniclozeError:
         name = settings.fields.get(role, role)
         has = ", ".join(map(str, self.fields)) or "nothing"
-        present = self.get(settings, role) is not None
+        present = name in self.fields or self.get(settings, role) is not None
         found = f"is no {wanted}" if present else f"is missing (it has {has})"
         cure = "" if present else f"; say where it is with --task.fields '{{{role}: NAME}}'"
         return UniclozeError(f"{self.place}: the field '{name}' {found}{cure}")
