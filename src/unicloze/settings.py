@@ -232,7 +232,8 @@ class TrainingSettings:
         betas: Decay rates of AdamW's moments.
         epsilon: Epsilon of AdamW.
         weight_decay: Decoupled weight decay of every matrix; biases and layer normalisation have none.
-        schedule: `linear`, `cosine`, `wsd` (warm-up, stable, decay) or `constant`, each after a linear warm-up.
+        schedule: `linear`, `cosine`, `wsd` (warm-up, stable, decay) or `constant`, each after a linear warm-up; or
+            `slanted_triangular`, up within the warm-up from a 32nd of the peak and down to it again (ULMFiT).
         warmup_steps: Steps of the warm-up.
         decay_steps: Steps of the decay of `wsd`; a tenth of all steps if not given.
         clip_norm: Largest norm of the gradient; 0 does not clip.
@@ -263,7 +264,7 @@ class TrainingSettings:
     betas: tuple[float, float] = (0.9, 0.98)
     epsilon: float = 1e-6
     weight_decay: float = 0.01
-    schedule: Literal["linear", "cosine", "wsd", "constant"] = "linear"
+    schedule: Literal["linear", "cosine", "wsd", "constant", "slanted_triangular"] = "linear"
     warmup_steps: int = 24_000
     decay_steps: int | None = None
     clip_norm: float = 0.0
@@ -332,12 +333,18 @@ class FinetuningSettings:
         warmup_share: Share of the steps in which the learning rate rises.
         evaluations: Evaluations on the development file in an epoch; 0.5 evaluates after every other epoch.
         patience: Stop after so many evaluations without a better one; never if not given.
+        layer_decay: Factor of the learning rate from each layer to the one below it; the head has `training.learning_rate`,
+            the embeddings the lowest. ULMFiT divides by 2.6, which is a factor of 0.385.
+        unfreeze_epochs: Epochs after which one more layer learns: the head alone at first, the embeddings last (ULMFiT:
+            1). All learn from the start if not given.
     """
 
     epochs: float = 3.0
     warmup_share: float = 0.1
     evaluations: float = 1.0
     patience: int | None = None
+    layer_decay: float = 1.0
+    unfreeze_epochs: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -185,12 +185,28 @@ class _Run:
         self.compute = Compute(device=choose_device(recipe.training), precision=recipe.training.precision)
         model = ready_model(recipe, start.model.vocab_size, self.compute.device)
         self.drawn = start_weights(model, start)
-        self.state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
+        self.state = TrainState(model=model, optimizers=self._optimizers(model))
         self.best: tuple[float, int] | None = None
         self.scores: Mapping[str, MetricResult] = {}
         self.waited = 0
         self.signal = 0
         self.started = time.perf_counter()
+
+    def _optimizers(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+        """Says how much of the model never learns, if gradual unfreezing does not come down to its embeddings."""
+        settings, training = self.recipe.finetuning, self.recipe.training
+        each_epoch = steps_per_epoch(len(self.train_data.rows), training.batch_size)
+        every = (settings.unfreeze_epochs or 0.0) * each_epoch
+        optimizers = build_optimizers(model, training, layer_decay=settings.layer_decay, unfreeze_every=every)
+        first_steps = {group["first_step"] for optimizer in optimizers for group in optimizer.param_groups}
+        never = sum(first >= training.steps for first in first_steps)
+        if never:
+            warnings.warn(
+                f"the lowest {never} of {len(first_steps)} layers never learn: one more learns every "
+                f"{settings.unfreeze_epochs:g} epochs, and there are {settings.epochs:g} (finetuning.unfreeze_epochs)",
+                stacklevel=2,
+            )
+        return optimizers
 
     @property
     def tokenizer(self) -> Tokenizer:

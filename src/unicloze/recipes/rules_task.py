@@ -35,3 +35,7 @@ def task_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "finetuning.evaluations", "it must be above 0 and finite"
     if finetuning.patience is not None and finetuning.patience < 1:
         yield "finetuning.patience", "wait for one evaluation or more, or leave it out"
+    if not 0 < finetuning.layer_decay <= 1:
+        yield "finetuning.layer_decay", "it must be above 0 and at most 1"
+    if finetuning.unfreeze_epochs is not None and not 0 < finetuning.unfreeze_epochs < math.inf:
+        yield "finetuning.unfreeze_epochs", "it must be above 0 and finite, or left out"
