@@ -26,6 +26,7 @@ from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
 from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, steps_per_epoch
 from unicloze.finetuning.predict import TaskModel, headline, measure, predict
+from unicloze.finetuning.samples import samples, with_references
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
@@ -43,6 +44,9 @@ from unicloze.training.precision import choose_device, choose_precision
 from unicloze.training.run import device_name, refuse_changes
 
 DEV_PREDICTIONS = "dev_predictions.jsonl"
+"""Predictions of the best checkpoint, each beside its reference."""
+DEV_SAMPLES = "dev_samples.jsonl"
+"""Some of them with the text of their records, for people to look at."""
 
 
 @dataclass(frozen=True)
@@ -345,9 +349,14 @@ class _Run:
         return self._is_enough()
 
     def _keep_best(self, state: TrainState, predictions: Sequence[Prediction]) -> None:
+        assert self.dev is not None
         self._write_checkpoint(state, self.out / BEST, [])
-        lines = "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
-        replace_file(self.out / DEV_PREDICTIONS, lines)
+        answered = with_references(predictions, self.dev.records, self.recipe.task)
+        for name, lines in (
+            (DEV_PREDICTIONS, answered),
+            (DEV_SAMPLES, samples(answered, self.dev.records, self.recipe.task)),
+        ):
+            replace_file(self.out / name, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
     def _save(self, state: TrainState) -> None:
         path = self._write_checkpoint(state, self.out / "checkpoints", state.optimizers)

@@ -10,9 +10,13 @@ import numpy as np
 
 from unicloze import keyed
 from unicloze.errors import UsageError
+from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 
 _STREAM = 0
+_SAMPLES = 200
+_MEAN = 1e-6
+"""How far in percent the mean of all items may be from the value for it to count as that."""
 
 
 def binomial_error(percent: float, items: int) -> float:
@@ -28,7 +32,7 @@ def binomial_error(percent: float, items: int) -> float:
 
 
 def bootstrap_errors(
-    metric: Callable[[Sequence[Any], Sequence[Any]], MetricResult],
+    measure: Callable[[Sequence[Any], Sequence[Any]], MetricResult],
     predictions: Sequence[Any],
     references: Sequence[Any],
     *,
@@ -41,7 +45,7 @@ def bootstrap_errors(
     sample alone (Efron 1979).
 
     Args:
-        metric: Takes predictions and references in the same order.
+        measure: Takes predictions and references in the same order.
         predictions: The predictions.
         references: The references.
         samples: Samples to draw, 2 or more.
@@ -59,6 +63,55 @@ def bootstrap_errors(
     rows = []
     for number in range(samples):
         drawn = keyed.below(keyed.bits(keyed.key(seed, number), _STREAM, places), len(predictions))
-        rows.append(metric([predictions[i] for i in drawn], [references[i] for i in drawn]).values)
-    names = rows[0].keys()
+        rows.append(measure([predictions[i] for i in drawn], [references[i] for i in drawn]).values)
+    names = dict.fromkeys(name for row in rows for name in row)
     return {name: float(np.std([row[name] for row in rows if name in row], ddof=1)) for name in names}
+
+
+def standard_errors(name: str, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
+    """Standard error of each value of a metric of the registry, as far as it has one that is quickly found.
+
+    That of a share is the binomial one. Labels and numbers are drawn anew a few hundred times (`bootstrap_errors`). A value
+    of texts or answers that is the mean of what each item alone is worth has the standard error of a mean; those that are
+    not, such as BLEU, have none here.
+
+    Args:
+        name: Name of the metric.
+        predictions: What it compares, in the order of the references.
+        references: Likewise.
+
+    Raises:
+        UniclozeError: Predictions and references do not match, or a library that the metric needs is absent.
+    """
+    chosen = metric(name)
+    if not predictions:
+        return {}
+
+    def measure(found: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
+        if chosen.compares in ("squad", "coqa"):
+            ids = [str(number) for number in range(len(found))]
+            return chosen(dict(zip(ids, found, strict=True)), dict(zip(ids, wanted, strict=True)))
+        return chosen(found, wanted)
+
+    if name == "accuracy":
+        whole = measure(predictions, references)
+        return {key: binomial_error(value, whole.items) for key, value in whole.values.items()}
+    if chosen.compares in ("labels", "numbers"):
+
+        def of_sample(found: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
+            try:
+                return measure(found, wanted)
+            except UsageError:  # a sample without a single positive label has no F1
+                return MetricResult(metric=name, values={}, items=len(found))
+
+        return bootstrap_errors(of_sample, predictions, references, samples=_SAMPLES)
+    if chosen.compares not in ("texts", "squad"):
+        return {}
+    whole = measure(predictions, references)
+    each = [measure([p], [r]).values for p, r in zip(predictions, references, strict=True)]
+    errors = {}
+    for key, value in whole.values.items():
+        alone = [values[key] for values in each if key in values]
+        if len(alone) == len(each) > 1 and abs(float(np.mean(alone)) - value) <= _MEAN:
+            errors[key] = float(np.std(alone, ddof=1)) / math.sqrt(len(alone))
+    return errors
