@@ -7,6 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar off
 RUN := runs/quickstart
+WORKERS := -n auto --dist loadscope
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -28,10 +29,10 @@ quickstart: .venv/.runtime ## Train a small model of Python's documentation, fil
 	@echo "  $(BIN)/unicloze recipes"
 
 test: .venv/.installed ## Run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
 
 check: lint types .venv/.installed ## Lint, check types, run the tests that take no long time
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
 
 lint: .venv/.installed ## Check style
 	$(BIN)/ruff check .

@@ -162,6 +162,12 @@ def test_examples_of_the_help_work(name: str, here: Path, command: Command) -> N
     (here / "blimp" / "toy_order.jsonl").write_text(PAIRS, encoding="utf-8")
     with tarfile.open(here / "blimp.tar.gz", "w:gz") as archive:
         archive.add(here / "blimp", "blimp")
+    (here / "summaries.txt").write_text("the cat sees a dog\n", encoding="utf-8")
+    (here / "gold.txt").write_text("the cat sees the dog\n", encoding="utf-8")
+    (here / "answers.json").write_text('{"a": "cat"}', encoding="utf-8")
+    question = {"id": "a", "question": "Who sees?", "answers": [{"text": "the cat", "answer_start": 0}]}
+    gold = {"data": [{"paragraphs": [{"context": "the cat sees the dog", "qas": [question]}]}]}
+    (here / "dev-v2.0.json").write_text(json.dumps(gold), encoding="utf-8")
     for example in cli.VERBS[name].examples:
         said = command(*words_of(example))
         assert (said.code, bool(said.out)) == (0, True), said.err

@@ -78,7 +78,16 @@ def test_rooms_import_each_other_in_no_circle() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["unicloze", "unicloze.settings", "unicloze.errors", "unicloze.recipes", "unicloze.cli"]
+    "module",
+    [
+        "unicloze",
+        "unicloze.settings",
+        "unicloze.errors",
+        "unicloze.recipes",
+        "unicloze.cli",
+        "unicloze.evaluation.metrics.registry",
+        "unicloze.evaluation.metrics.read_files",
+    ],
 )
 def test_what_must_start_fast_imports_nothing_heavy(module: str) -> None:
     if module == "unicloze.cli" and not (PACKAGE / "cli").is_dir():
@@ -86,6 +95,14 @@ def test_what_must_start_fast_imports_nothing_heavy(module: str) -> None:
     program = f"import sys, {module}; print(*sorted({HEAVY!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if file.parent == PACKAGE / "evaluation" / "metrics"], ids=lambda file: file.stem
+)
+def test_metrics_know_no_model(file: Path) -> None:
+    assert not [name for name in imported(file) if name.partition(".")[0] in ("torch", "tokenizers", "transformers")]
+    assert rooms_imported(file) <= {"errors", "keyed"}
 
 
 def test_the_package_says_that_it_is_typed() -> None:

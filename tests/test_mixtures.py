@@ -227,7 +227,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path: Path) -> None:
     torch.testing.assert_close(one[name], other[name])
     start["tokenizer.path"] = None
     start["tokenizer.kind"] = "bpe"
-    with pytest.raises(UniclozeError, match="trained with another tokenizer"):
+    with pytest.warns(UserWarning, match=r"of \d+ tokens have their rows from"):
         pretrain_run(load_recipe("unilmv2-base", start), tmp_path / "third", progress=False)
 
 

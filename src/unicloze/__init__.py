@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unicloze.recipes import load_recipe
     from unicloze.settings import Recipe
-    from unicloze.training.models import load_model
     from unicloze.verbs import (
         compare,
         embed,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         fill,
         finetune,
         inspect,
+        load_model,
         predict,
         prepare,
         pretrain,
@@ -52,7 +52,6 @@ __all__ = [
 
 _HOMES = {
     "Recipe": "unicloze.settings",
-    "load_model": "unicloze.training.models",
     "load_recipe": "unicloze.recipes",
 }
 

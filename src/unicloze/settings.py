@@ -87,7 +87,7 @@ class ObjectiveSettings:
     """What is masked, in which order it is predicted, and what is shown in its place.
 
     Args:
-        name: A key of `unicloze.objectives.OBJECTIVES`.
+        name: A key of `unicloze.objectives.OBJECTIVES`; `none` for an encoder that was imported, not trained here.
         targets: What is predicted: `ae` every masked token from the context alone (equation 3), `par` step by step
             (equation 6), `lm` the next token, `diffusion` noised tokens, `nsp` and `sop` how two segments relate, `sbo` a
             span's tokens from its boundary (SpanBERT), `rtd` which tokens were replaced (ELECTRA).
@@ -173,9 +173,11 @@ class ModelSettings:
         memory: Hidden states of that many earlier slots each row may read (segment recurrence, XLNet).
         share_layers: Which weights all layers share (ALBERT): `none`, `all`, `attention` or `feed_forward`.
         layer_visibility: Names of the visibility of each layer, `full` or `local`, repeated over the layers (GPT-3).
-        activation: `gelu`, or `gelu_tanh`, its approximation (GPT-2, ALBERT).
+        activation: `gelu`, `gelu_tanh`, its approximation (GPT-2, ALBERT), or `relu`.
         head: `transform` puts a dense layer before the output matrix (BERT), `linear` does not (GPT-2, XLNet).
         head_bias: Give the output matrix a bias.
+        pooler: Have BERT's dense layer over the first slot even if nothing pre-trained reads it: an imported encoder keeps
+            its own, and tasks start from it.
         generator_size: Size of ELECTRA's generator against this model, from 0 to 1; 0 for no generator.
         norm: `post` normalises after each residual (BERT), `pre` before each sub-layer (GPT-2).
         embedding_norm: Normalise the embeddings; if not given, with `norm: post` only (BERT; GPT does not).
@@ -200,9 +202,10 @@ class ModelSettings:
     memory: int = 0
     share_layers: Literal["none", "all", "attention", "feed_forward"] = "none"
     layer_visibility: list[Literal["full", "local"]] = field(default_factory=lambda: ["full"])
-    activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     head: Literal["transform", "linear"] = "transform"
     head_bias: bool = True
+    pooler: bool = False
     generator_size: float = 0.0
     norm: Literal["post", "pre"] = "post"
     embedding_norm: bool | None = None
@@ -240,7 +243,8 @@ class TrainingSettings:
         phases: Changes over time: each a mapping of the settings (of `objective`, and `data.window`,
             `training.batch_size` and `training.micro_batch_size`) that differ from the recipe's, with `share`, its share of
             the steps (shares are scaled to 1). One phase as the recipe says if none are given.
-        initialize_from: Run or checkpoint to take the initial weights from, wherever name and shape fit.
+        initialize_from: Run, checkpoint, or folder of another library's checkpoint to take the initial weights from,
+            wherever name and shape fit. The model's shape is then that one's where the command line does not say another.
         seed: Seed of initial weights, order, masks and dropout.
         device: `auto` takes a CUDA device where there is one.
         precision: `auto`, `bf16` (autocast) or `fp32`.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from unicloze.decoding.likelihood import TextScore
     from unicloze.finetuning.seeds import FinetuneSummary
     from unicloze.text.prepare import Prepared
+    from unicloze.training.models import LoadedModel
     from unicloze.training.run import RunResult
     from unicloze.verbs import RecipeSummary
 
@@ -59,6 +60,16 @@ def run_text(result: RunResult) -> str:
     measured = ", ".join(f"{name} {value:,.1f}" for name, value in result.perplexity.items())
     return f"{result.out}: trained to step {result.step:,}" + (
         f", {result.part} perplexity {measured}" if measured else ""
+    )
+
+
+def imported_text(loaded: LoadedModel) -> str:
+    """What was imported, and what it can be asked."""
+    model, recipe = loaded.recipe.model, loaded.recipe
+    shape = f"{model.num_layers} layers of {model.hidden_size}, {len(loaded.tokenizer):,} tokens"
+    return (
+        f"{loaded.path}: {loaded.model.num_parameters():,} weights ({shape}, {model.max_positions:,} positions), "
+        f"{recipe.provenance.place}\n{recipe.provenance.note}"
     )
 
 

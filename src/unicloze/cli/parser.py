@@ -51,7 +51,10 @@ def recipe_option(parser: Parser, default: str) -> None:
 def model_option(parser: Parser, required: bool = True) -> None:
     """`--model`."""
     parser.add_argument(
-        "--model", metavar="DIR", required=required, help="directory of a run, or one of its checkpoints"
+        "--model",
+        metavar="DIR",
+        required=required,
+        help="directory of a run, one of its checkpoints, or a folder of another library's",
     )
 
 

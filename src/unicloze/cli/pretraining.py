@@ -26,12 +26,28 @@ def _pretrain_options(parser: Parser) -> None:
     parser.add_argument("--recipe", metavar="NAME|FILE", help="recipe (default: the one of the run in --out)")
     parser.add_argument("--out", metavar="DIR", help="directory of the run (default: runs/NAME)")
     parser.add_argument("--toy", action="store_true", help="two steps with a tiny model, to try a recipe")
+    parser.add_argument(
+        "--init",
+        metavar="DIR",
+        help="start from this run, checkpoint or folder of another library's, with its shape and its tokenizer",
+    )
+    parser.add_argument(
+        "--new-tokenizer",
+        action="store_true",
+        help="with --init: train a tokenizer on the corpus; rows of shared tokens go with them",
+    )
     quiet_option(parser)
 
 
 def _pretrain(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
     result = verbs.pretrain(
-        recipe=options.recipe, out=options.out, toy=options.toy, quiet=options.quiet, overrides=overrides
+        recipe=options.recipe,
+        out=options.out,
+        toy=options.toy,
+        quiet=options.quiet,
+        overrides=overrides,
+        init=options.init,
+        new_tokenizer=options.new_tokenizer,
     )
     print(terminal.run_text(result))
     return 128 + result.stopped_by if result.stopped_by else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from unicloze.text.windows import Windows, windows_of
 if TYPE_CHECKING:
     from unicloze.training.models import LoadedModel
 
-    ModelLike = str | os.PathLike[str] | LoadedModel
+    ModelLike = str | os.PathLike[str] | LoadedModel | Callable[[], LoadedModel]
 
 Ints = npt.NDArray[np.int32]
 
@@ -50,11 +50,13 @@ class Piece:
 
 
 def open_model(model: ModelLike) -> LoadedModel:
-    """The model itself, loaded if a path is given.
+    """The model itself, loaded if a path is given, opened if a function is that opens one.
 
     Raises:
         UniclozeError: There is no whole checkpoint at the path.
     """
+    if callable(model):
+        return model()
     if isinstance(model, str | os.PathLike):
         from unicloze.training.models import load_model
 

@@ -87,7 +87,7 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
         values = {name: getattr(getattr(recipe, section), name) for name in kept}
         sections[section] = dataclasses.replace(getattr(own, section), **values)
     sections["model"] = dataclasses.replace(
-        sections["model"], max_positions=start.model.max_positions, generator_size=0.0, memory=0
+        sections["model"], max_positions=start.model.max_positions, generator_size=0.0, memory=0, pooler=False
     )
     longest = min(recipe.task.max_length, start.model.max_positions)
     return dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
@@ -164,7 +164,8 @@ def start_weights(model: torch.nn.Module, start: LoadedModel) -> list[str]:
     fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
     for name in own:
         if name.startswith("task_heads.") and ".dense." in name:
-            pooler = theirs.get(f"pair_head.dense.{name.rpartition('.')[2]}")
+            kind = name.rpartition(".")[2]
+            pooler = theirs.get(f"pooler.{kind}", theirs.get(f"pair_head.dense.{kind}"))
             if pooler is not None and name not in fitting:
                 fitting[name] = pooler
     model.load_state_dict(fitting, strict=False)

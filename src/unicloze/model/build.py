@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TypeAlias
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch.overrides import TorchFunctionMode
 
 from unicloze.model.chain import ReplacedTokenModel
 from unicloze.model.model import UnifiedModel
@@ -34,3 +38,19 @@ def build(
     if settings.generator_size > 0 and not heads:
         return ReplacedTokenModel(settings, vocab_size=vocab_size, max_positions=max_positions, targets=targets)
     return UnifiedModel(settings, vocab_size=vocab_size, max_positions=max_positions, targets=targets, heads=heads)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves out what would draw weights: on `meta` that imports hundreds of modules for nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ in ("normal_", "uniform_"):
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def shapes_only() -> Iterator[None]:
+    """Models built within have shapes and no memory; `to_empty` gives them some."""
+    with torch.device("meta"), _Undrawn():
+        yield

@@ -65,6 +65,8 @@ class UnifiedModel(nn.Module):
         self.backbone = Backbone(settings, vocab_size=vocab_size, max_positions=max_positions)
         if set(targets) - OWN_HEADS:
             self.token_head = TokenHead(settings, vocab_size=vocab_size)
+        if settings.pooler:
+            self.pooler = nn.Linear(settings.hidden_size, settings.hidden_size)
         if set(targets) & set(PAIR_TARGETS):
             self.pair_head = PairHead(settings)
         if "rtd" in targets:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from unicloze.errors import UsageError
 from unicloze.example import Examples
 from unicloze.objectives import causal, denoising, diffusion, masked, permuted, seq2seq, unilmv2
 from unicloze.objectives.masking import Rates, Steps
@@ -49,6 +50,13 @@ class Objective:
     check: Check | None = None
 
 
+def _nothing(*_: object) -> Examples:
+    raise UsageError(
+        "objective none, that of an imported encoder, trains nothing: give a recipe with another one, and the encoder as "
+        "training.initialize_from"
+    )
+
+
 OBJECTIVES: Mapping[str, Objective] = {
     "unilmv2": Objective(make=unilmv2.unilmv2, cloze=unilmv2.cloze, stepwise=unilmv2.stepwise, causal=unilmv2.causal),
     "masked": Objective(make=masked.masked, cloze=masked.cloze, causal=masked.causal),
@@ -67,6 +75,7 @@ OBJECTIVES: Mapping[str, Objective] = {
     "compensated": Objective(
         make=permuted.compensated, stepwise=permuted.compensated_stepwise, causal=permuted.compensated_causal
     ),
+    "none": Objective(make=_nothing),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unicloze import capacity
+from unicloze.recipes.rules_objective import NO_TRAINING
 from unicloze.settings import ObjectiveSettings, Recipe
 
 
@@ -17,7 +18,7 @@ def model_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "model.generator_size", "it must lie between 0 and 1"
     if model.generator_size > 0 and "rtd" not in objective.targets:
         yield "model.generator_size", "only a model with the target 'rtd' has a generator; it must be 0"
-    if model.generator_size == 0 and "rtd" in objective.targets:
+    if model.generator_size == 0 and "rtd" in objective.targets and objective.name != NO_TRAINING:
         yield "model.generator_size", "the target 'rtd' needs a generator; it must be above 0"
     needed = capacity.positions(objective, data.window)
     if model.max_positions is not None and model.max_positions < needed:

@@ -17,10 +17,13 @@ OBJECTIVE_TARGETS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(capacity.SEQUENCE_TO_SEQUENCE, ("lm",)),
     "permuted": ("par", "nsp", "sop"),
     "compensated": ("par", "nsp", "sop"),
+    "none": ("nsp", "sop", "rtd"),
 }
 """Keys of `unicloze.objectives.OBJECTIVES`, repeated because importing that takes numpy (a test holds them together), and
 the targets each can have."""
 
+NO_TRAINING = "none"
+"""What an imported encoder has as objective: its targets are the heads it came with, and there may be none."""
 CAUSAL_VISIBILITIES = "left_to_right", "right_to_left"
 """What a causal language model can be."""
 ALWAYS_STEPWISE = "permuted", "compensated"
@@ -40,7 +43,7 @@ def objective_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Keys with a value that the recipe's objective, a known one, cannot have, and what it must be."""
     objective, model = recipe.objective, recipe.model
     known = OBJECTIVE_TARGETS[objective.name]
-    if not objective.targets or not set(objective.targets) <= set(known):
+    if not (objective.targets or objective.name == NO_TRAINING) or not set(objective.targets) <= set(known):
         yield "objective.targets", f"name at least one of {', '.join(map(repr, known))}"
     if len(set(objective.targets)) < len(objective.targets):
         yield "objective.targets", "name each target once; objective.coefficients weighs them"
@@ -65,7 +68,7 @@ def objective_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "objective.visibility", f"objective causal reads {' or '.join(CAUSAL_VISIBILITIES)}"
     if objective.name == "masked" and objective.visibility == "prefix" and recipe.data.segments == 1:
         yield "objective.visibility", "the first segment is the prefix; without a second, set data.segments to 2"
-    if "rtd" in objective.targets and "ae" not in objective.targets:
+    if "rtd" in objective.targets and "ae" not in objective.targets and objective.name != NO_TRAINING:
         yield "objective.targets", "the target 'rtd' needs 'ae', by which the generator of the replaced tokens learns"
     if objective.segment_ids is not None and not 1 <= len(objective.segment_ids) <= 2:
         yield "objective.segment_ids", "give one id for both segments or one for each"

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,15 @@ _ROLES = {
     "mask": (MASK, "<mask>"),
 }
 _PSEUDO = PSEUDO, "[P]", "<pseudo>"
+_CONFIG = "tokenizer_config.json"
+_KEYS = {"pad": "pad_token", "unk": "unk_token", "sos": "cls_token", "eos": "sep_token", "mask": "mask_token"}
+"""Where the token of each role stands in a `tokenizer_config.json`."""
 _BRACKETED = re.compile(r"\[\w+\]")
 _UNUSED = re.compile(r"\[unused\d+\]")
 _EXTRA = re.compile(r"\[EXTRA(\d+)\]|<extra_id_(\d+)>")
 _SENTENCE_ENDS = frozenset(".?!;\u2026\u3002\uff01\uff1f\u0964\u061f\u06d4\u010a")
-_BPE_SPACE = "\u0120"
+_SPACES = "\u0120", "\u2581"
+"""What a token begins with that starts a word: in byte-level vocabularies, and in SentencePiece's."""
 _LARGEST_ALPHABET = 1000
 
 
@@ -78,15 +82,19 @@ class Tokenizer:
     Args:
         backend: The tokenizer to wrap. Its padding, truncation and post-processing are reset.
         name: What to call it in messages.
+        roles: Token of a role (`pad`, `unk`, `sos`, `eos`, `mask`) where it is not the usual one, or not the only usual
+            one of the vocabulary.
 
     Raises:
         UniclozeError: A role has no token.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, name: str = "the tokenizer") -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, name: str = "the tokenizer", roles: Mapping[str, str] | None = None
+    ) -> None:
         backend.no_padding()
         backend.no_truncation()
-        self.vocabulary = _vocabulary(backend, name)
+        self.vocabulary = _vocabulary(backend, name, roles or {})
         self._backend = backend
         sos, eos = (str(backend.id_to_token(i)) for i in (self.vocabulary.sos, self.vocabulary.eos))
         backend.post_processor = processors.TemplateProcessing(
@@ -116,6 +124,8 @@ class Tokenizer:
     def load(cls, path: str | Path, *, lowercase: bool = True) -> Tokenizer:
         """Loads a `tokenizer.json`, a `vocab.txt` of BERT's kind, or a folder that holds one.
 
+        A `tokenizer_config.json` beside it says which tokens have a role.
+
         Args:
             path: The file or folder.
             lowercase: Lower-case and strip accents; only for a `vocab.txt`, which does not say.
@@ -131,10 +141,11 @@ class Tokenizer:
             place = files[0]
         if not place.is_file():
             raise UniclozeError(f"There is no {place}: set --tokenizer.path to a vocab.txt or tokenizer.json.")
+        roles = _named_roles(place.with_name(_CONFIG))
         if place.suffix != ".json":
-            return cls(_from_vocab_txt(place, lowercase), name=str(place))
+            return cls(_from_vocab_txt(place, lowercase), name=str(place), roles=roles)
         try:
-            return cls(tokenizers.Tokenizer.from_str(place.read_text(encoding="utf-8")), name=str(place))
+            return cls(tokenizers.Tokenizer.from_str(place.read_text(encoding="utf-8")), name=str(place), roles=roles)
         except (UniclozeError, OSError):
             raise
         except Exception as error:  # the library raises Exception itself
@@ -145,18 +156,10 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`, as Transformers' `from_pretrained` reads them."""
-        words = {role: self.tokens([getattr(self.vocabulary, role)])[0] for role in _ROLES}
-        config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "pad_token": words["pad"],
-            "unk_token": words["unk"],
-            "cls_token": words["sos"],
-            "sep_token": words["eos"],
-            "mask_token": words["mask"],
-            "clean_up_tokenization_spaces": False,
-        }
+        words = {key: self.tokens([getattr(self.vocabulary, role)])[0] for role, key in _KEYS.items()}
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **words, "clean_up_tokenization_spaces": False}
         (folder / "tokenizer.json").write_text(self._backend.to_str(pretty=True), encoding="utf-8")
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Token ids of each text, without special tokens; names of special tokens in a text are plain text."""
@@ -206,12 +209,27 @@ def whitespace_tokenizer(text: str, extra_tokens: int = 0) -> Tokenizer:
     return Tokenizer(backend)
 
 
-def _vocabulary(backend: tokenizers.Tokenizer, name: str) -> Vocabulary:
+def _named_roles(config: Path) -> dict[str, str]:
+    """Tokens with a role by a `tokenizer_config.json`; none if there is no such file."""
+    if not config.is_file():
+        return {}
+    try:
+        values = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UniclozeError(f"{config} cannot be read as JSON ({error}): mend it or remove it.") from error
+    if not isinstance(values, dict):
+        raise UniclozeError(f"{config} holds no JSON object: mend it or remove it.")
+    named = {role: values.get(key) for role, key in _KEYS.items()}
+    named = {role: token.get("content") if isinstance(token, dict) else token for role, token in named.items()}
+    return {role: token for role, token in named.items() if isinstance(token, str)}
+
+
+def _vocabulary(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, str]) -> Vocabulary:
     ids = backend.get_vocab(with_added_tokens=True)
     size = max(ids.values(), default=-1) + 1
     roles: dict[str, int] = {}
     for role, names in _ROLES.items():
-        known = [ids[token] for token in names if token in ids]
+        known = [ids[token] for token in (named.get(role, ""), *names) if token in ids]
         if not known:
             raise UniclozeError(
                 f"{name} has no {names[0]} token (nor {', '.join(names[1:])}): add it to the vocabulary, "
@@ -228,7 +246,8 @@ def _vocabulary(backend: tokenizers.Tokenizer, name: str) -> Vocabulary:
     extra = [i for match, i in sorted(numbered, key=lambda pair: int(pair[0][1] or pair[0][2]))]
     extra = extra or [i for i in unused if i != pseudo]
     ordinary = set(ids.values()) - special
-    in_bytes = any(token.startswith(_BPE_SPACE) for token in ids)
+    pieces = isinstance(backend.model, models.WordPiece | models.WordLevel)
+    spaced = not pieces and any(token.startswith(_SPACES) for token in ids)
     if not ordinary and size > len(SPECIAL_TOKENS):
         raise UniclozeError(f"{name} has special tokens only: give it a vocabulary.")
     return Vocabulary(
@@ -238,8 +257,10 @@ def _vocabulary(backend: tokenizers.Tokenizer, name: str) -> Vocabulary:
         special=np.array(sorted(special), dtype=np.int32),
         ordinary=np.array(sorted(ordinary), dtype=np.int32),
         extra=np.array(extra, dtype=np.int32),
-        continues=_marked(size, (i for token, i in ids.items() if _continues(token, in_bytes) and i not in special)),
-        ends_sentence=_marked(size, (i for token, i in ids.items() if token.lstrip(_BPE_SPACE) in _SENTENCE_ENDS)),
+        continues=_marked(size, (i for token, i in ids.items() if _continues(token, spaced) and i not in special)),
+        ends_sentence=_marked(
+            size, (i for token, i in ids.items() if token.lstrip("".join(_SPACES)) in _SENTENCE_ENDS)
+        ),
     )
 
 
@@ -249,11 +270,11 @@ def _marked(size: int, ids: Iterable[int]) -> npt.NDArray[np.bool_]:
     return marks
 
 
-def _continues(token: str, in_bytes: bool) -> bool:
-    """WordPiece marks what continues a word, byte-level BPE what starts one; punctuation is a word of its own."""
-    if not in_bytes:
+def _continues(token: str, spaced: bool) -> bool:
+    """WordPiece marks what continues a word, others what starts one; punctuation is a word of its own."""
+    if not spaced:
         return token.startswith("##")
-    return not token.startswith((_BPE_SPACE, "\u010a")) and token[:1].isalnum()
+    return not token.startswith((*_SPACES, "\u010a")) and token[:1].isalnum()
 
 
 def _from_vocab_txt(path: Path, lowercase: bool) -> tokenizers.Tokenizer:

@@ -82,7 +82,37 @@ def save_checkpoint(
     final = folder / f"step-{step:08d}"
     if final.exists():
         return final
-    building = folder / f".building-{final.name}"
+    write_checkpoint(final, step=step, model=model, optimizers=optimizers, state=state, files=files, memories=memories)
+    for old in list_checkpoints(folder)[: -max(1, keep)]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def write_checkpoint(
+    final: Path,
+    *,
+    step: int,
+    model: Mapping[str, Tensor],
+    optimizers: list[torch.optim.Optimizer],
+    state: Mapping[str, Any],
+    files: list[Path],
+    memories: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """Write one checkpoint; its folder is not there before it is whole.
+
+    Args:
+        final: The folder.
+        step: Optimiser steps done.
+        model: Weights by name.
+        optimizers: Their states are saved with the weights.
+        state: Anything JSON can hold.
+        files: Copied along.
+        memories: What the rows of the last step remember, by name.
+
+    Raises:
+        UniclozeError: The disk is full; nothing is left behind.
+    """
+    building = final.parent / f".building-{final.name}"
     try:
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)
@@ -101,7 +131,7 @@ def save_checkpoint(
             _sync(file)
         _sync(building)
         building.rename(final)
-        _sync(folder)
+        _sync(final.parent)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(building, ignore_errors=True)
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
@@ -110,8 +140,6 @@ def save_checkpoint(
             f"could not write the checkpoint {final}: {reason}; earlier checkpoints are untouched: free some space and "
             "run the same command again"
         ) from error
-    for old in list_checkpoints(folder)[: -max(1, keep)]:
-        shutil.rmtree(old, ignore_errors=True)
     return final
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,32 +68,6 @@ def shape_model(recipe: Recipe, vocab_size: int) -> Model:
         targets=TASKS[recipe.task.kind].token_targets if recipe.task.kind else all_targets(recipe),
         heads=task_heads(recipe),
     )
-
-
-def initialize_from(model: Model, place: str, tokenizer: Tokenizer) -> None:
-    """Copy the weights of another run wherever name and shape fit; says which stay as drawn.
-
-    Of a chain of networks, the one that is used gives them, and every one takes what fits.
-
-    Raises:
-        UniclozeError: There is no such run, nothing fits, or its tokenizer is another.
-    """
-    other = load_model(place)
-    if other.tokenizer.fingerprint != tokenizer.fingerprint:
-        raise UniclozeError(
-            f"{place} was trained with another tokenizer: give --tokenizer.path {other.path / 'tokenizer.json'}"
-        )
-    theirs = other.model.state_dict()
-    for network in model.networks:
-        own = network.state_dict()
-        fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
-        network.load_state_dict(fitting, strict=False)
-    left = sorted(own.keys() - fitting.keys())  # of the network that is used, which comes last
-    if not fitting:
-        raise UniclozeError(f"no weight of {place} fits the recipe's model: give it the same sizes")
-    if left:
-        names = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
-        warnings.warn(f"{place} has no {names} of the right shape: they start as drawn", stacklevel=2)
 
 
 def fit_weights(model: Model, checkpoint: Checkpoint) -> None:

@@ -31,10 +31,11 @@ from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import WindowSampler
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, training_steps
 from unicloze.training.checkpoint import Checkpoint, load_newest, save_checkpoint, set_aside_newer
+from unicloze.training.initial import Open, initialize_from
 from unicloze.training.ledger import Ledger, read_ledger
 from unicloze.training.lock import RunLock
 from unicloze.training.loop import Compute, Hooks, TrainState, evaluate, fit
-from unicloze.training.models import fit_weights, initialize_from, ready_model
+from unicloze.training.models import fit_weights, load_model, ready_model
 from unicloze.training.optimizers import build_optimizers, schedule_factor
 from unicloze.training.precision import choose_device, choose_precision
 from unicloze.training.recurrence import pack, unpack
@@ -80,13 +81,14 @@ class RunResult:
     part: str
 
 
-def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True) -> RunResult:
+def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model: Open = load_model) -> RunResult:
     """Pre-train as a recipe says, or go on with the run that is in the directory.
 
     Args:
         recipe: All settings.
         out: The run's directory; nothing is written outside it.
         progress: Show progress on stderr.
+        open_model: Opens what `training.initialize_from` names.
 
     Raises:
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
@@ -104,7 +106,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True) -> RunResu
         if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
             save_recipe(recipe, out / "recipe.yaml")
         phrases = phrases_for(recipe, prepared, out, progress=progress)
-        with _Run(recipe, out, prepared, checkpoint, phrases, progress) as run:
+        with _Run(recipe, out, prepared, checkpoint, phrases, progress, open_model) as run:
             result = run.train()
     if run.signal and not result.stopped_by:  # it came while the run ended by itself: now do as it asks
         signal.raise_signal(run.signal)
@@ -201,7 +203,9 @@ class _Run:
         checkpoint: Checkpoint | None,
         phrases: PhraseTable | None,
         progress: bool,
+        open_model: Open,
     ) -> None:
+        self.open_model = open_model
         self.recipe, self.out, self.prepared, self.checkpoint = recipe, out, prepared, checkpoint
         self.phrases, self.progress = phrases, progress
         training = recipe.training
@@ -236,7 +240,8 @@ class _Run:
         vocabulary = self.prepared.tokenizer.vocabulary
         model = ready_model(self.recipe, vocabulary.size, self.compute.device)
         if self.recipe.training.initialize_from is not None and self.checkpoint is None:
-            initialize_from(model, self.recipe.training.initialize_from, self.prepared.tokenizer)
+            other = self.open_model(self.recipe.training.initialize_from)
+            initialize_from(model, other, self.prepared.tokenizer, self.recipe)
         return TrainState(model=model, optimizers=build_optimizers(model, self.recipe.training))
 
     def __enter__(self) -> _Run:

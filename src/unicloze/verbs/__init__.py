@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from unicloze.verbs.about import RecipeSummary, count_parameters, doctor, recipes
 from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike
+from unicloze.verbs.importing import import_checkpoint, load_model
 from unicloze.verbs.pretraining import compare, inspect, prepare, pretrain, report
 from unicloze.verbs.tasks import finetune, predict
 from unicloze.verbs.use import embed, evaluate, fill, score
@@ -26,7 +27,9 @@ __all__ = [
     "evaluate",
     "fill",
     "finetune",
+    "import_checkpoint",
     "inspect",
+    "load_model",
     "predict",
     "prepare",
     "pretrain",

@@ -55,6 +55,8 @@ def pretrain(
     toy: bool = False,
     quiet: bool = False,
     overrides: Overrides | None = None,
+    init: PathLike | None = None,
+    new_tokenizer: bool = False,
 ) -> RunResult:
     """Pre-train a model, or go on with the run that the directory holds.
 
@@ -64,6 +66,10 @@ def pretrain(
         toy: Shrink model, vocabulary and run so that any recipe takes two steps on a laptop; `overrides` come after.
         quiet: Show no progress.
         overrides: Settings by dotted name.
+        init: Run, checkpoint or folder of another library's checkpoint to start from (`training.initialize_from`). The
+            model's shape and the tokenizer are then its own, unless `overrides` or the recipe's `tokenizer.path` say
+            otherwise; rows of the tokens that two vocabularies share go with the tokens.
+        new_tokenizer: With `init`: train a tokenizer on the corpus all the same.
 
     Raises:
         UsageError: The recipe or a setting cannot be, or the directory holds a run with other settings.
@@ -72,20 +78,31 @@ def pretrain(
     from unicloze.recipes import load_recipe, toy_overrides
     from unicloze.training.allocator import tune_allocator
 
+    continued = recipe is None
     if recipe is None:
+        if init is not None:
+            raise UsageError("--init starts a new run: give --recipe too (`unicloze recipes` lists them).")
         if out is None:
             raise UsageError("Give --recipe (`unicloze recipes` lists them), or --out of a run to continue.")
         recipe = Path(out) / "recipe.yaml"
         if not recipe.is_file():
             raise UsageError(f"{out} holds no run to continue: give --recipe too (`unicloze recipes` lists them).")
-    settings = load_recipe(recipe, {**(toy_overrides() if toy else {}), **(overrides or {})})
+    given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
+    settings = load_recipe(recipe, {**(toy_overrides() if toy else {}), **given})
+    if new_tokenizer and settings.training.initialize_from is None:
+        raise UsageError("A new tokenizer is trained anyway: --new-tokenizer is for a run that starts from --init.")
     if out is None:
         out = RUNS / (f"{settings.name}-toy" if toy else settings.name)
 
     tune_allocator()
+    from unicloze.interop.start import Start
     from unicloze.training.run import pretrain_run
 
-    return pretrain_run(settings, Path(out), progress=not quiet)
+    start = Start()
+    if not continued and settings.training.initialize_from is not None:
+        inherited = start.settings(settings, given, new_tokenizer=new_tokenizer)
+        settings = load_recipe(recipe, {**(toy_overrides() if toy else {}), **inherited, **given})
+    return pretrain_run(settings, Path(out), progress=not quiet, open_model=start.open)
 
 
 def inspect(

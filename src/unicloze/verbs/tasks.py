@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unicloze.errors import UsageError
-from unicloze.verbs.common import RUNS, Overrides, PathLike
+from unicloze.verbs.common import RUNS, Overrides, PathLike, opening
 
 if TYPE_CHECKING:
     from unicloze.finetuning.seeds import FinetuneSummary
@@ -28,7 +28,7 @@ def finetune(
 
     Args:
         task: Name or file of a recipe of a task.
-        model: A run directory, a checkpoint or a loaded model to start from.
+        model: A run directory, a checkpoint, a folder of another library's, or a loaded model to start from.
         train: Records to train on.
         dev: Records to evaluate on; they choose the checkpoint that is kept.
         out: The run's directory; `runs/NAME` if not given.
@@ -51,7 +51,7 @@ def finetune(
     from unicloze.finetuning.run import task_recipe
     from unicloze.finetuning.seeds import finetune_seeds
 
-    start = open_model(model)
+    start = open_model(opening(model))
     recipe = task_recipe(recipe, start, list(overrides or {}))
     folder = RUNS / recipe.name if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def predict(
     from unicloze.finetuning.data import open_records
     from unicloze.finetuning.run import load_task_model
 
-    task_model = load_task_model(open_model(model))
+    task_model = load_task_model(open_model(opening(model)))
     data = open_records(Path(file), task_model.recipe, task_model.tokenizer)
     predictions = room.predict(task_model, data, progress=not quiet)
     if out is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.verbs.common import PathLike
+from unicloze.verbs.common import PathLike, opening
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,7 @@ def fill(model: PathLike | LoadedModel, text: str, top_k: int = 5, order: Order 
     """Fill the masks of a text; see `unicloze.decoding.infill.fill`.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
         text: Has `[MASK]` where a token is missing.
         top_k: Candidates to list for each mask.
         order: `confidence`, `left-to-right` or `span` fill step by step by PAR; AE fills all at once if not given.
@@ -36,14 +36,14 @@ def fill(model: PathLike | LoadedModel, text: str, top_k: int = 5, order: Order 
     """
     from unicloze.decoding import infill
 
-    return infill.fill(model, text, top_k=top_k, order=order)
+    return infill.fill(opening(model), text, top_k=top_k, order=order)
 
 
 def score(model: PathLike | LoadedModel, text: str | None = None, file: PathLike | None = None) -> list[TextScore]:
     """Log-likelihood and pseudo-log-likelihood of texts; see `unicloze.decoding.likelihood.score`.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
         text: One text.
         file: A file of texts instead, read as a corpus is: in .txt blank lines part them.
 
@@ -56,7 +56,7 @@ def score(model: PathLike | LoadedModel, text: str | None = None, file: PathLike
     if (text is None) == (file is None):
         raise UsageError("Give a text or a file to score, and not both.")
     texts = _texts(file) if text is None else [text]
-    return likelihood.score(model, texts)
+    return likelihood.score(opening(model), texts)
 
 
 def _texts(file: PathLike | None) -> list[str]:
@@ -87,7 +87,7 @@ def evaluate(
     compares files and needs no model; see `unicloze.evaluation.metrics`.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
         blimp: The folder of BLiMP's .jsonl files, an archive of them, or one of them.
         mode: `pseudo` compares pseudo-log-likelihoods, `chain` those of the chain rule, `both` both; `pseudo` if not given
             and the model's objective defines it, else `chain`.
@@ -118,7 +118,7 @@ def evaluate(
     tune_allocator()
     from unicloze.evaluation import blimp as room
 
-    return room.blimp(model, blimp, mode=mode, limit=limit, filter_by=filter, progress=not quiet)
+    return room.blimp(opening(model), blimp, mode=mode, limit=limit, filter_by=filter, progress=not quiet)
 
 
 def _measure(
@@ -150,7 +150,7 @@ def embed(
     """Vectors of texts; see `unicloze.decoding.embed.embed`. No verb of the command line.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
         texts: The texts.
         pooling: `mean` of the last hidden states, or that of the `first` or `last` token; the recipe's if not given.
         batch_size: Most rows of one forward pass.
@@ -164,4 +164,4 @@ def embed(
     """
     from unicloze.decoding import embed as room
 
-    return room.embed(model, texts, pooling=pooling, batch_size=batch_size)
+    return room.embed(opening(model), texts, pooling=pooling, batch_size=batch_size)

@@ -5,7 +5,8 @@
     registry.py          name -> what is compared, the function, the value that counts
         |
     rouge, perl_rouge    summaries           (profiles.py: the papers' post-processing)
-    bleu, coco, nist     translations, questions, responses
+    bleu, nist           translations, responses
+    coco, meteor         questions
     diversity            responses by themselves
     squad, coqa          answers             (answers.py: their normalisation)
     labels, numbers      classes, scores     (glue.py: which task is measured by what)

@@ -9,7 +9,8 @@ from typing import Any
 
 from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.coqa import Gold, Turn
-from unicloze.evaluation.metrics.plain_files import parse_json, read_text
+from unicloze.evaluation.metrics.plain_files import kind_of, parse_json, read_text
+from unicloze.evaluation.metrics.row_files import read_items
 from unicloze.evaluation.metrics.squad import Answer
 
 
@@ -36,13 +37,33 @@ def read_squad(path: Path) -> dict[str, list[str]]:
 
 
 def read_squad_predictions(path: Path) -> dict[str, Answer]:
-    """Answers out of `{id: text}`.
+    """Answers out of the official `{id: text}`, or out of .jsonl with `id`, `prediction` and, if known, `na_probability`.
 
     Raises:
-        UniclozeError: The file cannot be read or holds something else.
+        UniclozeError: The file cannot be read or holds something else, or an id occurs twice.
     """
+    if kind_of(path) == ".jsonl":
+        return _answer_lines(path)
     answers = _mapping(path, str, '{"ID OF THE QUESTION": "ANSWER"}')
     return {name: Answer(text=text) for name, text in answers.items()}
+
+
+def _answer_lines(path: Path) -> dict[str, Answer]:
+    answers: dict[str, Answer] = {}
+    for item in read_items(path, ("prediction",)):
+        if item.id is None or not isinstance(item.value, str):
+            raise UniclozeError(f'{item.place} has no "id" or no text in "prediction": mend the line.')
+        if str(item.id) in answers:
+            raise UniclozeError(f"{item.place} answers the question {item.id} a second time: remove one of the lines.")
+        certainty = item.fields.get("na_probability")
+        if (
+            not isinstance(certainty, int | float | None)
+            or isinstance(certainty, bool)
+            or not math.isfinite(certainty or 0)
+        ):
+            raise UniclozeError(f'{item.place} holds {certainty!r:.40} in "na_probability": give a finite number.')
+        answers[str(item.id)] = Answer(text=item.value, na_probability=certainty)
+    return answers
 
 
 def read_na_probabilities(path: Path) -> dict[str, float]:

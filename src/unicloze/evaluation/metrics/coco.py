@@ -1,18 +1,16 @@
-"""BLEU, ROUGE-L and METEOR as coco-caption computes them (Chen et al. 2015): the usual figures of question generation.
+"""BLEU and ROUGE-L as coco-caption computes them (Chen et al. 2015): with METEOR the usual figures of question generation.
 
-All three read tokens with spaces between them, compare them as they are, and never tokenise: lower both sides, or neither.
+All read tokens with spaces between them, compare them as they are, and never tokenise: lower both sides, or neither.
 """
 
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Sequence
 
-from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.ngrams import highest_counts, matches, ngrams
 from unicloze.evaluation.metrics.profiles import profiled
-from unicloze.evaluation.metrics.result import MetricResult, check_texts, library
+from unicloze.evaluation.metrics.result import MetricResult, check_texts
 
 _BETA = 1.2
 
@@ -33,63 +31,25 @@ def coco(
     Raises:
         UniclozeError: Predictions and references do not match.
     """
-    found, wanted = _tokens(predictions, references, profile)
+    found, wanted = tokens_of(predictions, references, profile)
     values = {f"bleu_{n}": score for n, score in enumerate(_bleu(found, wanted), start=1)}
     values["rouge_l"] = 100 * sum(map(_rouge_l, found, wanted)) / len(found)
-    return MetricResult(metric="coco", values=values, items=len(found), note=_note(profile))
+    return MetricResult(metric="coco", values=values, items=len(found), note=note_of(profile))
 
 
-def meteor(
-    predictions: Sequence[str], references: Sequence[Sequence[str]], *, profile: str | None = None
-) -> MetricResult:
-    """METEOR 1.5 (Denkowski and Lavie 2014) for English, by the Java program that comes with pycocoevalcap.
-
-    Args:
-        predictions: The texts, as tokens with spaces between them.
-        references: References of each text; their number may differ.
-        profile: As in `coco`.
-
-    Raises:
-        UniclozeError: pycocoevalcap or Java is not installed, Java fails, or predictions and references do not match.
-    """
-    found, wanted = _tokens(predictions, references, profile)
-    room = library("pycocoevalcap.meteor.meteor", "coco")
-    if shutil.which("java") is None:
-        raise UniclozeError(
-            "METEOR is a Java program and java is not on the PATH: install a Java runtime, or use `coco`."
-        )
-    numbers = range(len(found))
-    program = room.Meteor()
-    try:
-        score, _ = program.compute_score(
-            {number: [_line(tokens) for tokens in wanted[number]] for number in numbers},
-            {number: [_line(found[number])] for number in numbers},
-        )
-    except (OSError, ValueError) as error:
-        said = program.meteor_p.stderr.read1().decode(errors="replace").strip() or str(error)
-        raise UniclozeError(f"METEOR's Java program failed and said: {said.splitlines()[0]}.") from error
-    finally:
-        for stream in (program.meteor_p.stdout, program.meteor_p.stderr):
-            stream.close()
-    return MetricResult(metric="meteor", values={"meteor": 100 * score}, items=len(found), note=_note(profile))
-
-
-def _tokens(
+def tokens_of(
     predictions: Sequence[str], references: Sequence[Sequence[str]], profile: str | None
 ) -> tuple[list[list[str]], list[list[list[str]]]]:
+    """Predictions and references as a profile makes them, if one is given, split at their spaces."""
     check_texts(predictions, references)
     if profile is not None:
         predictions, references = profiled(predictions, references, profile)
     return [text.split() for text in predictions], [[text.split() for text in several] for several in references]
 
 
-def _note(profile: str | None) -> str:
+def note_of(profile: str | None) -> str:
+    """What a result says of the profile."""
     return f"Profile {profile}." if profile else ""
-
-
-def _line(tokens: Sequence[str]) -> str:
-    """Tokens in the program's line protocol, whose fields are parted by `|||`."""
-    return " ".join(token for token in tokens if token != "|||")
 
 
 def _bleu(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]) -> list[float]:

@@ -60,7 +60,7 @@ def coqa(predictions: Mapping[Turn, str], references: Mapping[Turn, Gold]) -> Me
         "exact": 100 * exact / len(references),
     }
     values |= {f"f1_{domain}": 100 * sum(scores) / len(scores) for domain, scores in sorted(f1.items()) if domain}
-    note = f"{missing:,} questions have no prediction and count as wrong." if missing else ""
+    note = f"Questions without a prediction, which count as wrong: {missing:,}." if missing else ""
     return MetricResult(metric="coqa", values=values, items=len(references), note=note)
 
 

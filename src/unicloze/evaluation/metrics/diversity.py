@@ -48,4 +48,4 @@ def diversity(predictions: Sequence[str], references: Sequence[Sequence[str]] = 
 
 def _entropy(counts: Counter[Ngram]) -> float:
     total = counts.total()
-    return -sum(count / total * math.log(count / total) for count in counts.values())
+    return sum((count / total * math.log(total / count) for count in counts.values()), 0.0)

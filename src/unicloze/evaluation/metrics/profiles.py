@@ -117,7 +117,7 @@ def summary(text: str, longest: int) -> str:
         if len(tokens) <= 4:
             continue
         words = {token.lower() for token in tokens}
-        repeated = len(words & seen) > 0.7 * len(words)
+        repeated = len(words & seen) / len(words) > 0.7
         seen |= words
         if not repeated and left > 0:
             kept.append(" ".join(tokens[:left]))

@@ -2,7 +2,8 @@
 
 In .txt a line is an item, in .tsv a row under a header, in .jsonl an object. Predictions stand in the column or field
 `prediction`; references in `reference`, or as a list in `references`, or in several files of as many lines, where a blank
-line means that there is no further one. Tags are parted by spaces. .json is what SQuAD and CoQA publish.
+line means that there is no further one. Tags are parted by spaces. .json is what SQuAD and CoQA publish; answers to SQuAD's
+questions may also be .jsonl with an `id`.
 """
 
 from __future__ import annotations

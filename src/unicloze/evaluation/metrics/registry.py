@@ -19,11 +19,12 @@ from collections.abc import Mapping
 
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics import bleu, nist
-from unicloze.evaluation.metrics.coco import coco, meteor
+from unicloze.evaluation.metrics.coco import coco
 from unicloze.evaluation.metrics.coqa import coqa
 from unicloze.evaluation.metrics.diversity import diversity
 from unicloze.evaluation.metrics.labels import accuracy, f1, macro_f1, matthews
 from unicloze.evaluation.metrics.likelihood import lambada
+from unicloze.evaluation.metrics.meteor import meteor
 from unicloze.evaluation.metrics.numbers import correlation
 from unicloze.evaluation.metrics.perl_rouge import perl_rouge
 from unicloze.evaluation.metrics.profiles import PROFILES

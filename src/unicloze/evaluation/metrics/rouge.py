@@ -45,7 +45,7 @@ def rouge(
             sums[f"{kind}_recall"] += score.recall
     note = f"Profile {profile}, Porter's stemmer."
     if unread:
-        note += f" {unread:,} references score 0: they have no letter from a to z and no digit, all that ROUGE reads."
+        note += f" References without a letter from a to z or a digit, all that ROUGE reads, which score 0: {unread:,}."
     values = {name: 100 * total / len(predictions) for name, total in sums.items()}
     return MetricResult(metric="rouge", values=values, items=len(predictions), note=note)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ class Item:
         value: Text in .txt and .tsv, any JSON in .jsonl.
         place: File and line.
         id: The item's `id`, if it has one.
+        fields: All fields of an object.
     """
 
     value: Any
     place: str
     id: Any = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_items(path: Path, fields: Sequence[str]) -> list[Item]:
@@ -36,12 +38,12 @@ def read_items(path: Path, fields: Sequence[str]) -> list[Item]:
     Raises:
         UniclozeError: The file cannot be read, is of another kind, or a line has none of the fields.
     """
-    kind = kind_of(path)
+    text, kind = read_text(path), kind_of(path)
     if kind not in _READERS:
         raise UniclozeError(
             f"{path} is of no known kind: give a file that ends in {', '.join(_READERS)}, also with .gz."
         )
-    lines = read_text(path).removesuffix("\n").split("\n")
+    lines = text.removesuffix("\n").split("\n")
     if lines == [""]:
         raise UniclozeError(f"{path} is empty: give a file with an item a line.")
     return list(_READERS[kind](path, [line.removesuffix("\r") for line in lines], fields))
@@ -83,7 +85,7 @@ def _objects(path: Path, lines: Sequence[str], fields: Sequence[str]) -> Iterato
             raise UniclozeError(
                 f"{place} has no field {' or '.join(fields)}, its fields are {known}: name the field so."
             )
-        yield Item(value=record[name], place=place, id=record.get("id"))
+        yield Item(value=record[name], place=place, id=record.get("id"), fields=record)
 
 
 _READERS: Mapping[str, Callable[[Path, Sequence[str], Sequence[str]], Iterator[Item]]] = {

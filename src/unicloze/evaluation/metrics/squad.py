@@ -107,7 +107,7 @@ def _percent(scores: Mapping[str, float], of: Mapping[str, object] | Sequence[st
 def _note(predictions: Mapping[str, object], references: Mapping[str, object], answers: Mapping[str, object]) -> str:
     parts = []
     if missing := len(references) - len(answers):
-        parts.append(f"{missing:,} questions have no prediction and count as wrong.")
+        parts.append(f"Questions without a prediction, which count as wrong: {missing:,}.")
     if spare := len(predictions) - len(answers):
-        parts.append(f"{spare:,} predictions answer no question of the references and are left out.")
+        parts.append(f"Predictions for no question of the references, left out: {spare:,}.")
     return " ".join(parts)

@@ -1,0 +1,229 @@
+"""Fine-tuning here against Transformers' AutoModelForSequenceClassification: the same model, records, settings and seeds.
+
+    python benchmarks/finetune.py --task glue-sst-2 --model DIR --train FILE --test FILE [--seeds 5] [--json FILE]
+        [--peer tuned|default|none] [--limit N] [dotted settings]
+
+DIR is a Hugging Face folder of a BERT-shaped model. Each run has a process of its own; the two contenders take turns, seed by
+seed. Same batch size, epochs, AdamW, learning rate with linear warm-up and decay, clipping, dropout, precision and longest
+row. The peer shuffles with torch's generator and pads each batch to its longest row, as Transformers' collator does; `tuned`
+gives it this package's allocator settings, `default` leaves it what a user gets. No development file is looked at: the
+score is that of the last step on the test file.
+
+Paired over the seeds: the mean difference of the first metric with its standard error, and the ratio of the seconds spent in
+training (reading and tokenizing apart).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def ours(spec: dict[str, Any]) -> dict[str, Any]:
+    """One seed here."""
+    from unicloze.training.allocator import tune_allocator
+
+    tune_allocator()
+    import dataclasses
+    import tempfile
+
+    from unicloze.interop.read import load_any
+
+    import unicloze.finetuning.run as room
+    from unicloze.finetuning.data import TaskData, open_records
+    from unicloze.finetuning.predict import measure, predict
+    from unicloze.recipes import load_recipe
+    from unicloze.training.loop import fit
+
+    settings = {**spec["settings"], "training.seed": spec["seed"]}
+    start = load_any(Path(spec["model"]))
+    recipe = room.task_recipe(load_recipe(spec["task"], settings), start, list(settings))
+    seconds = []
+
+    def timed(*arguments: Any) -> Any:
+        began = time.perf_counter()
+        result = fit(*arguments)
+        seconds.append(time.perf_counter() - began)
+        return result
+
+    def cut(path: Path, *arguments: Any) -> TaskData:
+        data = open_records(path, *arguments)
+        return dataclasses.replace(data, records=data.records[: spec["limit"]], rows=data.rows[: spec["limit"]])
+
+    room.fit = timed  # type: ignore[attr-defined]
+    room.open_records = cut  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        room.finetune_run(recipe, start, Path(spec["train"]), None, out, progress=False)
+        from unicloze.training.models import load_model
+
+        model = room.load_task_model(load_model(out))
+        data = open_records(Path(spec["test"]), model.recipe, model.tokenizer)
+        results = measure(predict(model, data), data, model.recipe)
+    scores = {key: value for result in results.values() for key, value in result.values.items()}
+    return {
+        "seconds": seconds[0],
+        "scores": scores,
+        "steps": model.recipe.training.steps,
+        "precision": model.recipe.training.precision,
+    }
+
+
+def peer(spec: dict[str, Any]) -> dict[str, Any]:
+    """One seed of Transformers."""
+    if spec["peer"] == "tuned":
+        from unicloze.training.allocator import tune_allocator
+
+        tune_allocator()
+    import contextlib
+
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
+
+    from unicloze.evaluation.metrics.registry import metric
+    from unicloze.finetuning.data import steps_per_epoch
+    from unicloze.recipes import load_recipe
+    from unicloze.tasks import TASKS
+    from unicloze.tasks.records import read_records
+    from unicloze.training.precision import choose_precision
+
+    recipe = load_recipe(spec["task"], spec["settings"])
+    task, training = recipe.task, recipe.training
+    torch.manual_seed(spec["seed"])
+    precision = choose_precision(training, torch.device("cpu"))
+    train = read_records(Path(spec["train"]), task)[: spec["limit"]]
+    test = read_records(Path(spec["test"]), task)
+    task = TASKS[task.kind].resolve(task, train)
+    regression = task.kind == "regression"
+    labels = task.labels or []
+    tokenizer = AutoTokenizer.from_pretrained(spec["model"])
+    dropout = spec["settings"].get("model.dropout")
+    rates = {} if dropout is None else {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    model = AutoModelForSequenceClassification.from_pretrained(
+        spec["model"], num_labels=1 if regression else len(labels), attn_implementation="sdpa", **rates
+    )
+
+    def encoded(records: Any) -> list[dict[str, Any]]:
+        texts = [record.text(task, "text") for record in records]
+        others = [record.get(task, "pair") for record in records]
+        pairs = None if others[0] is None else others
+        rows = tokenizer(texts, pairs, truncation=True, max_length=task.max_length)
+        return [{key: rows[key][i] for key in rows} for i in range(len(texts))]
+
+    def answer(record: Any) -> Any:
+        value = TASKS[task.kind].reference(record, task)
+        return float(value) if regression else labels.index(value)
+
+    rows, answers = encoded(train), torch.tensor([answer(record) for record in train])
+    steps = max(1, -(-int(recipe.finetuning.epochs * steps_per_epoch(len(rows), training.batch_size)) // 1))
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        lr=training.learning_rate, betas=training.betas, eps=training.epsilon, fused=True,
+    )  # fmt: skip
+    schedule = get_linear_schedule_with_warmup(optimizer, round(recipe.finetuning.warmup_share * steps), steps)
+
+    def autocast() -> Any:
+        return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+
+    began, done = time.perf_counter(), 0
+    model.train()
+    while done < steps:
+        for chosen in torch.randperm(len(rows)).split(training.batch_size):
+            if done == steps:
+                break
+            batch = tokenizer.pad([rows[int(i)] for i in chosen], return_tensors="pt")
+            with autocast():
+                loss = model(**batch, labels=answers[chosen]).loss
+            loss.backward()
+            if training.clip_norm:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+            done += 1
+    seconds = time.perf_counter() - began
+    model.eval()
+    shown = encoded(test)
+    order = sorted(range(len(shown)), key=lambda i: len(shown[i]["input_ids"]))
+    predicted: list[Any] = [None] * len(shown)
+    with torch.inference_mode():
+        for first in range(0, len(order), 64):
+            block = order[first : first + 64]
+            logits = model(**tokenizer.pad([shown[i] for i in block], return_tensors="pt")).logits
+            for i, values in zip(block, logits, strict=True):
+                predicted[i] = float(values[0]) if regression else labels[int(values.argmax())]
+    references = [TASKS[task.kind].reference(record, task) for record in test]
+    results = [metric(name)(predicted, references) for name in task.metrics]
+    scores = {key: value for result in results for key, value in result.values.items()}
+    return {"seconds": seconds, "scores": scores, "steps": steps, "precision": precision}
+
+
+def compared(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Means, and the paired difference of every value."""
+    names = list(runs["ours"][0]["scores"])
+    summary: dict[str, Any] = {}
+    for name in names:
+        values = {who: [run["scores"][name] for run in each] for who, each in runs.items() if each}
+        entry: dict[str, Any] = {who: {"mean": statistics.fmean(v), "values": v} for who, v in values.items()}
+        if runs["peer"]:
+            differences = [a - b for a, b in zip(values["ours"], values["peer"], strict=True)]
+            error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else None
+            entry |= {"difference": statistics.fmean(differences), "standard_error": error}
+        summary[name] = entry
+    if runs["peer"]:
+        ratios = [b["seconds"] / a["seconds"] for a, b in zip(runs["ours"], runs["peer"], strict=True)]
+        summary["times faster"] = {"median": statistics.median(ratios), "values": ratios}
+    return summary
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--train", required=True)
+    parser.add_argument("--test", required=True)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--peer", choices=("tuned", "default", "none"), default="tuned")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options, extra = parser.parse_known_args()
+    if options.worker:
+        spec = json.loads(options.worker)
+        print(json.dumps((ours if spec["who"] == "ours" else peer)(spec)))
+        return
+    from unicloze.recipes import parse_options
+
+    settings = parse_options(extra)
+    from unicloze.recipes import load_recipe
+
+    load_recipe(options.task, settings)  # refuse a wrong setting before anything runs
+    runs: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
+    for seed in range(options.seeds):
+        for who in ("ours",) if options.peer == "none" else ("ours", "peer"):
+            spec = {"who": who, "seed": seed, "settings": settings, "peer": options.peer, "limit": options.limit}
+            spec |= {name: getattr(options, name) for name in ("task", "model", "train", "test")}
+            command = [sys.executable, "-W", "ignore", __file__, "--worker", json.dumps(spec)]
+            command += [
+                part for name in ("task", "model", "train", "test") for part in (f"--{name}", getattr(options, name))
+            ]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            runs[who].append(json.loads(done.stdout.splitlines()[-1]))
+            print(f"seed {seed}, {who}: {runs[who][-1]}", file=sys.stderr, flush=True)
+    summary = compared(runs)
+    print(json.dumps(summary, indent=1))
+    if options.json:
+        about = {"task": options.task, "settings": settings, "peer": options.peer, "limit": options.limit}
+        options.json.write_text(json.dumps({**about, "summary": summary, "runs": runs}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Families of encoders: a name, a configuration to read, and a key table for as much of a model as is there.
+
+All of them are our backbone with other names. A table holds the backbone and the heads that are there, so the same families
+serve checkpoints with and without heads, in and out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from unicloze.interop import entries, layouts
+from unicloze.interop.config import Config
+from unicloze.interop.entries import TOKENS, pair_head, token_head
+from unicloze.interop.layouts import Layout
+from unicloze.interop.tables import Entry, Table, modules
+
+Head = Literal["token", "next", "order", "replaced"]
+
+TARGETS: Mapping[Head, str] = {"token": "ae", "next": "nsp", "order": "sop", "replaced": "rtd"}
+"""What each head predicts: masked tokens, whether a segment follows, whether two are in order, which tokens were replaced."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Checkpoints that share their names.
+
+    Args:
+        name: What to call it.
+        paper: Title of its paper.
+        prefix: What their names of the backbone begin with where a head is there too; a bare encoder's do not.
+        read: The layout a configuration describes, given the names of its tensors. Raises `UniclozeError`.
+        backbone: Entries of the backbone, their names without the prefix.
+        heads: Entries of each head, their names in full.
+        copies: As of `Table`, the names in full.
+        pooler: Their layer over the first slot: that of a classifier of `heads`, or by itself `ModelSettings.pooler`.
+        gelu_heads: Heads that compute by GELU whatever the activation of the layers.
+    """
+
+    name: str
+    paper: str
+    prefix: str
+    read: Callable[[Config, Collection[str]], Layout]
+    backbone: Callable[[Layout], Iterable[Entry]]
+    heads: Mapping[Head, tuple[Entry, ...]]
+    copies: Mapping[str, str] = field(default_factory=dict)
+    pooler: str = ""
+    gelu_heads: frozenset[Head] = frozenset()
+
+    def table(self, layout: Layout, *, heads: Collection[Head] = (), bare: bool = False) -> Table:
+        """The key table of a model.
+
+        Args:
+            layout: Its layout.
+            heads: The heads it has.
+            bare: Their names of the backbone have no prefix.
+        """
+        prefix = "" if bare else self.prefix
+        found = [
+            dataclasses.replace(entry, theirs=tuple(prefix + name for name in entry.theirs))
+            for entry in self.backbone(layout)
+        ]
+        found += [entry for head in heads for entry in self.heads[head]]
+        stored = {name for entry in found for name in entry.theirs}
+        unused = [f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids"]
+        if layout.settings.pooler:
+            found += modules({"pooler": f"{prefix}{self.pooler}"})
+        return Table(
+            entries=tuple(found),
+            copies={copy: original for copy, original in self.copies.items() if original in stored},
+            ignored=tuple(unused),
+        )
+
+    def layout(self, config: Config, names: Collection[str]) -> Layout:
+        """The layout of a checkpoint, with a pooler if it has one that no head has.
+
+        Raises:
+            UniclozeError: The configuration asks for what no model here can be.
+        """
+        layout = self.read(config, names)
+        own = {f"{prefix}{self.pooler}.weight" for prefix in ("", self.prefix)}
+        if not self.pooler or {"next", "order"} & set(self.heads_among(names)) or own.isdisjoint(names):
+            return layout
+        return dataclasses.replace(layout, settings=dataclasses.replace(layout.settings, pooler=True))
+
+    def heads_among(self, names: Collection[str]) -> list[Head]:
+        """The heads some tensor of whose own is there; a pooler alone is none, see `layout`."""
+        copied = {original: copy for copy, original in self.copies.items()}
+        found: list[Head] = []
+        for head, parts in self.heads.items():
+            own = [name for entry in parts for name in entry.theirs if not name.startswith(self.prefix)]
+            if any(name in names or copied.get(name) in names for name in own):
+                found.append(head)
+        return found
+
+
+_BERT_HEADS: Mapping[Head, tuple[Entry, ...]] = {
+    "token": token_head(
+        "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"
+    ),
+    "next": pair_head("bert.pooler.dense", "cls.seq_relationship"),
+}
+_BERT_COPIES = {
+    "cls.predictions.decoder.weight": f"bert.{TOKENS}",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+_LM_HEAD: Mapping[Head, tuple[Entry, ...]] = {
+    "token": token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")
+}
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        Family(
+            name="bert",
+            paper="BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
+            prefix="bert.",
+            read=layouts.bert_layout,
+            backbone=entries.bert_backbone,
+            heads=_BERT_HEADS,
+            copies=_BERT_COPIES,
+            pooler="pooler.dense",
+        ),
+        Family(
+            name="roberta",
+            paper="RoBERTa: A Robustly Optimized BERT Pretraining Approach",
+            prefix="roberta.",
+            read=layouts.roberta_layout,
+            backbone=entries.bert_backbone,
+            heads=_LM_HEAD,
+            copies={"lm_head.decoder.weight": f"roberta.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
+            pooler="pooler.dense",
+            gelu_heads=frozenset({"token"}),
+        ),
+        Family(
+            name="mpnet",
+            paper="MPNet: Masked and Permuted Pre-training for Language Understanding",
+            prefix="mpnet.",
+            read=layouts.mpnet_layout,
+            backbone=entries.mpnet_backbone,
+            heads=_LM_HEAD,
+            copies={"lm_head.decoder.weight": f"mpnet.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
+            pooler="pooler.dense",
+            gelu_heads=frozenset({"token"}),
+        ),
+        Family(
+            name="electra",
+            paper="ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators",
+            prefix="electra.",
+            read=layouts.electra_layout,
+            backbone=entries.electra_backbone,
+            heads={
+                "token": token_head(
+                    "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"
+                ),
+                "replaced": tuple(
+                    modules(
+                        {
+                            "replaced_head.dense": "discriminator_predictions.dense",
+                            "replaced_head.output": "discriminator_predictions.dense_prediction",
+                        }
+                    )
+                ),
+            },
+            copies={"generator_lm_head.weight": f"electra.{TOKENS}"},
+            gelu_heads=frozenset({"token"}),
+        ),
+        Family(
+            name="albert",
+            paper="ALBERT: A Lite BERT for Self-supervised Learning of Language Representations",
+            prefix="albert.",
+            read=layouts.albert_layout,
+            backbone=entries.albert_backbone,
+            heads={
+                "token": token_head("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
+                "order": pair_head("albert.pooler", "sop_classifier.classifier"),
+            },
+            copies={
+                "predictions.decoder.weight": f"albert.{TOKENS}",
+                "predictions.decoder.bias": "predictions.bias",
+            },
+            pooler="pooler",
+        ),
+        Family(
+            name="distilbert",
+            paper="DistilBERT, a distilled version of BERT: smaller, faster, cheaper and lighter",
+            prefix="distilbert.",
+            read=layouts.distilbert_layout,
+            backbone=entries.distilbert_backbone,
+            heads={"token": token_head("vocab_transform", "vocab_layer_norm", "vocab_projector.bias")},
+            copies={"vocab_projector.weight": f"distilbert.{TOKENS}"},
+        ),
+        Family(
+            name="unilm",
+            paper="UniLMv2: Pseudo-Masked Language Models for Unified Language Model Pre-Training",
+            prefix="bert.",
+            read=layouts.unilm_layout,
+            backbone=entries.unilm_backbone,
+            heads=_BERT_HEADS,
+            copies=_BERT_COPIES,
+            pooler="pooler.dense",
+        ),
+    )
+}
+"""The families by name."""
+
+MODEL_TYPES: Mapping[str, str] = {
+    **{name: name for name in FAMILIES},
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+    "minilm": "unilm",
+}
+"""Family of each `model_type` of a configuration."""
+
+
+def family_of(config: Config, names: Collection[str]) -> Family:
+    """The family of a checkpoint: by its model type, and released UniLM by its tensors.
+
+    Args:
+        config: Its configuration.
+        names: Names of its tensors.
+
+    Raises:
+        UniclozeError: It is of none.
+    """
+    if any(name.endswith((".qkv_linear.weight", "encoder.rel_pos_bias.weight")) for name in names):
+        return FAMILIES["unilm"]
+    kind = config.values.get("model_type")
+    if kind is None and any(name.startswith("bert.") for name in names):  # released before the key was
+        return FAMILIES["bert"]
+    if not isinstance(kind, str) or kind not in MODEL_TYPES:
+        raise config.refused("model_type", f"the encoders that can be read are {', '.join(MODEL_TYPES)}")
+    return FAMILIES[MODEL_TYPES[kind]]

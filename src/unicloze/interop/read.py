@@ -1,0 +1,234 @@
+"""Other people's checkpoints as models of ours, read into memory or written as a checkpoint of ours.
+
+A folder with a `config.json` is one of theirs: of a family in `families`, its tensors are checked by name and shape against
+the family's key table before any memory is asked for, then copied one by one. What was not simply copied is said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.interop.config import LARGEST, Config
+from unicloze.interop.families import TARGETS, Family, Head, family_of
+from unicloze.interop.fit import check_names, without_misfits
+from unicloze.interop.layouts import Layout
+from unicloze.interop.recipe import imported_recipe
+from unicloze.interop.vocabulary import open_tokenizer, read_tokenizer
+from unicloze.interop.weights import inside, open_weights
+from unicloze.model.build import shapes_only
+from unicloze.model.model import UnifiedModel
+from unicloze.recipes import save_recipe
+from unicloze.settings import ModelSettings, TokenizerSettings
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.checkpoint import MANIFEST, write_checkpoint
+from unicloze.training.initial import (
+    POSITION_ROWS,
+    TOKEN_ROWS,
+    repeated,
+    rows_of_tokens,
+    said_of_positions,
+    said_of_tokens,
+    shared_tokens,
+)
+from unicloze.training.models import LoadedModel, load_model
+
+
+def load_any(path: str | os.PathLike[str]) -> LoadedModel:
+    """A model by the place that names it: a run or checkpoint of ours, or the folder of another library's checkpoint.
+
+    Raises:
+        UniclozeError: There is no model, or it cannot be read.
+    """
+    place = Path(path)
+    return import_checkpoint(place) if is_foreign(place) else load_model(place)
+
+
+def is_foreign(place: Path) -> bool:
+    """Whether a folder is another library's checkpoint: it has a configuration, and nothing that ours have."""
+    ours = (place / MANIFEST).is_file() or (place / "checkpoints").is_dir()
+    return place.is_dir() and not ours and _config_file(place) is not None
+
+
+def import_checkpoint(
+    path: str | os.PathLike[str],
+    *,
+    allow: Sequence[str] = (),
+    pickle: bool = False,
+    positions: int | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+) -> LoadedModel:
+    """A model of another library, in memory.
+
+    Args:
+        path: Folder with its configuration, weights and tokenizer.
+        allow: Patterns of tensor names, such as `classifier.*`: where their tensors are missing or of another shape, ours
+            start as drawn; what is more than a model here has is left out.
+        pickle: Read weights out of a `.bin`, nothing but tensors, where there are no safetensors.
+        positions: Rows of the position table; more than there are repeat those.
+        tokenizer: A `vocab.txt` or `tokenizer.json` of another vocabulary: shared tokens keep their rows, others start at
+            the mean.
+
+    Raises:
+        UsageError: An argument cannot be, or the weights are a pickle and none was asked for.
+        UniclozeError: The checkpoint is of no family that is known, is damaged, or holds other tensors than it says.
+    """
+    place = Path(path)
+    config_file = _config_file(place) if place.is_dir() else None
+    if config_file is None:
+        raise UniclozeError(f"there is no checkpoint at {place}: give a folder with a config.json and its weights")
+    config = Config.read(config_file)
+    weights = open_weights(place, pickle=pickle)
+    family = family_of(config, weights.keys())
+    layout = family.layout(config, weights.keys())
+    heads = family.heads_among(weights.keys())
+    _check_heads(config, family, layout, heads)
+    bare = not any(name.startswith(family.prefix) for name in weights)
+    table = family.table(layout, heads=heads, bare=bare)
+    stored = config.whole("vocab_size", kind="vocab_size")
+    weights = weights.under_first_names(table.copies)
+    check_names(place, weights, table, allow)
+    with shapes_only():
+        asked = _model(layout.settings, stored, heads).state_dict()
+    held = without_misfits(place, weights, table, asked, allow)
+
+    own, new, settings = _tokenizers(place, tokenizer, stored)
+    rows = _token_rows(place, own, new, stored)
+    known = layout.settings.max_positions or 0
+    wanted = known if positions is None else positions
+    if not known <= wanted <= LARGEST["size"]:
+        raise UsageError(f"positions is {wanted}: give {known}, as many as {place} has, to {LARGEST['size']}")
+    shape = dataclasses.replace(layout.settings, max_positions=wanted)
+    with shapes_only():
+        model = _model(shape, len(new), heads)
+    model.to_empty(device="cpu")
+    if len(held.entries) < len(table.entries):
+        model.initialize(0)
+    state = model.state_dict()
+    for name, tensor in held.ours(weights):
+        if name in TOKEN_ROWS:
+            tensor = rows(tensor)
+        elif name == POSITION_ROWS and wanted > known:
+            tensor = repeated(tensor, wanted)
+        state[name].copy_(tensor)
+    if wanted > known:
+        warnings.warn(said_of_positions(known, wanted, place), stacklevel=2)
+    recipe = imported_recipe(
+        place,
+        family=family,
+        model=shape,
+        heads=heads,
+        tokenizer=settings,
+        has_pseudo=new.vocabulary.pseudo is not None,
+        window=wanted if positions is not None else None,
+    )
+    return LoadedModel(model.eval(), new, recipe, place, 0)
+
+
+def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> LoadedModel:
+    """Write a model as one of our checkpoints, for `load_model` and `training.initialize_from`.
+
+    Args:
+        loaded: The model.
+        out: The checkpoint's folder; it must not be there yet, or be empty.
+
+    Returns:
+        The same model, at home in the new folder.
+
+    Raises:
+        UsageError: There is something at `out`.
+        UniclozeError: It cannot be written.
+    """
+    folder = Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} holds something already: give another --out")
+    with tempfile.TemporaryDirectory() as scratch:
+        beside = Path(scratch)
+        loaded.tokenizer.save(beside)
+        recipe = dataclasses.replace(
+            loaded.recipe,
+            tokenizer=dataclasses.replace(loaded.recipe.tokenizer, path=str(folder.resolve() / "tokenizer.json")),
+        )
+        save_recipe(recipe, beside / "recipe.yaml")
+        write_checkpoint(
+            folder,
+            step=loaded.step,
+            model=loaded.model.state_dict(),
+            optimizers=[],
+            state={
+                "text_tokens": 0,
+                "fingerprint": "",
+                "vocab_size": loaded.model.vocab_size,
+                "max_positions": loaded.model.max_positions,
+            },
+            files=sorted(beside.iterdir()),
+        )
+    return dataclasses.replace(loaded, recipe=recipe, path=folder)
+
+
+def _config_file(folder: Path) -> Path | None:
+    """`config.json`, or the only `...-config.json` as UniLM was released with."""
+    if (file := inside(folder, "config.json")) is not None:
+        return file
+    found = sorted(folder.glob("*-config.json"))
+    return inside(folder, found[0].name) if len(found) == 1 else None
+
+
+def _check_heads(config: Config, family: Family, layout: Layout, heads: Sequence[Head]) -> None:
+    for head in heads:
+        if head in family.gelu_heads and layout.settings.activation != "gelu":
+            key = "hidden_act" if "hidden_act" in config.values else "activation"
+            raise config.refused(
+                key, f"the head of {family.name} that predicts '{TARGETS[head]}' has gelu all the same"
+            )
+
+
+def _tokenizers(
+    place: Path, given: str | os.PathLike[str] | None, stored: int
+) -> tuple[Tokenizer, Tokenizer, TokenizerSettings]:
+    """The tokenizer of a checkpoint, the one to use from now on, and its settings.
+
+    Args:
+        place: The checkpoint's folder.
+        given: The tokenizer asked for; also that of a checkpoint that has none in its folder.
+        stored: Rows of its token table.
+    """
+    found = read_tokenizer(place)
+    wanted = None if given is None else open_tokenizer(Path(given))
+    own = found or wanted
+    if own is None:
+        raise UniclozeError(f"{place} holds no tokenizer.json or vocab.txt: give its tokenizer with --tokenizer")
+    if len(own[0]) > stored:
+        raise UniclozeError(
+            f"{place} has {stored:,} rows of tokens and its tokenizer {own[1].path} {len(own[0]):,} tokens: they do not "
+            "belong together"
+        )
+    return own[0], *(wanted or own)
+
+
+def _token_rows(place: Path, own: Tokenizer, new: Tokenizer, stored: int) -> Callable[[Tensor], Tensor]:
+    """What makes the rows of a vocabulary of those stored; says what it does."""
+    if own.fingerprint != new.fingerprint:
+        shared = shared_tokens(own, new)
+        warnings.warn(said_of_tokens(shared, place), stacklevel=3)
+        return lambda table: rows_of_tokens(table, shared, own.vocabulary.ordinary)
+    size = len(own)
+    if size < stored:
+        warnings.warn(
+            f"{place} has {stored:,} rows of tokens and its tokenizer {size:,} tokens: the other {stored - size:,} rows "
+            "stand for none and are left out",
+            stacklevel=3,
+        )
+    return lambda table: table[:size]
+
+
+def _model(settings: ModelSettings, vocab_size: int, heads: Sequence[Head]) -> UnifiedModel:
+    targets = [TARGETS[head] for head in heads]
+    return UnifiedModel(settings, vocab_size=vocab_size, max_positions=settings.max_positions or 1, targets=targets)

@@ -1,0 +1,126 @@
+"""The recipe of an imported model: what is known of it, and what it can be asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from unicloze.interop.config import read_json
+from unicloze.interop.families import TARGETS, Family, Head
+from unicloze.interop.weights import inside
+from unicloze.recipes import load_recipe, validate
+from unicloze.settings import (
+    DataSettings,
+    ModelSettings,
+    ObjectiveSettings,
+    Provenance,
+    Recipe,
+    TokenizerSettings,
+    UseSettings,
+)
+
+UNKNOWN_CORPUS = "unknown"
+"""What an imported model was trained on: no path, so whoever asks for it is told that it is not there."""
+_PAIRS: dict[str, Literal["next_sentence", "sentence_order"]] = {"nsp": "next_sentence", "sop": "sentence_order"}
+_POOLING: dict[str, Literal["first", "last", "mean"]] = {
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
+"""Sentence-transformers' names of how a text's slots become one vector."""
+
+
+def imported_recipe(
+    place: Path,
+    *,
+    family: Family,
+    model: ModelSettings,
+    heads: Sequence[Head],
+    tokenizer: TokenizerSettings,
+    has_pseudo: bool,
+    window: int | None,
+) -> Recipe:
+    """The recipe that goes with an imported model.
+
+    Args:
+        place: The checkpoint's folder.
+        family: Its family.
+        model: Its shape, with the number of its positions.
+        heads: Its heads.
+        tokenizer: Loads its tokenizer.
+        has_pseudo: Whether its vocabulary has a token for [P].
+        window: Most tokens it reads at once; as its folder says if not given.
+
+    Raises:
+        UsageError: No recipe can have such a model, such as one that reads three tokens.
+    """
+    objective = _objective(model, heads, relative=family.name == "unilm" and model.relative_bias)
+    if not has_pseudo:
+        objective = dataclasses.replace(objective, pseudo_token="mask")
+    pairs = any(_PAIRS.get(TARGETS[head]) for head in heads) or bool(objective.mixture)
+    recipe = Recipe(
+        name=re.sub(r"[^\w.-]+", "-", place.resolve().name).lstrip(".-") or family.name,
+        provenance=Provenance(paper=family.paper, place=f"imported from {place.resolve()}", note=_note(family, heads)),
+        data=DataSettings(
+            corpus=[UNKNOWN_CORPUS],
+            window=window or _window(place, model.max_positions or 1),
+            segments=2 if pairs and model.num_segments > 1 else 1,
+        ),
+        tokenizer=tokenizer,
+        objective=objective,
+        model=model,
+        use=_use(place),
+    )
+    validate(recipe)
+    return recipe
+
+
+def _objective(model: ModelSettings, heads: Sequence[Head], *, relative: bool) -> ObjectiveSettings:
+    """What a model with these heads was trained by, as far as its heads and its segments tell."""
+    targets = [TARGETS[head] for head in heads]
+    kind: Any = next((_PAIRS[target] for target in targets if target in _PAIRS), "contiguous")
+    if "ae" not in targets:
+        return ObjectiveSettings(name="none", targets=targets, pairs=kind)
+    if model.num_segments == 6:  # UniLM v1: one id or two for each of four language models
+        v1 = load_recipe("unilm-v1-base").objective
+        if "nsp" in targets:
+            return v1
+        plain = [{**part, "pairs": "contiguous", "targets": ["ae"]} for part in v1.mixture]
+        return dataclasses.replace(v1, mixture=plain)
+    if relative:
+        return ObjectiveSettings(name="unilmv2", targets=["ae", "par", *targets[1:]], pseudo_token="mask", pairs=kind)
+    return ObjectiveSettings(name="masked", targets=targets, masking="token", max_span=1, pairs=kind)
+
+
+def _note(family: Family, heads: Sequence[Head]) -> str:
+    predicts = {"token": "masked tokens", "next": "whether a segment follows", "order": "whether segments are in order",
+                "replaced": "which tokens were replaced"}  # fmt: skip
+    if not heads:
+        return f"A bare {family.name} encoder without heads: it predicts nothing, and embeds texts."
+    return f"A {family.name} encoder with heads that predict {' and '.join(predicts[head] for head in heads)}."
+
+
+def _window(place: Path, positions: int) -> int:
+    """As many tokens as sentence-transformers reads at once, if the folder is one of its models; else all positions."""
+    file = inside(place, "sentence_bert_config.json")
+    longest = None if file is None else read_json(file).get("max_seq_length")
+    if isinstance(longest, bool) or not isinstance(longest, int) or not 3 <= longest <= positions:
+        return positions
+    return longest
+
+
+def _use(place: Path) -> UseSettings:
+    """How sentence-transformers would pool, if the folder is one of its models; says what `embed` cannot do."""
+    file = inside(place, "1_Pooling/config.json")
+    if file is None:
+        return UseSettings()
+    modes = [key for key, value in read_json(file).items() if key.startswith("pooling_mode_") and value is True]
+    if len(modes) != 1 or modes[0] not in _POOLING:
+        warnings.warn(f"{file} pools by {' and '.join(modes) or 'nothing'}, which embed does not: it takes the first slot",
+                      stacklevel=2)  # fmt: skip
+        return UseSettings()
+    return UseSettings(pooling=_POOLING[modes[0]])

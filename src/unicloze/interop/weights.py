@@ -1,0 +1,212 @@
+"""Other people's weights, one tensor at a time, and nothing of a file believed before it is checked.
+
+Safetensors hold numbers and no code. A `.bin` is a pickle: it is opened only when asked for, and then by torch's reader
+that makes tensors and refuses everything else.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.interop.config import read_json
+
+SAFETENSORS, BINARY = "model.safetensors", "pytorch_model.bin"
+LARGEST_HEADER = 16 << 20
+"""Bytes of a safetensors header; that of a model of a thousand tensors has a hundred thousand."""
+LARGEST_INDEX = 64 << 20
+FLOATS = {"F16", "BF16", "F32", "F64"}
+_LEGACY = {".gamma": ".weight", ".beta": ".bias"}
+"""Names of a normalisation's tensors in checkpoints converted from TensorFlow."""
+
+
+class Weights(Mapping[str, Tensor]):
+    """Tensors by name, each read when it is asked for and then forgotten.
+
+    Args:
+        path: The file, or the index of several.
+        shapes: Shape of each tensor.
+        read: Reads one.
+    """
+
+    def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], Tensor]) -> None:
+        self.path = path
+        self.shapes = {_current(name): shape for name, shape in shapes.items()}
+        self._stored = {_current(name): name for name in shapes}
+        self._read = read
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._read(self._stored[name])
+
+    def under_first_names(self, copies: Mapping[str, str]) -> Weights:
+        """The same with tensors that are stored as a copy only under the name of the original, by copy."""
+        first = {copy: name for copy, name in copies.items() if copy in self.shapes and name not in self.shapes}
+        renamed = {first.get(name, name): name for name in self.shapes}
+        shapes = {name: self.shapes[stored] for name, stored in renamed.items()}
+        return Weights(self.path, shapes, lambda name: self[renamed[name]])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def inside(folder: Path, name: str) -> Path | None:
+    """A file of a folder, None if there is none of that name.
+
+    Links may point within the folder, and from a snapshot of Hugging Face's cache to the blobs beside it.
+
+    Raises:
+        UniclozeError: It is a link to elsewhere, or no plain file.
+    """
+    path, home = folder / name, folder.resolve()
+    if not path.exists():
+        if path.is_symlink():
+            raise UniclozeError(f"{path} is a link to a file that is not there: download the checkpoint again")
+        return None
+    real = path.resolve()
+    cached = home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
+    if not (real.is_relative_to(home) or cached):
+        raise UniclozeError(f"{path} is a link out of its folder, to {real}: copy the file to where the link is")
+    if not path.is_file():
+        raise UniclozeError(f"{path} is no file: download the checkpoint again")
+    return path
+
+
+def open_weights(folder: Path, *, pickle: bool = False) -> Weights:
+    """The weights of a checkpoint's folder: safetensors, whole or in shards, or a `.bin` when asked for.
+
+    Args:
+        folder: The folder.
+        pickle: Read a `.bin` where there are no safetensors.
+
+    Raises:
+        UsageError: There is only a pickle, and it was not asked for.
+        UniclozeError: There are no weights, or a file is damaged or not what it should be.
+    """
+    if (file := inside(folder, SAFETENSORS)) is not None:
+        return _together(file, [file], _safetensors)
+    if (index := inside(folder, f"{SAFETENSORS}.index.json")) is not None:
+        return _together(index, _shards(folder, index), _safetensors)
+    index = inside(folder, f"{BINARY}.index.json")
+    found = [name.name for name in sorted(folder.glob("*.bin")) if name.name != "training_args.bin"]
+    binaries = [file for name in found if (file := inside(folder, name)) is not None]
+    if index is None and len(binaries) != 1:
+        several = f", and {len(binaries)} .bin files without an index" if binaries else ""
+        raise UniclozeError(f"{folder} holds no {SAFETENSORS}{several}: give the folder of one checkpoint")
+    if not pickle:
+        raise UsageError(
+            f"{folder} holds its weights as a pickle only ({binaries[0].name if binaries else BINARY}), a format that can "
+            "carry code: read nothing but its tensors by `unicloze import --pickle`, or take a checkpoint in safetensors"
+        )
+    if index is not None:
+        return _together(index, _shards(folder, index), _binary)
+    return _together(binaries[0], binaries, _binary)
+
+
+Opened = tuple[Mapping[str, tuple[int, ...]], Callable[[str], Tensor]]
+
+
+def _together(path: Path, files: Iterable[Path], open_one: Callable[[Path], Opened]) -> Weights:
+    shapes: dict[str, tuple[int, ...]] = {}
+    readers: dict[str, Callable[[str], Tensor]] = {}
+    for file in files:
+        found, read = open_one(file)
+        if twice := sorted(found.keys() & shapes.keys()):
+            raise UniclozeError(f"{file} holds {twice[0]}, and so does another file of {path.name}: download it again")
+        shapes |= found
+        readers |= dict.fromkeys(found, read)
+    return Weights(path, shapes, lambda name: readers[name](name))
+
+
+def _shards(folder: Path, index: Path) -> list[Path]:
+    """The files an index names, plain names of files in its folder only."""
+    places: Any = read_json(index, largest=LARGEST_INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise UniclozeError(f"{index} has no weight_map of file names: download it again")
+    files = []
+    for name in dict.fromkeys(places.values()):
+        if not name or Path(name).name != name or "\\" in name or "\0" in name or name in (".", ".."):
+            raise UniclozeError(f"{index} names the file {name[:80]!r}, which is not one in its folder: it is not read")
+        file = inside(folder, name)
+        if file is None:
+            raise UniclozeError(f"{index} names {name}, which is not there: download it again")
+        files.append(file)
+    return files
+
+
+def _safetensors(file: Path) -> Opened:
+    _check_header(file)
+    shapes = {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                part = opened.get_slice(name)
+                if part.get_dtype() not in FLOATS and not name.endswith(("position_ids", "token_type_ids")):
+                    raise UniclozeError(
+                        f"{file}: {name} holds {part.get_dtype()} numbers: take the unquantised checkpoint"
+                    )
+                shapes[name] = tuple(part.get_shape())
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UniclozeError(f"{file} is damaged ({error}): download it again") from error
+
+    def read(name: str) -> Tensor:
+        # Opened for every tensor, so that the pages of the others are not held.
+        with safe_open(file, framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+            return tensor
+
+    return shapes, read
+
+
+def _check_header(file: Path) -> None:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        claimed = int.from_bytes(stream.read(8), "little")
+    if size < 8 or claimed > size - 8:
+        raise UniclozeError(f"{file} is cut short or no safetensors file: download it again")
+    if claimed > LARGEST_HEADER:
+        raise UniclozeError(f"{file} has a header of {claimed:,} bytes, more than any model needs: it is not read")
+
+
+def _binary(file: Path) -> Opened:
+    try:
+        with warnings.catch_warnings():  # of old pickles, which are read or refused all the same
+            warnings.simplefilter("ignore")
+            # Only torch's own newer format, a zip, can be mapped instead of read.
+            content: Any = torch.load(
+                file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file) or None
+            )
+    except pickle.UnpicklingError as error:
+        raise UniclozeError(f"{file} holds more than tensors, which may be code: it is not read") from error
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise UniclozeError(f"{file} is damaged or no file of torch.save ({reason}): download it again") from error
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
+    ):
+        raise UniclozeError(f"{file} holds something other than tensors by name: give a checkpoint's state")
+    for name, tensor in content.items():
+        if not tensor.is_floating_point() and not name.endswith(("position_ids", "token_type_ids")):
+            raise UniclozeError(f"{file}: {name} holds {tensor.dtype} numbers: take the unquantised checkpoint")
+    return {name: tuple(tensor.shape) for name, tensor in content.items()}, content.__getitem__
+
+
+def _current(name: str) -> str:
+    for old, new in _LEGACY.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name

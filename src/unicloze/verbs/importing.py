@@ -1,0 +1,56 @@
+"""Reading the checkpoints of other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from unicloze.verbs.common import PathLike
+
+if TYPE_CHECKING:
+    from unicloze.training.models import LoadedModel
+
+
+def load_model(path: PathLike) -> LoadedModel:
+    """A trained model: of a run, of a checkpoint, or of the folder of another library's checkpoint.
+
+    Args:
+        path: The directory.
+
+    Raises:
+        UniclozeError: There is no model, or it cannot be read.
+    """
+    from unicloze.interop.read import load_any
+
+    return load_any(path)
+
+
+def import_checkpoint(
+    checkpoint: PathLike,
+    out: PathLike,
+    allow: Sequence[str] = (),
+    positions: int | None = None,
+    tokenizer: PathLike | None = None,
+    pickle: bool = False,
+) -> LoadedModel:
+    """Write another library's checkpoint as one of ours: the verb `import`; see `unicloze.interop.read`.
+
+    Args:
+        checkpoint: Folder with its configuration, weights and tokenizer.
+        out: Folder to write; every `--model` and `--init` takes it.
+        allow: Patterns of tensors that may be missing, of another shape, or of no use.
+        positions: Repeat the rows of the position table up to so many.
+        tokenizer: Another vocabulary to have from now on.
+        pickle: Read the tensors of a `.bin`.
+
+    Returns:
+        The model.
+
+    Raises:
+        UsageError: An argument cannot be, or there is something at `out`.
+        UniclozeError: The checkpoint cannot be read, or `out` cannot be written.
+    """
+    from unicloze.interop.read import import_checkpoint as read
+    from unicloze.interop.read import write_model
+
+    return write_model(read(checkpoint, allow=allow, positions=positions, tokenizer=tokenizer, pickle=pickle), out)

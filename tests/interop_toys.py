@@ -1,0 +1,90 @@
+"""Small checkpoints of other libraries, made offline and at random."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toys import random_windows
+from unicloze.example import Batch, collate
+from unicloze.interop.config import Config
+from unicloze.interop.families import Family, family_of
+from unicloze.interop.tables import Table
+from unicloze.interop.weights import open_weights
+from unicloze.objectives import make_examples
+from unicloze.settings import ObjectiveSettings
+from unicloze.text.tokenizers import Vocabulary
+
+SPECIALS = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PSEUDO]"]
+VOCABULARY = [*SPECIALS, *"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmno"), ".", ","]
+"""50 tokens."""
+
+SHAPE: dict[str, Any] = dict(
+    vocab_size=50, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64,
+    max_position_embeddings=42, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.15,
+)  # fmt: skip
+
+
+def write_vocabulary(folder: Path, tokens: list[str] = VOCABULARY) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    return folder / "vocab.txt"
+
+
+def randomise(model: torch.nn.Module, padding: int = 0) -> None:
+    """Biases and normalisations too; rows of positions that stand for padding are nothing."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name.lower():
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+            if name.endswith("position_embeddings.weight"):
+                parameter[:padding] = 0
+
+
+def save(kind: str, folder: Path, *, padding: int = 0, **changes: Any) -> Any:
+    """A model of Transformers at random, saved with a vocabulary; returned in evaluation mode."""
+    import transformers
+
+    family = kind.partition("For")[0].removesuffix("Model")
+    shape = SHAPE | changes
+    if family == "DistilBert":
+        names = dict(
+            hidden_size="dim", num_hidden_layers="n_layers", num_attention_heads="n_heads", intermediate_size="hidden_dim",
+            hidden_dropout_prob="dropout", attention_probs_dropout_prob="attention_dropout", hidden_act="activation",
+        )  # fmt: skip
+        shape = {names.get(key, key): value for key, value in shape.items()}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**shape, attn_implementation="eager")
+    model = getattr(transformers, kind)(config)
+    randomise(model, padding)
+    model.save_pretrained(folder)
+    write_vocabulary(folder)
+    return model.eval()
+
+
+def table_of(folder: Path) -> tuple[Family, Table]:
+    """The family of a checkpoint, and its table."""
+    config, weights = Config.read(folder / "config.json"), open_weights(folder)
+    family = family_of(config, weights)
+    bare = not any(name.startswith(family.prefix) for name in weights)
+    heads = family.heads_among(weights)
+    return family, family.table(family.layout(config, weights.keys()), heads=heads, bare=bare)
+
+
+def batch_of(vocabulary: Vocabulary, *, segments: bool) -> tuple[Batch, Tensor]:
+    """Pairs in rows of several lengths, masked, and the slots that are no padding. *Shape:* (rows, slots)"""
+    windows = random_windows(6, 24, short=True, seed=2)
+    if not segments:
+        windows.segment_ids[:] = 0
+    batch = collate(
+        make_examples(windows, vocabulary, ObjectiveSettings(name="masked", targets=["ae"], masking="token"))
+    )
+    return batch, torch.arange(batch.input_ids.shape[1]) < torch.from_numpy(windows.lengths)[:, None]
+
+
+def noise(shape: torch.Size) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))

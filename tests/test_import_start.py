@@ -1,0 +1,355 @@
+"""Imported models with another vocabulary or more positions, and runs that start from them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+
+from corpora import write_corpus
+from decoding_toys import roberta_like, wordpiece
+from interop_toys import SPECIALS, VOCABULARY, batch_of, save, write_vocabulary
+from test_import_unilm import released
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.interop.read import import_checkpoint, load_any
+from unicloze.interop.vocabulary import read_tokenizer
+from unicloze.recipes import load_recipe
+from unicloze.settings import TokenizerSettings
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.initial import repeated, rows_of_segments, rows_of_tokens, shared_tokens
+from unicloze.training.models import LoadedModel, load_model
+from unicloze.verbs import embed, pretrain
+
+TOKENS = "backbone.embeddings.tokens.weight"
+SEGMENTS = "backbone.embeddings.segments.weight"
+POSITIONS = "backbone.embeddings.positions.weight"
+STILL = {"data.heldout_share": 0.2, "training.learning_rate": 1e-12, "training.weight_decay": 0.0}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    """Two segments, 40 positions, a masked language model's head, 50 tokens."""
+    place = tmp_path / "bert"
+    released(place, fused=False, relative=False, segments=2, model_type="bert")
+    return place
+
+
+# Vocabularies
+
+
+def test_tokens_are_shared_by_spelling_and_by_whether_they_begin_a_word() -> None:
+    pieces, spaced = wordpiece(), roberta_like()
+    trained = Tokenizer.train(
+        ["the list, the listing of lists. café"] * 9, TokenizerSettings(kind="bpe", vocab_size=285)
+    )
+    found = shared_tokens(pieces, trained)
+    expected = {
+        "Ġthe": "the",
+        "Ġlist": "list",
+        ",": ",",
+        "Ġof": "of",
+        "s": "##s",
+        "ing": "##ing",
+        "Ġ": None,
+        "list": None,
+    }
+    for token, other in expected.items():
+        i = trained.token_id(token)
+        if i is not None:
+            assert found[i] == (-1 if other is None else pieces.token_id(other)), token
+    assert trained.token_id("Ġlist") is not None
+    back = shared_tokens(trained, pieces)
+    word = pieces.token_id("the")
+    assert word is not None and back[word] == trained.token_id("Ġthe")
+    roles = shared_tokens(spaced, pieces)
+    for role in ("sos", "eos", "pad", "unk", "mask"):
+        assert roles[getattr(pieces.vocabulary, role)] == getattr(spaced.vocabulary, role)
+    assert roles[pieces.vocabulary.pseudo] == spaced.vocabulary.mask, "a pseudo mask starts as the mask"
+    same = shared_tokens(pieces, pieces)
+    assert same.tolist() == list(range(len(pieces)))
+
+
+def test_rows_of_new_tokens_are_the_mean_of_the_ordinary_ones() -> None:
+    table = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    rows = rows_of_tokens(table, np.array([2, -1, 0, -1]), np.array([3, 4, 5], dtype=np.int32))
+    assert torch.equal(rows[[0, 2]], table[[2, 0]])
+    torch.testing.assert_close(rows[[1, 3]], table[3:].mean(0).expand(2, 3))
+    bias = rows_of_tokens(table[:, 0], np.array([-1, 1]), np.array([3, 4, 5], dtype=np.int32))
+    torch.testing.assert_close(bias, torch.stack([table[3:, 0].mean(), table[1, 0]]))
+
+
+def test_an_imported_model_with_another_vocabulary(bert: Path, tmp_path: Path) -> None:
+    old = load_any(bert).model.state_dict()
+    other = write_vocabulary(tmp_path / "other", [*SPECIALS, "z", "new", "a", "##a"])
+    with pytest.warns(
+        UserWarning, match=r"^10 of 11 tokens have their rows from .*bert, the other 1 start at the mean$"
+    ):
+        loaded = import_checkpoint(bert, tokenizer=other)
+    new = loaded.model.state_dict()
+    places = [*range(7), VOCABULARY.index("z"), VOCABULARY.index("a"), VOCABULARY.index("##a")]
+    kept = [0, 1, 2, 3, 4, 5, 6, 7, 9, 10]
+    for name in (TOKENS, "token_head.bias"):
+        assert torch.equal(new[name][kept], old[name][places])
+        torch.testing.assert_close(new[name][8], old[name][7:].mean(0))
+    assert loaded.model.vocab_size == 11 and loaded.recipe.tokenizer.path == str(other)
+    assert all(torch.equal(new[name], old[name]) for name in old if name not in (TOKENS, "token_head.bias"))
+
+
+def test_rows_beyond_the_vocabulary_are_left_out_and_said(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    peer = save("BertForMaskedLM", tmp_path, vocab_size=56)
+    with pytest.warns(UserWarning, match=r"has 56 rows of tokens and its tokenizer 50 tokens: the other 6 rows"):
+        loaded = load_any(tmp_path)
+    batch, real = batch_of(loaded.tokenizer.vocabulary, segments=True)
+    with torch.no_grad():
+        own = loaded.model.token_logits(loaded.model.backbone(batch)[-1])
+        theirs = peer(batch.input_ids, attention_mask=real.long(), token_type_ids=batch.segment_ids).logits
+    torch.testing.assert_close(own[real], theirs[real][:, :50], atol=1e-5, rtol=1e-5)
+
+
+def test_roles_are_those_the_tokenizers_configuration_names(tmp_path: Path) -> None:
+    """MPNet's vocabulary holds BERT's special tokens too, which mean nothing there."""
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "<mask>"]
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece({t: i for i, t in enumerate(tokens)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    backend.add_special_tokens(["<s>", "<pad>", "</s>", "[UNK]", "<mask>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    named = {
+        "cls_token": "<s>",
+        "sep_token": {"content": "</s>"},
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+        "unk_token": "[UNK]",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    found = Tokenizer.load(tmp_path).vocabulary
+    assert (found.sos, found.pad, found.eos, found.unk, found.mask) == (0, 1, 2, 5, 11)
+    Tokenizer.load(tmp_path).save(tmp_path)
+    again = Tokenizer.load(tmp_path / "tokenizer.json").vocabulary
+    assert (again.sos, again.pad, again.eos, again.unk, again.mask) == (0, 1, 2, 5, 11)
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "encoded"),
+    [
+        ({"do_lower_case": True}, ["A", "a"], ["a"]),
+        ({"do_lower_case": False}, ["A", "a"], ["A"]),
+        ({}, ["A", "a"], ["A"]),
+        ({}, ["a"], ["a"]),
+    ],
+)
+def test_whether_text_is_lower_cased(
+    tmp_path: Path, config: dict[str, Any], words: list[str], encoded: list[str]
+) -> None:
+    write_vocabulary(tmp_path, [*SPECIALS, *words])
+    if config:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    found = read_tokenizer(tmp_path)
+    assert found is not None
+    tokenizer, settings = found
+    assert tokenizer.tokens(tokenizer.encode("A")) == encoded
+    again = Tokenizer.load(settings.path or "", lowercase=settings.lowercase)
+    assert again.fingerprint == tokenizer.fingerprint
+
+
+@pytest.mark.parametrize(("key", "value"), [("strip_accents", False), ("tokenize_chinese_chars", False)])
+def test_vocabularies_used_as_no_tokenizer_here_does(tmp_path: Path, key: str, value: bool) -> None:
+    write_vocabulary(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True, key: value}))
+    with pytest.raises(UniclozeError, match=f"{key} is .*save the tokenizer as tokenizer.json"):
+        read_tokenizer(tmp_path)
+
+
+def test_sentencepieces_words_begin_with_their_mark() -> None:
+    pieces = [
+        ("<s>", 0.0),
+        ("<pad>", 0.0),
+        ("</s>", 0.0),
+        ("<unk>", 0.0),
+        ("▁a", -1.0),
+        ("b", -1.0),
+        (".", -1.0),
+        ("▁.", -2.0),
+        ("<mask>", 0.0),
+    ]
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=3))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    backend.decoder = tokenizers.decoders.Metaspace()
+    backend.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    tokenizer = Tokenizer(backend)
+    continues, ends = tokenizer.vocabulary.continues, tokenizer.vocabulary.ends_sentence
+    assert np.flatnonzero(continues).tolist() == [5]
+    assert np.flatnonzero(ends).tolist() == [6, 7]
+
+
+# Positions and segments
+
+
+def test_positions_are_repeated_when_asked_for(bert: Path) -> None:
+    old = load_any(bert).model.state_dict()[POSITIONS]
+    with pytest.warns(UserWarning, match=r"^positions 40 to 99 start as copies of the 40 that .*bert has$"):
+        loaded = import_checkpoint(bert, positions=100)
+    new = loaded.model.state_dict()[POSITIONS]
+    assert torch.equal(new, torch.cat([old, old, old])[:100])
+    assert loaded.model.max_positions == loaded.recipe.data.window == 100
+    long = " ".join("abcdefghij"[i % 10] for i in range(90))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert embed(loaded, [long]).shape == (1, 32)
+    assert torch.equal(repeated(old, 7), old[:7])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "known", "rows"),
+    [
+        ("unilm-v1-base", 2, [0, 1, 0, 0, 0, 1]),
+        ("unilm-v1-base", 6, [0, 1, 2, 3, 4, 5]),
+        ("unilm-v1-base", 1, [0, 0, 0, 0, 0, 0]),
+        ("bert-base", 2, [0, 1]),
+        ("bert-base", 1, [0, 0]),
+    ],
+)
+def test_segments_start_as_what_they_name(recipe: str, known: int, rows: list[int]) -> None:
+    assert rows_of_segments(load_recipe(recipe), known).tolist() == rows
+
+
+# Runs
+
+
+def run(
+    recipe: str, init: Path, out: Path, corpus: Path, *, new_tokenizer: bool = False, **overrides: Any
+) -> LoadedModel:
+    changes = {
+        **STILL,
+        "data.corpus": [str(corpus)],
+        **{key.replace("__", "."): value for key, value in overrides.items()},
+    }
+    pretrain(recipe, out, toy=True, quiet=True, overrides=changes, init=init, new_tokenizer=new_tokenizer)
+    return load_model(out)
+
+
+def same(found: LoadedModel, expected: LoadedModel, *, but: tuple[str, ...] = ()) -> None:
+    """All weights the two have in common are equal, but for some."""
+    theirs = expected.model.state_dict()
+    names = [name for name in found.model.state_dict() if name in theirs and name not in but]
+    assert sum(name.startswith("backbone.layers.") for name in names) > 10
+    for name in names:
+        torch.testing.assert_close(found.model.state_dict()[name], theirs[name], atol=1e-6, rtol=0)
+
+
+def test_a_run_has_shape_tokenizer_and_weights_of_what_it_starts_from(bert: Path, corpus: Path, tmp_path: Path) -> None:
+    shape = (
+        r"the model's shape is that of .*bert: num_layers 3 \(recipe: 2\), num_heads 4 \(recipe: 2\), "
+        r"max_positions 40 \(recipe: 32\)"
+    )
+    with pytest.warns(UserWarning, match=shape + r", relative_bias False \(recipe: True\)$"):
+        found = run("unilmv2-base", bert, tmp_path / "run", corpus)
+    same(found, load_any(bert))
+    assert len(found.tokenizer) == 50 and found.recipe.objective.name == "unilmv2"
+    with pytest.warns(UserWarning, match="trained to step 2"):
+        assert pretrain(out=tmp_path / "run", quiet=True).step == 2
+    with pytest.warns(UserWarning) as said:
+        again = run("unilmv2-base", tmp_path / "run", tmp_path / "second", corpus, model__relative_bias=True)
+    sentences = [str(one.message) for one in said]
+    assert any("has no backbone.relative.weight of the right shape: they start as drawn" in one for one in sentences)
+    assert not any("relative_bias" in one for one in sentences)
+    same(again, found)
+    assert again.recipe.tokenizer.path == str(tmp_path / "run" / "tokenizer.json")
+
+
+def test_unilm_v1_starts_from_bert_as_its_paper_says(bert: Path, corpus: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning) as said:
+        found = run("unilm-v1-base", bert, tmp_path / "run", corpus)
+    sentences = [str(one.message) for one in said]
+    assert any("the segments 0 to 5 start as the segments 0, 1, 0, 0, 0, 1 of" in one for one in sentences)
+    assert any("has no pair_head" in one for one in sentences)
+    start = load_any(bert)
+    same(found, start, but=(SEGMENTS,))
+    expected = start.model.state_dict()[SEGMENTS][[0, 1, 0, 0, 0, 1]]
+    torch.testing.assert_close(found.model.state_dict()[SEGMENTS], expected, atol=1e-6, rtol=0)
+
+
+def test_a_run_with_a_vocabulary_of_its_own(bert: Path, corpus: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning) as said:
+        found = run("bert-base", bert, tmp_path / "run", corpus, new_tokenizer=True, tokenizer__vocab_size=120)
+    start = load_any(bert)
+    shared = shared_tokens(start.tokenizer, found.tokenizer)
+    count = int((shared >= 0).sum())
+    assert 20 < count < len(found.tokenizer)
+    assert any(f"{count} of {len(found.tokenizer)} tokens have their rows from" in str(one.message) for one in said)
+    same(found, start, but=(TOKENS, "token_head.bias"))
+    rows, old = found.model.state_dict()[TOKENS], start.model.state_dict()[TOKENS]
+    torch.testing.assert_close(rows[shared >= 0], old[shared[shared >= 0]], atol=1e-6, rtol=0)
+    torch.testing.assert_close(rows[shared < 0], old[7:].mean(0).expand(len(rows) - count, -1), atol=1e-6, rtol=0)
+
+
+def test_longer_windows_than_positions_and_other_sizes(bert: Path, corpus: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning) as said:
+        found = run("bert-base", bert, tmp_path / "run", corpus, data__window=64, model__num_layers=2)
+    assert any("positions 40 to 63 start as copies of the 40 that" in str(one.message) for one in said)
+    start = load_any(bert)
+    table = start.model.state_dict()[POSITIONS]
+    torch.testing.assert_close(found.model.state_dict()[POSITIONS], torch.cat([table, table[:24]]), atol=1e-6, rtol=0)
+    assert found.recipe.model.num_layers == 2
+    name = "backbone.layers.1.attention.qkv.weight"
+    torch.testing.assert_close(found.model.state_dict()[name], start.model.state_dict()[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("kind", "recipe", "changes"),
+    [
+        ("DistilBertForMaskedLM", "bert-base", {}),
+        ("RobertaForMaskedLM", "roberta-base", {"type_vocab_size": 1}),
+        ("MPNetModel", "mpnet-base", {}),
+        ("ElectraForPreTraining", "electra-small", {"embedding_size": 16}),
+        ("AlbertForPreTraining", "albert-base", {"embedding_size": 16}),
+    ],
+)
+def test_each_family_starts_a_run_of_its_own_objective(
+    kind: str, recipe: str, changes: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    save(kind, tmp_path / "theirs", padding=2 if kind[:2] in ("Ro", "MP") else 0, **changes)
+    start = load_any(tmp_path / "theirs")
+    if start.recipe.model.num_segments == 0 and kind.startswith("Distil"):
+        with pytest.warns(UserWarning, match=r"knows no segments: their embeddings start at 0"):
+            found = run(recipe, tmp_path / "theirs", tmp_path / "run", corpus)
+        assert not found.model.state_dict()[SEGMENTS].abs().max() > 1e-6
+    else:
+        window = 120 if kind.startswith("Albert") else 32  # whole sentences, spelled letter by letter
+        found = run(recipe, tmp_path / "theirs", tmp_path / "run", corpus, data__window=window)
+    same(found, start, but=(SEGMENTS, POSITIONS))
+
+
+def test_what_a_start_refuses(bert: Path, corpus: Path, tmp_path: Path) -> None:
+    given = {"data.corpus": [str(corpus)], "data.heldout_share": 0.2}
+    with pytest.raises(UsageError, match=r"tokenizer.vocab_size is for a tokenizer that is trained.*--new-tokenizer"):
+        pretrain("bert-base", tmp_path / "a", toy=True, overrides={**given, "tokenizer.vocab_size": 99}, init=bert)
+    with pytest.raises(UsageError, match="A new tokenizer is trained anyway"):
+        pretrain("bert-base", tmp_path / "b", toy=True, overrides=given, new_tokenizer=True)
+    with pytest.raises(UsageError, match="--init starts a new run: give --recipe"):
+        pretrain(out=tmp_path / "c", init=bert)
+    with pytest.raises(UniclozeError, match="there is no model at"):
+        pretrain("bert-base", tmp_path / "d", toy=True, overrides=given, init=tmp_path / "none")
+    with pytest.raises(UniclozeError, match=r"no weight of .* fits"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sizes = {
+            "model.hidden_size": 16,
+            "model.intermediate_size": 8,
+            "model.head": "linear",
+            "model.head_bias": False,
+        }
+        pretrain("bert-base", tmp_path / "e", toy=True, quiet=True, overrides={**given, **sizes}, init=bert)
+    assert not any((tmp_path / name).exists() for name in "abcd")

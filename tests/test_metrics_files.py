@@ -1,0 +1,151 @@
+"""Files of predictions and references, right and wrong ones, and `unicloze evaluate --metric`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from unicloze import cli, verbs
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.read_files import read_pairs
+from unicloze.evaluation.metrics.result import Compared
+
+
+def write(folder: Path, **files: str) -> list[Path]:
+    """Files of these texts; `a_txt_gz` is `a.txt.gz`."""
+    paths = []
+    for name, text in files.items():
+        path = folder / name.replace("_", ".")
+        raw = text.encode()
+        path.write_bytes(gzip.compress(raw) if name.endswith("_gz") else raw)
+        paths.append(path)
+    return paths
+
+
+def test_lines_keep_their_places(tmp_path: Path) -> None:
+    found, wanted = write(tmp_path, p_txt="one\r\n\r\nthr\u2028ee\r\n", r_txt_gz="\ufeffa\nb\n\n")
+    assert read_pairs(found, [wanted], "texts") == (["one", "", "thr\u2028ee"], [["a"], ["b"], [""]])
+
+
+def test_several_references(tmp_path: Path) -> None:
+    found, first, second, rows = write(
+        tmp_path, p_txt="x\ny", r1_txt="a\nb\n", r2_txt="c\n\n",
+        r3_jsonl='{"references": ["d", "e"]}\n{"reference": "f"}\n',
+    )  # fmt: skip
+    assert read_pairs(found, [first, second, rows], "texts")[1] == [["a", "c", "d", "e"], ["b", "f"]]
+
+
+def test_tables_and_objects(tmp_path: Path) -> None:
+    table, rows = write(
+        tmp_path, p_tsv="id\tprediction\n7\t1\n8\t0\n",
+        r_jsonl='{"id": 7, "reference": 1}\n\n{"id": 8, "reference": "0", "more": []}\n',
+    )  # fmt: skip
+    assert read_pairs(table, [rows], "labels") == (["1", "0"], ["1", "0"])
+    assert read_pairs(table, [rows], "numbers") == ([1.0, 0.0], [1.0, 0.0])
+    lines, lists = write(tmp_path, t_txt="O B-X\nO\n", u_jsonl='{"reference": ["O", "B-X"]}\n{"reference": "O"}')
+    assert read_pairs(lines, [lists], "tags") == ([["O", "B-X"], ["O"]], [["O", "B-X"], ["O"]])
+
+
+@pytest.mark.parametrize(
+    ("predictions", "references", "compares", "message"),
+    [
+        ("a\nb\nc\n", "a\nb\n", "texts", r"p.txt has 3 items and .*r.txt 2: nothing in .*r.txt matches .*p.txt:3"),
+        ("a\n", "a\nb\n", "labels", r"p.txt has 1 items and .*r.txt 2: nothing in .*p.txt matches .*r.txt:2"),
+        ("", "a", "texts", r"p.txt is empty"),
+        ("1\nx\n", "1\n2\n", "numbers", r"p.txt:2 holds 'x', which is no finite number"),
+        ("1\ninf\n", "1\n2\n", "numbers", r"p.txt:2 holds 'inf'"),
+        ("1\n \n", "1\n2\n", "labels", r"p.txt:2 holds ' ', which is no label"),
+    ],
+)
+def test_broken_lines(tmp_path: Path, predictions: str, references: str, compares: Compared, message: str) -> None:
+    found, wanted = write(tmp_path, p_txt=predictions, r_txt=references)
+    with pytest.raises(UniclozeError, match=message):
+        read_pairs(found, [wanted], compares)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("p_jsonl", '{"prediction": "a"}\n{"prediction": \n', r"p.jsonl:2 is not JSON \(Expecting value, column"),
+        ("p_jsonl", '["a"]', r"p.jsonl:1 is no JSON object such as"),
+        ("p_jsonl", '{"text": "a", "id": 1}', r"p.jsonl:1 has no field prediction, its fields are text, id"),
+        ("p_jsonl", '{"prediction": null}', r"p.jsonl:1 holds None, which is no text"),
+        ("p_jsonl", "[" * 100_000, r"p.jsonl:1 is (not JSON|JSON nested too deep)"),
+        ("p_jsonl", '{"id": 2, "prediction": "a"}', r"p.jsonl:1 has the id 2 and .*r.jsonl:1 the id 1"),
+        ("p_tsv", "index\tlabel\n0\ta\n", r"p.tsv:1 names no column prediction but index, label"),
+        ("p_tsv", "id\tprediction\n0\n", r"p.tsv:2 has 1 columns and the header 2"),
+        ("p_csv", "a\n", r"p.csv is of no known kind: give a file that ends in .txt, .tsv, .jsonl"),
+    ],
+)
+def test_broken_files(tmp_path: Path, name: str, text: str, message: str) -> None:
+    found, wanted = write(tmp_path, **{name: text, "r_jsonl": '{"id": 1, "reference": "a"}'})
+    with pytest.raises(UniclozeError, match=message):
+        read_pairs(found, [wanted], "texts")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    wanted = write(tmp_path, r_txt="a\n")
+    with pytest.raises(UniclozeError, match=r"There is no file .*none\.txt"):
+        read_pairs(tmp_path / "none.txt", wanted, "texts")
+    bad = tmp_path / "p.txt"
+    bad.write_bytes(b"a\nb\xff\n")
+    with pytest.raises(UniclozeError, match=r"p\.txt:2 is no UTF-8"):
+        read_pairs(bad, wanted, "texts")
+    cut = tmp_path / "p.txt.gz"
+    for raw in (gzip.compress(b"a\n" * 99)[:-9], b"no gzip"):
+        cut.write_bytes(raw)
+        with pytest.raises(UniclozeError, match="is cut off or damaged"):
+            read_pairs(cut, wanted, "texts")
+    empty = write(tmp_path, e_jsonl='{"references": []}')
+    with pytest.raises(UniclozeError, match=r"e\.jsonl:1 has no reference"):
+        read_pairs(wanted[0], empty, "texts")
+    with pytest.raises(UsageError, match="only texts can have more than one"):
+        read_pairs(bad, wanted * 2, "labels")
+    with pytest.raises(UsageError, match="Only the metric squad takes certainties"):
+        read_pairs(bad, wanted, "texts", na_probabilities=bad)
+
+
+def test_evaluate_compares_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found, first, second = write(tmp_path, p_txt="a b c d\n", r1_txt="a b c x\n", r2_txt="a b c d\n")
+    words = ["evaluate", "--metric", "coco", "--predictions", str(found), "--references", str(first), str(second)]
+    assert cli.main(words) == 0
+    assert "bleu_4      100.00 %" in capsys.readouterr().out
+    assert cli.main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["values"]["bleu_4"] == pytest.approx(100)
+    result = verbs.evaluate(metric="coco", predictions=found, references=first, options={"profile": "squad-qg"})
+    assert result.values["bleu_3"] < 100 and result.note == "Profile squad-qg."
+    assert verbs.evaluate(metric="diversity", predictions=found).values["average_length"] == 4
+    assert cli.main(["evaluate", "--metric", "list"]) == 0
+    assert "squad        exact match" in capsys.readouterr().out
+    assert cli.main(["evaluate", "--metric", "list", "--json"]) == 0
+    assert "rouge" in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--metric", "rogue", "--predictions", "p", "--references", "r"], 2, "did you mean rouge?"),
+        (["--metric", "rouge"], 2, "needs predictions"),
+        (["--metric", "rouge", "--predictions", "p"], 2, "no file of references"),
+        (["--metric", "rouge", "--predictions", "p", "--references", "r"], 1, "There is no file p"),
+        (["--metric", "rouge", "--blimp", "b"], 2, "A metric compares files: leave out model, blimp"),
+        (["--predictions", "p"], 2, "need a metric"),
+        (["--metric", "f1", "--option", "positive"], 2, "write it as NAME=VALUE"),
+        ([], 2, "Give a model and blimp, or a metric"),
+    ],
+)
+def test_evaluate_says_what_is_missing(
+    words: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["evaluate", *words]) == code
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -1,0 +1,341 @@
+"""ROUGE, BLEU, METEOR, NIST and diversity: stored and published values, other implementations, arithmetic by hand."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.bleu import bleu
+from unicloze.evaluation.metrics.coco import coco
+from unicloze.evaluation.metrics.diversity import diversity
+from unicloze.evaluation.metrics.meteor import meteor
+from unicloze.evaluation.metrics.nist import nist
+from unicloze.evaluation.metrics.perl_rouge import find_script, perl_rouge
+from unicloze.evaluation.metrics.profiles import PROFILES, retokenise, sentences, summary
+from unicloze.evaluation.metrics.registry import METRICS, metric
+from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.evaluation.metrics.rouge import _Tokenizer, rouge
+
+# The demonstration of the DSTC7 evaluation, its words renamed one to one, which changes none of these metrics.
+DSTC7_PREDICTIONS = ["a b c d w", "e f g h i w", "a j k x"]
+DSTC7_REFERENCES = [["l m n o", "q k n l"], ["e f g p", "e f r s"], ["a j k x", "a t u g v"]]
+
+
+@pytest.fixture(scope="module")
+def stored(shared_data: Path) -> tuple[list[str], list[list[str]], dict[str, float]]:
+    """Two predictions with two references each, and what nlg-eval makes of them."""
+    with tarfile.open(shared_data / "metrics" / "nlg-eval_example.tar.gz") as archive:
+        files = {member.name: archive.extractfile(member).read().decode() for member in archive if member.isfile()}
+    lines = [files[name].strip().split("\n") for name in ("hyp.txt", "ref1.txt", "ref2.txt")]
+    return lines[0], [list(pair) for pair in zip(*lines[1:], strict=True)], json.loads(files["expected.json"])
+
+
+@pytest.fixture(scope="module")
+def e2e(shared_data: Path) -> tuple[list[str], list[list[str]]]:
+    """The first reference of each meaning of E2E's dev set as prediction, and the others, of any number, as references."""
+    rows = csv.DictReader(
+        io.StringIO(gzip.decompress((shared_data / "metrics" / "e2e_devset.csv.gz").read_bytes()).decode())
+    )
+    texts: dict[str, list[str]] = {}
+    for row in rows:
+        texts.setdefault(row["mr"], []).append(row["ref"])
+    several = [group for group in texts.values() if len(group) > 1]
+    return [group[0] for group in several], [group[1:] for group in several]
+
+
+def test_coco_gives_the_stored_values(stored: tuple[list[str], list[list[str]], dict[str, float]]) -> None:
+    predictions, references, expected = stored
+    values = coco(predictions, references).values
+    for name, theirs in [(f"bleu_{n}", f"Bleu_{n}") for n in range(1, 5)] + [("rouge_l", "ROUGE_L")]:
+        assert values[name] / 100 == pytest.approx(expected[theirs], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_meteor_gives_the_stored_value(stored: tuple[list[str], list[list[str]], dict[str, float]]) -> None:
+    pytest.importorskip("pycocoevalcap")
+    if shutil.which("java") is None:
+        pytest.skip("METEOR needs java")
+    predictions, references, expected = stored
+    assert meteor(predictions, references).values["meteor"] / 100 == pytest.approx(expected["METEOR"], abs=1e-6)
+
+
+def test_meteor_without_java_and_with_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pycocoevalcap")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UniclozeError, match="java is not on the PATH"):
+        meteor(["a"], [["a"]])
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\necho 'no memory left' >&2\nexit 1\n")
+    java.chmod(0o755)
+    with pytest.raises(UniclozeError, match="Java program failed and said: no memory left"):
+        meteor(["a"], [["a"]])
+
+
+def test_coco_by_hand() -> None:
+    # "a b c" against "a b d": matches 2 of 3 unigrams, 1 of 2 bigrams, 0 of 1 trigrams; lengths are equal
+    values = coco(["a b c"], [["a b d"]]).values
+    assert values["bleu_1"] == pytest.approx(100 * 2 / 3)
+    assert values["bleu_2"] == pytest.approx(100 * math.sqrt(2 / 3 * 1 / 2))
+    assert values["bleu_3"] == values["bleu_4"] == 0
+    # the closest of the lengths 2 and 6 to 3 is 2, so no penalty; precision is best with "a b c x y z" (3/3), recall
+    # with "a b" (2/2): both are 1
+    assert coco(["a b c"], [["a b", "a b c x y z"]]).values["rouge_l"] == pytest.approx(100)
+    assert coco(["a b c"], [["a b", "a b c x y z"]]).values["bleu_1"] == pytest.approx(100)
+    # of two equally close lengths, 2 and 4, the shorter one
+    assert coco(["a b c"], [["a b c d", "a b"]]).values["bleu_1"] == pytest.approx(100)
+    # too short: 2 words against 3
+    assert coco(["a b"], [["a b c"]]).values["bleu_1"] == pytest.approx(100 * math.exp(1 - 3 / 2))
+    # precision 2/2, recall 2/4, beta 1.2
+    score = (1 + 1.44) * 1 * 0.5 / (0.5 + 1.44 * 1)
+    assert coco(["a c"], [["a b c d"]]).values["rouge_l"] == pytest.approx(100 * score)
+    assert all(value == 0 for value in coco(["", "x"], [["a"], [""]]).values.values())
+
+
+def test_coco_equals_sacrebleu_and_a_table_of_subsequences(e2e: tuple[list[str], list[list[str]]]) -> None:
+    import sacrebleu
+
+    predictions, references = (part[:200] for part in e2e)
+    values = coco(predictions, references).values
+    most = max(map(len, references))
+    streams = [[several[i] if i < len(several) else None for several in references] for i in range(most)]
+    theirs = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(predictions, streams)
+    assert values["bleu_4"] == pytest.approx(theirs.score, abs=1e-9)
+
+    def longest(one: list[str], other: list[str]) -> int:
+        row = [0] * (len(other) + 1)
+        for token in one:
+            last, row = row, [0]
+            for place, match in enumerate(other):
+                row.append(last[place] + 1 if token == match else max(row[place], last[place + 1]))
+        return row[-1]
+
+    total = 0.0
+    for text, several in zip(predictions, references, strict=True):
+        tokens, wanted = text.split(), [one.split() for one in several]
+        precision = max(longest(tokens, one) / len(tokens) for one in wanted)
+        recall = max(longest(tokens, one) / len(one) for one in wanted)
+        total += (1 + 1.44) * precision * recall / (recall + 1.44 * precision)
+    assert values["rouge_l"] == pytest.approx(100 * total / len(predictions), abs=1e-9)
+
+
+def test_nist_by_hand() -> None:
+    # References "a b d" and "a b c e" have 7 words: a and b tell log2(7/2) bits, c tells log2(7). b always follows a: 0
+    # bits; c follows b once of two times: 1 bit, and so after "a b". 4-grams are not predicted.
+    unigrams = (2 * math.log2(7 / 2) + math.log2(7)) / 3
+    bigrams = (0 + 1) / 2
+    trigrams = 1 / 1
+    # 3 words predicted, 3.5 in the mean reference
+    penalty = math.exp(math.log(0.5) / math.log(1.5) ** 2 * math.log(3 / 3.5) ** 2)
+    result = nist(["a b c"], [["a b d", "a b c e"]], tokenize="none")
+    assert result.values["length_penalty"] == pytest.approx(penalty)
+    assert result.values["nist_4"] == pytest.approx(penalty * (unigrams + bigrams + trigrams))
+    assert result.values["nist_4"] == pytest.approx(3.2936, abs=1e-4)
+    assert result.units["nist_4"] == "bits"
+    # a predicted n-gram counts at most as often as in one reference: "a a a" matches one "a"
+    assert nist(["a a a"], [["a b"]], tokenize="none").values["nist_4"] == pytest.approx(math.log2(2 / 1) / 3)
+    # the penalty is one half at two thirds of the length
+    assert nist(["a b"], [["a b c"]], tokenize="none").values["length_penalty"] == pytest.approx(0.5)
+    # 13a lowers and parts punctuation from words
+    assert nist(["The cat."], [["the cat ."]]).values == nist(["x y z"], [["x y z"]], tokenize="none").values
+
+
+def test_nist_equals_nltk_where_each_text_has_one_reference(e2e: tuple[list[str], list[list[str]]]) -> None:
+    from nltk.translate.nist_score import corpus_nist
+
+    predictions, references = e2e[0][:150], [several[:1] for several in e2e[1][:150]]
+    theirs = corpus_nist(
+        [[one.split() for one in several] for several in references], [p.split() for p in predictions], n=4
+    )
+    assert nist(predictions, references, tokenize="none").values["nist_4"] == pytest.approx(theirs, abs=1e-9)
+
+
+def test_values_that_the_dstc7_challenge_publishes_for_its_demonstration() -> None:
+    assert nist(DSTC7_PREDICTIONS, DSTC7_REFERENCES, tokenize="none").values["nist_4"] == pytest.approx(
+        2.1949, abs=5e-5
+    )
+    assert bleu(DSTC7_PREDICTIONS, DSTC7_REFERENCES, tokenize="none").values["bleu"] == pytest.approx(32.24, abs=5e-3)
+    values = diversity(DSTC7_PREDICTIONS).values
+    assert values["entropy_4"] == pytest.approx(1.7918, abs=5e-5)
+    assert (round(values["distinct_1"], 4), values["distinct_2"], values["average_length"]) == (0.8667, 1.0, 5.0)
+
+
+def test_diversity_by_hand() -> None:
+    # 4-grams: "a b a b", "b a b a", "a b a b" again: probabilities 2/3 and 1/3
+    result = diversity(["a b a b a b", ""])
+    assert result.values["entropy_4"] == pytest.approx(-(2 / 3 * math.log(2 / 3) + 1 / 3 * math.log(1 / 3)))
+    assert result.values["distinct_1"] == pytest.approx(2 / 6)
+    assert result.values["distinct_2"] == pytest.approx(2 / 5)
+    assert result.values["average_length"] == 3
+    assert diversity(["", ""]).values == {"entropy_4": 0, "distinct_1": 0, "distinct_2": 0, "average_length": 0}
+
+
+def test_rouge_of_xsum_summaries(shared_data: Path) -> None:
+    raw = gzip.decompress((shared_data / "metrics" / "xsum_500_outputs_with_rouge.jsonl.gz").read_bytes()).decode()
+    rows = [json.loads(line) for line in raw.splitlines()]
+    gold = {row["bbcid"]: row["summary"] for row in rows if row["system"] == "Gold"}
+    rows = [row for row in rows if row["system"] != "Gold" and "R1" in row][::3]
+    result = rouge([row["summary"] for row in rows], [[gold[row["bbcid"]]] for row in rows])
+    for name, theirs in (("rouge1", "R1"), ("rouge2", "R2"), ("rougeL", "RL")):
+        assert result.values[name] == pytest.approx(100 * sum(row[theirs] for row in rows) / len(rows), abs=0.4)
+    assert result.items == len(rows) == 664
+
+
+def test_rouge_by_hand() -> None:
+    # stems: cat sat mat / the cat sit
+    values = rouge(["the cats sat"], [["the cat sits here"]]).values
+    assert values["rouge1_precision"] == pytest.approx(100 * 2 / 3)
+    assert values["rouge1_recall"] == pytest.approx(100 * 2 / 4)
+    assert values["rouge1"] == pytest.approx(100 * 2 * 2 / (3 + 4))
+    assert values["rouge2"] == pytest.approx(100 * 2 * 1 / (2 + 3))
+    # sentences in another order: the longest subsequence of the whole is one sentence, the union over sentences is all
+    values = rouge(["One two three. Four five six."], [["Four five six. One two three."]]).values
+    assert (values["rougeL"], values["rougeLsum"]) == (50, 100)
+    # of two references the better one
+    assert rouge(["one two"], [["three", "one two"]]).values["rouge2"] == 100
+    assert "which score 0: 1" in rouge(["一 二"], [["一 二"]]).note
+
+
+def test_words_are_stemmed_as_the_package_does(e2e: tuple[list[str], list[list[str]]]) -> None:
+    from rouge_score.tokenizers import DefaultTokenizer
+
+    theirs, ours = DefaultTokenizer(use_stemmer=True), _Tokenizer()
+    for text in [*e2e[0], "É İstanbul's 3,000 re-runs_of naïve\tgeneralisations"]:
+        assert ours.tokenize(text) == theirs.tokenize(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled"),
+    [
+        ("do n ' t go , don ' t", "do n't go , do n't"),
+        ("John ' s , he ' d , we ' ll", "John 's , he 'd , we 'll"),
+        ('he said " yes " and " no "', "he said `` yes '' and `` no ''"),
+        ("the ' old ' house", "the ` old ' house"),
+        ("$ 3 , 000 , 000 or 3 . 5", "$ 3,000,000 or 3.5"),
+        ("the U . S . A . and U . N .", "the U.S.A. and U.N."),
+        ("a well - known , - b - -", "a well-known , - b --"),
+        ("wait . . .", "wait ..."),
+        ("( see [ x ] )", "-LRB- see -LSB- x -RSB- -RRB-"),
+        ("", ""),
+    ],
+)
+def test_tokens_are_spelled_as_the_treebank_does(text: str, spelled: str) -> None:
+    brackets = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-"}
+    assert retokenise(text, symbols=brackets) == spelled
+
+
+def test_sentences_are_found() -> None:
+    assert sentences("He came. She (too.) left! 3 days") == "He came.\nShe (too.) left!\n3 days"
+    assert sentences("J. Smith of the U.S. Army came.") == "J. Smith of the U.S. Army came."
+    assert sentences("he came . she left .") == "he came .\nshe left ."
+    assert sentences("One. Two\nThree") == "One. Two\nThree"
+
+
+def test_summaries_lose_short_and_repeated_sentences_and_their_end() -> None:
+    text = "the cat sat on the mat [X_SEP] too short here [X_SEP] the mat the cat sat on it [X_SEP] a dog barked at the moon"
+    # "the mat the cat sat on it" has 6 words, of which 5 came before: dropped
+    assert summary(text, 100) == "the cat sat on the mat\na dog barked at the moon"
+    assert summary(text, 8) == "the cat sat on the mat\na dog"
+    assert summary(text, 6) == "the cat sat on the mat"
+    assert PROFILES["cnndm"].reference("a b <S_SEP> c d") == "a b\nc d"
+    assert PROFILES["gigaword"].prediction("in 11 days ( [UNK] )") == "in ## days -lrb- UNK -rrb-"
+    assert PROFILES["xsum"].prediction('the well - known ( old ) " x "') == 'the well - known -LRB- old -RRB- " x "'
+    assert PROFILES["squad-qg"].prediction("Who ' s ( he ) ?") == "who 's -lrb- he -rrb- ?"
+
+
+def test_bleu_says_how_it_was_made() -> None:
+    result = bleu(["The cat sat."], [["The cat sat."]], tokenize="intl")
+    assert result.values["bleu"] == pytest.approx(100)
+    assert "tok:intl" in result.note and "nrefs:1" in result.note
+    assert bleu(["a b c d", "e f g h"], [["a b c d", "x"], ["e f g h"]]).values["bleu"] == pytest.approx(100)
+
+
+STAND_IN = r"""
+my $settings = $ARGV[-1];
+open(my $in, "<", $settings) or die;
+my $text = join("", <$in>);
+my ($folder) = $text =~ m{<PEER-ROOT>(.*?)</PEER-ROOT>};
+my @peers = $text =~ m{<P ID="1">(.*?)</P>}g;
+my @models = $text =~ m{<M ID="\d">(.*?)</M>}g;
+for (@peers, @models) { -f "$folder/$_" or die "no $_"; }
+"@ARGV" =~ /^-e \S*data -a -c 95 -m -n 2 -r 1000 / or die "other options\n";
+for my $kind ("1", "2", "L") { for my $m ("R", "P", "F") {
+    printf "1 ROUGE-%s Average_%s: 0.%d%d000 (95%%-conf.int. 0.1 - 0.2)\n", $kind, $m, scalar(@peers), scalar(@models);
+}}
+"""
+
+
+def test_the_perl_script_is_found_run_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("perl") is None:
+        pytest.skip("no perl")
+    script = tmp_path / "ROUGE-1.5.5.pl"
+    monkeypatch.setenv("ROUGE_HOME", str(tmp_path))
+    with pytest.raises(UniclozeError, match=r"is not in .*which ROUGE_HOME names: install it"):
+        find_script()
+    script.write_text(STAND_IN)
+    result = perl_rouge(["a <b> & c. D", "e"], [["x", "y"], ["z"]])
+    assert set(result.values.values()) == {23.0}
+    assert list(result.values)[:2] == ["rouge1", "rouge1_precision"]
+    script.write_text('die "Cannot open exception db\n";')
+    with pytest.raises(UniclozeError, match="failed and said: Cannot open exception db"):
+        perl_rouge(["a"], [["a"]])
+    monkeypatch.delenv("ROUGE_HOME")
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    with pytest.raises(UniclozeError, match="is not on the PATH, and ROUGE_HOME names no folder"):
+        find_script()
+
+
+def test_the_real_perl_script_agrees(e2e: tuple[list[str], list[list[str]]]) -> None:
+    if "ROUGE_HOME" not in os.environ and shutil.which("ROUGE-1.5.5.pl") is None:
+        pytest.skip("ROUGE-1.5.5.pl is not installed")
+    predictions, references = e2e[0][:100], [several[:1] for several in e2e[1][:100]]
+    theirs, ours = perl_rouge(predictions, references), rouge(predictions, references)
+    for name, value in theirs.values.items():
+        assert ours.values[name] == pytest.approx(value, abs=0.4)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in METRICS.items() if one.compares == "texts" and name != "diversity"]
+)
+def test_texts_must_match(name: str) -> None:
+    with pytest.raises(UniclozeError, match="2 predictions and 1 references"):
+        metric(name)(["a", "b"], [["a"]])
+    with pytest.raises(UniclozeError, match="nothing to compare"):
+        metric(name)([], [])
+    with pytest.raises(UniclozeError, match="Prediction 2 has no reference"):
+        metric(name)(["a", "b"], [["a"], []])
+    with pytest.raises(UsageError, match="references of a text are a list"):
+        metric(name)(["a"], ["a"])
+
+
+def test_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="no metric rogue: did you mean rouge"):
+        metric("rogue")
+    with pytest.raises(UsageError, match="no option profile: it takes tokenize"):
+        metric("bleu")(["a"], [["a"]], profile="cnndm")
+    with pytest.raises(UsageError, match="tokenize is 'ja': give one of 13a"):
+        metric("bleu")(["a"], [["a"]], tokenize="ja")
+    assert metric("coco")(["a ' s"], [["a 's"]], profile="squad-qg").values["bleu_2"] == pytest.approx(100)
+    monkeypatch.setitem(__import__("sys").modules, "rouge_score.rouge_scorer", None)
+    with pytest.raises(UniclozeError, match=r'needs rouge_score .* pip install "unicloze\[metrics\]"'):
+        metric("rouge")(["a"], [["a"]])
+
+
+def test_headlines_compare_results() -> None:
+    def result(value: float) -> MetricResult:
+        return MetricResult(metric="rouge", values={"rouge2": value}, items=1)
+
+    assert metric("rouge").better(result(2), result(1))
+    assert not metric("rouge").better(result(1), result(1))
+    assert str(MetricResult(metric="m", values={"a": 1.5, "bits": 2}, items=1, units={"bits": "bits"}, note="So.")) == (
+        "m of 1 item\n  a          1.50 %\n  bits     2.0000 bits\n  So."
+    )
