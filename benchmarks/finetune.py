@@ -33,11 +33,10 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
     import dataclasses
     import tempfile
 
-    from unicloze.interop.read import load_any
-
     import unicloze.finetuning.run as room
     from unicloze.finetuning.data import TaskData, open_records
     from unicloze.finetuning.predict import measure, predict
+    from unicloze.interop.read import load_any
     from unicloze.recipes import load_recipe
     from unicloze.training.loop import fit
 

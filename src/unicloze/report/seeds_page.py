@@ -24,7 +24,7 @@ from unicloze.report.frame import frame
 from unicloze.report.history import mapping
 from unicloze.report.lineage_table import count
 from unicloze.report.task_history import TaskRun, headline_of, shown
-from unicloze.report.task_page import answers_chart, samples
+from unicloze.report.task_page import answers_chart, chart_grid, chart_size, samples
 
 STYLES = "s-plain", "s-par", "s-ae", "s-lm", "s-pair", "s-rtd"
 MOST_CURVES = 6
@@ -121,19 +121,27 @@ def _scores(runs: Sequence[TaskRun]) -> str:
 def _curves(runs: Sequence[TaskRun]) -> str:
     """One line a seed, of the first few."""
     drawn = list(zip(runs, STYLES, strict=False))[:MOST_CURVES]
-    panels = []
+    panels, targets = [], runs[0].history.trained
+    size = chart_size(len(runs[0].metrics) + len(targets))
     for metric in runs[0].metrics:
         key = headline_of(metric, runs[0].values(metric))
         lines = [Line(name=run.history.run.name, style=style, points=run.points(metric, key)) for run, style in drawn]
-        panels.append(panel(f"Development {key or metric}", line_chart(lines, title=f"{key} over steps by seed")))
-    for target in runs[0].history.trained:
+        panels.append(
+            panel(
+                f"Development {key or metric}",
+                line_chart(lines, title=f"{key} over steps by seed", width=size[0], height=size[1]),
+            )
+        )
+    for target in targets:
         lines = [
             Line(name=run.history.run.name, style=style, points=run.history.curve("loss", target), smooth=True)
             for run, style in drawn
         ]
         panels.append(
-            panel(f"Training loss, {target}", line_chart(lines, title=f"loss of {target} over steps by seed"))
+            panel(
+                f"Training loss, {target}",
+                line_chart(lines, title=f"loss of {target} over steps by seed", width=size[0], height=size[1]),
+            )
         )
     note = f'<p class="note">The first {MOST_CURVES} seeds.</p>' if len(runs) > MOST_CURVES else ""
-    thirds = " small" if len(panels) % 3 == 0 else ""
-    return f'<div class="grid{thirds}">{"".join(panels)}</div>{note}'
+    return chart_grid(panels) + note

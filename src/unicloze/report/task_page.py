@@ -28,6 +28,9 @@ from unicloze.report.history import Event, History, mapping, number, sequence
 from unicloze.report.lineage_table import count
 from unicloze.report.task_history import PREDICTIONS, TaskRun, headline_of, shown
 
+SMALL, LARGE = (380, 220), (560, 300)
+"""Width and height of a chart that has a third or half of the page."""
+
 
 def task_page(run: TaskRun) -> str:
     """The page of one run as HTML."""
@@ -118,12 +121,20 @@ def _curves(run: TaskRun) -> str:
     history = run.history
     mark = None if run.best_step is None else (float(run.best_step), "best")
     losses = [Line(name=target, points=history.curve("loss", target), smooth=True) for target in history.trained]
-    large = [panel("Training loss", line_chart(losses, title="training loss over steps", mark=mark))]
-    large += [panel(f"Development {metric}", metric_chart(run, metric, mark)) for metric in run.metrics]
+    size = chart_size(1 + len(run.metrics))
+    large = [
+        panel(
+            "Training loss",
+            line_chart(losses, title="training loss over steps", mark=mark, width=size[0], height=size[1]),
+        )
+    ]
+    large += [panel(f"Development {metric}", metric_chart(run, metric, mark, size)) for metric in run.metrics]
     small = [
         panel(
             title,
-            line_chart([Line(name="", points=history.curve(key), smooth=smooth)], title=title, width=380, height=220),
+            line_chart(
+                [Line(name="", points=history.curve(key), smooth=smooth)], title=title, width=SMALL[0], height=SMALL[1]
+            ),
         )
         for key, title, smooth in (
             ("learning_rate", "Learning rate", False),
@@ -131,11 +142,20 @@ def _curves(run: TaskRun) -> str:
             ("text_tokens_per_second", "Tokens a second", True),
         )
     ]
-    thirds = " small" if len(large) % 3 == 0 else ""
-    return f'<div class="grid{thirds}">{"".join(large)}</div><div class="grid small">{"".join(small)}</div>'
+    return f'{chart_grid(large)}<div class="grid small">{"".join(small)}</div>'
 
 
-def metric_chart(run: TaskRun, metric: str, mark: tuple[float, str] | None) -> str:
+def chart_size(charts: int) -> tuple[int, int]:
+    """Three charts, or six, are small ones: they fill their rows."""
+    return SMALL if charts % 3 == 0 else LARGE
+
+
+def chart_grid(panels: Sequence[str]) -> str:
+    """Panels with charts of that size in rows of two or three."""
+    return f'<div class="grid{" small" if chart_size(len(panels)) == SMALL else ""}">{"".join(panels)}</div>'
+
+
+def metric_chart(run: TaskRun, metric: str, mark: tuple[float, str] | None, size: tuple[int, int]) -> str:
     """The values of a metric over the steps, the headline and at most three more."""
     keys = list(run.values(metric))
     first = headline_of(metric, dict.fromkeys(keys))
@@ -144,7 +164,9 @@ def metric_chart(run: TaskRun, metric: str, mark: tuple[float, str] | None) -> s
         Line(name=key, style=style, points=run.points(metric, key))
         for key, style in zip([first, *(key for key in keys if key != first)], styles, strict=False)
     ]
-    return line_chart(lines, title=f"{metric} on the development file over steps", mark=mark)
+    return line_chart(
+        lines, title=f"{metric} on the development file over steps", mark=mark, width=size[0], height=size[1]
+    )
 
 
 def answers_chart(runs: Sequence[TaskRun]) -> str:
