@@ -19,6 +19,7 @@ import pytest
 
 from conftest import REPOSITORY
 from corpora import write_corpus
+from test_import_unilm import released
 from unicloze import __version__, cli, terminal, verbs
 from unicloze.decoding import infill
 from unicloze.errors import UniclozeError
@@ -158,6 +159,9 @@ def test_examples_of_the_help_work(name: str, here: Path, command: Command) -> N
         records = [{"text": word, **({"label": str(len(word))} if label else {})} for word in ("cat", "a", "small dog")]
         (here / f"{file}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         (here / f"{file}.tsv").write_text("text\tlabel\ncat\t1\nthe dog\t2\nold\t3\n")
+    released(here / "bert-base-uncased", fused=False, relative=False, segments=2, model_type="bert")
+    (here / "mine").mkdir(exist_ok=True)
+    shutil.copy(here / "runs" / "quickstart" / "tokenizer.json", here / "mine")
     (here / "blimp").mkdir(exist_ok=True)
     (here / "blimp" / "toy_order.jsonl").write_text(PAIRS, encoding="utf-8")
     with tarfile.open(here / "blimp.tar.gz", "w:gz") as archive:

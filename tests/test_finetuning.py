@@ -199,6 +199,7 @@ def test_a_long_record_is_cut_and_that_is_said(start: LoadedModel, tmp_path: Pat
     ('{"text": "a", "label": "x"}\n{"text": "b"}\n', "line 2: the field 'label' is missing"),
     ('{"text": "a", "label": "x"}\n\nnonsense\n', "line 3: this is no JSON"),
     ('{"text": 3, "label": "x"}\n{"text": "a", "label": "y"}\n', "line 1: the field 'text' is no text"),
+    ('{"text": "a", "label": 0.5}\n', "line 1: the label 0.5 is a quantity"),
     ('{"text": "a", "label": "x"}\n', "all records have the label 'x'"),
     ("", "holds no records"),
 ])  # fmt: skip

@@ -24,7 +24,7 @@ from unicloze.settings import TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.initial import repeated, rows_of_segments, rows_of_tokens, shared_tokens
 from unicloze.training.models import LoadedModel, load_model
-from unicloze.verbs import embed, pretrain
+from unicloze.verbs import embed, finetune, predict, pretrain
 
 TOKENS = "backbone.embeddings.tokens.weight"
 SEGMENTS = "backbone.embeddings.segments.weight"
@@ -331,6 +331,27 @@ def test_each_family_starts_a_run_of_its_own_objective(
         window = 120 if kind.startswith("Albert") else 32  # whole sentences, spelled letter by letter
         found = run(recipe, tmp_path / "theirs", tmp_path / "run", corpus, data__window=window)
     same(found, start, but=(SEGMENTS, POSITIONS))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"), [("RobertaForMaskedLM", {"type_vocab_size": 1}), ("DistilBertModel", {}), ("BertModel", {})]
+)
+def test_an_imported_model_is_fine_tuned_on_pairs(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Also where segments are not told apart."""
+    pytest.importorskip("transformers")
+    save(kind, tmp_path / "theirs", padding=2 if kind.startswith("Ro") else 0, **changes)
+    records = [{"text": "a b", "pair": "c.", "label": "x"}, {"text": "b", "pair": "d e f", "label": "y"}]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    overrides = {"task.fields": {"text": "text", "pair": "pair", "label": "label"}, "finetuning.epochs": 1.0}
+    finetune(
+        "classification",
+        tmp_path / "theirs",
+        tmp_path / "pairs.jsonl",
+        out=tmp_path / "run",
+        quiet=True,
+        overrides=overrides,
+    )
+    assert len(predict(tmp_path / "run", tmp_path / "pairs.jsonl", quiet=True)) == 2
 
 
 def test_what_a_start_refuses(bert: Path, corpus: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ FLOORS = (
     {"text", "objectives", "tasks", "model"},
     {"training", "decoding"},
     {"evaluation", "interop"},
-    {"finetuning", "report"},
+    {"finetuning", "hf", "report"},
     {"comparison"},
     {"verbs", "doctor", "terminal"},
     {"cli", "__main__", "__init__"},

@@ -16,6 +16,8 @@ from typing import Any, Literal
 REQUIRED = ("torch", "numpy", "tokenizers", "safetensors", "jsonargparse", "pyyaml", "tqdm", "pyarrow")
 EXTRAS = {
     "hf": ("transformers",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "datasets": ("datasets",),
     "metrics": ("rouge-score", "sacrebleu", "scikit-learn", "scipy"),
     "coco": ("pycocoevalcap",),
     "demo": ("fastapi", "uvicorn", "pillow"),

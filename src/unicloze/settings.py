@@ -34,7 +34,8 @@ class DataSettings:
     """Documents and the windows cut from them.
 
     Args:
-        corpus: Files, folders or globs of .txt, .jsonl or .parquet (also .gz, .zst), or `python-docs`. Each is a source.
+        corpus: Files, folders or globs of .txt, .jsonl or .parquet (also .gz, .zst), `python-docs`, or a dataset of Hugging
+            Face as `hf:NAME[:SPLIT[:COLUMN]]`, NAME a folder or OWNER/NAME[/CONFIG]. Each is a source.
         weights: How often one epoch passes over each source; once each if not given.
         text_field: Field of .jsonl and column of .parquet that holds the text.
         prepared: Folder of an earlier `prepare` to read instead of preparing the corpus again.
@@ -165,8 +166,9 @@ class ModelSettings:
         num_heads: Attention heads of a layer.
         intermediate_size: Inner width of the feed-forward network.
         max_positions: Rows of the position table; as many as the objective's rows have positions if not given.
-        num_segments: Rows of the segment table; 0 for none. With `transformer_xl` there is no table, and any number above 0
-            lets attention see whether two slots are of the same segment.
+        num_segments: Rows of the segment table; 0 for none, and with 1 all slots are of that segment (RoBERTa). With
+            `transformer_xl` there is no table, and any number above 0 lets attention see whether two slots are of the same
+            segment.
         embedding_size: Width of the token, position and segment embeddings, projected to the hidden size (ALBERT,
             ELECTRA); `hidden_size` if not given.
         positions: `learned` rows of a table, `transformer_xl` (relative, inside attention; XLNet) or `none`.
@@ -297,6 +299,50 @@ class UseSettings:
 
     visibility: Literal["bidirectional", "left_to_right"] = "bidirectional"
     pooling: Literal["first", "last", "mean"] = "first"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingSettings:
+    """How a text is generated token by token: the search, what it may choose, and when it ends.
+
+    Args:
+        beams: Hypotheses kept of each source by beam search; 1 takes the most likely token each time (greedy).
+        sample: Draw tokens instead of searching; `num_results` texts are drawn of each source.
+        temperature: Divides the logits before a token is drawn.
+        top_k: Draw from so many most likely tokens; from all if not given.
+        top_p: Draw from the fewest most likely tokens that together have at least this probability; from all if not given.
+        min_length: Tokens before which a text does not end.
+        max_length: Tokens after which it is cut off, ended or not; neither counts the closing [EOS].
+        length_penalty: Exponent alpha of GNMT's length penalty: hypotheses are compared by log p / ((5 + n) / 6)^alpha, n
+            being their tokens with [EOS] (Wu et al. 2016, Section 7).
+        no_repeat_ngram: No sequence of so many tokens occurs twice in a text; 0 lets all repeat. The source does not count.
+        may_repeat: Tokens, as the vocabulary spells them; a sequence that holds one of them may repeat.
+        early_stop: Beam search of a source ends once no hypothesis can become better than the worst to return (`exact`: the
+            results are those of a search to the end), or once `beams` hypotheses have ended (`first`).
+        num_results: Hypotheses to return of each source, at most `beams` unless they are drawn.
+        parallel: Fill so many positions a step, the most certain first, instead of one after the other (models trained by
+            `par`). A text then has the length at which the first [EOS] falls.
+        seed: Seed of what is drawn; a text depends on it, on the number of its source and on the source.
+        batch_size: Most sources at once.
+        precision: `auto`, `bf16` or `fp32`.
+    """
+
+    beams: int = 1
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_length: int = 0
+    max_length: int = 64
+    length_penalty: float = 0.0
+    no_repeat_ngram: int = 0
+    may_repeat: list[str] = field(default_factory=list)
+    early_stop: Literal["exact", "first"] = "exact"
+    num_results: int = 1
+    parallel: int | None = None
+    seed: int = 0
+    batch_size: int = 16
+    precision: Literal["auto", "bf16", "fp32"] = "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)

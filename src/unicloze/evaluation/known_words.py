@@ -13,9 +13,10 @@ from tqdm import tqdm
 from unicloze.errors import UniclozeError
 from unicloze.evaluation.minimal_pairs import PairSet
 from unicloze.settings import PYTHON_DOCS, DataSettings
+from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.lineage import read_lineage
 from unicloze.text.python_docs import python_docs
-from unicloze.text.readers import Document, read_documents
+from unicloze.text.readers import Document, Tally, read_documents
 
 OFTEN_ENOUGH = 2
 """How often a word must occur in the text the model was trained on."""
@@ -94,4 +95,7 @@ def _documents(data: DataSettings) -> Iterator[Document]:
         corpora = [source["corpus"] for source in lineage["sources"]]
         text_field = lineage["settings"]["data.text_field"]
     for corpus in corpora:
-        yield from python_docs() if corpus == PYTHON_DOCS else read_documents(corpus, text_field)
+        if is_dataset(corpus):
+            yield from DatasetSource.of(corpus).documents(text_field, Tally())
+        else:
+            yield from python_docs() if corpus == PYTHON_DOCS else read_documents(corpus, text_field)

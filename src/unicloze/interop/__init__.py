@@ -3,4 +3,6 @@
 `tables` says how tensors turn into each other, `entries` and `layouts` what each family calls its tensors and its settings,
 `families` puts these together. `read` makes a model of a folder, `start` lets a run begin from one. Files are read by
 `config`, `weights` and `vocabulary`, which believe nothing of them before it is checked, and run none of them.
+
+`rules` says how a model of ours reads a text and writes a target, `programs` makes programs of tensors of it, `onnx` files.
 """

@@ -147,7 +147,7 @@ def plan(
     bias = None
     if memory or not batch.leading.alike or batch.leading.slots < slots:
         read = intervals.gather(1, selected[:, :, None].expand(-1, -1, 4))
-        bias = _additive(bool_mask(read, memory + slots), dtype)
+        bias = additive(bool_mask(read, memory + slots), dtype)
     if relative is not None:
         distance_bias = relative(batch.position_ids.gather(1, selected), batch.position_ids).to(dtype)
         bias = distance_bias if bias is None else distance_bias + bias
@@ -168,14 +168,14 @@ def _regions(
     if leading.slots:
         bias, keys = None, memory + leading.keys
         if memory or not leading.alike:
-            bias = _additive(bool_mask(intervals[:, : leading.slots], keys), dtype)
+            bias = additive(bool_mask(intervals[:, : leading.slots], keys), dtype)
         if relative is not None:
             distance_bias = _leading_bias(batch, relative).to(dtype)
             bias = distance_bias if bias is None else distance_bias + bias
         relation = None if relations is None else relations.of(slice(leading.slots), keys)
         regions.append(Region(0, leading.slots, keys, bias, relation=relation))
     if leading.slots < slots:
-        bias = _additive(bool_mask(intervals[:, leading.slots :], memory + slots), dtype)
+        bias = additive(bool_mask(intervals[:, leading.slots :], memory + slots), dtype)
         if relative is not None:
             bias = relative(batch.position_ids[:, leading.slots :], batch.position_ids).to(dtype) + bias
         relation = None if relations is None else relations.of(slice(leading.slots, slots), memory + slots)
@@ -200,7 +200,7 @@ def _leading_bias(batch: Batch, relative: RelativeBias) -> Tensor:
     return torch.cat([shared, relative(positions[:, : leading.slots], positions)]).index_select(0, pattern)
 
 
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A boolean mask (rows, queries, keys) as numbers to add to the scores of all heads."""
     zero = torch.zeros((), dtype=dtype, device=mask.device)
     return torch.where(mask, zero, zero - torch.inf).unsqueeze(1)

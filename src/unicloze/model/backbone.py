@@ -64,8 +64,14 @@ class Embeddings(nn.Module):
 
     def forward(self, batch: Batch, dropout: DropoutKey | None) -> Tensor:
         """Embed the slots. *Shape:* (rows, slots, hidden size)"""
-        embedded = self.tokens(batch.input_ids)
-        for table, ids in ((self.positions, batch.position_ids), (self.segments, batch.segment_ids)):
+        return self.embed(batch.input_ids, batch.position_ids, batch.segment_ids, dropout)
+
+    def embed(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, dropout: DropoutKey | None) -> Tensor:
+        """Embed tokens at positions and in segments, all broadcast. *Shape:* (...) to (..., hidden size)"""
+        embedded = self.tokens(input_ids)
+        if self.segments is not None and self.segments.num_embeddings == 1:  # all slots are of it (RoBERTa)
+            segment_ids = torch.zeros_like(segment_ids)
+        for table, ids in ((self.positions, position_ids), (self.segments, segment_ids)):
             if table is not None:
                 embedded = embedded + table(ids)
         embedded = self.norm(embedded)
@@ -147,7 +153,11 @@ class Layer(nn.Module):
         normed = self.attention_norm(hidden) if self.norm_first else hidden
         if memory is not None and self.norm_first:
             memory = self.attention_norm(memory)
-        attended = self._add(residual, self.attention(normed, memory, regions, selected, backend, dropout), dropout)
+        return self.complete(residual, self.attention(normed, memory, regions, selected, backend, dropout), dropout)
+
+    def complete(self, residual: Tensor, update: Tensor, dropout: DropoutKey | None) -> Tensor:
+        """What follows attention: its residual and the feed-forward network. *Shape:* (rows, queries, hidden size)"""
+        attended = self._add(residual, update, dropout)
         if self.norm_first:
             return self._add(attended, self.feed_forward(self.feed_forward_norm(attended)), dropout)
         attended = self.attention_norm(attended)

@@ -40,6 +40,11 @@ def label_of(record: Record, settings: TaskSettings) -> str:
         UniclozeError: It has none; the message names its line.
     """
     value = record.get(settings, "label")
+    if isinstance(value, float):
+        raise UniclozeError(
+            f"{record.place}: the label {value} is a quantity and no class: give classes as text or whole numbers, or use "
+            "--task regression"
+        )
     return str(value) if isinstance(value, int) else record.text(settings, "label")
 
 

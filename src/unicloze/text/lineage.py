@@ -12,6 +12,7 @@ from typing import Any, cast
 from unicloze.errors import UniclozeError
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import python_docs
+from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.readers import find_files
 from unicloze.text.tokenised import find_shards
 from unicloze.text.tokenizers import Tokenizer
@@ -42,6 +43,11 @@ def describe_file(file: Path, digest: str) -> dict[str, Any]:
     """A file's entry: path, size in bytes, time of its last change and hash of its raw bytes."""
     status = file.stat()
     return {"path": str(file), "size": status.st_size, "mtime_ns": status.st_mtime_ns, "hash": digest}
+
+
+def describe_name(name: str) -> dict[str, Any]:
+    """An entry for what is no file: its name says all of it."""
+    return {"path": name, "size": 0, "mtime_ns": 0, "hash": name}
 
 
 def corpus_files(corpus: str) -> list[Path]:
@@ -123,11 +129,13 @@ def check_lineage(folder: Path, data: DataSettings, settings: dict[str, Any]) ->
 def _current_files(corpus: str) -> list[tuple[str, Path | None]]:
     if corpus == PYTHON_DOCS:
         return [(python_docs.file_name(), None)]
+    if is_dataset(corpus):
+        return DatasetSource.of(corpus).described()
     return [(str(file), file) for file in corpus_files(corpus)]
 
 
 def _unchanged(before: dict[str, Any], file: Path | None) -> bool:
-    if file is None:  # the built-in corpus: its name holds the versions it is made from
+    if file is None:  # the built-in corpus or a dataset: the name holds the versions it is made from
         return True
     status = file.stat()
     return bool((before["size"], before["mtime_ns"]) == (status.st_size, status.st_mtime_ns))

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
+from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.python_docs import write_python_docs
 from unicloze.text.readers import Document, Tally, find_files, read_file
 from unicloze.text.shards import ShardWriter
@@ -76,6 +77,7 @@ class Preparation:
             entry for entry in self.entries if entry["corpus"] != PYTHON_DOCS and tokenised.find_shards(entry["corpus"])
         ]
         self.text = [entry for entry in self.entries if entry not in self.tokenised]
+        self.digests: dict[str, bytes] = {}
         self.decisions = folder / "decisions"
         self.cut_bytes = self.total_bytes = 0
         if self.tokenised and tokenizer.path is None:
@@ -110,6 +112,9 @@ class Preparation:
 
     def _documents(self, entry: dict[str, Any], tally: Tally, *, first: bool = False) -> Iterator[Document]:
         """Documents of a source; the first time its files are noted, later they must be the same."""
+        if is_dataset(entry["corpus"]):
+            yield from self._rows(entry, DatasetSource.of(entry["corpus"]), tally, first=first)
+            return
         built_in = entry["corpus"] == PYTHON_DOCS
         files = [write_python_docs(self.folder)] if built_in else find_files(entry["corpus"])
         for i, file in enumerate(files):
@@ -123,6 +128,17 @@ class Preparation:
                 entry["files"].append(noted)
             elif noted["hash"] != entry["files"][i]["hash"]:
                 raise UniclozeError(_CHANGED.format(file))
+
+    def _rows(self, entry: dict[str, Any], source: DatasetSource, tally: Tally, *, first: bool) -> Iterator[Document]:
+        """Documents of a dataset; every time it must give the same text as the first time."""
+        if first:
+            entry["files"] = [
+                lineage.describe_name(name) if file is None else lineage.describe_file(file, lineage.file_hash(file))
+                for name, file in source.described()
+            ]
+        yield from source.documents(self.data.text_field, tally)
+        if self.digests.setdefault(entry["name"], tally.digest.digest()) != tally.digest.digest():
+            raise UniclozeError(_CHANGED.format(entry["corpus"]))
 
     def _survey(self) -> None:
         """Hashes files and documents and decides on each document: one byte of the file `decisions`."""

@@ -182,12 +182,12 @@ def _text(raw: bytes, place: str, tally: Tally) -> str:
     return text
 
 
-def _document(text: str, file: Path, line: int, tally: Tally) -> Iterator[Document]:
+def _document(text: str, path: Path | str, line: int, tally: Tally) -> Iterator[Document]:
     if not text or text.isspace():
         tally.empty += 1
         return
     tally.documents += 1
-    yield Document(text=text, path=str(file), line=line)
+    yield Document(text=text, path=str(path), line=line)
 
 
 def _read_text(file: Path, stream: BinaryIO, tally: Tally) -> Iterator[Document]:
@@ -242,9 +242,15 @@ def _read_jsonl(file: Path, stream: BinaryIO, text_field: str, tally: Tally) -> 
                 f'{place} has {problem} "{text_field}": set --data.text_field to one of its fields of text '
                 f"({strings or 'it has none'})."
             )
-        if "\0" in text or not text.isascii():
-            text = _text(_bytes(text, place, tally), place, tally)
-        yield from _document(text, file, line, tally)
+        yield from mended_document(text, str(file), line, tally)
+
+
+def mended_document(text: str, path: str, line: int, tally: Tally) -> Iterator[Document]:
+    """A text that came decoded as a document, none if it is empty: unpaired surrogates become U+FFFD, NUL goes."""
+    place = f"{path}:{line}"
+    if "\0" in text or not text.isascii():
+        text = _text(_bytes(text, place, tally), place, tally)
+    yield from _document(text, path, line, tally)
 
 
 def _bytes(text: str, place: str, tally: Tally) -> bytes:

@@ -1,5 +1,7 @@
 """What unicloze does, one function per verb of the command line: same name, same arguments, results instead of print.
 
+Only `import`, which is no name in Python, is `import_checkpoint`.
+
 Settings of a recipe are overridden by dotted name: `overrides={"training.steps": 10}` is `--training.steps 10`. Options
 that only say how the command prints (`--json`, `--help-settings`) have no argument here: a result is a dataclass that
 holds all of it. Nothing heavy is imported before a function needs it.

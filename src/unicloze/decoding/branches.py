@@ -1,0 +1,132 @@
+"""The hypotheses of each source as a tree over one cache.
+
+A row of the model is a source, encoded once and never copied. Its hypotheses are slots of that row: every token they were
+given is written behind the source once, and each hypothesis reads the source and its own ancestors. So choosing among
+hypotheses changes a boolean matrix and moves no keys. Tokens that no hypothesis descends from are swept out now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from unicloze.decoding.layout import GenerationLayout
+from unicloze.decoding.sources import Sources
+from unicloze.model.packed import IncrementalModel
+
+STEPS_AT_ONCE = 16
+"""Steps a cache has room for before it is swept or grows."""
+
+
+class Branches:
+    """Some sources and the hypotheses of each.
+
+    Args:
+        model: Predicts the next tokens.
+        layout: How it does.
+        sources: Token ids of each source, or of the beginning of each text.
+        count: Hypotheses of each source.
+        max_length: Tokens of the longest hypothesis.
+
+    Raises:
+        UsageError: A source is too long for the model.
+    """
+
+    def __init__(
+        self,
+        model: IncrementalModel,
+        layout: GenerationLayout,
+        sources: Sequence[npt.NDArray[np.integer]],
+        *,
+        count: int,
+        max_length: int,
+    ) -> None:
+        self._model, self._layout, self.count = model, layout, count
+        self._steps_left = max_length
+        self._written = 0  # tokens of each hypothesis
+        room = self._slots_of(min(max_length, STEPS_AT_ONCE))
+        self._sources = Sources(model, layout, sources, max_length=max_length, room=room)
+        self._ancestors = torch.zeros(len(sources), count, 0, dtype=torch.bool, device=model.device)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    @property
+    def cached_slots(self) -> int:
+        """Slots of a row whose keys and values are kept."""
+        return self._sources.cache.filled
+
+    @torch.inference_mode()
+    def first(self) -> Tensor:
+        """Encode the sources.
+
+        Returns:
+            Logits of the first token of each target. *Shape:* (rows, vocabulary)
+        """
+        return self._sources.encode()
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor, parents: Tensor | None) -> Tensor:
+        """Go on with new hypotheses: some of those before, each with one more token.
+
+        Args:
+            tokens: *Shape:* (rows, hypotheses)
+            parents: Which hypothesis each one continues; its own place if None. *Shape:* (rows, hypotheses)
+
+        Returns:
+            Logits of the next token of each. *Shape:* (rows, hypotheses, vocabulary)
+        """
+        if parents is not None and self._written:
+            index = parents[:, :, None].expand(-1, -1, self._ancestors.shape[2])
+            self._ancestors = self._ancestors.gather(1, index)
+        self._make_room()
+        rows, count, layout = len(self), self.count, self._layout
+        own = torch.eye(count, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
+        shared = self._sources.readable[:, None, :].expand(-1, count, -1)
+        lineage = torch.cat([self._ancestors, own], dim=2)
+        place = self._sources.lengths + self._written + (layout.opening is not None)
+        reads, slots, positions = torch.cat([shared, lineage], dim=2), tokens[:, None, :], place[:, None]
+        select = None
+        if layout.predicts == "pseudo":
+            assert layout.pseudo is not None
+            nothing = torch.zeros_like(own)
+            reads = torch.cat([torch.cat([reads, nothing], dim=2), torch.cat([reads, own], dim=2)], dim=1)
+            slots = torch.cat([slots, torch.full_like(slots, layout.pseudo)], dim=1)
+            positions, select = torch.stack([place, place + 1], dim=1), slice(count, None)
+        segments = torch.full_like(positions, layout.target_segment)
+        logits = self._model.extend(
+            self._sources.cache, slots, positions, segments, reads, select=select, local_width=layout.local_width
+        )
+        self._sources.cache.filled += count
+        self._ancestors = lineage
+        self._written += 1
+        self._steps_left -= 1
+        return logits
+
+    @torch.inference_mode()
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these sources only. *Shape:* (rows kept,)"""
+        self._sources.keep(rows)
+        self._ancestors = self._ancestors[rows]
+
+    def _slots_of(self, steps: int) -> int:
+        """Slots that so many steps take up, the pseudo masks of the last included."""
+        return self.count * (steps + (self._layout.predicts == "pseudo"))
+
+    def _make_room(self) -> None:
+        """See that the next step fits: forget the tokens no hypothesis descends from if they are many, else grow."""
+        cache, needed = self._sources.cache, self._slots_of(1)
+        if cache.filled + needed <= cache.capacity:
+            return
+        alive = self._ancestors.any(dim=1)
+        most = int(alive.sum(dim=1).max())
+        if alive.shape[1] - most >= self._slots_of(STEPS_AT_ONCE) // 2:
+            kept = alive.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
+            cache.keep_slots(self._sources.readable.shape[1], kept)
+            self._ancestors = self._ancestors.gather(2, kept[:, None, :].expand(-1, self.count, -1))
+        else:
+            cache.grow(cache.filled + self._slots_of(min(self._steps_left, STEPS_AT_ONCE)))

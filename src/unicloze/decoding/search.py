@@ -1,0 +1,295 @@
+"""Which texts to generate: the likeliest token each time, a drawn one, or beam search, for many sources at once.
+
+A search is a generator: after every step it yields the tokens that are settled since the last one, and it returns the
+hypotheses of each source. Sources that are finished leave the batch.
+
+Beam search keeps `beams` unfinished hypotheses of each source. A step scores their continuations by the sum of log p and
+looks at the best 2 x `beams` (a hypothesis ends in one way only, so at least half of them go on): those of the best `beams`
+that end are candidates for the result, compared by log p over `length_penalty`; the best `beams` that go on are the next
+hypotheses. At `max_length` they become candidates as they are. The best `beams` candidates are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unicloze import keyed
+from unicloze.decoding.choices import NEVER, Rules, draw
+from unicloze.settings import DecodingSettings
+
+LEAVE_AT = 0.25
+"""Share of finished sources at which they leave the batch: moving the others costs about as much as a step."""
+DRAWS = 0
+"""Stream of the numbers tokens are drawn by."""
+
+Settled = list[tuple[int, list[int]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """A generated text.
+
+    Args:
+        tokens: Without the closing [EOS].
+        log_probability: log p of the tokens, of [EOS] too if it ended, under the model as it is: neither temperature nor
+            the tokens that were ruled out count.
+        score: The log-probability after the length penalty.
+        ended: Whether it ended by [EOS]; otherwise it was cut off.
+    """
+
+    tokens: list[int]
+    log_probability: float
+    score: float
+    ended: bool
+
+
+Search = Generator[Settled, None, list[list[Hypothesis]]]
+
+
+class Stepper(Protocol):
+    """Predicts the next tokens of several hypotheses of each source, see `unicloze.decoding.branches.Branches`."""
+
+    count: int
+
+    def __len__(self) -> int: ...
+
+    def first(self) -> Tensor:
+        """Logits of the first tokens. *Shape:* (rows, vocabulary)"""
+
+    def step(self, tokens: Tensor, parents: Tensor | None) -> Tensor:
+        """Logits of the next tokens, *Shape:* (rows, hypotheses, vocabulary), after tokens and parents of that shape."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some rows only."""
+
+
+def length_penalty(length: int, alpha: float) -> float:
+    """((5 + length) / 6)^alpha, by which log p is divided (Wu et al. 2016, equation 14)."""
+    return float(((5 + length) / 6) ** alpha)
+
+
+def search(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Search:
+    """The search that the settings ask for.
+
+    Args:
+        stepper: Predicts; holds `beams` hypotheses of each source, or `num_results` if they are drawn.
+        rules: The settings, and what may follow.
+        records: Number of each source, which draws are keyed by.
+    """
+    if rules.settings.sample or rules.settings.beams == 1:
+        return chains(stepper, rules, records)
+    return beam_search(stepper, rules, records)
+
+
+@torch.inference_mode()
+def chains(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Search:
+    """Texts that each take one token after the other: the likeliest, or a drawn one."""
+    settings, stop = rules.settings, rules.layout.stop
+    numbers = list(range(len(stepper)))
+    logits = stepper.first()[:, None, :].expand(-1, stepper.count, -1)
+    device = logits.device
+    tokens = torch.zeros(len(stepper), stepper.count, 0, dtype=torch.long, device=device)
+    logs = torch.zeros(len(stepper), stepper.count, dtype=torch.float64, device=device)
+    lengths = torch.full(logs.shape, -1, dtype=torch.long, device=device)  # with [EOS]; -1 until a text has ended
+    results: list[list[Hypothesis]] = [[] for _ in records]
+    for length in range(1, settings.max_length + 1):
+        model_logs = torch.log_softmax(logits, dim=2)
+        allowed = rules.apply(model_logs.clone(), tokens)
+        if settings.sample:
+            uniform = _uniform(settings.seed, [records[number] for number in numbers], stepper.count, length)
+            chosen = draw(allowed.flatten(0, 1), settings, uniform.to(device)).view(logs.shape)
+        else:
+            chosen = allowed.argmax(dim=2)
+        going = lengths < 0
+        logs += torch.where(going, model_logs.gather(2, chosen[:, :, None]).squeeze(2), 0.0)
+        tokens = torch.cat([tokens, chosen[:, :, None]], dim=2)
+        ends = going & (chosen == stop)
+        lengths[ends] = length
+        told = zip(numbers, chosen[:, 0].tolist(), (going & ~ends)[:, 0].tolist(), strict=True)
+        yield [(number, [token]) for number, token, goes_on in told if goes_on]
+        over = (lengths > 0).all(dim=1)
+        if length == settings.max_length:
+            over[:] = True
+        done, left = over.nonzero().squeeze(1).tolist(), (~over).nonzero().squeeze(1)
+        if len(left) and len(done) < LEAVE_AT * len(numbers):
+            done, left = [], torch.arange(len(numbers), device=device)
+        for row in done:
+            results[numbers[row]] = _texts(tokens[row], logs[row], lengths[row], settings)
+        if not len(left):
+            break
+        if len(left) < len(numbers):
+            numbers = [numbers[row] for row in left.tolist()]
+            tokens, logs, lengths, chosen = (part[left] for part in (tokens, logs, lengths, chosen))
+            stepper.keep(left)
+        logits = stepper.step(chosen, None)
+    return results
+
+
+def _uniform(seed: int, records: Sequence[int], count: int, step: int) -> Tensor:
+    """A number in [0, 1) for each text of each source, by what it is for. *Shape:* (sources x texts,)"""
+    keys = keyed.key(seed, np.array(records)[:, None], np.arange(count), step)
+    return torch.from_numpy(keyed.uniform(keyed.bits(keys, DRAWS, np.zeros(1, np.int64)))).flatten()
+
+
+def _texts(tokens: Tensor, logs: Tensor, lengths: Tensor, settings: DecodingSettings) -> list[Hypothesis]:
+    texts = []
+    for ids, log, length in zip(tokens.tolist(), logs.tolist(), lengths.tolist(), strict=True):
+        ended = length > 0
+        size = length if ended else len(ids)
+        score = log / length_penalty(size, settings.length_penalty)
+        texts.append(Hypothesis(tokens=ids[: size - ended], log_probability=log, score=score, ended=ended))
+    return texts
+
+
+@dataclass
+class _Candidates:
+    """The best finished hypotheses of each source, the best first; those that are not there score -inf.
+
+    Args:
+        scores: *Shape:* (rows, beams)
+        logs: Their log-probabilities. *Shape:* (rows, beams)
+        lengths: Their tokens, with [EOS]. *Shape:* (rows, beams)
+        ended: Whether they end by [EOS]. *Shape:* (rows, beams)
+        tokens: *Shape:* (rows, beams, longest)
+    """
+
+    scores: Tensor
+    logs: Tensor
+    lengths: Tensor
+    ended: Tensor
+    tokens: Tensor
+
+    @classmethod
+    def none(cls, rows: int, beams: int, longest: int, device: torch.device) -> _Candidates:
+        scores = torch.full((rows, beams), NEVER, dtype=torch.float64, device=device)
+        lengths = torch.zeros(rows, beams, dtype=torch.long, device=device)
+        tokens = torch.zeros(rows, beams, longest, dtype=torch.long, device=device)
+        return cls(scores, scores.clone(), lengths, lengths.bool(), tokens)
+
+    def add(self, scores: Tensor, logs: Tensor, tokens: Tensor, *, ended: bool) -> None:
+        """Keep the best of these and the new ones; among equals the earlier. Shapes as above, any number a row."""
+        length, beams = tokens.shape[2], self.scores.shape[1]
+        best = torch.cat([self.scores, scores], dim=1).sort(dim=1, descending=True, stable=True).indices[:, :beams]
+        padded = tokens.new_zeros(*tokens.shape[:2], self.tokens.shape[2])
+        padded[:, :, :length] = tokens
+        new_lengths = torch.full_like(scores, length, dtype=torch.long)
+        new_ended = torch.full_like(scores, ended, dtype=torch.bool)
+        self.scores = torch.cat([self.scores, scores], dim=1).gather(1, best)
+        self.logs = torch.cat([self.logs, logs], dim=1).gather(1, best)
+        self.lengths = torch.cat([self.lengths, new_lengths], dim=1).gather(1, best)
+        self.ended = torch.cat([self.ended, new_ended], dim=1).gather(1, best)
+        index = best[:, :, None].expand(-1, -1, padded.shape[2])
+        self.tokens = torch.cat([self.tokens, padded], dim=1).gather(1, index)
+
+    def of_rows(self, rows: Tensor) -> _Candidates:
+        return _Candidates(*(part[rows] for part in vars(self).values()))
+
+    def hypotheses(self, row: int, count: int) -> list[Hypothesis]:
+        """The best ones of a row, as many as there are."""
+        found = []
+        for place in range(count):
+            score, ended, length = (
+                float(self.scores[row, place]),
+                bool(self.ended[row, place]),
+                int(self.lengths[row, place]),
+            )
+            if score > NEVER:
+                tokens = self.tokens[row, place, : length - ended].tolist()
+                log = float(self.logs[row, place])
+                found.append(Hypothesis(tokens=tokens, log_probability=log, score=score, ended=ended))
+        return found
+
+
+@torch.inference_mode()
+def beam_search(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Search:
+    """Beam search as this module describes it."""
+    settings, stop, beams = rules.settings, rules.layout.stop, stepper.count
+    alpha, longest = settings.length_penalty, settings.max_length
+    numbers = list(range(len(stepper)))
+    logits = stepper.first()[:, None, :].expand(-1, beams, -1)
+    device, vocabulary = logits.device, logits.shape[2]
+    tokens = torch.zeros(len(stepper), beams, 0, dtype=torch.long, device=device)
+    totals = torch.full((len(stepper), beams), NEVER, dtype=torch.float64, device=device)
+    totals[:, 0] = 0.0  # all hypotheses are the empty one: only one of them goes on
+    candidates = _Candidates.none(len(stepper), beams, longest, device)
+    results: list[list[Hypothesis]] = [[] for _ in records]
+    told = [0] * len(stepper)
+    for length in range(1, longest + 1):
+        logs = rules.apply(torch.log_softmax(logits, dim=2), tokens)
+        best = (logs + totals[:, :, None].float()).flatten(1).topk(min(2 * beams, beams * vocabulary), dim=1).indices
+        parents, chosen = best // vocabulary, best % vocabulary
+        sums = totals.gather(1, parents) + logs.flatten(1).gather(1, best)
+        ends = chosen == stop
+        if bool(ends[:, :beams].any()):
+            sums_of_ended = torch.where(ends, sums, NEVER)[:, :beams]
+            whole = _continued(tokens, parents[:, :beams], chosen[:, :beams])
+            candidates.add(sums_of_ended / length_penalty(length, alpha), sums_of_ended, whole, ended=True)
+        going = ends.to(torch.uint8).argsort(dim=1, stable=True)[:, :beams]
+        parents, chosen, totals = parents.gather(1, going), chosen.gather(1, going), sums.gather(1, going)
+        totals = torch.where(chosen == stop, NEVER, totals)
+        tokens = _continued(tokens, parents, chosen)
+        over = _is_over(candidates, totals, length, settings)
+        if length == longest:
+            still = torch.where(over[:, None], NEVER, totals)
+            candidates.add(still / length_penalty(length, alpha), still, tokens, ended=False)
+            over[:] = True
+        yield _settled(numbers, tokens, totals, candidates, told, settings.num_results)
+        done, left = over.nonzero().squeeze(1).tolist(), (~over).nonzero().squeeze(1)
+        if len(left) and len(done) < LEAVE_AT * len(numbers):
+            frozen = over.nonzero().squeeze(1)
+            totals[frozen] = NEVER  # nothing of theirs is added any more
+            done, left = [], torch.arange(len(numbers), device=device)
+        for row in done:
+            results[numbers[row]] = candidates.hypotheses(row, settings.num_results)
+        if not len(left):
+            break
+        if len(left) < len(numbers):
+            numbers, told = [numbers[row] for row in left.tolist()], [told[row] for row in left.tolist()]
+            tokens, totals, parents, chosen = (part[left] for part in (tokens, totals, parents, chosen))
+            candidates = candidates.of_rows(left)
+            stepper.keep(left)
+            # Its hypotheses are still those before this step: parents number them.
+        logits = stepper.step(chosen, parents)
+    return results
+
+
+def _continued(tokens: Tensor, parents: Tensor, chosen: Tensor) -> Tensor:
+    """Hypotheses with one more token each. *Shape:* (rows, hypotheses, tokens)"""
+    before = tokens.gather(1, parents[:, :, None].expand(-1, -1, tokens.shape[2]))
+    return torch.cat([before, chosen[:, :, None]], dim=2)
+
+
+def _is_over(candidates: _Candidates, totals: Tensor, length: int, settings: DecodingSettings) -> Tensor:
+    """Which sources' searches have ended after so many tokens. *Shape:* (rows,)"""
+    best = totals.amax(dim=1)
+    if settings.early_stop == "first":
+        return (candidates.scores[:, -1] > NEVER) | (best == NEVER)
+    # log p only falls, so a hypothesis scores at most what it would if the rest of it were certain.
+    penalties = [length_penalty(n, settings.length_penalty) for n in (length + 1, settings.max_length)]
+    reachable = best / max(penalties)
+    return reachable <= candidates.scores[:, settings.num_results - 1]
+
+
+def _settled(
+    numbers: list[int], tokens: Tensor, totals: Tensor, candidates: _Candidates, told: list[int], results: int
+) -> Settled:
+    """The tokens that the best hypothesis of a lone source will have whatever comes; `told` counts those told before."""
+    if len(numbers) > 1 or results > 1:
+        return []
+    open_ones = tokens[0][totals[0] > NEVER].tolist()
+    if candidates.scores[0, 0] > NEVER:
+        open_ones.append(candidates.hypotheses(0, 1)[0].tokens)
+    if not open_ones:
+        return []
+    shared = 0
+    while shared < min(map(len, open_ones)) and len({text[shared] for text in open_ones}) == 1:
+        shared += 1
+    new = open_ones[0][told[0] : shared]
+    told[0] = max(told[0], shared)
+    return [(numbers[0], new)] if new else []

@@ -1,0 +1,118 @@
+"""Sources encoded once: the keys and values that everything generated for them reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from unicloze.decoding.layout import GenerationLayout
+from unicloze.errors import UsageError
+from unicloze.model.packed import IncrementalModel
+
+PAIRS_AT_ONCE = 1 << 20
+"""Pairs of a query and a key of one pass over the sources: its scores should stay in the processor's cache."""
+
+
+class Sources:
+    """Some sources, side by side in a cache; targets are written behind the longest one.
+
+    Args:
+        model: Encodes them.
+        layout: What stands around each and who reads whom.
+        sources: Token ids of each source, or of the beginning of each text.
+        max_length: Tokens of the longest target.
+        room: Slots behind the sources to begin with.
+
+    Attributes:
+        lengths: Position of each row's first token of target, less the layout's opening token. *Shape:* (rows,)
+        readable: Which slots before the target are no padding. *Shape:* (rows, slots)
+
+    Raises:
+        UsageError: A source is too long for the model.
+    """
+
+    def __init__(
+        self,
+        model: IncrementalModel,
+        layout: GenerationLayout,
+        sources: Sequence[npt.NDArray[np.integer]],
+        *,
+        max_length: int,
+        room: int,
+    ) -> None:
+        rows = [layout.row(source) for source in sources]
+        longest, opened = max(map(len, rows)), int(layout.opening is not None)
+        fitting = model.max_positions - max_length - opened
+        if longest > fitting:
+            raise UsageError(
+                f"a source of {longest - len(layout.row([]))} tokens and {max_length} of target are more than the model's "
+                f"{model.max_positions} positions hold: give a source of at most {fitting - len(layout.row([]))}, "
+                "or a smaller max_length"
+            )
+        self.model, self.layout = model, layout
+        self.lengths = torch.tensor([len(row) for row in rows], device=model.device)
+        ids = torch.zeros(len(rows), longest, dtype=torch.long)
+        for number, row in enumerate(rows):
+            ids[number, : len(row)] = torch.from_numpy(row)
+        self._ids = ids.to(model.device)
+        slot = torch.arange(longest + opened, device=model.device)
+        self.readable = (slot < self.lengths[:, None]) | (slot >= longest)
+        # The pseudo mask that predicts the first token is overwritten.
+        self.cache = model.cache(len(rows), len(slot) + max(room, 1))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def encode(self) -> Tensor:
+        """Write their keys and values.
+
+        Returns:
+            Logits of the first token of each target. *Shape:* (rows, vocabulary)
+        """
+        layout, width = self.layout, self._ids.shape[1]
+        at_once = max(1, PAIRS_AT_ONCE // width**2)
+        parts = [self._encode(slice(i, i + at_once)) for i in range(0, len(self), at_once)]
+        self.cache.filled = width
+        opening = layout.pseudo if layout.predicts == "pseudo" else layout.opening
+        if opening is None:
+            return torch.cat(parts)
+        place = self.lengths[:, None]
+        segments = torch.full_like(place, layout.target_segment)
+        reads = torch.cat([self.readable[:, :width], torch.ones_like(place, dtype=torch.bool)], dim=1)
+        logits = self.model.extend(
+            self.cache, torch.full_like(place, opening)[:, :, None], place, segments, reads[:, None]
+        )
+        self.cache.filled = self.readable.shape[1]
+        return logits[:, 0]
+
+    def keep(self, rows: Tensor) -> None:
+        """Forget all sources but these. *Shape:* (rows kept,)"""
+        self.cache.keep_rows(rows)
+        self.lengths, self.readable = self.lengths[rows], self.readable[rows]
+
+    def _encode(self, part: slice) -> Tensor:
+        """Write some of them; logits at the last slot of each, if those predict."""
+        layout, ids, lengths = self.layout, self._ids[part], self.lengths[part, None]
+        width = ids.shape[1]
+        slot = torch.arange(width, device=ids.device)
+        reads = self.readable[part, None, :width]
+        if layout.decoder_only:
+            # Padding reads itself too: in layers that read nearby slots only nothing else may be left to it.
+            reads = (reads & (slot <= slot[:, None])) | (slot == slot[:, None])
+        if int(lengths.min()) == width:
+            reads = reads[:1]
+        predicts = layout.predicts == "next" and layout.opening is None
+        logits = self.model.extend(
+            self.cache.of_rows(part),
+            ids[:, :, None],
+            slot[None],
+            torch.full_like(slot[None], layout.source_segment),
+            None if bool(reads.all()) else reads,
+            select=lengths - 1 if predicts else slice(0, 0),
+            local_width=layout.local_width,
+        )
+        return logits.flatten(0, 1)

@@ -1,0 +1,45 @@
+"""The models as classes of Transformers: `from_pretrained`, `save_pretrained`, `generate`, `Trainer`, pipelines.
+
+    import unicloze.hf
+    from transformers import AutoModelForMaskedLM
+
+    unicloze.hf.UniclozeForMaskedLM.from_run("runs/quickstart").save_pretrained("mine")
+    unicloze.hf.load_tokenizer("runs/quickstart").save_pretrained("mine")
+    model = AutoModelForMaskedLM.from_pretrained("mine")
+
+Importing this package is what lets the Auto classes know the models; nothing is run that a folder brings along. The model
+that writes is registered with `AutoModelForCausalLM`, not with `AutoModelForSeq2SeqLM`: one stack of layers reads source and
+target as one row, and what is generated is appended to the prompt.
+
+Needs the extra `hf`.
+"""
+
+from __future__ import annotations
+
+from unicloze.errors import UniclozeError
+
+try:
+    import transformers
+except ImportError as error:
+    raise UniclozeError('unicloze.hf needs Transformers: pip install "unicloze[hf]"') from error
+
+from unicloze.hf.config import UniclozeConfig
+from unicloze.hf.generation import UniclozeForConditionalGeneration
+from unicloze.hf.models import UniclozeForMaskedLM, UniclozeModel
+from unicloze.hf.tokenizer import load_tokenizer
+
+__all__ = [
+    "UniclozeConfig",
+    "UniclozeForConditionalGeneration",
+    "UniclozeForMaskedLM",
+    "UniclozeModel",
+    "load_tokenizer",
+]
+
+transformers.AutoConfig.register(UniclozeConfig.model_type, UniclozeConfig, exist_ok=True)
+for _auto, _model in (
+    (transformers.AutoModel, UniclozeModel),
+    (transformers.AutoModelForMaskedLM, UniclozeForMaskedLM),
+    (transformers.AutoModelForCausalLM, UniclozeForConditionalGeneration),
+):
+    _auto.register(UniclozeConfig, _model, exist_ok=True)

@@ -1,0 +1,245 @@
+"""The model that writes, under Transformers' `generate` and `Trainer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import DynamicCache, GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from unicloze.errors import UsageError
+from unicloze.hf.config import UniclozeConfig
+from unicloze.hf.models import UniclozePreTrainedModel, resize_bias, returns_dict, summed_loss
+from unicloze.model.heads import TokenHead
+from unicloze.model.steps import Slots, check_steps, slots_of, step_states, with_pseudo_masks
+
+
+class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin):
+    """Writes a target after a source: `generate` is given the source "[SOS] text [EOS]" and returns it with the target.
+
+    One stack of layers reads both, so to Transformers this is a causal language model and not an encoder-decoder: there are
+    no `decoder_input_ids`. `token_type_ids` tells source (0) from target (1); `generate` keeps them itself. Where
+    `config.predicts` is `pseudo`, `generate` appends a pseudo mask to every step and takes it out of the cache again.
+
+    To train, call it with source and target in one row and `labels` that are -100 everywhere but at the target, where they
+    name the token of that very slot (nothing is shifted by the caller). The pseudo masks are appended here.
+    """
+
+    accepts_loss_kwargs = True
+    # Drafts of several tokens would need a pseudo mask each: this is how Transformers refuses assisted generation.
+    _is_stateful = True
+
+    def __init__(self, config: UniclozeConfig) -> None:
+        super().__init__(config)
+        self.rule = config.writing
+        self.token_head = TokenHead(config.settings, vocab_size=config.vocab_size)
+        check_steps(self.backbone)
+        # Trainer counts labels[:, 1:] where the loss shifts them and all of them where it does not.
+        self.loss_type = "ForCausalLM" if self.rule.predicts == "next" else "ForMaskedLM"
+        self.post_init()
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        """As Transformers', with the bias of the head."""
+        return resize_bias(self.token_head, super().resize_token_embeddings(*args, **kwargs))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values: DynamicCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Logits of every slot, or with `labels` the loss of the target.
+
+        Positions are counted over the real slots, so padding may stand anywhere.
+
+        Args:
+            input_ids: New slots. *Shape:* (rows, slots)
+            attention_mask: 1 where a slot is real, of the slots in the cache too. *Shape:* (rows, cached + slots)
+            token_type_ids: 0 for the source, 1 for the target. If not given, the target begins at a row's first label and
+                without labels all is source. *Shape:* (rows, slots)
+            labels: The tokens to predict, at their own slots, -100 elsewhere. *Shape:* (rows, slots)
+            past_key_values: Keys and values of earlier slots; the new ones are appended.
+            use_cache: Start a cache where none is given.
+            logits_to_keep: Logits of so many last slots only, of all if 0; ignored with labels.
+            output_hidden_states: Return those of every layer, of the pseudo masks too.
+            return_dict: False returns a tuple.
+            num_items_in_batch: What the summed loss is divided by; the number of labels if not given.
+
+        Returns:
+            With labels and pseudo masks the logits stand at the labels and are 0 elsewhere; else those of a slot say what
+            follows it, and those of a pseudo mask what stands at it.
+
+        Raises:
+            UsageError: A row is too long, a label stands in a source, or the model is in training mode without labels.
+        """
+        if labels is None and self.training:
+            raise UsageError(
+                "the model is in training mode and was given no labels: it predicts where they stand (set "
+                "config.label_smoothing instead of Trainer's label_smoothing_factor, which takes them away)"
+            )
+        if labels is not None:
+            token_type_ids = _target_of(labels, token_type_ids)
+            past_key_values, use_cache = None, False
+        if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
+            past_key_values = DynamicCache(config=self.config)
+        slots = slots_of(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            rule=self.rule,
+            earlier=0 if past_key_values is None else past_key_values.get_seq_length(),
+            max_positions=self.config.max_positions,
+        )
+        loss = None
+        if labels is None:
+            states = self._states(slots, past_key_values)
+            logits = self._logits(states[-1][:, -logits_to_keep:] if logits_to_keep else states[-1])
+        elif self.rule.predicts == "next":
+            states = self._states(slots, None)
+            logits = self._logits(states[-1])
+            loss = self._loss(logits[:, :-1], labels[:, 1:], num_items_in_batch)
+        else:
+            states, logits, loss = self._with_pseudo_masks(slots, labels, num_items_in_batch)
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        output = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=past_key_values,
+            hidden_states=tuple(states) if wanted else None,
+        )
+        return output if returns_dict(self.config, return_dict) else output.to_tuple()
+
+    def _with_pseudo_masks(
+        self, slots: Slots, labels: Tensor, count: Tensor | int | None
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        """States, logits at the labels, and the loss."""
+        assert self.rule.pseudo is not None
+        is_label = labels != -100
+        most = max(1, int(is_label.sum(1).max()))
+        labelled = is_label.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+        states = self._states(with_pseudo_masks(slots, labelled, self.rule.pseudo, self.rule.segment_ids[1]), None)
+        predicted = self._logits(states[-1][:, labels.shape[1] :])
+        asked = labels.gather(1, labelled)
+        loss = self._loss(predicted, asked, count)
+        logits = predicted.new_zeros(*labels.shape, predicted.shape[2])
+        place = labelled[:, :, None].expand_as(predicted)
+        logits = logits.scatter(1, place, predicted.detach() * (asked != -100)[:, :, None])
+        return states, logits, loss
+
+    def _states(self, slots: Slots, cache: DynamicCache | None) -> list[Tensor]:
+        def extend(key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+            return (key, value) if cache is None else cache.update(key, value, layer)
+
+        return step_states(self.backbone, slots, extend, local_width=self.rule.local_width, dropout=self._dropout())
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.token_head(hidden, self.backbone.embeddings.tokens.weight)
+        return logits
+
+    def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
+        return summed_loss(logits, labels, count, label_smoothing=self.config.label_smoothing)
+
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: DynamicCache | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        output_hidden_states: bool | None = None,
+        **others: Any,
+    ) -> dict[str, Any]:
+        """The slots of the next forward pass, with a pseudo mask behind them where the model predicts at one.
+
+        Raises:
+            UsageError: The cache is of another kind, an argument would have no effect, a source goes on where one was read
+                already, or prompts end in padding and the model predicts at the last token.
+        """
+        given = [name for name, value in others.items() if value is not None and value is not False]
+        unused = [name for name in given if name in ("position_ids", "inputs_embeds", "output_attentions")]
+        if unused:
+            raise UsageError(f"the model has no use for {unused[0]}: leave it out")
+        if past_key_values is not None and type(past_key_values) is not DynamicCache:
+            raise UsageError(
+                f"the cache is a {type(past_key_values).__name__}: leave cache_implementation out, the model needs a "
+                "DynamicCache"
+            )
+        if next_sequence_length is not None:
+            input_ids = input_ids[:, -next_sequence_length:]
+        part = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids[:, -input_ids.shape[1] :]
+        earlier = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if earlier and self.rule.source == "bidirectional" and not bool(part.all()):
+            raise UsageError(
+                "a source is read as a whole: leave prefill_chunk_size out, and start a new cache for a longer source"
+            )
+        if self.rule.predicts == "pseudo":
+            assert self.rule.pseudo is not None
+            input_ids = functional.pad(input_ids, (0, 1), value=self.rule.pseudo)
+            part = functional.pad(part, (0, 1), value=1)
+            attention_mask = None if attention_mask is None else functional.pad(attention_mask, (0, 1), value=1)
+        elif attention_mask is not None and not bool(attention_mask[:, -1].all()):
+            raise UsageError(
+                "a prompt ends in padding, and the model predicts at the last token: set tokenizer.padding_side = 'left'"
+            )
+        return {
+            "input_ids": input_ids,
+            "past_key_values": past_key_values,
+            "attention_mask": attention_mask,
+            "token_type_ids": part,
+            "use_cache": use_cache,
+            "logits_to_keep": logits_to_keep,
+            "output_hidden_states": output_hidden_states,
+        }
+
+    def _expand_inputs_for_generation(
+        self: Any,
+        expand_size: int = 1,
+        is_encoder_decoder: bool = False,
+        input_ids: torch.LongTensor | None = None,
+        **model_kwargs: Any,
+    ) -> tuple[Any, dict[str, Any]]:
+        """What `generate` calls once before its loop: from here on it is known what of a row is prompt."""
+        if input_ids is not None and model_kwargs.get("token_type_ids") is None:
+            model_kwargs["token_type_ids"] = torch.zeros_like(input_ids)
+        expanded: tuple[Any, dict[str, Any]] = GenerationMixin._expand_inputs_for_generation(
+            self, expand_size, is_encoder_decoder, input_ids, **model_kwargs
+        )
+        return expanded
+
+    def _update_model_kwargs_for_generation(
+        self, outputs: Any, model_kwargs: dict[str, Any], is_encoder_decoder: bool = False, num_new_tokens: int = 1
+    ) -> dict[str, Any]:
+        """Take the pseudo mask out of the cache again, and count the new token to the target."""
+        updated: dict[str, Any] = super()._update_model_kwargs_for_generation(
+            outputs, model_kwargs, is_encoder_decoder, num_new_tokens
+        )
+        if self.rule.predicts == "pseudo" and updated.get("past_key_values") is not None:
+            updated["past_key_values"].crop(-1)
+        updated["token_type_ids"][:, -num_new_tokens:] = 1
+        return updated
+
+
+def _target_of(labels: Tensor, token_type_ids: Tensor | None) -> Tensor:
+    """1 where a slot belongs to the target. *Shape:* (rows, slots)"""
+    is_label = labels != -100
+    if token_type_ids is None:
+        return (is_label.int().cumsum(1) > 0).to(labels.dtype)
+    if not torch.compiler.is_compiling() and bool((is_label & (token_type_ids == 0)).any()):
+        row = int((is_label & (token_type_ids == 0)).any(1).nonzero()[0])
+        raise UsageError(
+            f"row {row} has a label where token_type_ids says source: labels stand in the target (1), which the source "
+            "does not read"
+        )
+    return token_type_ids

@@ -1,0 +1,32 @@
+"""A run's tokenizer as Transformers'."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from unicloze.training.models import load_model
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
+    """The tokenizer of a run: it makes "[SOS] text [EOS]" and "[SOS] text [EOS] second part [EOS]".
+
+    Args:
+        path: A run directory, its checkpoints folder, or one checkpoint.
+
+    Raises:
+        UniclozeError: There is no whole checkpoint.
+    """
+    loaded = load_model(path)
+    with tempfile.TemporaryDirectory(prefix="unicloze-") as folder:
+        loaded.tokenizer.save(Path(folder))
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+            folder,
+            model_max_length=loaded.model.max_positions,
+            model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+            local_files_only=True,
+        )
+    return tokenizer

@@ -1,0 +1,115 @@
+"""A model as ONNX files: its encoder, and one step of writing a target. See `unicloze.interop.programs` for their inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unicloze.decoding.texts import open_model
+from unicloze.errors import UsageError
+from unicloze.interop.programs import Encoder, Part, Step, compare, module_of, trace
+from unicloze.interop.rules import step_rule
+
+if TYPE_CHECKING:
+    from unicloze.decoding.texts import ModelLike
+
+_LARGEST_FILE = 2**31 - 2**20
+"""Bytes of weights that one file can hold: protobuf counts to 2 GiB."""
+
+
+def export_onnx(model: ModelLike, out: str | os.PathLike[str], *, parts: Sequence[Part] | None = None) -> list[Path]:
+    """Write `encoder.onnx` and, if the model writes a target, `step.onnx` into a folder; rows and slots are dynamic.
+
+    Each file is run by ONNX Runtime beside the model on rows of several shapes before it gets its name.
+
+    Args:
+        model: A run directory, a checkpoint or a loaded model.
+        out: The folder; files of these names are replaced.
+        parts: `encoder`, `step` or both; what the model has if not given.
+
+    Returns:
+        The files.
+
+    Raises:
+        UsageError: ONNX is not installed, the model has no such part, or it cannot be exported.
+        UniclozeError: A file computes something else than the model; it was deleted.
+    """
+    _check_installed()
+    loaded = open_model(model)
+    writes = step_rule(loaded.recipe, loaded.tokenizer.vocabulary) is not None
+    own: tuple[Part, ...] = ("encoder", "step") if writes else ("encoder",)
+    modules = {part: module_of(loaded, part) for part in parts or own}
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    return [_export(module, folder / f"{part}.onnx") for part, module in modules.items()]
+
+
+def _export(module: Encoder | Step, file: Path) -> Path:
+    size = sum(tensor.numel() * tensor.element_size() for tensor in module.parameters())
+    if size > _LARGEST_FILE:
+        raise UsageError(
+            f"the model has {size / 2**30:.1f} GiB of weights, and {file.name} can hold 2: export a smaller one"
+        )
+    part = file.with_name(f"{file.name}.partial")
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                trace(module),
+                dynamo=True,
+                input_names=list(module.inputs),
+                output_names=list(module.outputs),
+                verbose=False,
+            )
+        assert program is not None
+        program.save(part, external_data=False)
+        compare(module, _Runner(module, part), str(file))
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+    return file
+
+
+class _Runner:
+    """An ONNX file as a function of tensors."""
+
+    def __init__(self, module: Encoder | Step, file: Path) -> None:
+        import onnxruntime
+
+        self._names = list(module.inputs)
+        self._session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        found = self._session.run(None, {name: each.numpy() for name, each in zip(self._names, inputs, strict=True)})
+        return [torch.from_numpy(each) for each in found]
+
+
+def _check_installed() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f'{error.name} is not installed: pip install "unicloze[onnx]"') from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the exporter says of packages that are not there, and of its own deprecations, from the user."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r".*LeafSpec.* is deprecated", category=FutureWarning)
+            warnings.filterwarnings("ignore", message=r"# The axis name: \w+ will not be used", category=UserWarning)
+            yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,221 @@
+"""A model as programs of tensors, which need nothing of this package to run.
+
+    encoder   input_ids, attention_mask, token_type_ids  ->  last_hidden_state, and logits where the model predicts tokens
+    step      input_ids, attention_mask, token_type_ids, past_mask, past_keys, past_values
+                                                         ->  logits, new_keys, new_values
+
+`step` is called with the source and an empty past (0 slots) first, then with the token chosen last. The caller appends the
+new keys and values to the past. A model that predicts at pseudo masks appends one itself, and gives back the keys and values
+of the other slots only. `token_type_ids` tells source (0) from target (1). Rows, slots and past are dynamic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.nn import functional
+
+from unicloze.decoding.abilities import objective_of
+from unicloze.decoding.texts import open_model
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.interop.rules import encoding_rule, step_rule
+from unicloze.mixtures import describe
+from unicloze.model.model import UnifiedModel
+from unicloze.model.padded import EncodingRule, encoding_batch
+from unicloze.model.steps import StepRule, check_steps, slots_of, step_states
+from unicloze.training.models import LoadedModel
+
+if TYPE_CHECKING:
+    from unicloze.decoding.texts import ModelLike
+
+Part = Literal["encoder", "step"]
+
+TOLERANCE = 1e-5
+"""How far a number may be off, as a share of the largest of its kind where that is above 1."""
+
+_ROWS, _SLOTS, _PAST = Dim("rows"), Dim("slots"), Dim("past")
+
+
+class Encoder(nn.Module):
+    """Texts to hidden states, and to logits where the model has a head for tokens.
+
+    Args:
+        model: Gives the weights.
+        rule: How it reads.
+    """
+
+    def __init__(self, model: UnifiedModel, rule: EncodingRule) -> None:
+        super().__init__()
+        self.model = model
+        self.rule = rule
+        self.predicts = hasattr(model, "token_head")
+        self.outputs = ("last_hidden_state", "logits") if self.predicts else ("last_hidden_state",)
+        self.inputs: dict[str, dict[int, Dim]] = {
+            name: {0: _ROWS, 1: _SLOTS} for name in ("input_ids", "attention_mask", "token_type_ids")
+        }
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
+        """*Shape:* (rows, slots) each to (rows, slots, hidden size) and (rows, slots, vocabulary)"""
+        batch = encoding_batch(
+            input_ids, attention_mask, token_type_ids, None, rule=self.rule, max_positions=self.model.max_positions
+        )
+        hidden = self.model.backbone(batch)[-1]
+        return (hidden, self.model.token_logits(hidden)) if self.predicts else (hidden,)
+
+
+class Step(nn.Module):
+    """The next slots of every row to the logits of the token after them.
+
+    Args:
+        model: Gives the weights.
+        rule: How it writes.
+    """
+
+    outputs = "logits", "new_keys", "new_values"
+
+    def __init__(self, model: UnifiedModel, rule: StepRule) -> None:
+        super().__init__()
+        check_steps(model.backbone)
+        self.model = model
+        self.rule = rule
+        self.inputs: dict[str, dict[int, Dim]] = {
+            **{name: {0: _ROWS, 1: _SLOTS} for name in ("input_ids", "attention_mask", "token_type_ids")},
+            "past_mask": {0: _ROWS, 1: _PAST},
+            **{name: {1: _ROWS, 3: _PAST} for name in ("past_keys", "past_values")},
+        }
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor,
+        past_mask: Tensor,
+        past_keys: Tensor,
+        past_values: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Compute one step.
+
+        Args:
+            input_ids: *Shape:* (rows, slots)
+            attention_mask: 1 where a slot is real. *Shape:* (rows, slots)
+            token_type_ids: 0 for the source, 1 for the target. *Shape:* (rows, slots)
+            past_mask: 1 where a slot of the past is real. *Shape:* (rows, past)
+            past_keys: *Shape:* (layers, rows, heads, past, head size)
+            past_values: *Shape:* (layers, rows, heads, past, head size)
+
+        Returns:
+            Logits, *Shape:* (rows, vocabulary), and new keys and values, *Shape:* (layers, rows, heads, slots, head size)
+        """
+        kept = input_ids.shape[1]
+        if self.rule.predicts == "pseudo":
+            assert self.rule.pseudo is not None
+            input_ids = functional.pad(input_ids, (0, 1), value=self.rule.pseudo)
+            token_type_ids = functional.pad(token_type_ids, (0, 1), value=1)
+            attention_mask = functional.pad(attention_mask, (0, 1), value=1)
+        new_keys, new_values = [], []
+
+        def extend(key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+            new_keys.append(key[:, :, :kept])
+            new_values.append(value[:, :, :kept])
+            return torch.cat([past_keys[layer], key], dim=2), torch.cat([past_values[layer], value], dim=2)
+
+        slots = slots_of(
+            input_ids,
+            torch.cat([past_mask, attention_mask], dim=1),
+            token_type_ids,
+            rule=self.rule,
+            earlier=past_mask.shape[1],
+            max_positions=self.model.max_positions,
+        )
+        hidden = step_states(self.model.backbone, slots, extend, local_width=self.rule.local_width)[-1]
+        return self.model.token_logits(hidden[:, -1]), torch.stack(new_keys), torch.stack(new_values)
+
+
+def module_of(model: LoadedModel, part: Part) -> Encoder | Step:
+    """What is exported of a model.
+
+    Raises:
+        UsageError: The model has no such part, or it cannot be exported.
+    """
+    if model.model.settings.positions == "transformer_xl":
+        raise UsageError(
+            "model.positions is transformer_xl: its distances follow from the text, which an exported program cannot"
+        )
+    if part == "encoder":
+        return Encoder(model.model, encoding_rule(model.recipe)).eval()
+    rule = step_rule(model.recipe, model.tokenizer.vocabulary)
+    if rule is None:
+        trained = describe(objective_of(model.recipe))
+        raise UsageError(f"a model trained by {trained} does not write a target: export its encoder only")
+    return Step(model.model, rule).eval()
+
+
+def export_program(model: ModelLike, part: Part = "encoder") -> ExportedProgram:
+    """A part of a model as `torch.export` gives it, compared with the model on rows of several shapes.
+
+    Args:
+        model: A run directory, a checkpoint or a loaded model.
+        part: `encoder`, or `step` for one step of writing a target.
+
+    Raises:
+        UsageError: The model has no such part, or it cannot be exported.
+        UniclozeError: The program computes something else.
+    """
+    module = module_of(open_model(model), part)
+    program = trace(module)
+    compare(module, program.module(), f"the exported {part}")
+    return program
+
+
+@torch.no_grad()
+def trace(module: Encoder | Step) -> ExportedProgram:
+    """A part of a model as a program, not yet compared."""
+    return torch.export.export(module, _sizes(module, 2, 5, 3), dynamic_shapes=module.inputs)
+
+
+@torch.no_grad()
+def compare(module: Encoder | Step, program: Callable[..., Sequence[Tensor]], name: str) -> None:
+    """Run a program and the model on the same rows: one or several, one slot or many, padded, with a past and without.
+
+    Raises:
+        UniclozeError: A number differs by more than `TOLERANCE`.
+    """
+    for inputs in _samples(module):
+        for output, found, expected in zip(module.outputs, program(*inputs), module(*inputs), strict=True):
+            if not expected.numel():
+                continue
+            difference, allowed = (
+                float((found - expected).abs().max()),
+                TOLERANCE * max(1.0, float(expected.abs().max())),
+            )
+            if not difference <= allowed:
+                shape = "x".join(map(str, inputs[0].shape))
+                raise UniclozeError(
+                    f"{name} differs from the model by {difference:.2g} in {output} of {shape} tokens, more than "
+                    f"{allowed:.2g}: it was not kept"
+                )
+
+
+def _samples(module: Encoder | Step) -> Iterator[tuple[Tensor, ...]]:
+    longest = module.model.max_positions - 1
+    for rows, slots, past in ((1, 1, 0), (3, 7, 0), (2, 1, 6), (1, 1, 1), (4, longest // 2, longest - longest // 2)):
+        yield _sizes(module, rows, min(slots, longest), min(past, longest - 1))
+
+
+def _sizes(module: Encoder | Step, rows: int, slots: int, past: int) -> tuple[Tensor, ...]:
+    """Random inputs of given sizes; of several rows all but the first are padded at the left."""
+    generator = torch.Generator().manual_seed(rows * slots)
+    ids = torch.randint(module.model.vocab_size, (rows, slots), generator=generator)
+    real = (torch.arange(slots) >= torch.arange(rows)[:, None].clamp(max=slots - 1)).long()
+    if isinstance(module, Encoder):
+        return ids, real, torch.randint(2, (rows, slots), generator=generator)
+    settings = module.model.settings
+    shape = (settings.num_layers, rows, settings.num_heads, past, settings.hidden_size // settings.num_heads)
+    keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
+    if past:
+        return ids, torch.ones_like(ids), torch.ones_like(ids), torch.ones(rows, past, dtype=torch.long), keys, values
+    return ids, real, torch.zeros_like(ids), torch.ones(rows, 0, dtype=torch.long), keys, values

@@ -1,0 +1,201 @@
+"""Hugging Face datasets as a source of documents: `hf:NAME[:SPLIT[:COLUMN]]`, read as a stream.
+
+NAME is what a dataset's `save_to_disk` wrote, a folder of data files that `datasets` can load, or a dataset of the Hub as
+OWNER/NAME or OWNER/NAME/CONFIG. SPLIT is `train`, or the only one, if not given; COLUMN is `data.text_field`.
+
+Every pass of a preparation streams the dataset again, at the revision that the first one saw. Needs the extra `datasets`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.text.readers import Document, Tally, mended_document
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+PREFIX = "hf:"
+
+_ROWS_AT_ONCE = 64
+
+
+def is_dataset(corpus: str | Path) -> bool:
+    """Whether an entry of `data.corpus` names a dataset."""
+    return str(corpus).startswith(PREFIX)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSource:
+    """A dataset, as an entry of `data.corpus` names it.
+
+    Args:
+        corpus: The entry.
+        name: Folder, or OWNER/NAME of the Hub.
+        config: Configuration of a dataset of the Hub.
+        split: None for `train` or the only one.
+        column: None for `data.text_field`.
+    """
+
+    corpus: str
+    name: str
+    config: str | None
+    split: str | None
+    column: str | None
+
+    @classmethod
+    def of(cls, corpus: str) -> DatasetSource:
+        """Read an entry.
+
+        Raises:
+            UsageError: It is not of the form `hf:NAME[:SPLIT[:COLUMN]]`, or names a kind of file.
+        """
+        parts = corpus.removeprefix(PREFIX).split(":")
+        name, config = parts[0], None
+        if not all(parts) or len(parts) > 3:
+            raise UsageError(f"{corpus} is no name of a dataset: give hf:NAME, hf:NAME:SPLIT or hf:NAME:SPLIT:COLUMN.")
+        if not Path(name).expanduser().exists():
+            if name.startswith((".", "/", "~")) or not 1 <= name.count("/") <= 2:
+                raise UsageError(
+                    f"There is no folder {name}, and datasets of the Hub are named OWNER/NAME or OWNER/NAME/CONFIG: mend "
+                    f"{corpus}; files of text need no hf: before them."
+                )
+            owner, dataset, *rest = name.split("/")
+            name, config = f"{owner}/{dataset}", rest[0] if rest else None
+        return cls(
+            corpus=corpus,
+            name=name,
+            config=config,
+            split=parts[1] if len(parts) > 1 else None,
+            column=parts[2] if len(parts) > 2 else None,
+        )
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it lies; None for a dataset of the Hub.
+
+        Raises:
+            UsageError: It is a file.
+        """
+        place = Path(self.name).expanduser()
+        if place.is_file():
+            raise UsageError(
+                f"{place} is a file: name its folder in {self.corpus}, or leave out the hf: if it is text."
+            )
+        return place if place.is_dir() else None
+
+    def described(self) -> list[tuple[str, Path | None]]:
+        """What its content follows from: its files, where it lies here, and what is taken of it.
+
+        Raises:
+            UniclozeError: There is no such dataset, or its Hub cannot be reached.
+        """
+        taken = f"(split {self.split or 'by default'}, column {self.column or 'data.text_field'})"
+        folder = self.folder
+        if folder is None:
+            name = "/".join(filter(None, (self.name, self.config)))
+            return [(f"{PREFIX}{name}@{_builder(self).hash} {taken}", None)]
+        files = sorted(
+            file for file in folder.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(folder))
+        )
+        return [*((str(file), file) for file in files), (f"dataset {taken}", None)]
+
+    def documents(self, text_field: str, tally: Tally) -> Iterator[Document]:
+        """Its documents in order; `tally.digest` is new, and complete at the end.
+
+        Args:
+            text_field: The column, unless the entry names one.
+            tally: Counts what was seen and mended.
+
+        Raises:
+            UniclozeError: There is no such dataset, split or column, or the dataset is damaged.
+        """
+        tally.digest = hashlib.blake2b(digest_size=16)
+        column, line = self.column or text_field, 0
+        with _explained(self):
+            dataset = _dataset(self)
+            names = dataset.column_names
+            if names is not None:
+                _check_column(self, column, names)
+                dataset = dataset.select_columns([column])
+            for batch in dataset.iter(batch_size=_ROWS_AT_ONCE):
+                _check_column(self, column, list(batch))
+                for value in batch[column]:
+                    line += 1
+                    if value is not None and not isinstance(value, str):
+                        raise UniclozeError(
+                            f'{self.corpus}, row {line}: the column "{column}" holds {type(value).__name__}, not text: name '
+                            f"another with {PREFIX}{self.name}:{self.split or 'train'}:COLUMN."
+                        )
+                    text = value or ""
+                    tally.digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+                    yield from mended_document(text, self.corpus, line, tally)
+
+
+def _check_column(source: DatasetSource, column: str, names: list[str]) -> None:
+    if column not in names:
+        raise UniclozeError(
+            f'{source.corpus} has no column "{column}": name one of its columns ({", ".join(names)}) with '
+            f"{PREFIX}{source.name}:{source.split or 'train'}:COLUMN or --data.text_field."
+        )
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _library() -> ModuleType:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UsageError(f'{PREFIX} needs the package datasets: pip install "unicloze[datasets]"') from error
+    library: ModuleType = datasets
+    return library
+
+
+@contextlib.contextmanager
+def _explained(source: DatasetSource) -> Iterator[None]:
+    """Turns what the library raises into a sentence."""
+    known = (OSError, ValueError, RuntimeError, _library().exceptions.DatasetsError)
+    try:
+        yield
+    except known as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UniclozeError(f"{source.corpus} cannot be read ({reason}): mend the name, or the dataset.") from error
+
+
+def _dataset(source: DatasetSource) -> Any:
+    """The rows of one split, of which only those that are asked for come into memory."""
+    folder = source.folder
+    if folder is not None and any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        saved = _library().load_from_disk(str(folder))
+        splits = saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
+    else:
+        splits = _builder(source).as_streaming_dataset()
+    names = [str(name) for name in splits]
+    wanted = source.split or ("train" if "train" in names or len(names) > 1 else names[0])
+    if wanted not in names:
+        raise UniclozeError(f"{source.corpus} has no split {wanted}: name one of its splits, {', '.join(names)}.")
+    return splits[wanted]
+
+
+def _builder(source: DatasetSource) -> Any:
+    """What streams a folder of data files or a dataset of the Hub; the latter at one revision while this process lives."""
+    return _load_builder(source) if source.folder is not None else _pinned_builder(source)
+
+
+def _load_builder(source: DatasetSource) -> Any:
+    with _explained(source):
+        return _library().load_dataset_builder(
+            source.name if source.folder is None else str(source.folder), source.config
+        )
+
+
+_pinned_builder = functools.cache(_load_builder)

@@ -1,0 +1,95 @@
+"""Runs of untrained models, for the tests of what reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from decoding_toys import loaded
+from unicloze.example import Batch, Examples, Kind, Target, collate
+from unicloze.recipes import save_recipe
+from unicloze.training.checkpoint import save_checkpoint
+from unicloze.training.models import LoadedModel, load_model
+
+
+def save_run(folder: Path, model: LoadedModel | None = None, **objective: Any) -> LoadedModel:
+    """A run whose only checkpoint holds the given model, or one of random weights."""
+    model = model or loaded(**objective)
+    folder.mkdir(exist_ok=True)
+    save_recipe(model.recipe, folder / "recipe.yaml")
+    model.tokenizer.save(folder)
+    save_checkpoint(
+        folder / "checkpoints",
+        step=1,
+        model=model.model.state_dict(),
+        optimizers=[],
+        state={},
+        files=[folder / "recipe.yaml", folder / "tokenizer.json"],
+        keep=1,
+    )
+    return load_model(folder)
+
+
+def slots_batch(
+    tokens: list[int],
+    positions: list[int],
+    segments: list[int],
+    intervals: list[list[int]],
+    predict: list[int],
+    labels: list[int],
+) -> Batch:
+    """One row written out by hand, whose slots read at most two intervals each."""
+    n = len(tokens)
+
+    def row(values: list[Any]) -> np.ndarray:
+        return np.array([values], dtype=np.int32)
+
+    weights = np.ones((1, len(predict)), np.float32)
+    return collate(
+        Examples(
+            input_ids=row(tokens),
+            position_ids=row(positions),
+            segment_ids=row(segments),
+            kinds=np.full((1, n), Kind.CONTEXT, dtype=np.uint8),
+            steps=np.full((1, n), -1, dtype=np.int32),
+            intervals=row(intervals),
+            lengths=np.array([n], dtype=np.int32),
+            mutual=np.array([0], dtype=np.int32),
+            text_tokens=np.array([n], dtype=np.int32),
+            targets={"par": Target(slots=row(predict), labels=row(labels), weights=weights)},
+        )
+    )
+
+
+def written_row(source: list[int], target: list[int], pseudo: int, predicted: int) -> Batch:
+    """Source, target, and a pseudo mask for each of the last `predicted` tokens of the target (paper Section 3.4)."""
+    s, t = len(source), len(target)
+    asked = list(range(t - predicted, t))
+    return slots_batch(
+        [*source, *target, *[pseudo] * predicted],
+        [*range(s + t), *(s + i for i in asked)],
+        [0] * s + [1] * (t + predicted),
+        [[0, s, 0, 0]] * s
+        + [[0, s + i + 1, 0, 0] for i in range(t)]
+        + [[0, s + i, s + t + k, s + t + k + 1] for k, i in enumerate(asked)],
+        [s + t + k for k in range(predicted)],
+        [target[i] for i in asked],
+    )
+
+
+def padded(rows: list[list[int]], *, side: str, value: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of one length, and their attention mask."""
+    width = max(map(len, rows))
+    fill = [[value] * (width - len(row)) for row in rows]
+    real = [[1] * len(row) for row in rows]
+    none = [[0] * len(row) for row in fill]
+    if side == "left":
+        return torch.tensor([f + r for f, r in zip(fill, rows, strict=True)]), torch.tensor(
+            [n + r for n, r in zip(none, real, strict=True)]
+        )
+    return torch.tensor([r + f for r, f in zip(rows, fill, strict=True)]), torch.tensor(
+        [r + n for r, n in zip(real, none, strict=True)]
+    )

@@ -1,0 +1,232 @@
+"""Generation from texts: which recipe generates how, streams, and texts too long; and positions filled in any order."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import toys
+from decoding_toys import TEXT, byte_level, loaded, wordpiece
+from test_generate import PSEUDO_LAYOUT, approximately, sources
+from toys import EOS, PSEUDO
+from unicloze.decoding.generate import generate, generate_tokens, stream
+from unicloze.decoding.layout import layout_of
+from unicloze.errors import UsageError
+from unicloze.example import Examples, Kind, Target, collate
+from unicloze.model.model import UnifiedModel
+from unicloze.recipes import load_recipe
+from unicloze.settings import DecodingSettings, ObjectiveSettings, Recipe
+
+SOURCES = ["the list of items is empty", "return a value", "the state of play, given the list, is not the value of x"]
+
+
+def test_how_the_recipes_generate() -> None:
+    vocabulary = toys.vocabulary(extra=4)
+    found = {}
+    for name in ("unilmv2-base", "unilm-v1-base", "gpt-2", "t5-base", "mass-base", "quickstart", "bart-base"):
+        layout = layout_of(load_recipe(name), vocabulary)
+        segments = layout.source_segment, layout.target_segment
+        found[name] = (layout.predicts, layout.pseudo, segments, layout.decoder_only, layout.opening)
+    assert found == {
+        "unilmv2-base": ("pseudo", PSEUDO, (0, 1), False, None),
+        "quickstart": ("pseudo", PSEUDO, (0, 1), False, None),
+        "unilm-v1-base": ("pseudo", toys.MASK, (4, 5), False, None),
+        "gpt-2": ("next", None, (0, 0), True, None),
+        "t5-base": ("next", None, (0, 1), False, None),
+        "mass-base": ("next", None, (0, 1), False, toys.MASK),
+        "bart-base": ("next", None, (0, 1), False, None),
+    }
+    sentinels = set(vocabulary.extra.tolist())
+    assert not sentinels & set(layout_of(load_recipe("t5-base"), vocabulary).never)
+    assert sentinels < set(layout_of(load_recipe("gpt-2"), vocabulary).never)
+    left_to_right = Recipe(objective=ObjectiveSettings(name="masked", targets=["ae"], visibility="left_to_right"))
+    assert layout_of(left_to_right, vocabulary).decoder_only
+    ul2 = layout_of(Recipe(objective=ObjectiveSettings(name="prefix", targets=["lm"], mode_token=3)), vocabulary)
+    assert ul2.start == (toys.SOS, int(vocabulary.extra[3]))
+    assert ul2.specials == 3
+
+
+@pytest.mark.parametrize("name", ["bert-base", "xlnet-base", "electra-base", "mdlm-base"])
+def test_recipes_that_cannot_generate(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot generate text"):
+        layout_of(load_recipe(name), toys.vocabulary(extra=4))
+
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "unilmv2": {},
+    "prefix": dict(name="prefix", targets=["lm"], mask_rate=0.5),
+    "causal": dict(name="causal", targets=["lm"], visibility="left_to_right"),
+}
+SEARCHES: dict[str, DecodingSettings] = {
+    "greedy": DecodingSettings(max_length=12),
+    "beams": DecodingSettings(max_length=12, beams=3, num_results=1, length_penalty=0.8, no_repeat_ngram=2),
+    "sampling": DecodingSettings(max_length=12, sample=True, top_p=0.9, seed=3),
+}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("tokenizer", [wordpiece, byte_level])
+def test_a_stream_is_the_text(objective: str, tokenizer: Any) -> None:
+    model = loaded(tokenizer(), positions=100, relative=True, **OBJECTIVES[objective])
+    for settings in SEARCHES.values():
+        generations = generate(model, [SOURCES[0]], settings)
+        pieces = list(stream(model, SOURCES[0], settings))
+        assert "".join(pieces) == generations[0].text == str(generations[0])
+        assert len(pieces) > 1 or settings.beams > 1
+        assert generations[0].to_dict()["candidates"][0]["text"] == generations[0].text
+
+
+def test_texts_hold_no_special_tokens() -> None:
+    model = loaded(positions=60)
+    special = set(model.tokenizer.vocabulary.special.tolist())
+    settings = DecodingSettings(max_length=20, sample=True, num_results=8)
+    for generation in generate(model, SOURCES, settings):
+        assert len(generation.candidates) == 8
+        for candidate in generation.candidates:
+            assert not special & set(candidate.tokens)
+            assert candidate.text == model.tokenizer.decode(candidate.tokens)
+
+
+@pytest.mark.parametrize("objective", ["unilmv2", "causal"])
+def test_long_sources_are_cut_and_it_is_said_once(objective: str) -> None:
+    model = loaded(positions=32, **OBJECTIVES[objective])
+    settings = DecodingSettings(max_length=8)
+    long = " ".join(f"{TEXT} ." for _ in range(900))
+    room = 22 if objective == "unilmv2" else 23
+    with pytest.warns(UserWarning, match=rf"{room} tokens .* \(2 of 3\)") as said:
+        found = generate(model, [long, "x", long + " x"], settings)
+    assert len(said) == 1
+    tokens = model.tokenizer.encode_batch([long, long + " x"])
+    kept = [ids[:room] if objective == "unilmv2" else ids[-room:] for ids in tokens]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layout = layout_of(model.recipe, model.tokenizer.vocabulary)
+        expected = generate_tokens(model.model, kept, settings, layout)
+    assert [g.candidates[0].tokens for g in (found[0], found[2])] == [row[0].tokens for row in expected]
+
+
+def test_what_is_refused() -> None:
+    model = loaded(positions=32)
+    with pytest.raises(UsageError, match="source 2 of 2 is empty"):
+        generate(model, ["x", " "], DecodingSettings(max_length=8))
+    with pytest.raises(UsageError, match="one string"):
+        generate(model, "x", DecodingSettings(max_length=8))
+    with pytest.raises(UsageError, match="at most 29"):
+        generate(model, ["x"], DecodingSettings(max_length=40))
+    with pytest.raises(UsageError, match="'zebra'"):
+        generate(model, ["x"], DecodingSettings(no_repeat_ngram=2, may_repeat=["zebra"], max_length=8))
+    assert generate(model, [], DecodingSettings(max_length=8)) == []
+
+
+def test_tokens_are_told_as_they_come() -> None:
+    model = toys.model().eval()
+    given = sources(7, 3, 5)
+    told: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    settings = DecodingSettings(max_length=10, batch_size=2)
+    found = generate_tokens(model, given, settings, PSEUDO_LAYOUT, lambda source, new: told[source].extend(new))
+    assert told == {i: row[0].tokens for i, row in enumerate(found)}
+
+
+def test_in_bf16_the_texts_are_about_as_likely() -> None:
+    model = toys.model(num_layers=2).eval()
+    given = sources(7, 3, 5)
+    whole, half = (
+        generate_tokens(model, given, DecodingSettings(max_length=1, precision=precision), PSEUDO_LAYOUT)
+        for precision in ("fp32", "bf16")
+    )
+    for (exact,), (rounded,) in zip(whole, half, strict=True):
+        assert rounded.log_probability == pytest.approx(exact.log_probability, abs=0.15)
+
+
+def predicted(model: UnifiedModel, source: np.ndarray, groups: list[dict[int, int]], asked: list[int]) -> torch.Tensor:
+    """log p at masks on some positions of a target, from one row: each reads the source, the known tokens and itself.
+
+    Known tokens come in groups, in the order they were filled; each reads the source and the groups up to its own.
+    """
+    before = [*PSEUDO_LAYOUT.row(source).tolist()]
+    width = len(before)
+    slots = [(token, place, 0, width) for place, token in enumerate(before)]
+    for group in groups:
+        end = len(slots) + len(group)
+        slots += [(token, width + place, 1, end) for place, token in group.items()]
+    known = len(slots)
+    intervals = [[0, end, 0, 0] for _, _, _, end in slots]
+    intervals += [[0, known, known + i, known + i + 1] for i in range(len(asked))]
+    slots += [(PSEUDO, width + place, 1, 0) for place in asked]
+    n, column = len(slots), np.array([slots], dtype=np.int32)
+    predictions = np.arange(known, n, dtype=np.int32)[None]
+    examples = Examples(
+        input_ids=column[:, :, 0],
+        position_ids=column[:, :, 1],
+        segment_ids=column[:, :, 2],
+        kinds=np.full((1, n), Kind.CONTEXT, dtype=np.uint8),
+        steps=np.full((1, n), -1, dtype=np.int32),
+        intervals=np.array([intervals], dtype=np.int32),
+        lengths=np.array([n], dtype=np.int32),
+        mutual=np.array([0], dtype=np.int32),
+        text_tokens=np.array([n], dtype=np.int32),
+        targets={
+            "p": Target(
+                slots=predictions, labels=np.zeros_like(predictions), weights=np.ones(predictions.shape, np.float32)
+            )
+        },
+    )
+    with torch.no_grad():
+        return model.logits(collate(examples))["p"][0].log_softmax(-1)
+
+
+def naive_parallel(model: UnifiedModel, source: np.ndarray, settings: DecodingSettings, never: list[int]) -> Any:
+    groups: list[dict[int, int]] = []
+    filled: dict[int, int] = {}
+    logs: dict[int, float] = {}
+    end = settings.max_length
+    while asked := [place for place in range(end) if place not in filled]:
+        allowed = predicted(model, source, groups, asked).clone()
+        allowed[:, never] = -torch.inf
+        for i, place in enumerate(asked):
+            if place < settings.min_length:
+                allowed[i, EOS] = -torch.inf
+        best = sorted(
+            zip(asked, allowed.max(-1).values.tolist(), allowed.argmax(-1).tolist(), strict=True), key=lambda b: -b[1]
+        )
+        new = best[: settings.parallel]
+        groups.append({place: token for place, _, token in new})
+        filled |= groups[-1]
+        logs |= {place: log for place, log, _ in new}
+        end = min([end, *(place for place, token in filled.items() if token == EOS)])
+    tokens = [filled[place] for place in range(end)]
+    ended = end < settings.max_length
+    return tokens, ended, sum(logs[place] for place in range(end + ended))
+
+
+@pytest.mark.parametrize("parallel", [1, 3, 20])
+def test_positions_filled_in_parallel(parallel: int) -> None:
+    model = toys.model().eval()
+    with torch.no_grad():
+        model.token_head.bias[EOS] += 4.0
+    never = [0, 1, 2, 3, 5, 6]
+    layout = dataclasses.replace(PSEUDO_LAYOUT, never=tuple(never))
+    settings = DecodingSettings(max_length=9, min_length=3, parallel=parallel)
+    given = sources(7, 3, 12, 5)
+    found = generate_tokens(model, given, settings, layout)
+    for source, (hypothesis,) in zip(given, found, strict=True):
+        tokens, ended, log = naive_parallel(model, source, settings, never)
+        assert hypothesis.tokens == tokens
+        assert hypothesis.ended == ended
+        assert hypothesis.log_probability == pytest.approx(log, abs=1e-4)
+    assert any(row[0].ended for row in found)
+    alone = [generate_tokens(model, [source], settings, layout)[0] for source in given]
+    assert approximately(alone) == approximately(found)
+
+
+def test_parallel_texts() -> None:
+    model = loaded(positions=60, relative=True)
+    settings = DecodingSettings(max_length=10, min_length=10, parallel=4)
+    for generation in generate(model, SOURCES, settings):
+        assert len(generation.candidates[0].tokens) == 10
+    assert list(stream(model, SOURCES[0], settings)) == [generate(model, SOURCES[:1], settings)[0].text]

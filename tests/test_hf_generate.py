@@ -1,0 +1,254 @@
+"""`generate` against plain loops that lay out a whole row by hand and read it afresh at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_toys import padded, slots_batch
+from unicloze.errors import UsageError
+from unicloze.model.model import UnifiedModel
+
+transformers = pytest.importorskip("transformers")
+hf = pytest.importorskip("unicloze.hf")
+
+EOS, PSEUDO, WIDTH = 4, 6, 3
+SOURCES = [[3, 10, 11, 12, 13, 4], [3, 20, 4], [3, 30, 31, 32, 4], [3, 40, 41, 42, 43, 44, 45, 4]]
+
+WRITERS: dict[str, dict[str, Any]] = {
+    "pseudo masks": {"predicts": "pseudo"},
+    "pseudo masks, relative bias": {"predicts": "pseudo", "relative_bias": True},
+    "pseudo masks, source from left to right": {
+        "predicts": "pseudo", "source_visibility": "left_to_right", "generation_segments": [0, 0],
+    },
+    "prefix": {"predicts": "next", "norm": "pre", "relative_bias": True},
+    "causal": {"predicts": "next", "source_visibility": "left_to_right", "share_layers": "all"},
+    "local": {
+        "predicts": "next", "source_visibility": "left_to_right", "generation_segments": [0, 0],
+        "layer_visibility": ["full", "local"], "local_width": WIDTH,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    transformers.utils.logging.set_verbosity_error()
+
+
+def writer(**settings: Any) -> Any:
+    """A model whose weights are large enough for its texts to differ, and [EOS] likely enough to come."""
+    shape: dict[str, Any] = dict(
+        hidden_size=32, num_layers=3, num_heads=4, intermediate_size=64, dropout=0.0, attention_dropout=0.0,
+        initializer_range=0.3, vocab_size=50, max_positions=40, eos_token_id=EOS, bos_token_id=3, pad_token_id=0,
+        pseudo_token_id=PSEUDO, relative_bias=False,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    model = hf.UniclozeForConditionalGeneration(hf.UniclozeConfig(**(shape | settings))).eval()
+    with torch.no_grad():
+        model.backbone.embeddings.positions.weight.mul_(4)
+        model.token_head.bias[EOS] += 1.2
+    return model
+
+
+Predict = Callable[[list[int], list[int]], Tensor]
+
+
+def whole_rows(model: Any) -> Predict:
+    """log p of the next token after a source and the target so far, by the backbone over a row written out by hand."""
+    config = model.config
+    own = UnifiedModel(
+        config.settings, vocab_size=config.vocab_size, max_positions=config.max_positions, targets=("par",)
+    ).eval()
+    own.load_state_dict(model.state_dict())
+    both_ways, appends = config.source_visibility == "bidirectional", config.predicts == "pseudo"
+    first, second = config.generation_segments
+
+    def predict(source: list[int], target: list[int]) -> Tensor:
+        s, n = len(source), len(source) + len(target) + appends
+        intervals = [[0, s if both_ways and i < s else i + 1, 0, 0] for i in range(n)]
+        tokens = [*source, *target, *[PSEUDO] * appends]
+        segments = [first] * s + [second] * (n - s)
+        batch = slots_batch(tokens, list(range(n)), segments, intervals, [n - 1], [0])
+        if config.local_width is not None:
+            near = batch.intervals.clone()
+            near[0, :, 0] = torch.maximum(near[0, :, 0], torch.arange(n) - config.local_width)
+            batch = type(batch)(**(vars(batch) | {"local": near}))
+        with torch.no_grad():
+            return own.logits(batch)["par"][0, 0].log_softmax(-1)
+
+    return predict
+
+
+def greedy(predict: Predict, source: list[int], steps: int) -> list[int]:
+    target: list[int] = []
+    while len(target) < steps and (not target or target[-1] != EOS):
+        target.append(int(predict(source, target).argmax()))
+    return target
+
+
+def sampled(predict: Predict, source: list[int], steps: int, temperature: float, top_k: int) -> list[int]:
+    target: list[int] = []
+    while len(target) < steps and (not target or target[-1] != EOS):
+        logits = predict(source, target) / temperature
+        logits[logits < logits.topk(top_k).values[-1]] = -torch.inf
+        target.append(int(torch.multinomial(logits.softmax(-1)[None], 1)))
+    return target
+
+
+def beam(predict: Predict, source: list[int], steps: int, beams: int, penalty: float) -> list[int]:
+    """Every beam to the end; a text's score is its log-likelihood over (its length ^ penalty), [EOS] included."""
+    running: list[tuple[float, list[int]]] = [(0.0, [])]
+    finished: list[tuple[float, list[int]]] = []
+    for step in range(steps):
+        grown = []
+        for total, target in running:
+            values, tokens = predict(source, target).topk(2 * beams)
+            grown += [(total + v, [*target, t]) for v, t in zip(values.tolist(), tokens.tolist(), strict=True)]
+        grown.sort(key=lambda each: -each[0])
+        best = grown[: 2 * beams]
+        ended = [each[1][-1] == EOS or step == steps - 1 for each in best]
+        finished += [
+            (total / len(target) ** penalty, target)
+            for (total, target), end in zip(best[:beams], ended[:beams], strict=True)
+            if end
+        ]
+        running = [each for each, end in zip(best, ended, strict=True) if not end][:beams]
+    return max(finished)[1]
+
+
+def texts_of(found: Tensor, width: int) -> list[list[int]]:
+    """What was generated after prompts of the given width, without what fills the rows."""
+    targets = []
+    for row in found[:, width:].tolist():
+        end = row.index(EOS) + 1 if EOS in row else len(row)
+        assert set(row[end:]) <= {0, EOS}
+        targets.append(row[:end])
+    return targets
+
+
+@pytest.mark.parametrize("settings", WRITERS.values(), ids=WRITERS.keys())
+def test_greedy_texts_are_those_of_a_plain_loop(settings: dict[str, Any]) -> None:
+    model = writer(**settings)
+    predict = whole_rows(model)
+    expected = [greedy(predict, source, 12) for source in SOURCES]
+    assert len({tuple(target) for target in expected}) == len(SOURCES)
+    if settings["predicts"] == "pseudo":
+        assert sum(EOS in target for target in expected) > 0
+    ids, mask = padded(SOURCES, side="left")
+    for use_cache in (True, False):
+        found = model.generate(ids, attention_mask=mask, max_new_tokens=12, use_cache=use_cache)
+        assert texts_of(found, ids.shape[1]) == expected
+    for source, target in zip(SOURCES, expected, strict=True):
+        found = model.generate(torch.tensor([source]), max_new_tokens=12)
+        assert texts_of(found, len(source)) == [target]
+
+
+@pytest.mark.parametrize("settings", WRITERS.values(), ids=WRITERS.keys())
+def test_the_logits_of_every_step_are_those_of_whole_rows(settings: dict[str, Any]) -> None:
+    model = writer(**settings)
+    predict = whole_rows(model)
+    ids, mask = padded(SOURCES, side="left")
+    found = model.generate(
+        ids, attention_mask=mask, max_new_tokens=6, min_new_tokens=6, output_logits=True, return_dict_in_generate=True
+    )
+    for row, source in enumerate(SOURCES):
+        target = found.sequences[row, ids.shape[1] :].tolist()
+        for step in range(6):
+            expected = predict(source, target[:step])
+            torch.testing.assert_close(found.logits[step][row].log_softmax(-1), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["pseudo masks, relative bias", "prefix"])
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_beam_search_is_that_of_a_plain_loop(name: str, penalty: float) -> None:
+    model = writer(**WRITERS[name])
+    predict = whole_rows(model)
+    expected = [beam(predict, source, 8, 3, penalty) for source in SOURCES]
+    assert expected != [greedy(predict, source, 8) for source in SOURCES]
+    ids, mask = padded(SOURCES, side="left")
+    for use_cache in (True, False):
+        found = model.generate(
+            ids, attention_mask=mask, max_new_tokens=8, num_beams=3, length_penalty=penalty, early_stopping="never",
+            use_cache=use_cache,
+        )  # fmt: skip
+        assert texts_of(found, ids.shape[1]) == expected
+
+
+@pytest.mark.parametrize("name", ["pseudo masks", "causal"])
+def test_sampling_draws_what_a_plain_loop_draws(name: str) -> None:
+    model = writer(**WRITERS[name])
+    predict = whole_rows(model)
+    different = set()
+    for seed in range(4):
+        torch.manual_seed(seed)
+        expected = sampled(predict, SOURCES[0], 8, temperature=1.3, top_k=5)
+        torch.manual_seed(seed)
+        found = model.generate(
+            torch.tensor(SOURCES[:1]), max_new_tokens=8, do_sample=True, temperature=1.3, top_k=5, top_p=1.0
+        )
+        assert texts_of(found, len(SOURCES[0])) == [expected]
+        different.add(tuple(expected))
+    assert len(different) > 1
+
+
+def test_several_texts_of_one_source_share_its_prompt() -> None:
+    model = writer(predicts="pseudo")
+    ids = torch.tensor(SOURCES[:1])
+    found = model.generate(ids, max_new_tokens=5, num_beams=4, num_return_sequences=3)
+    assert found.shape[0] == 3 and len({tuple(row) for row in found.tolist()}) == 3
+    torch.manual_seed(0)
+    found = model.generate(ids, max_new_tokens=5, do_sample=True, num_return_sequences=6)
+    assert len({tuple(row) for row in found.tolist()}) > 1
+
+
+def test_prompts_padded_at_the_right_give_the_same_texts_at_pseudo_masks() -> None:
+    model = writer(predicts="pseudo", relative_bias=True)
+    left, left_mask = padded(SOURCES, side="left")
+    right, right_mask = padded(SOURCES, side="right")
+    expected = model.generate(left, attention_mask=left_mask, max_new_tokens=10)[:, left.shape[1] :]
+    for use_cache in (True, False):
+        found = model.generate(right, attention_mask=right_mask, max_new_tokens=10, use_cache=use_cache)
+        assert torch.equal(found[:, right.shape[1] :], expected)
+
+
+def test_a_target_begun_is_gone_on_with() -> None:
+    model = writer(predicts="pseudo")
+    predict = whole_rows(model)
+    source, begun = SOURCES[0], [21, 22]
+    expected = []
+    while len(expected) < 5 and EOS not in expected:
+        expected.append(int(predict(source, [*begun, *expected]).argmax()))
+    found = model.generate(
+        torch.tensor([source + begun]),
+        token_type_ids=torch.tensor([[0] * len(source) + [1] * len(begun)]),
+        max_new_tokens=5,
+    )
+    assert texts_of(found, len(source + begun)) == [expected]
+
+
+def test_the_cache_holds_no_pseudo_mask() -> None:
+    model = writer(predicts="pseudo")
+    found = model.generate(torch.tensor(SOURCES[:1]), max_new_tokens=4, min_new_tokens=4, return_dict_in_generate=True)
+    assert found.past_key_values.get_seq_length() == len(SOURCES[0]) + 3
+
+
+def test_what_cannot_be_generated_is_refused_in_a_sentence() -> None:
+    ids, mask = padded(SOURCES, side="right")
+    model = writer(predicts="next")
+    with pytest.raises(UsageError, match="padding_side = 'left'"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=4)
+    model = writer(predicts="pseudo")
+    with pytest.raises(UsageError, match="StaticCache"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=4, cache_implementation="static")
+    with pytest.raises(UsageError, match="prefill_chunk_size"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=4, prefill_chunk_size=2)
+    with pytest.raises(ValueError, match="stateful"):
+        model.generate(ids[:1], max_new_tokens=4, prompt_lookup_num_tokens=2)
+    with pytest.raises(UsageError, match="position_ids"):
+        model.generate(ids[:1], max_new_tokens=4, position_ids=torch.arange(8)[None])
+    with pytest.raises(UsageError, match="41 tokens and the model has 40 positions"):
+        model.generate(ids[:, :6], max_new_tokens=60, min_new_tokens=60)

@@ -1,0 +1,102 @@
+"""What recipes say about reading and writing: the same as the rows `embed` makes, and the rows objectives train on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from toys import EOS, MASK, PSEUDO, random_windows, vocabulary
+from unicloze.decoding.embed import rows_to_encode
+from unicloze.interop.rules import encoding_rule, never_written, step_rule
+from unicloze.model.padded import encoding_batch
+from unicloze.model.steps import StepRule, slots_of
+from unicloze.objectives.seq2seq import prefix
+from unicloze.recipes import load_recipe, recipe_names
+from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.visibility import bool_mask
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_texts_are_read_as_embed_reads_them(name: str) -> None:
+    recipe = load_recipe(name)
+    windows = random_windows(4, 20, short=True)
+    expected = rows_to_encode(windows, recipe)
+    real = np.arange(20) < windows.lengths[:, None]
+    found = encoding_batch(
+        torch.from_numpy(windows.token_ids).long(),
+        torch.from_numpy(real).long(),
+        torch.from_numpy(windows.segment_ids),
+        None,
+        rule=encoding_rule(recipe),
+        max_positions=20,
+    )
+    assert np.array_equal(found.position_ids.numpy()[real], expected.position_ids[real])
+    assert np.array_equal(bool_mask(found.intervals.numpy(), 20), bool_mask(expected.intervals, 20))
+    if recipe.model.num_segments > 1:
+        assert np.array_equal(found.segment_ids.numpy()[real], expected.segment_ids[real])
+    if recipe.model.layer_visibility != ["full"]:
+        assert found.local is not None and expected.local is not None
+        assert np.array_equal(bool_mask(found.local.numpy(), 20)[real], bool_mask(expected.local, 20)[real])
+
+
+def test_a_source_and_its_target_are_read_as_the_prefix_objective_trains() -> None:
+    settings = ObjectiveSettings(name="prefix", targets=["lm"], mask_rate=0.5)
+    rows = prefix(random_windows(6, 20, short=True), vocabulary(), settings)
+    width = rows.input_ids.shape[1]
+    real = np.arange(width) < rows.lengths[:, None]
+    rule = step_rule(Recipe(objective=settings), vocabulary())
+    assert rule == StepRule(predicts="next")
+    found = slots_of(
+        torch.from_numpy(rows.input_ids).long(),
+        torch.from_numpy(real),
+        torch.from_numpy((np.arange(width) >= rows.mutual[:, None]).astype(np.int64)),
+        rule=rule,
+        earlier=0,
+        max_positions=width,
+    )
+    assert np.array_equal(found.visible.numpy()[real], bool_mask(rows.intervals, width)[real])
+    assert np.array_equal(found.positions.numpy()[real], rows.position_ids[real])
+    assert np.array_equal(found.segment_ids.numpy()[real], rows.segment_ids[real])
+
+
+WRITERS: list[tuple[dict[str, Any], StepRule | None]] = [
+    ({}, StepRule(predicts="pseudo", pseudo=PSEUDO)),
+    ({"pseudo_token": "mask"}, StepRule(predicts="pseudo", pseudo=MASK)),
+    ({"targets": ["ae"]}, None),
+    ({"name": "masked", "targets": ["ae"]}, None),
+    ({"name": "masked", "targets": ["ae"], "visibility": "prefix"}, StepRule(predicts="pseudo", pseudo=MASK)),
+    ({"name": "masked", "targets": ["ae", "rtd"], "visibility": "prefix"}, None),
+    (
+        {"name": "causal", "targets": ["lm"], "visibility": "left_to_right", "local_width": 7},
+        StepRule(predicts="next", source="left_to_right", segment_ids=(0, 0), local_width=7),
+    ),
+    (
+        {
+            "name": "masked",
+            "targets": ["ae"],
+            "mixture": [
+                {"visibility": "left_to_right", "segment_ids": [2]},
+                {"visibility": "prefix", "segment_ids": [4, 5]},
+            ],
+        },
+        StepRule(predicts="pseudo", segment_ids=(4, 5), pseudo=MASK),
+    ),
+    ({"name": "masked_diffusion", "targets": ["diffusion"]}, None),
+]
+
+
+@pytest.mark.parametrize(("objective", "expected"), WRITERS)
+def test_a_target_is_written_as_the_objective_trains(objective: dict[str, Any], expected: StepRule | None) -> None:
+    recipe = load_recipe("unilm-v1-large") if "mixture" in objective else Recipe()
+    recipe = Recipe(objective=ObjectiveSettings(**objective), model=recipe.model)
+    assert step_rule(recipe, vocabulary()) == expected
+
+
+def test_special_tokens_are_never_written_but_the_end_and_sentinels() -> None:
+    words = vocabulary(extra=3)
+    assert never_written(Recipe(), words) == sorted({*words.special.tolist()} - {EOS})
+    spans = Recipe(objective=ObjectiveSettings(name="span_corruption", targets=["lm"]))
+    assert never_written(spans, words) == sorted({*words.special.tolist()} - {EOS, *words.extra.tolist()})

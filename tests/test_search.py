@@ -1,0 +1,231 @@
+"""What may follow a text, what is drawn, when a search ends: with logits from a table instead of a model."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from unicloze.decoding.choices import Rules, draw, repeats
+from unicloze.decoding.generate import check_settings
+from unicloze.decoding.layout import GenerationLayout
+from unicloze.decoding.search import Hypothesis, Search, beam_search, length_penalty, search
+from unicloze.errors import UsageError
+from unicloze.settings import DecodingSettings
+
+STOP = 0
+LAYOUT = GenerationLayout(predicts="next", start=(), stop=STOP)
+
+
+class Table:
+    """Logits that depend on the last token alone; counts its steps and remembers who left."""
+
+    def __init__(self, rows: int, count: int, logits: Tensor) -> None:
+        self.rows, self.count, self.logits, self.steps, self.sizes = rows, count, logits, 0, [rows]
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def first(self) -> Tensor:
+        return self.logits[-1].expand(self.rows, -1)
+
+    def step(self, tokens: Tensor, parents: Tensor | None) -> Tensor:
+        self.steps += 1
+        assert tokens.shape == (self.rows, self.count)
+        return self.logits[tokens]
+
+    def keep(self, rows: Tensor) -> None:
+        self.rows = len(rows)
+        self.sizes.append(self.rows)
+
+
+def finish(steps: Search) -> list[list[Hypothesis]]:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: list[list[Hypothesis]] = end.value
+            return found
+
+
+def run(table: Table, layout: GenerationLayout = LAYOUT, **settings: Any) -> list[list[Hypothesis]]:
+    rules = Rules(DecodingSettings(**settings), layout)
+    return finish(search(table, rules, list(range(len(table)))))
+
+
+def table(vocabulary: int = 6, seed: int = 0) -> Tensor:
+    return torch.randn(vocabulary, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+@pytest.mark.parametrize("settings", [dict(), dict(min_length=3), dict(no_repeat_ngram=2)])
+def test_greedy_is_a_beam_of_one(settings: dict[str, Any]) -> None:
+    for seed in range(8):
+        logits = table(seed=seed)
+        greedy = run(Table(2, 1, logits), max_length=7, **settings)
+        rules = Rules(DecodingSettings(max_length=7, early_stop="first", **settings), LAYOUT)
+        beam = finish(beam_search(Table(2, 1, logits), rules, [0, 1]))
+        assert [[h.tokens for h in row] for row in greedy] == [[h.tokens for h in row] for row in beam]
+        np.testing.assert_allclose([h.score for (h,) in greedy], [h.score for (h,) in beam], rtol=1e-6)
+
+
+def test_draws_have_the_probabilities_of_the_softmax() -> None:
+    logits = table()
+    drawn = run(Table(1, 20_000, logits), sample=True, num_results=20_000, max_length=2, min_length=1, temperature=1.5)
+    first = torch.tensor([hypothesis.tokens[0] for hypothesis in drawn[0]])
+    allowed = logits[-1].clone()
+    allowed[STOP] = -torch.inf
+    expected = torch.softmax(torch.log_softmax(allowed, 0) / 1.5, 0).double()
+    counts = torch.bincount(first, minlength=6).double()
+    chi_squared = ((counts - 20_000 * expected)[1:] ** 2 / (20_000 * expected[1:])).sum()
+    assert chi_squared < 18.5  # 4 degrees of freedom: 1 in 1,000
+    second = [h.tokens[1] if len(h.tokens) > 1 else STOP for h in drawn[0] if h.tokens[0] == 3]
+    shares = torch.bincount(torch.tensor(second), minlength=6) / len(second)
+    torch.testing.assert_close(shares, torch.softmax(logits[3] / 1.5, 0), atol=0.03, rtol=0)
+
+
+def test_the_log_probability_is_the_models_own() -> None:
+    logits = table()
+    (row,) = run(
+        Table(1, 3, logits), sample=True, num_results=3, max_length=4, temperature=0.5, top_k=3, length_penalty=1.0
+    )
+    logs = torch.log_softmax(logits, 1)
+    for hypothesis in row:
+        path = [-1, *hypothesis.tokens, *([STOP] if hypothesis.ended else [])]
+        expected = sum(float(logs[a, b]) for a, b in pairwise(path))
+        assert hypothesis.log_probability == pytest.approx(expected, abs=1e-5)
+        assert hypothesis.score == pytest.approx(expected / ((5 + len(path) - 1) / 6), abs=1e-5)
+
+
+def test_draws_are_named_by_seed_source_and_step() -> None:
+    settings: dict[str, Any] = dict(sample=True, num_results=2, max_length=6)
+    both, again = run(Table(2, 2, table()), **settings), run(Table(2, 2, table()), **settings)
+    assert both == again
+    assert both != run(Table(2, 2, table()), seed=1, **settings)
+    assert both[0] != both[1]
+    rules = Rules(DecodingSettings(**settings), LAYOUT)
+    assert finish(search(Table(1, 2, table()), rules, [1])) == both[1:]
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        (dict(top_k=2), {0, 2}),
+        (dict(top_k=9), {0, 1, 2, 3}),
+        (dict(top_p=0.7), {0, 2}),  # 0.4 + 0.3 are exactly enough
+        (dict(top_p=0.71), {0, 1, 2}),
+        (dict(top_p=0.01), {2}),
+        (dict(top_k=3, top_p=0.75), {0, 2}),  # of the three, 0.4 and 0.3 are 0.78
+    ],
+)
+def test_a_token_is_drawn_from_the_likely_ones(settings: dict[str, Any], left: set[int]) -> None:
+    shares = torch.tensor([0.3, 0.2, 0.4, 0.1], dtype=torch.float64)
+    uniform = torch.linspace(0, 1, 2001, dtype=torch.float64)[:-1]
+    drawn = draw(shares.log().expand(2000, -1), DecodingSettings(**settings), uniform)
+    counts = torch.bincount(drawn, minlength=4) / 2000
+    assert set(counts.nonzero().flatten().tolist()) == left
+    kept = torch.where(torch.tensor([token in left for token in range(4)]), shares, 0.0)
+    torch.testing.assert_close(counts.double(), kept / kept.sum(), atol=2e-3, rtol=0)
+
+
+def by_hand(text: list[int], size: int, free: set[int]) -> set[int]:
+    grams = [tuple(text[i : i + size]) for i in range(len(text) - size + 1)]
+    return {
+        token
+        for token in range(5)
+        if (gram := tuple([*text, token][-size:])) in grams and len(text) >= size - 1 and not free & set(gram)
+    }
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("free", [(), (2,), (0, 3)])
+def test_repeated_sequences(size: int, free: tuple[int, ...]) -> None:
+    texts = np.random.default_rng(size).integers(0, 5, (40, 9))
+    rows, tokens = repeats(torch.from_numpy(texts), size, free)
+    found: dict[int, set[int]] = {row: set() for row in range(40)}
+    for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+        found[row].add(token)
+    assert found == {row: by_hand(text.tolist(), size, set(free)) for row, text in enumerate(texts)}
+    assert any(found.values())
+
+
+def test_where_nothing_may_follow_the_text_ends() -> None:
+    (row,) = run(Table(1, 1, table(4)), max_length=9, min_length=9, no_repeat_ngram=1)
+    assert sorted(row[0].tokens) == [1, 2, 3]
+    assert row[0].ended
+    assert math.isfinite(row[0].score)
+
+
+def test_lengths() -> None:
+    for seed in range(5):
+        logits = table(seed=seed)
+        logits[:, STOP] += 3
+        for settings in (dict(), dict(beams=3, num_results=3), dict(sample=True, num_results=3)):
+            count = 3 if settings else 1
+            for row in run(Table(2, count, logits), min_length=2, max_length=4, **settings):
+                assert all(2 <= len(h.tokens) <= 4 and STOP not in h.tokens for h in row)
+                assert all(h.ended or len(h.tokens) == 4 for h in row)
+
+
+def test_the_length_penalty_is_gnmts() -> None:
+    assert length_penalty(1, 0.7) == 1
+    assert length_penalty(7, 1.0) == 2
+    assert length_penalty(12, 0.6) == pytest.approx((17 / 6) ** 0.6)
+
+
+@pytest.mark.parametrize("alpha", [-0.5, 0.0, 1.0])
+def test_stopping_early_changes_no_result(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def settings(**more: Any) -> dict[str, Any]:
+        return dict(beams=3, num_results=2, max_length=12, length_penalty=alpha, **more)
+
+    saved = 0
+    for seed in range(6):
+        logits = table(seed=seed)
+        early = Table(3, 3, logits)
+        found = run(early, **settings())
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "unicloze.decoding.search._is_over", lambda c, totals, *_: torch.zeros(len(totals), dtype=torch.bool)
+            )
+            whole = Table(3, 3, logits)
+            assert run(whole, **settings()) == found
+        first = Table(3, 3, logits)
+        run(first, **settings(early_stop="first"))
+        assert early.steps <= whole.steps == 11
+        assert first.steps <= 11
+        saved += whole.steps - early.steps
+    assert saved
+
+
+def test_finished_sources_leave_the_batch() -> None:
+    """The first tokens drawn differ, and only some of them are followed by [EOS] at once."""
+    logits = table()
+    logits[:, STOP] = -9
+    logits[2, STOP] = 99
+    drawn = Table(40, 1, logits)
+    found = run(drawn, sample=True, max_length=12)
+    assert drawn.sizes[-1] < drawn.sizes[0]
+    assert sum(row[0].ended for row in found) > 30
+    assert all(row[0].tokens.index(2) == len(row[0].tokens) - 1 for row in found if row[0].ended)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (dict(beams=0), "beams is 0"),
+    (dict(min_length=9, max_length=8), "above max_length"),
+    (dict(temperature=0.0), "temperature"),
+    (dict(top_p=1.5), "top_p"),
+    (dict(sample=True, beams=2), "set one of them"),
+    (dict(num_results=2), "as many beams"),
+    (dict(parallel=2, beams=2), "in any order"),
+    (dict(parallel=2), "pseudo masks"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED)
+def test_settings_that_contradict_each_other(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_settings(DecodingSettings(**settings), LAYOUT)
