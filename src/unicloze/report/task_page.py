@@ -129,19 +129,15 @@ def _curves(run: TaskRun) -> str:
         )
     ]
     large += [panel(f"Development {metric}", metric_chart(run, metric, mark, size)) for metric in run.metrics]
-    small = [
-        panel(
-            title,
-            line_chart(
-                [Line(name="", points=history.curve(key), smooth=smooth)], title=title, width=SMALL[0], height=SMALL[1]
-            ),
-        )
-        for key, title, smooth in (
-            ("learning_rate", "Learning rate", False),
-            ("gradient_norm", "Norm of the gradient", True),
-            ("text_tokens_per_second", "Tokens a second", True),
-        )
-    ]
+    wide, high = SMALL
+    small = []
+    for key, title, smooth in (
+        ("learning_rate", "Learning rate", False),
+        ("gradient_norm", "Norm of the gradient", True),
+        ("text_tokens_per_second", "Tokens a second", True),
+    ):
+        line = Line(name="", points=history.curve(key), smooth=smooth)
+        small.append(panel(title, line_chart([line], title=title, width=wide, height=high)))
     return f'{chart_grid(large)}<div class="grid small">{"".join(small)}</div>'
 
 
