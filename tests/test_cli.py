@@ -172,6 +172,9 @@ def test_examples_of_the_help_work(name: str, here: Path, command: Command) -> N
     question = {"id": "a", "question": "Who sees?", "answers": [{"text": "the cat", "answer_start": 0}]}
     gold = {"data": [{"paragraphs": [{"context": "the cat sees the dog", "qas": [question]}]}]}
     (here / "dev-v2.0.json").write_text(json.dumps(gold), encoding="utf-8")
+    passage = {"context": "the small cat sees the old", "continuation": "dog"}
+    (here / "lambada.jsonl").write_text(json.dumps(passage) + "\n")
+    (here / "lengths.yaml").write_text('template: "{text} is {label}"\nlabels: {"3": small, "1": old, "9": cat}\n')
     for example in cli.VERBS[name].examples:
         said = command(*words_of(example))
         assert (said.code, bool(said.out)) == (0, True), said.err
