@@ -268,7 +268,7 @@ def test_a_prompt_takes_the_likeliest_label(name: str, normalise: str, tmp_path:
         said["prediction"] == record["label"] for said, record in zip(result.predictions, LABELLED, strict=True)
     )
     assert result.scores["accuracy"].values["accuracy"] == pytest.approx(100 * right / 3)
-    assert set(result.errors["accuracy"]) == {"accuracy"} and "standard error" in str(result)
+    assert set(result.scores["accuracy"].errors) == {"accuracy"} and "standard error" in str(result)
 
 
 def test_examples_stand_before_the_record(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ def test_standard_errors_fit_the_metric() -> None:
     alone = [metric("rouge")([p], [r]).values["rouge1"] for p, r in zip(*texts, strict=True)]
     assert standard_errors("rouge", *texts)["rouge1"] == pytest.approx(np.std(alone, ddof=1) / math.sqrt(8))
     long = [f"{text} e f g h" for text in texts[0]], [[f"{one[0]} e f g h"] for one in texts[1]]
-    assert "bleu" not in standard_errors("bleu", *long)  # no mean over texts
+    assert "rouge_l" in standard_errors("coco", *long) and "bleu_4" not in standard_errors("coco", *long)  # no mean
+    assert standard_errors("bleu", *long) == {}
     squad = standard_errors("squad", ["a", "b", ""], [["a"], ["a"], []])
     assert squad["exact"] == pytest.approx(100 * np.std([1, 0, 1], ddof=1) / math.sqrt(3))

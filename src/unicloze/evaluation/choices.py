@@ -66,7 +66,6 @@ class PromptResult:
         records: Records.
         unknown: Records with an answer that the vocabulary cannot spell, which is never chosen.
         scores: By metric; none where a record has no right answer.
-        errors: Standard error of each value, by metric.
         predictions: One for each record: `id`, `prediction`, `reference`, and the `scores` of the answers.
     """
 
@@ -78,7 +77,6 @@ class PromptResult:
     shots: int = 0
     unknown: int = 0
     scores: Mapping[str, MetricResult] = field(default_factory=dict)
-    errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     predictions: Sequence[Mapping[str, Any]] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,13 +88,7 @@ class PromptResult:
         each = {"sum": "", "token": ", log-likelihood a token", "byte": ", log-likelihood a byte"}[self.normalise]
         shots = f"{self.shots} example{'s' * (self.shots != 1)}"
         lines = [f"{self.task}, {self.records:,} records, {shots} in the prompt, {how}{each}"]
-        width = max((len(key) for result in self.scores.values() for key in result.values), default=0)
-        for name, result in self.scores.items():
-            for key, value in result.values.items():
-                unit = result.units.get(key, "%")
-                error = self.errors.get(name, {}).get(key)
-                spread = "" if error is None else f" \u00b1 {error:.2f} (standard error)"
-                lines.append(f"  {key:<{width}}  {value:>9.2f}{f' {unit}' if unit else ''}{spread}")
+        lines += [f"  {line}" for result in self.scores.values() for line in str(result).split("\n")]
         if not self.scores:
             lines.append("  not measured: there are records without a right answer")
         if self.unknown:
@@ -156,19 +148,18 @@ def choose(
             name: None if np.isnan(score) else round(score, 6) for name, score in zip(choice.names, scores, strict=True)
         }
         predictions.append(said)
-    measured, errors = measure(predictions, metrics)
     return PromptResult(
         task=task, model=str(model.path), by=by, normalise=normalise, shots=shots, records=len(choices),
-        unknown=unknown, scores=measured, errors=errors, predictions=predictions,
+        unknown=unknown, scores=measure(predictions, metrics), predictions=predictions,
     )  # fmt: skip
 
 
-def measure(
-    predictions: Sequence[Mapping[str, Any]], metrics: Sequence[str]
-) -> tuple[dict[str, MetricResult], dict[str, dict[str, float]]]:
-    """Values and standard errors by metric; nothing where a reference is unknown."""
+def measure(predictions: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, MetricResult]:
+    """Values with their standard errors by metric; nothing where a reference is unknown."""
     said, gold = [one["prediction"] for one in predictions], [one["reference"] for one in predictions]
     if any(one is None for one in gold):
-        return {}, {}
-    values = {name: metric(name)(said, gold) for name in metrics}
-    return values, {name: standard_errors(name, said, gold) for name in metrics}
+        return {}
+    return {
+        name: dataclasses.replace(metric(name)(said, gold), errors=standard_errors(name, said, gold))
+        for name in metrics
+    }

@@ -130,8 +130,7 @@ def _generated(
         gold = record.get(prompt.records, LABEL)
         several = gold if gold is None or isinstance(gold, list) else [record.text(prompt.records, LABEL)]
         predictions.append({"id": record.id, "prediction": text.strip(), "reference": several})
-    scores, errors = measure(predictions, prompt.metrics)
     return PromptResult(
         task=prompt.name, model=str(model.path), by="generation", shots=shots, records=len(records),
-        scores=scores, errors=errors, predictions=predictions,
+        scores=measure(predictions, prompt.metrics), predictions=predictions,
     )  # fmt: skip

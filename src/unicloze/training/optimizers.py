@@ -22,7 +22,7 @@ _MATRICES, _VECTORS, _HIDDEN = "matrices", "vectors", "hidden"
 def build_optimizers(
     model: nn.Module, settings: TrainingSettings, *, layer_decay: float = 1.0, unfreeze_every: float = 0.0
 ) -> list[torch.optim.Optimizer]:
-    """AdamW for everything, or Muon for the matrices inside the layers and AdamW for the rest.
+    """AdamW or Adamax for everything, or Muon for the matrices inside the layers and AdamW for the rest.
 
     Matrices decay; biases, normalisations and the relative position bias do not. Each group remembers its peak learning
     rate as `peak_lr` and the step from which it learns as `first_step`.
@@ -60,10 +60,12 @@ def build_optimizers(
             if (depth, kind) in members
         ]
 
+    everything = groups(settings.learning_rate, _MATRICES, _VECTORS)
+    moments: dict[str, Any] = {"betas": settings.betas, "eps": settings.epsilon}
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(
-            groups(settings.learning_rate, _MATRICES, _VECTORS), betas=settings.betas, eps=settings.epsilon, fused=True
-        )
+        torch.optim.Adamax(everything, **moments)
+        if settings.optimizer == "adamax"
+        else torch.optim.AdamW(everything, **moments, fused=True)
     ]
     hidden = groups(settings.muon_learning_rate or settings.learning_rate, _HIDDEN)
     if hidden:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from unicloze import keyed
-from unicloze.errors import UsageError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 
 _STREAM = 0
 _SAMPLES = 200
-_MEAN = 1e-6
+"""A standard error of so many samples is itself right to about 5 %."""
+_MEANS = {"rouge", "coco", "lambada", "squad"}
+"""Metrics with values that are means over items, and quickly taken of one item."""
+_CLOSE = 1e-6
 """How far in percent the mean of all items may be from the value for it to count as that."""
 
 
@@ -52,7 +56,7 @@ def bootstrap_errors(
         seed: Names the draws.
 
     Returns:
-        Standard errors by name of the value, in its unit.
+        Standard errors by name of the value, in its unit; samples that lack the value do not count.
 
     Raises:
         UsageError: There are too few samples, or no item.
@@ -64,16 +68,15 @@ def bootstrap_errors(
     for number in range(samples):
         drawn = keyed.below(keyed.bits(keyed.key(seed, number), _STREAM, places), len(predictions))
         rows.append(measure([predictions[i] for i in drawn], [references[i] for i in drawn]).values)
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: float(np.std([row[name] for row in rows if name in row], ddof=1)) for name in names}
+    drawn_values = {name: [row[name] for row in rows if name in row] for name in dict.fromkeys(itertools.chain(*rows))}
+    return {name: float(np.std(values, ddof=1)) for name, values in drawn_values.items() if len(values) > 1}
 
 
 def standard_errors(name: str, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
     """Standard error of each value of a metric of the registry, as far as it has one that is quickly found.
 
-    That of a share is the binomial one. Labels and numbers are drawn anew a few hundred times (`bootstrap_errors`). A value
-    of texts or answers that is the mean of what each item alone is worth has the standard error of a mean; those that are
-    not, such as BLEU, have none here.
+    That of a share is the binomial one. Labels, numbers and tags are drawn anew a few hundred times (`bootstrap_errors`).
+    What is the mean of what each item alone is worth, as ROUGE is and BLEU is not, has the standard error of a mean.
 
     Args:
         name: Name of the metric.
@@ -96,22 +99,22 @@ def standard_errors(name: str, predictions: Sequence[Any], references: Sequence[
     if name == "accuracy":
         whole = measure(predictions, references)
         return {key: binomial_error(value, whole.items) for key, value in whole.values.items()}
-    if chosen.compares in ("labels", "numbers"):
+    if chosen.compares in ("labels", "numbers", "tags"):
 
         def of_sample(found: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
             try:
                 return measure(found, wanted)
-            except UsageError:  # a sample without a single positive label has no F1
+            except UniclozeError:  # a sample without a single positive label has no F1
                 return MetricResult(metric=name, values={}, items=len(found))
 
         return bootstrap_errors(of_sample, predictions, references, samples=_SAMPLES)
-    if chosen.compares not in ("texts", "squad"):
+    if name not in _MEANS:
         return {}
     whole = measure(predictions, references)
     each = [measure([p], [r]).values for p, r in zip(predictions, references, strict=True)]
     errors = {}
     for key, value in whole.values.items():
         alone = [values[key] for values in each if key in values]
-        if len(alone) == len(each) > 1 and abs(float(np.mean(alone)) - value) <= _MEAN:
+        if len(alone) == len(each) > 1 and abs(float(np.mean(alone)) - value) <= _CLOSE:
             errors[key] = float(np.std(alone, ddof=1)) / math.sqrt(len(alone))
     return errors
