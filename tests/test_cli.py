@@ -346,7 +346,10 @@ def test_text_that_is_no_utf8_is_mended(here: Path, command: Command) -> None:
         (["fill", "--model", "runs/quickstart", "--text", "a [MASK]", "--top-k", "0"], "give 1 or more"),
         (["fill", "--model", "runs/quickstart", "--text", "a [MASK]", "--training.steps", "1"], "--training.steps"),
         (["score", "--model", "runs/quickstart"], "--text --file is required"),
-        (["evaluate", "--model", "runs/quickstart"], "Give a model and blimp, or a metric"),
+        (
+            ["evaluate", "--model", "runs/quickstart"],
+            "Give a model and one of blimp, lambada, cbt, prompt, or a metric",
+        ),
         (["evaluate", "--model", "runs/quickstart", "--blimp", "blimp", "--mode", "ae"], "'pseudo', 'chain', 'both'"),
         (["evaluate", "--model", "runs/quickstart", "--blimp", "blimp", "--limit", "0"], "give 1 or more"),
         (["recipes", "quickstart"], "what is 'quickstart'?"),

@@ -378,7 +378,7 @@ def test_the_verb_asks_one_thing_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "cbt.txt").write_text(STORY)
     assert isinstance(verbs.evaluate(model, cbt=tmp_path / "cbt.txt", limit=1, quiet=True), PromptResult)
     for arguments, message in (
-        ({"lambada": passages, "cbt": passages}, "one of them"),
+        ({"lambada": passages, "cbt": passages}, "one of blimp, lambada, cbt, prompt"),
         ({"lambada": passages, "records": records}, "records goes with prompt, not with lambada"),
         ({"cbt": passages, "stop_words": "english"}, "stop-words goes with lambada"),
         ({"prompt": prompt_file(tmp_path)}, "A prompt needs records"),

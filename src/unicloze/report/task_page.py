@@ -42,7 +42,7 @@ def task_page(run: TaskRun) -> str:
         ("Curves", _curves(run)),
         ("Predictions on the development file", answers_chart([run])),
         ("Samples", samples(run)),
-        ("Use it", _commands(history)),
+        ("Use it", _commands(run)),
         ("Recipe", recipe_section(history)),
     ]
     return frame(
@@ -230,11 +230,13 @@ def _row(name: str, value: Any, more: str = "", style: str = "") -> str:
     return f'<dt>{escape(name)}</dt><dd class="{style}">{escape(text)}{escape(more)}</dd>'
 
 
-def _commands(history: History) -> str:
-    run = shlex.quote(str(history.run))
-    lines = [
-        ("Predict for records of your own", f"unicloze predict --model {run} --file records.jsonl --out said.jsonl")
-    ]
-    lines.append(("Look at the model's files", f"ls {run}/best {run}/{PREDICTIONS}"))
+def _commands(run: TaskRun) -> str:
+    folder, kept = shlex.quote(str(run.history.run)), shlex.quote(str(run.history.run / PREDICTIONS))
+    predicting = f"unicloze predict --model {folder} --file records.jsonl --out said.jsonl"
+    lines = [("Predict for records of your own", predicting)]
+    metric = METRICS.get(run.metrics[0]) if run.metrics else None
+    if run.answers and metric is not None and metric.compares in ("labels", "numbers", "texts", "tags"):
+        measuring = f"unicloze evaluate --metric {run.metrics[0]} --predictions {kept} --references {kept}"
+        lines.append(("Measure what it said of the development file, by this metric or another", measuring))
     commands = "".join(f"<p>{title}</p><pre>{escape(command)}</pre>" for title, command in lines)
     return f'<div class="panel">{commands}</div>'

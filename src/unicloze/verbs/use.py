@@ -137,10 +137,7 @@ def evaluate(
         raise UsageError("Predictions and references need a metric: name one.")
     named = [name for name, path in zip(asked, (blimp, lambada, cbt, prompt), strict=True) if path is not None]
     if model is None or len(named) != 1:
-        raise UsageError(
-            "Give a model and blimp, or a metric with predictions and references; beside a model it may also be lambada, cbt "
-            "or prompt instead of blimp, one of them."
-        )
+        raise UsageError(f"Give a model and one of {', '.join(asked)}, or a metric with predictions and references.")
     for other in asked.keys() - set(named):
         strange = next((option for option, value in asked[other].items() if value is not None), None)
         if strange is not None:
