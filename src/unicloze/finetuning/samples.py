@@ -60,9 +60,15 @@ def is_right(prediction: Any, reference: Any) -> bool | None:
     """Whether a prediction is the reference or one of several; None of a quantity, which is only near or far."""
     if isinstance(prediction, float):
         return None
+    reference = _answers(reference)
     if isinstance(reference, list) and isinstance(prediction, str):
         return prediction in reference if reference else not prediction
     return bool(prediction == reference) or str(prediction) == str(reference)
+
+
+def _answers(reference: Any) -> Any:
+    """Those of a question, without what else is known of it."""
+    return reference["answers"] if isinstance(reference, Mapping) and "answers" in reference else reference
 
 
 def _error(one: Mapping[str, Any]) -> float:
@@ -90,7 +96,7 @@ def _sample(one: Prediction, record: Record, settings: TaskSettings, right: bool
         "id": one["id"],
         "fields": fields,
         "prediction": _cut(one["prediction"]),
-        "reference": _cut(one["reference"]),
+        "reference": _cut(_answers(one["reference"])),
         "right": right,
         "confidence": confidence,
     }

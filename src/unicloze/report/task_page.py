@@ -24,7 +24,7 @@ from unicloze.report.blocks import (
 from unicloze.report.charts import by_class, confusion, deviations, lengths, scatter
 from unicloze.report.curves import Line, line_chart
 from unicloze.report.frame import frame
-from unicloze.report.history import Event, History, mapping, number, sequence
+from unicloze.report.history import Event, mapping, number, sequence
 from unicloze.report.lineage_table import count
 from unicloze.report.task_history import PREDICTIONS, TaskRun, headline_of, shown
 
@@ -199,7 +199,8 @@ def _beside(wide: tuple[str, str], narrow: tuple[str, str]) -> str:
 
 def _text(value: Any) -> str:
     """A text, the first of several, or nothing."""
-    first = next(iter(value), "") if isinstance(value, list) else value
+    several = mapping(value).get("answers", value)
+    first = next(iter(several), "") if isinstance(several, list) else several
     return str(first)
 
 

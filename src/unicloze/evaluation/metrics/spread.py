@@ -91,7 +91,7 @@ def standard_errors(name: str, predictions: Sequence[Any], references: Sequence[
         return {}
 
     def measure(found: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
-        if chosen.compares in ("squad", "coqa"):
+        if chosen.compares == "squad":
             ids = [str(number) for number in range(len(found))]
             return chosen(dict(zip(ids, found, strict=True)), dict(zip(ids, wanted, strict=True)))
         return chosen(found, wanted)
