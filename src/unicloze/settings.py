@@ -238,7 +238,8 @@ class TrainingSettings:
         betas: Decay rates of the moments of AdamW and Adamax.
         epsilon: Epsilon of AdamW and Adamax.
         weight_decay: Decoupled weight decay of every matrix; biases and layer normalisation have none.
-        schedule: `linear`, `cosine`, `wsd` (warm-up, stable, decay) or `constant`, each after a linear warm-up.
+        schedule: `linear`, `cosine`, `wsd` (warm-up, stable, decay) or `constant`, each after a linear warm-up; or
+            `slanted_triangular`, up within the warm-up from a 32nd of the peak and down to it again (ULMFiT).
         warmup_steps: Steps of the warm-up.
         decay_steps: Steps of the decay of `wsd`; a tenth of all steps if not given.
         clip_norm: Largest norm of the gradient; 0 does not clip.
@@ -272,7 +273,7 @@ class TrainingSettings:
     betas: tuple[float, float] = (0.9, 0.98)
     epsilon: float = 1e-6
     weight_decay: float = 0.01
-    schedule: Literal["linear", "cosine", "wsd", "constant"] = "linear"
+    schedule: Literal["linear", "cosine", "wsd", "constant", "slanted_triangular"] = "linear"
     warmup_steps: int = 24_000
     decay_steps: int | None = None
     clip_norm: float = 0.0
@@ -457,6 +458,10 @@ class FinetuningSettings:
         patience: Stop after so many evaluations without a better one; never if not given.
         auxiliary: Targets of the model's own objective that are learned on the rows of the task beside it, and the factor of
             each one's loss: {ae: 1.0} for UniLM v1's masked language model, {lm: 0.5} for GPT's; none if empty.
+        layer_decay: Factor of the learning rate from each layer to the one below it; the head has `training.learning_rate`,
+            the embeddings the lowest. ULMFiT divides by 2.6, which is a factor of 0.385.
+        unfreeze_epochs: Epochs after which one more layer learns: the head alone at first, the embeddings last (ULMFiT:
+            1). All learn from the start if not given.
     """
 
     epochs: float = 3.0
@@ -464,6 +469,8 @@ class FinetuningSettings:
     evaluations: float = 1.0
     patience: int | None = None
     auxiliary: dict[str, float] = field(default_factory=dict)
+    layer_decay: float = 1.0
+    unfreeze_epochs: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

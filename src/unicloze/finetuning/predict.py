@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.coqa import Gold
 from unicloze.evaluation.metrics.registry import metric
-from unicloze.evaluation.metrics.result import Metric, MetricResult
-from unicloze.evaluation.metrics.spread import bootstrap_errors
+from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.evaluation.metrics.spread import standard_errors
 from unicloze.example import collate
 from unicloze.files import replace_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
@@ -38,8 +37,6 @@ BY_ID: Mapping[str, Callable[[Any], Any]] = {
 
 SLOTS_AT_ONCE = 8192
 """Slots of a forward pass, padding counted."""
-BOOTSTRAP_SAMPLES = 200
-"""A standard error of so many samples is itself right to about 5 %."""
 
 
 @dataclass(frozen=True)
@@ -105,36 +102,17 @@ def measure(predictions: Sequence[Prediction], data: TaskData, recipe: Recipe) -
 def with_errors(
     results: Mapping[str, MetricResult], predictions: Sequence[Prediction], data: TaskData, recipe: Recipe
 ) -> Mapping[str, MetricResult]:
-    """The results with the standard errors of their values, by a bootstrap over the records.
-
-    Metrics of texts keep none: they take too long to measure so many times.
-    """
+    """The results with the standard errors of their values, where they have one that is quickly found."""
     references, answers = _references(data, recipe), _answers(predictions)
-    found = {}
-    for name, result in results.items():
-        drawn = name in recipe.task.metrics and metric(name).compares in ("labels", "numbers", "tags")
-        one = partial(_measured, metric(name), _options(name, recipe)) if drawn else None
-        errors = bootstrap_errors(one, answers, references, samples=BOOTSTRAP_SAMPLES) if one else {}
-        found[name] = dataclasses.replace(result, errors=errors)
-    return found
+    errors = {
+        name: standard_errors(name, answers, references, **_options(name, recipe)) for name in recipe.task.metrics
+    }
+    return {name: dataclasses.replace(result, errors=errors.get(name, {})) for name, result in results.items()}
 
 
 def _options(name: str, recipe: Recipe) -> dict[str, str]:
     """The options of the task that a metric has."""
     return {key: value for key, value in recipe.task.metric_options.items() if key in metric(name).options}
-
-
-def _measured(
-    one: Metric, options: Mapping[str, str], answers: Sequence[Any], references: Sequence[Any]
-) -> MetricResult:
-    """The metric of drawn records, without values where it has none, such as F1 without a positive record.
-
-    All records together have been measured before, so that nothing else can be wrong.
-    """
-    try:
-        return one(answers, references, **options)
-    except UniclozeError as error:
-        return MetricResult(metric="", values={}, items=len(answers), note=str(error))
 
 
 def _references(data: TaskData, recipe: Recipe) -> list[Any]:

@@ -29,6 +29,7 @@ from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, sample, steps_per_epoch
 from unicloze.finetuning.generate import ready_to_generate, target_loss
 from unicloze.finetuning.predict import TaskModel, as_json_lines, headline, measure, predict, with_errors
+from unicloze.finetuning.samples import samples, with_references
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
@@ -46,7 +47,11 @@ from unicloze.training.optimizers import build_optimizers, schedule_factor
 from unicloze.training.precision import choose_device, choose_precision
 from unicloze.training.run import device_name, refuse_changes
 
-DEV_PREDICTIONS, RECIPE = "dev_predictions.jsonl", "recipe.yaml"
+DEV_PREDICTIONS = "dev_predictions.jsonl"
+"""Predictions of the best checkpoint, each beside its reference."""
+DEV_SAMPLES = "dev_samples.jsonl"
+"""Some of them with the text of their records, for people to look at."""
+RECIPE = "recipe.yaml"
 
 
 @dataclass(frozen=True)
@@ -198,12 +203,28 @@ class _Run:
         self.compute = Compute(device=choose_device(recipe.training), precision=recipe.training.precision)
         model = ready_model(recipe, start.model.vocab_size, self.compute.device)
         self.drawn = start_weights(model, start)
-        self.state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
+        self.state = TrainState(model=model, optimizers=self._optimizers(model))
         self.best: tuple[float, int] | None = None
         self.scores: Mapping[str, MetricResult] = {}
         self.waited = 0
         self.signal = 0
         self.started = time.perf_counter()
+
+    def _optimizers(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+        """Says how much of the model never learns, if gradual unfreezing does not come down to its embeddings."""
+        settings, training = self.recipe.finetuning, self.recipe.training
+        each_epoch = steps_per_epoch(len(self.train_data.rows), training.batch_size)
+        every = (settings.unfreeze_epochs or 0.0) * each_epoch
+        optimizers = build_optimizers(model, training, layer_decay=settings.layer_decay, unfreeze_every=every)
+        first_steps = {group["first_step"] for optimizer in optimizers for group in optimizer.param_groups}
+        never = sum(first >= training.steps for first in first_steps)
+        if never:
+            warnings.warn(
+                f"the lowest {never} of {len(first_steps)} layers never learn: one more learns every "
+                f"{settings.unfreeze_epochs:g} epochs, and there are {settings.epochs:g} (finetuning.unfreeze_epochs)",
+                stacklevel=2,
+            )
+        return optimizers
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -348,10 +369,16 @@ class _Run:
         return self._is_enough()
 
     def _keep_best(self, state: TrainState, recipe: Recipe, predictions: Sequence[Prediction]) -> None:
+        assert self.measured is not None
         (self.out / BEST).mkdir(exist_ok=True)
         save_recipe(recipe, self.out / BEST / RECIPE)
         self._write_checkpoint(state, self.out / BEST, [], self.out / BEST / RECIPE)
-        replace_file(self.out / DEV_PREDICTIONS, as_json_lines(predictions))
+        answered = with_references(predictions, self.measured.records, self.recipe.task)
+        for name, lines in (
+            (DEV_PREDICTIONS, answered),
+            (DEV_SAMPLES, samples(answered, self.measured.records, self.recipe.task)),
+        ):
+            replace_file(self.out / name, as_json_lines(lines))
 
     def _save(self, state: TrainState) -> None:
         path = self._write_checkpoint(state, self.out / "checkpoints", state.optimizers, self.out / RECIPE)

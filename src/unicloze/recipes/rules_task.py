@@ -52,6 +52,10 @@ def task_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "finetuning.patience", "wait for one evaluation or more, or leave it out"
     if not all(0 < weight < math.inf for weight in finetuning.auxiliary.values()):
         yield "finetuning.auxiliary", "each factor must be above 0 and finite"
+    if not 0 < finetuning.layer_decay <= 1:
+        yield "finetuning.layer_decay", "it must be above 0 and at most 1"
+    if finetuning.unfreeze_epochs is not None and not 0 < finetuning.unfreeze_epochs < math.inf:
+        yield "finetuning.unfreeze_epochs", "it must be above 0 and finite, or left out"
 
 
 def _generation_problems(generation: GenerationSettings) -> Iterator[tuple[str, str]]:

@@ -56,7 +56,7 @@ TASKS: Mapping[str, Task] = {
     ),
     "generation": Task(
         purpose="A text for another: a summary, a question, an answer, a response, a translation.",
-        roles=("source", "target", "references"),
+        roles=("source", "context", "history", "question", "answer", "target", "references"),
         resolve=generation.with_targets,
         heads=generation.heads,
         encode=generation.encode,
