@@ -21,6 +21,9 @@ from unicloze.training.batches import MicroBatch
 ORDER, DRAWS = 1, 2
 """What keys are for: the order of an epoch's rows, and the draws of a row."""
 
+ROWS_SEEN = 256
+"""Rows that tell how many segments all have."""
+
 PASS_COST = {"cpu": 64, "cuda": 1 << 20}
 """What a forward pass costs beside its slots, in slots: on a GPU a step is one pass, whatever the padding."""
 
@@ -50,6 +53,12 @@ def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer) -> TaskData:
     with path.open("rb") as file:
         fingerprint = hashlib.file_digest(file, "sha256").hexdigest()
     return TaskData(records, TASKS[recipe.task.kind].encode(records, tokenizer, recipe), fingerprint)
+
+
+def segments_of(data: TaskData, recipe: Recipe, vocabulary: Vocabulary) -> int:
+    """Segments that rows have, seen in the first ones: an export must know whether pairs told their parts apart."""
+    rows = data.rows[:ROWS_SEEN]
+    return int(TASKS[recipe.task.kind].lay_out(rows, vocabulary, recipe, None).segment_ids.max()) + 1
 
 
 def steps_per_epoch(rows: int, batch_size: int) -> int:

@@ -24,7 +24,7 @@ from unicloze import __version__
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
-from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, steps_per_epoch
+from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, segments_of, steps_per_epoch
 from unicloze.finetuning.predict import TaskModel, headline, measure, predict
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
@@ -190,6 +190,7 @@ class _Run:
         self.best: tuple[float, int] | None = None
         self.scores: Mapping[str, MetricResult] = {}
         self.waited = 0
+        self.segments = segments_of(train, recipe, self.tokenizer.vocabulary)
         self.signal = 0
         self.started = time.perf_counter()
 
@@ -347,6 +348,7 @@ class _Run:
             state={
                 "text_tokens": state.text_tokens,
                 "fingerprint": self.train_data.fingerprint,
+                "segments": self.segments,
                 "vocab_size": state.model.vocab_size,
                 "max_positions": state.model.max_positions,
             },
