@@ -229,13 +229,14 @@ class TrainingSettings:
         steps: Optimiser steps.
         batch_size: Windows of one step, over all its micro-batches.
         micro_batch_size: Windows of one forward pass; `batch_size` if not given.
-        optimizer: `adamw`, or `muon`: Muon for the hidden matrices and AdamW for the rest.
+        optimizer: `adamw`; `adamax`, Adam by the largest gradient (Kingma and Ba 2015, Section 7.1), without weight decay;
+            or `muon`: Muon for the hidden matrices and AdamW for the rest.
         learning_rate: Peak learning rate.
         muon_learning_rate: Peak learning rate of Muon's matrices; `learning_rate` if not given (Muon's update is scaled to
             the size of AdamW's).
         muon_momentum: Momentum of Muon.
-        betas: Decay rates of AdamW's moments.
-        epsilon: Epsilon of AdamW.
+        betas: Decay rates of the moments of AdamW and Adamax.
+        epsilon: Epsilon of AdamW and Adamax.
         weight_decay: Decoupled weight decay of every matrix; biases and layer normalisation have none.
         schedule: `linear`, `cosine`, `wsd` (warm-up, stable, decay) or `constant`, each after a linear warm-up.
         warmup_steps: Steps of the warm-up.
@@ -262,7 +263,7 @@ class TrainingSettings:
     steps: int = 500_000
     batch_size: int = 7680
     micro_batch_size: int | None = None
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adamax", "muon"] = "adamw"
     learning_rate: float = 6e-4
     muon_learning_rate: float | None = None
     muon_momentum: float = 0.95
@@ -360,7 +361,12 @@ class TaskSettings:
         head: `dense` puts BERT's dense layer and tanh before the output layer (it can be exported), `plain` does not (as
             both UniLM papers say).
         pooling: What stands for a text: its `first` slot, its `last`, or the `mean` of all; as the model's recipe says
-            (`use.pooling`) if not given.
+            (`use.pooling`) if not given. In tagging: what stands for a word; for a choice: one slot.
+        head_dropout: Dropout of what the output layer reads; `model.dropout` if not given.
+        delimiter: Put a token of its own between two texts and give both one segment, as GPT does, instead of [EOS] and
+            segments.
+        both_orders: Read each pair in both orders and sum what stands for it, as GPT does where the order has no meaning.
+        predicate: How a tagged sentence shows its predicate, where it has one: by `segment` 1, or `repeat`ed behind it.
     """
 
     kind: str = ""
@@ -371,6 +377,10 @@ class TaskSettings:
     max_length: int = 128
     head: Literal["dense", "plain"] = "dense"
     pooling: Literal["first", "last", "mean"] | None = None
+    head_dropout: float | None = None
+    delimiter: bool = False
+    both_orders: bool = False
+    predicate: Literal["segment", "repeat"] = "segment"
 
 
 @dataclass(frozen=True, kw_only=True)

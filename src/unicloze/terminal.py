@@ -126,7 +126,9 @@ def finetune_text(summary: FinetuneSummary) -> str:
         else:
             kept = f", best at step {run.best_step:,}" if run.scores else ""
             said = ", ".join(
-                f"{key} {value:.2f}" for result in run.scores.values() for key, value in result.values.items()
+                f"{key} {value:.2f}" + (f" (standard error {result.errors[key]:.2f})" if key in result.errors else "")
+                for result in run.scores.values()
+                for key, value in result.values.items()
             )
             lines.append(f"{run.out}: trained to step {run.step:,}{kept}{f': {said}' if said else ''}")
     if len(summary.runs) > 1:

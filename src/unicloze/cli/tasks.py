@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from unicloze import terminal, verbs
@@ -14,7 +13,11 @@ from unicloze.errors import UsageError
 def _finetune_options(parser: Parser) -> None:
     parser.add_argument("--task", metavar="NAME|FILE", default="classification", help="recipe of the task")
     parser.add_argument("--model", metavar="DIR", help="directory of a run, or one of its checkpoints, to start from")
-    parser.add_argument("--train", metavar="FILE", help="records to train on: .jsonl, .tsv or .csv, also .gz")
+    parser.add_argument(
+        "--train",
+        metavar="FILE",
+        help="records to train on, a file or a folder of files: .jsonl, .tsv, .csv or the task's own, also .gz",
+    )
     parser.add_argument("--dev", metavar="FILE", help="records to evaluate on and to choose the best checkpoint by")
     parser.add_argument("--out", metavar="DIR", help="directory of the run (default: runs/NAME)")
     parser.add_argument("--seeds", metavar="N", type=int, default=1, help="runs with seeds of their own (default: 1)")
@@ -45,15 +48,25 @@ def _predict_options(parser: Parser) -> None:
     model_option(parser)
     parser.add_argument("--file", metavar="FILE", required=True, help="records; they need no labels")
     parser.add_argument("--out", metavar="FILE", help="file of predictions to write (default: print them)")
+    parser.add_argument(
+        "--format",
+        choices=("jsonl", "glue"),
+        default="jsonl",
+        help="glue: as GLUE's server takes them (default: jsonl)",
+    )
     quiet_option(parser)
 
 
 def _predict(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
-    predictions = verbs.predict(model=options.model, file=options.file, out=options.out, quiet=options.quiet)
+    predictions = verbs.predict(
+        model=options.model, file=options.file, out=options.out, format=options.format, quiet=options.quiet
+    )
     if options.out:
         print(f"{options.out}: {len(predictions):,} predictions")
     else:
-        print("\n".join(json.dumps(prediction, ensure_ascii=False) for prediction in predictions))
+        from unicloze.finetuning.predict import PREDICTION_FORMATS
+
+        print(PREDICTION_FORMATS[options.format](predictions), end="")
     return 0
 
 

@@ -88,6 +88,7 @@ def _evaluate_options(parser: Parser) -> None:
     )
     parser.add_argument(
         "--option",
+        dest="options",
         metavar="NAME=VALUE",
         action="append",
         default=[],
@@ -114,7 +115,7 @@ def _evaluate(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
         predictions=options.predictions,
         references=options.references,
         na_probabilities=options.na_probabilities,
-        options=dict(map(_setting, options.option)),
+        options=dict(map(_setting, options.options)),
     )
     show(options, result.to_dict(), str(result))
     return 0

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from unicloze import keyed
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
-from unicloze.tasks.records import Record, read_records
+from unicloze.tasks.records import Record, read_records, record_files
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 from unicloze.training.batches import MicroBatch
 
@@ -35,7 +35,7 @@ class TaskData:
     Args:
         records: In the order of the file.
         rows: Those of a record stand together.
-        fingerprint: SHA-256 of the file.
+        fingerprint: SHA-256 of the file, or of the files.
     """
 
     records: Sequence[Record]
@@ -44,15 +44,17 @@ class TaskData:
 
 
 def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer) -> TaskData:
-    """Read and encode a file of records.
+    """Read and encode a file of records, or a folder of such files.
 
     Raises:
         UniclozeError: A record cannot be used; the message names its line.
     """
     records = read_records(path, recipe.task)
-    with path.open("rb") as file:
-        fingerprint = hashlib.file_digest(file, "sha256").hexdigest()
-    return TaskData(records, TASKS[recipe.task.kind].encode(records, tokenizer, recipe), fingerprint)
+    fingerprint = hashlib.sha256()
+    for each in record_files(path):
+        with each.open("rb") as file:
+            hashlib.file_digest(file, lambda: fingerprint)
+    return TaskData(records, TASKS[recipe.task.kind].encode(records, tokenizer, recipe), fingerprint.hexdigest())
 
 
 def segments_of(data: TaskData, recipe: Recipe, vocabulary: Vocabulary) -> int:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import metric
-from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.evaluation.metrics.result import Metric, MetricResult
+from unicloze.evaluation.metrics.spread import bootstrap_errors
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData, blocks_by_length
 from unicloze.model.model import UnifiedModel
@@ -22,6 +28,8 @@ from unicloze.training.loop import Compute
 
 SLOTS_AT_ONCE = 8192
 """Slots of a forward pass, padding counted."""
+BOOTSTRAP_SAMPLES = 200
+"""A standard error of so many samples is itself right to about 5 %."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +81,7 @@ def measure(predictions: Sequence[Prediction], data: TaskData, recipe: Recipe) -
         UsageError: There is no such metric (`task.metrics`).
         UniclozeError: A record has no answer, or a library that the metric needs is absent.
     """
-    task = TASKS[recipe.task.kind]
-    references = [task.reference(record, recipe.task) for record in data.records]
-    answers = [prediction["prediction"] for prediction in predictions]
+    references, answers = _references(data, recipe), _answers(predictions)
     ids = [record.id for record in data.records]
     results = {}
     for name in recipe.task.metrics:
@@ -83,6 +89,68 @@ def measure(predictions: Sequence[Prediction], data: TaskData, recipe: Recipe) -
         given = (dict(zip(ids, answers, strict=True)), dict(zip(ids, references, strict=True))) if by_id else None
         results[name] = metric(name)(*(given or (answers, references)))
     return results
+
+
+def with_errors(
+    results: Mapping[str, MetricResult], predictions: Sequence[Prediction], data: TaskData, recipe: Recipe
+) -> Mapping[str, MetricResult]:
+    """The results with the standard errors of their values, by a bootstrap over the records.
+
+    Metrics of texts keep none: they take too long to measure so many times.
+    """
+    references, answers = _references(data, recipe), _answers(predictions)
+    found = {}
+    for name, result in results.items():
+        errors = (
+            bootstrap_errors(partial(_measured, metric(name)), answers, references, samples=BOOTSTRAP_SAMPLES)
+            if metric(name).compares in ("labels", "numbers", "tags")
+            else {}
+        )
+        found[name] = dataclasses.replace(result, errors=errors)
+    return found
+
+
+def _measured(one: Metric, answers: Sequence[Any], references: Sequence[Any]) -> MetricResult:
+    """The metric of drawn records, without values where it has none, such as F1 without a positive record.
+
+    All records together have been measured before, so that nothing else can be wrong.
+    """
+    try:
+        return one(answers, references)
+    except UniclozeError as error:
+        return MetricResult(metric="", values={}, items=len(answers), note=str(error))
+
+
+def _references(data: TaskData, recipe: Recipe) -> list[Any]:
+    return [TASKS[recipe.task.kind].reference(record, recipe.task) for record in data.records]
+
+
+def _answers(predictions: Sequence[Prediction]) -> list[Any]:
+    return [prediction["prediction"] for prediction in predictions]
+
+
+def as_json_lines(predictions: Sequence[Prediction]) -> str:
+    """A JSON object a line."""
+    return "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
+
+
+def as_glue(predictions: Sequence[Prediction]) -> str:
+    """What GLUE's server takes: lines of "index, tab, prediction" under a header.
+
+    Raises:
+        UsageError: A prediction is no class and no quantity.
+    """
+    lines = ["index\tprediction\n"]
+    for prediction in predictions:
+        answer = prediction["prediction"]
+        if not isinstance(answer, str | int | float):
+            raise UsageError(f"the prediction of {prediction['id']} is no class and no quantity, as GLUE's tasks have")
+        lines.append(f"{prediction['id']}\t{f'{answer:.3f}' if isinstance(answer, float) else answer}\n")
+    return "".join(lines)
+
+
+PREDICTION_FORMATS: Mapping[str, Callable[[Sequence[Prediction]], str]] = {"jsonl": as_json_lines, "glue": as_glue}
+"""How predictions are written."""
 
 
 def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:

@@ -25,7 +25,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
 from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, segments_of, steps_per_epoch
-from unicloze.finetuning.predict import TaskModel, headline, measure, predict
+from unicloze.finetuning.predict import TaskModel, as_json_lines, headline, measure, predict, with_errors
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
@@ -54,7 +54,7 @@ class FinetuneResult:
         step: Steps done.
         best_step: Steps done at the best evaluation; the last step where nothing was evaluated.
         stopped_by: The signal that stopped it, 0 if none did.
-        scores: What the best checkpoint is worth on the development file, by metric.
+        scores: What the best checkpoint is worth on the development file, by metric, with standard errors.
     """
 
     out: Path
@@ -238,6 +238,9 @@ class _Run:
         elif not ended:
             self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1))
         best_step = self.best[1] if self.best else self.state.step
+        if self.best and self.dev is not None:
+            lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+            self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.dev, self.recipe)
         return FinetuneResult(self.out, self.state.step, best_step, stopped, self.scores)
 
     def _resume(self, checkpoint: Checkpoint) -> bool:
@@ -332,8 +335,7 @@ class _Run:
 
     def _keep_best(self, state: TrainState, predictions: Sequence[Prediction]) -> None:
         self._write_checkpoint(state, self.out / BEST, [])
-        lines = "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
-        replace_file(self.out / DEV_PREDICTIONS, lines)
+        replace_file(self.out / DEV_PREDICTIONS, as_json_lines(predictions))
 
     def _save(self, state: TrainState) -> None:
         path = self._write_checkpoint(state, self.out / "checkpoints", state.optimizers)

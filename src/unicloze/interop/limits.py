@@ -145,6 +145,8 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
     pooling = task.pooling or loaded.recipe.use.pooling
     if DENSE[kind] and pooling != "first":
         yield Limit("task.pooling", pooling, "predicts from the first slot", _again("task.pooling", "first"))
+    if task.delimiter:
+        yield Limit("task.delimiter", True, "puts [EOS] between two texts", _again("task.delimiter", "false"))
     if any(head.pooling == "sum" for head in heads.values()):
         yield Limit("task.both_orders", True, "reads a pair once", _again("task.both_orders", "false"))
     if not stock.has_segments and loaded.model.settings.num_segments > 1 and _segments_of_rows(loaded) > 1:

@@ -25,12 +25,14 @@ class HeadSettings:
         outputs: Number of classes or quantities; of no meaning for a choice.
         dense: Put a dense layer and tanh before the output layer (BERT's pooler).
         pooling: How the slots of a prediction become one vector: their `mean` or their `sum`.
+        dropout: Dropout of what the output layer reads; that of the model if None.
     """
 
     kind: Literal["classes", "quantities", "choice"]
     outputs: int = 1
     dense: bool = True
     pooling: Literal["mean", "sum"] = "mean"
+    dropout: float | None = None
 
 
 class TaskHead(nn.Module):
@@ -44,7 +46,7 @@ class TaskHead(nn.Module):
     def __init__(self, settings: ModelSettings, head: HeadSettings) -> None:
         super().__init__()
         self.head = head
-        self.rate = settings.dropout
+        self.rate = settings.dropout if head.dropout is None else head.dropout
         self.dense = nn.Linear(settings.hidden_size, settings.hidden_size) if head.dense else None
         self.output = nn.Linear(settings.hidden_size, 1 if head.kind == "choice" else head.outputs)
 
@@ -60,9 +62,12 @@ class TaskHead(nn.Module):
         Returns:
             *Shape:* (rows, predictions, outputs), or (rows, predictions, slots of a prediction) of a choice
         """
-        states = hidden.view(*target.slots.shape, hidden.shape[-1])
+        shape, present = target.slots.shape, target.present
+        if self.head.kind == "choice" and len(shape) == 2:  # a single slot to choose from, in all rows
+            shape, present = torch.Size((*shape, 1)), None if present is None else present[..., None]
+        states = hidden.view(*shape, hidden.shape[-1])
         if self.head.kind != "choice" and states.ndim == 4:
-            states = self._pooled(states, target.present)
+            states = self._pooled(states, present)
         if self.dense is not None:
             states = torch.tanh(self.dense(states))
         if dropout is not None:
@@ -71,7 +76,7 @@ class TaskHead(nn.Module):
         if self.head.kind != "choice":
             return outputs
         scores = outputs.squeeze(-1)
-        return scores if target.present is None else scores.masked_fill(~target.present, -torch.inf)
+        return scores if present is None else scores.masked_fill(~present, -torch.inf)
 
     def losses(self, hidden: Tensor, target: TargetBatch, dropout: DropoutKey | None) -> Tensor:
         """Loss of every prediction: cross-entropy in nats, or the mean squared error of its quantities.

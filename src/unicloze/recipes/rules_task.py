@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from unicloze.settings import Recipe
 
-TASK_KINDS = ("classification", "regression")
+TASK_KINDS = ("classification", "regression", "choice", "tagging")
 """Keys of `unicloze.tasks.TASKS`, which takes torch to import."""
 
 SHORTEST_ROW = 8
@@ -27,6 +27,12 @@ def task_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "task.max_length", f"the special tokens and some text need {SHORTEST_ROW} or more"
     if task.labels is not None and len(set(task.labels)) != len(task.labels):
         yield "task.labels", "name each class once"
+    if task.both_orders and task.pooling is None:
+        yield "task.pooling", "what stands for each of both orders is summed: set it to first, last or mean"
+    if task.kind == "choice" and task.pooling == "mean":
+        yield "task.pooling", "a choice is scored by one slot: set it to first or last"
+    if task.head_dropout is not None and not 0 <= task.head_dropout < 1:
+        yield "task.head_dropout", "it must be at least 0 and below 1"
     if not 0 < finetuning.epochs < math.inf:
         yield "finetuning.epochs", "it must be above 0 and finite"
     if not 0 <= finetuning.warmup_share < 1:

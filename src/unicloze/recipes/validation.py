@@ -194,6 +194,8 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     micro = training.micro_batch_size
     if micro is not None and micro > 0 and training.batch_size % micro:
         yield "training.micro_batch_size", f"it must divide training.batch_size, {training.batch_size}"
+    if training.optimizer == "adamax" and training.weight_decay:
+        yield "training.weight_decay", "Adamax has no decay of the weights beside the gradient: set it to 0"
     if not all(0 <= beta < 1 for beta in training.betas):
         yield "training.betas", "both must be at least 0 and below 1"
     if training.seed >= 2**63:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from unicloze.example import Examples
 from unicloze.model.task_heads import HeadSettings
 from unicloze.settings import Recipe
-from unicloze.tasks import classification
+from unicloze.tasks import choice, classification, tagging
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.tasks.task import Task
 from unicloze.text.tokenizers import Vocabulary
@@ -45,6 +45,26 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=classification.predict,
         reference=classification.reference,
+    ),
+    "choice": Task(
+        purpose="The best of several choices, each read with its context or within its sentence.",
+        roles=("context", "question", "cloze", "choices", "label"),
+        resolve=lambda settings, _: settings,
+        heads=choice.heads,
+        encode=choice.encode,
+        lay_out=_as_they_are,
+        predict=choice.predict,
+        reference=choice.right_choice,
+    ),
+    "tagging": Task(
+        purpose="A tag for each word of a sentence.",
+        roles=("tokens", "tags", "predicate"),
+        resolve=tagging.with_tags,
+        heads=tagging.heads,
+        encode=tagging.encode,
+        lay_out=_as_they_are,
+        predict=tagging.predict,
+        reference=tagging.reference,
     ),
 }
 """Every kind of task, by `TaskSettings.kind`."""

@@ -12,7 +12,7 @@ from unicloze.errors import UniclozeError
 from unicloze.model.task_heads import HeadSettings
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks.records import Record
-from unicloze.tasks.rows import Ints, Row, RowTarget, cut_pair, text_row
+from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, text_row
 from unicloze.tasks.task import Outputs, Prediction, cut_note
 from unicloze.text.tokenizers import Tokenizer
 
@@ -50,14 +50,21 @@ def label_of(record: Record, settings: TaskSettings) -> str:
 
 def heads(settings: TaskSettings) -> Mapping[str, HeadSettings]:
     """One head for the class, or for the quantity."""
-    dense = settings.head == "dense"
-    if settings.kind == "regression":
-        return {"label": HeadSettings(kind="quantities", dense=dense)}
-    return {"label": HeadSettings(kind="classes", outputs=len(settings.labels or ()), dense=dense)}
+    head = HeadSettings(
+        kind="quantities" if settings.kind == "regression" else "classes",
+        outputs=1 if settings.kind == "regression" else len(settings.labels or ()),
+        dense=settings.head == "dense",
+        pooling="sum" if settings.both_orders and settings.pooling != "mean" else "mean",
+        dropout=settings.head_dropout,
+    )
+    return {"label": head}
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
     """A row for each record: "[SOS] text [EOS]" or "[SOS] text [EOS] pair [EOS]", predicted from its pooled slots.
+
+    With `task.both_orders` a pair is packed twice, the second text first the second time, and predicted from both
+    (Radford et al. 2018, Section 3.3).
 
     Raises:
         UniclozeError: A record lacks a field or has an unknown label; the message names its line.
@@ -66,23 +73,28 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     texts = [tokenizer.encode_batch([record.text(task, "text") for record in records])]
     if any(record.get(task, "pair") is not None for record in records):
         texts.append(tokenizer.encode_batch([record.text(task, "pair") for record in records]))
-    room = task.max_length - 1 - len(texts)
     answers = _answers(records, task)
+    segments, between = pair_marks(recipe, tokenizer.vocabulary)
     rows, cut = [], 0
     for number, parts in enumerate(zip(*texts, strict=True)):
-        shown: tuple[Ints, ...] = cut_pair(*parts, room) if len(parts) == 2 else (parts[0][:room],)
+        shown = fit_texts(parts, task.max_length)
         cut += sum(map(len, shown)) < sum(map(len, parts))
-        input_ids, segment_ids = text_row(shown, tokenizer.vocabulary, (0, 1))
-        slots = pooled_slots(len(input_ids), task.pooling or recipe.use.pooling)
-        target = RowTarget(slots=[slots], labels=None if answers is None else [answers[number]])
-        rows.append(Row(record=number, input_ids=input_ids, segment_ids=segment_ids, targets={"label": target}))
+        orders = (shown, shown[::-1]) if task.both_orders and len(shown) == 2 else (shown,)
+        pieces = [text_row(order, tokenizer.vocabulary, segments, between) for order in orders]
+        length = len(pieces[0][0])
+        pooled = pooled_slots(length, task.pooling or recipe.use.pooling)
+        slots = [start + slot for start in range(0, len(pieces) * length, length) for slot in pooled]
+        rows.append(
+            Row(
+                record=number,
+                input_ids=np.concatenate([ids for ids, _ in pieces]),
+                segment_ids=np.concatenate([ids for _, ids in pieces]),
+                lengths=[length] * len(pieces),
+                targets={"label": RowTarget(slots=[slots], labels=None if answers is None else [answers[number]])},
+            )
+        )
     cut_note(cut, len(records), task.max_length)
     return rows
-
-
-def pooled_slots(length: int, pooling: str) -> Sequence[int]:
-    """The slots that stand for a row."""
-    return {"first": range(1), "last": range(length - 1, length), "mean": range(length)}[pooling]
 
 
 def _answers(records: Sequence[Record], settings: TaskSettings) -> list[int] | list[float] | None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import TaskSettings
-
-LARGEST_FIELD = 1 << 27
-"""Characters of a field of a .csv or .tsv."""
+from unicloze.tasks.choice_formats import CHOICE_FORMATS
+from unicloze.tasks.column_formats import COLUMN_FORMATS
+from unicloze.tasks.glue import GLUE_FORMATS
+from unicloze.tasks.plain_formats import Reader, comma_separated, jsonl, tsv
 
 
 @dataclass(frozen=True)
@@ -40,42 +38,73 @@ class Record:
         """
         value = self.get(settings, role)
         if not isinstance(value, str):
-            name = settings.fields.get(role, role)
-            has = ", ".join(map(str, self.fields)) or "nothing"
-            found = "is no text" if name in self.fields else f"is missing (it has {has})"
-            cure = "" if name in self.fields else f"; say where it is with --task.fields '{{{role}: NAME}}'"
-            raise UniclozeError(f"{self.place}: the field '{name}' {found}{cure}")
+            raise self._without(settings, role, "text")
+        return value
+
+    def texts(self, settings: TaskSettings, role: str) -> list[str]:
+        """The list of texts in a role.
+
+        Raises:
+            UniclozeError: The record has none; the message names its line.
+        """
+        value = self.get(settings, role)
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise self._without(settings, role, "list of texts")
         return value
 
     def get(self, settings: TaskSettings, role: str) -> Any:
         """What it holds in a role, None if nothing."""
         return self.fields.get(settings.fields.get(role, role))
 
+    def _without(self, settings: TaskSettings, role: str, wanted: str) -> UniclozeError:
+        name = settings.fields.get(role, role)
+        has = ", ".join(map(str, self.fields)) or "nothing"
+        found = f"is no {wanted}" if name in self.fields else f"is missing (it has {has})"
+        cure = "" if name in self.fields else f"; say where it is with --task.fields '{{{role}: NAME}}'"
+        return UniclozeError(f"{self.place}: the field '{name}' {found}{cure}")
+
+
+def record_files(path: Path) -> list[Path]:
+    """The files of records at a path: itself, or all in a folder and its folders, in the order of their names.
+
+    Raises:
+        UniclozeError: There is none.
+    """
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("[!.]*") if file.is_file())
+    if not files:
+        what = "the folder holds no file" if path.is_dir() else "there is no such file"
+        raise UniclozeError(f"{path}: {what}; give a file of labelled records, or a folder of such files")
+    return files
+
 
 def read_records(path: Path, settings: TaskSettings) -> list[Record]:
-    """The records of a file.
+    """The records of a file, or of all files in a folder.
 
     Raises:
         UsageError: The format is unknown or does not show in the name.
         UniclozeError: The file is absent, empty or not of its format; the message names the line.
     """
-    if not path.is_file():
-        raise UniclozeError(f"there is no file {path}: give a file of labelled records")
+    found: list[Record] = []
+    for file in record_files(path):
+        found += _read_file(file, settings, len(found))
+    if not found:
+        raise UniclozeError(f"{path} holds no records: give a file with at least one")
+    return found
+
+
+def _read_file(path: Path, settings: TaskSettings, first: int) -> list[Record]:
     name = settings.format if settings.format != "auto" else path.name.removesuffix(".gz").rpartition(".")[2]
     if name not in FORMATS:
         raise UsageError(
             f"{path}: '{name}' is no known format of records: set --task.format to one of {', '.join(FORMATS)}"
         )
     try:
-        found = [
+        return [
             Record(str(fields.get(settings.fields.get("id", "id"), number)), fields, f"{path}, line {line}")
-            for number, (line, fields) in enumerate(FORMATS[name](_text(path), path))
+            for number, (line, fields) in enumerate(FORMATS[name](_text(path), path), first)
         ]
     except (OSError, EOFError) as error:
         raise UniclozeError(f"{path}: it cannot be read ({error})") from error
-    if not found:
-        raise UniclozeError(f"{path} holds no records: give a file with at least one")
-    return found
 
 
 def _text(path: Path) -> str:
@@ -87,58 +116,12 @@ def _text(path: Path) -> str:
         raise UniclozeError(f"{path}, line {line}: this is no UTF-8; convert the file") from error
 
 
-def _jsonl(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, content in enumerate(text.split("\n"), 1):
-        if content.strip():
-            try:
-                fields = json.loads(content)
-            except ValueError as error:
-                raise UniclozeError(f"{path}, line {line}: this is no JSON ({error})") from error
-            if not isinstance(fields, dict):
-                raise UniclozeError(f"{path}, line {line}: a record is a JSON object; this is none")
-            yield line, fields
-
-
-def separated(
-    text: str, path: Path, *, delimiter: str, quoted: bool, header: list[str] | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of a file with a line each and a header, or with the given names of its columns.
-
-    Raises:
-        UniclozeError: A line has another number of columns than the header.
-    """
-    csv.field_size_limit(LARGEST_FIELD)
-    rows = csv.reader(
-        io.StringIO(text, newline=""), delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    )
-    names, first = header, 1
-    while True:
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            raise UniclozeError(f"{path}, line {first}: {error}") from error
-        if row is None:
-            return
-        if row and names is None:
-            names = row
-        elif row and names is not None:
-            if len(row) != len(names):
-                raise UniclozeError(
-                    f"{path}, line {first}: {len(row)} columns where {len(names)} are expected ({', '.join(names)})"
-                )
-            yield first, dict(zip(names, row, strict=True))
-        first = rows.line_num + 1
-
-
-def _tsv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    return separated(text, path, delimiter="\t", quoted=False)
-
-
-def _csv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    return separated(text, path, delimiter=",", quoted=True)
-
-
-Reader = Callable[[str, Path], Iterator[tuple[int, dict[str, Any]]]]
-
-FORMATS: Mapping[str, Reader] = {"jsonl": _jsonl, "tsv": _tsv, "csv": _csv}
-"""The text of a file to the line and the fields of each record."""
+FORMATS: Mapping[str, Reader] = {
+    "jsonl": jsonl,
+    "tsv": tsv,
+    "csv": comma_separated,
+    **GLUE_FORMATS,
+    **CHOICE_FORMATS,
+    **COLUMN_FORMATS,
+}
+"""How files hold records, by `TaskSettings.format`."""

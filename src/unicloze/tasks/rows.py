@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.example import Examples, Kind, Target
-from unicloze.settings import UseSettings
+from unicloze.settings import Recipe, UseSettings
 from unicloze.text.tokenizers import Vocabulary
 
 Ints = npt.NDArray[np.int32]
@@ -129,9 +129,41 @@ def cut_pair(first: Ints, second: Ints, room: int) -> tuple[Ints, Ints]:
     return first[: max(0, len(first) - from_first)], second[: max(0, len(second) - from_second)]
 
 
-def text_row(texts: Sequence[Ints], vocabulary: Vocabulary, segments: Sequence[int]) -> tuple[Ints, Ints]:
-    """The tokens of "[SOS] A [EOS]" or "[SOS] A [EOS] B [EOS]", and their segments."""
-    eos = [vocabulary.eos]
-    parts = [np.concatenate([[vocabulary.sos], texts[0], eos]), *(np.concatenate([text, eos]) for text in texts[1:])]
+def fit_texts(texts: Sequence[Ints], longest: int) -> tuple[Ints, ...]:
+    """One text or two, shortened so that they are no more than `longest` tokens with [SOS] and what closes each."""
+    room = longest - 1 - len(texts)
+    return cut_pair(texts[0], texts[1], room) if len(texts) == 2 else (texts[0][: max(0, room)],)
+
+
+def text_row(
+    texts: Sequence[Ints], vocabulary: Vocabulary, segments: Sequence[int], between: int | None = None
+) -> tuple[Ints, Ints]:
+    """The tokens of "[SOS] A [EOS]" or "[SOS] A [EOS] B [EOS]", and their segments.
+
+    Args:
+        texts: One or more. *Shape:* (tokens,) each
+        vocabulary: Has the special tokens.
+        segments: The segment of each text.
+        between: The token that stands between two texts; [EOS] if None.
+    """
+    closing = [vocabulary.eos if between is None else between] * (len(texts) - 1) + [vocabulary.eos]
+    parts = [np.append(text, token) for text, token in zip(texts, closing, strict=True)]
+    parts[0] = np.insert(parts[0], 0, vocabulary.sos)
     segment_ids = np.repeat(np.asarray(segments[: len(parts)]), [len(part) for part in parts])
     return np.concatenate(parts).astype(np.int32), segment_ids.astype(np.int32)
+
+
+def pair_marks(recipe: Recipe, vocabulary: Vocabulary) -> tuple[tuple[int, int], int]:
+    """What tells the texts of a pair apart: their segments, and the token between them.
+
+    With `task.delimiter` that token is one no causal model has read before (Radford et al. 2018, Section 3.3), and the
+    segment is one. Models of a single segment (RoBERTa) have the token [EOS] alone.
+    """
+    if recipe.task.delimiter:
+        return (0, 0), vocabulary.mask if vocabulary.pseudo is None else vocabulary.pseudo
+    return (0, 0 if recipe.model.num_segments == 1 else 1), vocabulary.eos
+
+
+def pooled_slots(length: int, pooling: str) -> Sequence[int]:
+    """The slots that stand for a sequence: its `first`, its `last`, or for their `mean` all."""
+    return {"first": range(1), "last": range(length - 1, length), "mean": range(length)}[pooling]

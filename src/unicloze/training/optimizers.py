@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from unicloze.settings import TrainingSettings
 
 
 def build_optimizers(model: nn.Module, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
-    """AdamW for everything, or Muon for the matrices inside the layers and AdamW for the rest.
+    """AdamW or Adamax for everything, or Muon for the matrices inside the layers and AdamW for the rest.
 
     Matrices decay; biases, normalisations and the relative position bias do not. Each group remembers its peak learning
     rate as `peak_lr`.
@@ -26,17 +27,15 @@ def build_optimizers(model: nn.Module, settings: TrainingSettings) -> list[torch
             hidden.append(parameter)
         else:
             matrices.append(parameter)
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    shared: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": settings.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            fused=True,
-        )
+        torch.optim.Adamax(groups, **shared)
+        if settings.optimizer == "adamax"
+        else torch.optim.AdamW(groups, **shared, fused=True)
     ]
     if hidden:
         optimizers.append(

@@ -61,35 +61,39 @@ def finetune(
 
 
 def predict(
-    model: PathLike | LoadedModel, file: PathLike, out: PathLike | None = None, quiet: bool = False
+    model: PathLike | LoadedModel,
+    file: PathLike,
+    out: PathLike | None = None,
+    format: str = "jsonl",
+    quiet: bool = False,
 ) -> list[Prediction]:
     """Predictions of a fine-tuned model for a file of records.
 
     Args:
         model: Directory of a fine-tuning run, one of its checkpoints, or a loaded model.
         file: Records; they need no labels.
-        out: Write the predictions into this file too, a JSON object a line.
+        out: Write the predictions into this file too.
+        format: How: `jsonl`, a JSON object a line, or `glue`, as the benchmark's server takes them.
         quiet: Show no progress.
 
     Returns:
         One for each record, in their order.
 
     Raises:
-        UsageError: The model is not fine-tuned.
+        UsageError: The model is not fine-tuned, there is no such format, or predictions do not fit it.
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
     """
-    import json
-
     from unicloze.decoding.texts import open_model
     from unicloze.files import replace_file
     from unicloze.finetuning import predict as room
     from unicloze.finetuning.data import open_records
     from unicloze.finetuning.run import load_task_model
 
+    if format not in room.PREDICTION_FORMATS:
+        raise UsageError(f"format is {format!r}: give one of {', '.join(room.PREDICTION_FORMATS)}.")
     task_model = load_task_model(open_model(opening(model)))
     data = open_records(Path(file), task_model.recipe, task_model.tokenizer)
     predictions = room.predict(task_model, data, progress=not quiet)
     if out is not None:
-        lines = "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
-        replace_file(Path(out), lines)
+        replace_file(Path(out), room.PREDICTION_FORMATS[format](predictions))
     return predictions

@@ -31,7 +31,7 @@ from unicloze.evaluation.metrics.profiles import PROFILES
 from unicloze.evaluation.metrics.result import Metric
 from unicloze.evaluation.metrics.rouge import rouge
 from unicloze.evaluation.metrics.squad import squad
-from unicloze.evaluation.metrics.tags import entity_f1
+from unicloze.evaluation.metrics.tags import entity_f1, tag_accuracy
 
 METRICS: Mapping[str, Metric] = {
     "rouge": Metric(
@@ -128,6 +128,12 @@ METRICS: Mapping[str, Metric] = {
         compares="tags",
         function=entity_f1,
         headline="f1",
+    ),
+    "tag-accuracy": Metric(
+        purpose="share of the tags that are right, and of the sentences",
+        compares="tags",
+        function=tag_accuracy,
+        headline="accuracy",
     ),
     "lambada": Metric(
         purpose="share of the last words that are right", compares="texts", function=lambada, headline="accuracy"

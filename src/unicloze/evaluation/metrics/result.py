@@ -24,6 +24,7 @@ class MetricResult:
         items: How many predictions were compared.
         units: Units of the values that are no percentages; an empty one marks a plain number.
         note: What a reader of the values must know: settings that change them, predictions that are missing.
+        errors: Standard errors of the values, in their units, where they were estimated; see `spread`.
     """
 
     metric: str
@@ -31,6 +32,7 @@ class MetricResult:
     items: int
     units: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
+    errors: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Its fields, fit for JSON."""
@@ -42,7 +44,8 @@ class MetricResult:
         for name, value in self.values.items():
             unit = self.units.get(name, "%")
             digits = 2 if unit == "%" else 4
-            lines.append(f"  {name:<{width}}  {value:>9.{digits}f}{f' {unit}' if unit else ''}")
+            error = f" (standard error {self.errors[name]:.{digits}f})" if name in self.errors else ""
+            lines.append(f"  {name:<{width}}  {value:>9.{digits}f}{f' {unit}' if unit else ''}{error}")
         if self.note:
             lines.append(f"  {self.note}")
         return "\n".join(lines)

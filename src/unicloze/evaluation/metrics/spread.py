@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,7 +49,7 @@ def bootstrap_errors(
         seed: Names the draws.
 
     Returns:
-        Standard errors by name of the value, in its unit.
+        Standard errors by name of the value, in its unit; samples that lack the value do not count.
 
     Raises:
         UsageError: There are too few samples, or no item.
@@ -60,5 +61,5 @@ def bootstrap_errors(
     for number in range(samples):
         drawn = keyed.below(keyed.bits(keyed.key(seed, number), _STREAM, places), len(predictions))
         rows.append(metric([predictions[i] for i in drawn], [references[i] for i in drawn]).values)
-    names = rows[0].keys()
-    return {name: float(np.std([row[name] for row in rows if name in row], ddof=1)) for name in names}
+    drawn_values = {name: [row[name] for row in rows if name in row] for name in dict.fromkeys(itertools.chain(*rows))}
+    return {name: float(np.std(values, ddof=1)) for name, values in drawn_values.items() if len(values) > 1}

@@ -40,10 +40,7 @@ def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequenc
     wanted: Counter[str] = Counter()
     same = total = 0
     for number, (tags, gold) in enumerate(zip(predictions, references, strict=True), start=1):
-        if len(tags) != len(gold):
-            raise UniclozeError(
-                f"Sentence {number:,} has {len(tags)} predicted and {len(gold)} right tags: give one for each token."
-            )
+        _check_lengths(number, tags, gold)
         try:
             predicted, true = entities(tags), entities(gold)
         except UniclozeError as error:
@@ -61,6 +58,26 @@ def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequenc
     }
     values |= {f"f1_{kind}": _f1(right[kind], found[kind], wanted[kind]) for kind in sorted(found.keys() | wanted)}
     return MetricResult(metric="entity-f1", values=values, items=len(references))
+
+
+def tag_accuracy(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> MetricResult:
+    """Share of the tags that are right, over all words, and of the sentences that are right throughout.
+
+    Raises:
+        UniclozeError: A sentence has more or fewer tags than its reference, or none has any.
+    """
+    check_pairs(predictions, references)
+    for number, (tags, gold) in enumerate(zip(predictions, references, strict=True), start=1):
+        _check_lengths(number, tags, gold)
+    total = sum(map(len, references))
+    if not total:
+        raise UniclozeError("There is no word to compare: give sentences with tags.")
+    same = sum(
+        one == other for pair in zip(predictions, references, strict=True) for one, other in zip(*pair, strict=True)
+    )
+    whole = sum(list(tags) == list(gold) for tags, gold in zip(predictions, references, strict=True))
+    values = {"accuracy": 100 * same / total, "sentences": 100 * whole / len(references)}
+    return MetricResult(metric="tag-accuracy", values=values, items=len(references))
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
@@ -81,6 +98,13 @@ def entities(tags: Sequence[str]) -> list[Entity]:
         if tag != "O" and not open_kind:
             open_kind, start = kind, place
     return result
+
+
+def _check_lengths(number: int, tags: Sequence[str], gold: Sequence[str]) -> None:
+    if len(tags) != len(gold):
+        raise UniclozeError(
+            f"Sentence {number:,} has {len(tags)} predicted and {len(gold)} right tags: give one for each token."
+        )
 
 
 def _f1(right: int, found: int, wanted: int) -> float:

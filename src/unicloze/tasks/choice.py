@@ -1,0 +1,124 @@
+"""The best of several choices: reading tests, endings of stories, what a pronoun stands for (RACE, SWAG, COPA, WSC).
+
+A record is one row: its choices are sequences packed side by side, which read only themselves, and one prediction stands on
+the first slot of each, or on the last where a model reads from left to right. A head scores each, and a softmax runs over
+them (Radford et al. 2018, Section 3.3; Devlin et al. 2019, Section 4.4).
+
+| record | sequence of a choice |
+|---|---|
+| `context`, `choices` | [SOS] context [EOS] choice [EOS] |
+| `context`, `question`, `choices` | [SOS] context [EOS] question choice [EOS] |
+| `cloze`, a text with the gap `_`, and `choices` | [SOS] the text with the choice in its gap [EOS] |
+
+`label` is the number of the right choice, from 0, or its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from unicloze.errors import UniclozeError
+from unicloze.model.task_heads import HeadSettings
+from unicloze.settings import Recipe, TaskSettings
+from unicloze.tasks.choice_formats import GAP
+from unicloze.tasks.records import Record
+from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, text_row
+from unicloze.tasks.task import Outputs, Prediction, cut_note
+from unicloze.text.tokenizers import Tokenizer
+
+TARGET = "choice"
+
+
+def heads(settings: TaskSettings) -> Mapping[str, HeadSettings]:
+    """One head, which scores a choice."""
+    return {TARGET: HeadSettings(kind="choice", dense=settings.head == "dense", dropout=settings.head_dropout)}
+
+
+def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
+    """A row for each record.
+
+    Raises:
+        UniclozeError: A record lacks a field, has fewer than two choices or an impossible label; the message names its line.
+    """
+    task = recipe.task
+    pooling = task.pooling or ("last" if recipe.use.visibility == "left_to_right" else "first")
+    each = [sequences(record, task) for record in records]
+    tokens = iter(tokenizer.encode_batch([text for choices in each for parts in choices for text in parts]))
+    labelled = any(record.get(task, "label") is not None for record in records)
+    segments, between = pair_marks(recipe, tokenizer.vocabulary)
+    rows, cut = [], 0
+    for number, choices in enumerate(each):
+        pieces, slots, start, is_cut = [], [], 0, False
+        for parts in choices:
+            whole = [next(tokens) for _ in parts]
+            shown = fit_texts(whole, task.max_length)
+            is_cut |= sum(map(len, shown)) < sum(map(len, whole))
+            pieces.append(text_row(shown, tokenizer.vocabulary, segments, between))
+            length = len(pieces[-1][0])
+            slots += [start + slot for slot in pooled_slots(length, pooling)]
+            start += length
+        cut += is_cut
+        target = RowTarget(slots=[slots], labels=[right_choice(records[number], task)] if labelled else None)
+        rows.append(
+            Row(
+                record=number,
+                input_ids=np.concatenate([ids for ids, _ in pieces]),
+                segment_ids=np.concatenate([ids for _, ids in pieces]),
+                lengths=[len(ids) for ids, _ in pieces],
+                targets={TARGET: target},
+            )
+        )
+    cut_note(cut, len(records), task.max_length)
+    return rows
+
+
+def sequences(record: Record, settings: TaskSettings) -> list[list[str]]:
+    """The texts of the sequence of each choice.
+
+    Raises:
+        UniclozeError: The record has fewer than two choices, or lacks a field; the message names its line.
+    """
+    choices = record.texts(settings, "choices")
+    if len(choices) < 2:
+        raise UniclozeError(f"{record.place}: {len(choices)} choice where two or more are expected")
+    if record.get(settings, "cloze") is not None:
+        parts = record.text(settings, "cloze").split(GAP)
+        if len(parts) != 2:
+            raise UniclozeError(f"{record.place}: the sentence has {len(parts) - 1} gaps '{GAP}' where one is expected")
+        return [[f"{parts[0]}{choice}{parts[1]}"] for choice in choices]
+    context = record.text(settings, "context")
+    asked = record.get(settings, "question") is not None
+    question = record.text(settings, "question").rstrip() + " " if asked else ""
+    return [[context, question + choice] for choice in choices]
+
+
+def right_choice(record: Record, settings: TaskSettings) -> int:
+    """The number of the right choice.
+
+    Raises:
+        UniclozeError: It has no label, or one that is none of its choices; the message names its line.
+    """
+    value, choices = record.get(settings, "label"), record.texts(settings, "choices")
+    if isinstance(value, str) and choices.count(value) == 1:
+        return choices.index(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(choices):
+        known = f"a number from 0 to {len(choices) - 1}, or the text of one choice"
+        raise UniclozeError(f"{record.place}: the label {value!r} is none of the choices: it must be {known}")
+    return value
+
+
+def predict(
+    records: Sequence[Record], rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe
+) -> list[Prediction]:
+    """The number and the text of the best choice of each record, with the probability of each."""
+    found: list[Prediction] = []
+    for record, output in zip(records, outputs, strict=True):
+        choices = record.texts(recipe.task, "choices")
+        scores = output[TARGET][0, : len(choices)].astype(np.float64)
+        probabilities = np.exp(scores - scores.max())
+        best = int(scores.argmax())
+        shares = [round(float(share), 6) for share in probabilities / probabilities.sum()]
+        found.append({"id": record.id, "prediction": best, "choice": choices[best], "probabilities": shares})
+    return found

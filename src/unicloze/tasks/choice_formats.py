@@ -1,0 +1,199 @@
+"""The files of multiple-choice data sets, as their authors publish them, to the fields of the task `choice`.
+
+| format | files | becomes |
+|---|---|---|
+| `race` | RACE's folders of articles, a JSON object a file, or such objects a line | article, question, four options |
+| `swag` | SWAG's .csv | first sentence, begun second sentence, four endings |
+| `copa` | COPA's .xml, or SuperGLUE's .jsonl | premise, what is asked for as a question, two alternatives |
+| `story-cloze` | the Story Cloze Test's .csv | four sentences, two endings |
+| `winogrande` | Winogrande's .jsonl | a sentence with a gap, two candidates |
+| `wsc` | the Winograd Schema Challenge's .xml | a sentence with a gap for the pronoun, its candidates |
+
+Labels are numbers from 0 here, whatever the file counts from; a file without them is read for prediction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+from xml.etree import ElementTree
+
+from unicloze.errors import UniclozeError
+from unicloze.tasks.plain_formats import Reader, comma_separated, jsonl
+
+GAP = "_"
+"""What the candidates of a sentence are put in place of."""
+
+ASKS_FOR = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
+"""COPA's two questions."""
+
+Fields = Iterator[tuple[int, dict[str, Any]]]
+
+
+def read_race(text: str, path: Path) -> Fields:
+    """RACE: an article has several questions, each a record (Lai et al. 2017).
+
+    Raises:
+        UniclozeError: It is no article of RACE.
+    """
+    try:
+        articles: Iterator[tuple[int, Any]] = iter([(1, json.loads(text))])
+    except ValueError:
+        articles = jsonl(text, path)
+    for line, article in articles:
+        _check(article, ("article", "questions", "options"), path, line, "article of RACE")
+        questions, options = article["questions"], article["options"]
+        answers = article.get("answers", [None] * len(questions))
+        name = str(article.get("id", path.name)).removesuffix(".txt")
+        if not len(questions) == len(options) == len(answers):
+            counts = f"{len(questions)} questions, {len(options)} lists of options and {len(answers)} answers"
+            raise UniclozeError(f"{path}, line {line}: there are {counts}; give one of each for each question")
+        for number, (question, choices, answer) in enumerate(zip(questions, options, answers, strict=True)):
+            fields = {"id": f"{name}-{number}", "context": article["article"], "question": question, "choices": choices}
+            yield line, _labelled(fields, answer, "A", path, line)
+
+
+def read_swag(text: str, path: Path) -> Fields:
+    """SWAG: which ending follows (Zellers et al. 2018).
+
+    Raises:
+        UniclozeError: A line has other columns.
+    """
+    endings = [f"ending{number}" for number in range(4)]
+    for line, row in comma_separated(text, path):
+        _check(row, ("sent1", "sent2", *endings), path, line, "line of SWAG")
+        fields = {"context": row["sent1"], "question": row["sent2"], "choices": [row[name] for name in endings]}
+        yield line, _labelled(fields, row.get("label"), 0, path, line)
+
+
+def read_copa(text: str, path: Path) -> Fields:
+    """COPA: the likelier cause or effect (Roemmele et al. 2011; Wang et al. 2019, SuperGLUE).
+
+    Raises:
+        UniclozeError: It is neither of both files.
+    """
+    if text.lstrip().startswith("<"):
+        for line, item in _elements(text, path, "item"):
+            parts = {name: item.findtext(name) for name in ("p", "a1", "a2")} | {"question": item.get("asks-for")}
+            answer = item.get("most-plausible-alternative")
+            yield line, _copa(parts, ("p", "a1", "a2"), item.get("id"), answer, 1, path, line)
+        return
+    for line, row in jsonl(text, path):
+        yield line, _copa(row, ("premise", "choice1", "choice2"), row.get("idx"), row.get("label"), 0, path, line)
+
+
+def _copa(
+    row: Mapping[str, Any], names: tuple[str, str, str], name: Any, answer: Any, first: int, path: Path, line: int
+) -> dict[str, Any]:
+    _check(row, names, path, line, "item of COPA")
+    if row.get("question") not in ASKS_FOR:
+        raise UniclozeError(f"{path}, line {line}: COPA asks for {' or '.join(ASKS_FOR)}, not {row.get('question')!r}")
+    context, *choices = (row[part] for part in names)
+    fields = {"context": context, "question": ASKS_FOR[row["question"]], "choices": choices}
+    return _labelled(fields if name is None else {"id": str(name), **fields}, answer, first, path, line)
+
+
+def read_story_cloze(text: str, path: Path) -> Fields:
+    """The Story Cloze Test: the right ending of four sentences (Mostafazadeh et al. 2016).
+
+    Raises:
+        UniclozeError: A line has other columns.
+    """
+    sentences = [f"InputSentence{number}" for number in range(1, 5)]
+    endings = ["RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2"]
+    for line, row in comma_separated(text, path):
+        _check(row, (*sentences, *endings), path, line, "line of the Story Cloze Test")
+        fields = {"context": " ".join(row[name] for name in sentences), "choices": [row[name] for name in endings]}
+        if "InputStoryid" in row:
+            fields["id"] = row["InputStoryid"]
+        yield line, _labelled(fields, row.get("AnswerRightEnding"), 1, path, line)
+
+
+def read_winogrande(text: str, path: Path) -> Fields:
+    """Winogrande: which candidate fills the gap (Sakaguchi et al. 2020).
+
+    Raises:
+        UniclozeError: A line has other fields.
+    """
+    for line, row in jsonl(text, path):
+        _check(row, ("sentence", "option1", "option2"), path, line, "line of Winogrande")
+        fields = {"cloze": row["sentence"], "choices": [row["option1"], row["option2"]]}
+        if "qID" in row:
+            fields["id"] = row["qID"]
+        yield line, _labelled(fields, row.get("answer") or None, 1, path, line)
+
+
+def read_wsc(text: str, path: Path) -> Fields:
+    """The Winograd Schema Challenge's collection: the candidates stand in the place of the pronoun (Levesque et al. 2012).
+
+    Raises:
+        UniclozeError: It is no such collection.
+    """
+    for line, schema in _elements(text, path, "schema"):
+        parts = {name: _joined(schema.find(f"text/{name}")) for name in ("txt1", "txt2")}
+        choices = [_joined(answer) for answer in schema.iterfind("answers/answer")]
+        if len(choices) < 2 or None in (*parts.values(), *choices):
+            raise UniclozeError(f"{path}, line {line}: the schema lacks its text or its answers")
+        fields = {"cloze": f"{parts['txt1']} {GAP} {parts['txt2']}".strip(), "choices": choices}
+        right = _joined(schema.find("correctAnswer"))
+        yield line, _labelled(fields, right.rstrip(".") if right else None, "A", path, line)
+
+
+def _joined(element: ElementTree.Element | None) -> str | None:
+    """The text of an element on one line, None if there is no element."""
+    return None if element is None else " ".join((element.text or "").split())
+
+
+def _elements(text: str, path: Path, tag: str) -> Iterator[tuple[int, ElementTree.Element]]:
+    """The elements of a name, with the line each begins in."""
+    parser: ElementTree.XMLPullParser[Any] = ElementTree.XMLPullParser(("start", "end"))
+    starts: list[int] = []
+    try:
+        for number, line in enumerate(text.split("\n"), 1):
+            parser.feed(line + "\n")
+            for event, element in cast("Iterator[tuple[str, ElementTree.Element]]", parser.read_events()):
+                if element.tag == tag and event == "start":
+                    starts.append(number)
+                elif element.tag == tag:
+                    yield starts.pop(), element
+        parser.close()
+    except ElementTree.ParseError as error:
+        raise UniclozeError(f"{path}, line {error.position[0]}: this is no XML ({error})") from error
+
+
+def _check(row: Any, names: tuple[str, ...], path: Path, line: int, what: str) -> None:
+    missing = [name for name in names if not isinstance(row, Mapping) or row.get(name) is None]
+    if missing:
+        raise UniclozeError(f"{path}, line {line}: this is no {what}: it lacks {', '.join(missing)}")
+
+
+def _labelled(fields: dict[str, Any], answer: Any, first: str | int, path: Path, line: int) -> dict[str, Any]:
+    """The fields with the number of the right choice, counted from 0, if the file tells it.
+
+    Args:
+        fields: With the choices.
+        answer: As the file has it; None if it has none.
+        first: What the file calls the first choice.
+        path: The file.
+        line: Of the record.
+    """
+    if answer is None:
+        return fields
+    said = str(answer).strip()
+    known = [chr(ord(first) + n) if isinstance(first, str) else str(first + n) for n in range(len(fields["choices"]))]
+    if said not in known:
+        raise UniclozeError(f"{path}, line {line}: the right choice is {said!r}, which is none of {', '.join(known)}")
+    return {**fields, "label": known.index(said)}
+
+
+CHOICE_FORMATS: Mapping[str, Reader] = {
+    "race": read_race,
+    "swag": read_swag,
+    "copa": read_copa,
+    "story-cloze": read_story_cloze,
+    "winogrande": read_winogrande,
+    "wsc": read_wsc,
+}
+"""By `TaskSettings.format`."""

@@ -1,0 +1,84 @@
+"""Files with a record a line: JSON objects, or columns under a header."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from unicloze.errors import UniclozeError
+
+LARGEST_FIELD = 1 << 27
+"""Characters of a field of a .csv or .tsv."""
+
+Reader = Callable[[str, Path], Iterator[tuple[int, dict[str, Any]]]]
+"""The text of a file and its path, for messages, to the line and the fields of each record."""
+
+
+def jsonl(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Records of a file with a JSON object a line.
+
+    Raises:
+        UniclozeError: A line is none.
+    """
+    for line, content in enumerate(text.split("\n"), 1):
+        if content.strip():
+            try:
+                fields = json.loads(content)
+            except ValueError as error:
+                raise UniclozeError(f"{path}, line {line}: this is no JSON ({error})") from error
+            if not isinstance(fields, dict):
+                raise UniclozeError(f"{path}, line {line}: a record is a JSON object; this is none")
+            yield line, fields
+
+
+def separated(
+    text: str, path: Path, *, delimiter: str, quoted: bool, header: list[str] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Records of a file with a line each and a header, or with the given names of its columns.
+
+    Raises:
+        UniclozeError: A line has another number of columns than the header.
+    """
+    csv.field_size_limit(LARGEST_FIELD)
+    rows = csv.reader(
+        io.StringIO(text, newline=""), delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    )
+    names, first = header, 1
+    while True:
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise UniclozeError(f"{path}, line {first}: {error}") from error
+        if row is None:
+            return
+        if row and names is None:
+            names = row
+        elif row and names is not None:
+            if len(row) != len(names):
+                raise UniclozeError(
+                    f"{path}, line {first}: {len(row)} columns where {len(names)} are expected ({', '.join(names)})"
+                )
+            yield first, dict(zip(names, row, strict=True))
+        first = rows.line_num + 1
+
+
+def tsv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Records of a file with columns between tabs under a header, without quotes.
+
+    Raises:
+        UniclozeError: See `separated`.
+    """
+    return separated(text, path, delimiter="\t", quoted=False)
+
+
+def comma_separated(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Records of a file with columns between commas under a header; what holds a comma or a line end is quoted.
+
+    Raises:
+        UniclozeError: See `separated`.
+    """
+    return separated(text, path, delimiter=",", quoted=True)

@@ -1,0 +1,54 @@
+"""A small model that has read nothing, and records for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from unicloze.finetuning.run import task_recipe
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.settings import Recipe, TokenizerSettings
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.models import LoadedModel, build_model
+
+WORDS = ["anna", "berlin", "carl", "dublin", "eva", "fargo", "sees", "leaves", "playing", "plays"]
+
+QUICK = {
+    "finetuning.epochs": 40,
+    "finetuning.evaluations": 0.05,
+    "training.batch_size": 16,
+    "training.learning_rate": 5e-3,
+    "training.precision": "fp32",
+    "training.device": "cpu",
+    "model.dropout": 0.0,
+    "model.attention_dropout": 0.0,
+}
+"""Settings that learn sixteen records by heart."""
+
+
+def start(name: str = "bert-base", **settings: Any) -> LoadedModel:
+    """A model of a pre-training recipe with a vocabulary of sub-words, its weights as drawn."""
+    overrides = {
+        **toy_overrides(),
+        "tokenizer.vocab_size": 300,
+        "model.initializer_range": 0.1,
+        **{k.replace("__", "."): v for k, v in settings.items()},
+    }
+    recipe = load_recipe(name, overrides)
+    texts = [" ".join(WORDS), "the old cat, the dog _ and a bird.", "abcdefghijklmnopqrstuvwxyz 0123456789"] * 3
+    tokenizer = Tokenizer.train(texts, TokenizerSettings(kind=recipe.tokenizer.kind, vocab_size=300))
+    model = build_model(recipe, tokenizer.vocabulary.size)
+    return LoadedModel(model.for_use().eval(), tokenizer, recipe, Path("none"), 0)
+
+
+def recipe_for(model: LoadedModel, name: str, **settings: Any) -> Recipe:
+    """The recipe of a task for a model, with settings that learn fast."""
+    overrides = {**QUICK, **{key.replace("__", "."): value for key, value in settings.items()}}
+    return task_recipe(load_recipe(name, overrides), model, list(overrides))
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    return path
