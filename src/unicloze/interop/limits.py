@@ -67,7 +67,7 @@ def check_format(to: str, loaded: LoadedModel) -> None:
     value = " ".join(map(str, found.value)) if isinstance(found.value, list) else found.value
     cure = found.cure or f"export it with {_offered(loaded, '--to unicloze')}"
     raise UsageError(
-        f"{loaded.path}: {found.setting} is {str(value).lower()}, and a {STOCK[to].prefix} model of Transformers "
+        f"{loaded.path}: {found.setting} is {str(value).lower()}, and the {STOCK[to].prefix}Model of Transformers "
         f"{found.theirs}: {cure}"
     )
 
