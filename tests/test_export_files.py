@@ -125,7 +125,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     save("BertForMaskedLM", tmp_path / "theirs")
     assert cli.main(["export", str(tmp_path / "theirs"), "--to", "bert"]) == 0
     said = capsys.readouterr().out
-    assert "theirs-bert: a BertForMaskedLM" in said
+    assert "theirs-bert: BertForMaskedLM" in said
     assert "loaded back, it differs from the model by at most: single texts" in said
     assert "No evaluation of this checkpoint is on record." in (tmp_path / "theirs-bert/README.md").read_text()
     assert cli.main(["export", str(tmp_path / "theirs"), "--to", "mpnet"]) == 2

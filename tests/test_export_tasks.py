@@ -19,13 +19,10 @@ from unicloze.finetuning.run import finetune_run
 from unicloze.interop import check
 from unicloze.interop.stock import STOCK
 from unicloze.model.model import UnifiedModel
-from unicloze.model.task_heads import HeadSettings
-from unicloze.tasks import TASKS
+from unicloze.tasks import task_heads
 from unicloze.training.models import LoadedModel, load_model
 
 transformers = pytest.importorskip("transformers")
-
-PAIRS = [("the list is empty", "not given"), ("a", "the value of the state and a list of items")]
 
 
 @pytest.fixture(autouse=True)
@@ -122,64 +119,64 @@ def test_a_choice(tmp_path: Path, to: str) -> None:
         assert shares.tolist() == pytest.approx(ours["probabilities"], abs=1e-5)
 
 
-def with_heads(model: LoadedModel, heads: dict[str, HeadSettings], kind: str, **task: Any) -> LoadedModel:
-    """An untrained model with heads of a task."""
-    network = UnifiedModel(
-        model.model.settings, vocab_size=len(model.tokenizer), max_positions=32, targets=(), heads=heads
-    )
-    network.initialize(2)
-    recipe = dataclasses.replace(model.recipe, task=dataclasses.replace(model.recipe.task, kind=kind, **task))
-    return dataclasses.replace(model, model=network.eval(), recipe=recipe)
-
-
-@pytest.fixture
-def extraction(monkeypatch: pytest.MonkeyPatch) -> dict[str, HeadSettings]:
-    """Heads of a task that chooses where an answer starts and where it ends."""
-    heads = dict.fromkeys(("start", "end"), HeadSettings(kind="choice", dense=False))
-    known = dataclasses.replace(TASKS["classification"], heads=lambda _: heads)
-    monkeypatch.setitem(TASKS, "an extraction", known)  # type: ignore[arg-type]
-    return heads
-
-
-def test_spans(tmp_path: Path, extraction: dict[str, HeadSettings]) -> None:
-    model = with_heads(loaded(), extraction, "an extraction", head="plain")
-    result = verbs.export(model, "bert", tmp_path / "out")
-    assert result.architecture == "BertForQuestionAnswering"
+@pytest.mark.parametrize("pairs", [True, False])
+def test_spans(tmp_path: Path, pairs: bool) -> None:
+    """The best span by the stock class is the answer; without pairs of segments, of MPNet too."""
+    base = start("bert-base") if pairs else start("unilmv2-base", model__num_segments=1, data__segments=1)
+    records = [{"id": str(i), "context": f"{w} sees berlin .", "question": f"who sees {i} ?",
+                "answers": [{"text": w, "answer_start": 0}]} for i, w in enumerate(["anna", "carl", "eva"])]  # fmt: skip
+    model = a_finetuned(tmp_path, "squad-v1.1", records, base, finetuning__epochs=3, task__max_length=40)
+    result = verbs.export(model, "bert" if pairs else "mpnet", tmp_path / "out")
+    assert result.architecture == f"{'Bert' if pairs else 'MPNet'}ForQuestionAnswering"
     assert max(result.differences.values()) < 1e-5
     peer = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out").eval()
     auto = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    inputs = auto(*PAIRS[1], return_tensors="pt")
-    with torch.inference_mode():
-        output, hidden = peer(**inputs), peer.bert(**inputs).last_hidden_state
-        for name in ("start", "end"):
-            expected = model.model.task_head(name).output(hidden).squeeze(-1)
-            torch.testing.assert_close(output[f"{name}_logits"], expected, atol=1e-5, rtol=0)
-    assert peer.qa_outputs.weight.shape == (2, 32)
+    for record, ours in zip(records, verbs.predict(model, tmp_path / "train.jsonl", quiet=True), strict=True):
+        inputs = auto(record["question"], record["context"], return_tensors="pt")
+        with torch.inference_mode():
+            output = peer(**inputs)
+        scores = output.start_logits[0][:, None] + output.end_logits[0]
+        inside = torch.tensor([part == 1 for part in inputs.sequence_ids(0)])
+        allowed = inside[:, None] & inside & torch.ones_like(scores, dtype=torch.bool).triu()
+        first, last = divmod(int(scores.masked_fill(~allowed, -torch.inf).argmax()), len(inside))
+        text = record["context"][inputs.token_to_chars(0, first).start : inputs.token_to_chars(0, last).end]
+        assert (text, float(scores[first, last])) == (ours["prediction"], pytest.approx(ours["score"], abs=1e-5))
 
 
-def test_tasks_that_no_class_computes_are_refused(tmp_path: Path, extraction: dict[str, HeadSettings]) -> None:
-    plain = with_heads(loaded(), {"label": HeadSettings(kind="classes", outputs=2, dense=False)}, "classification",
-                       labels=["a", "b"], head="plain", pooling="first")  # fmt: skip
-    with pytest.raises(UsageError, match=r"task.head is plain.*has a dense layer.*fine-tune it with --task.head dense"):
-        verbs.export(plain, "bert", tmp_path / "out")
-    dense = with_heads(
-        loaded(), {"label": HeadSettings(kind="classes", outputs=2)}, "classification", labels=["a", "b"]
+def untrained(kind: str, **task: Any) -> LoadedModel:
+    """A model with the heads of a task as drawn."""
+    model = loaded()
+    recipe = dataclasses.replace(model.recipe, task=dataclasses.replace(model.recipe.task, kind=kind, **task))
+    network = UnifiedModel(
+        recipe.model, vocab_size=len(model.tokenizer), max_positions=32, targets=(), heads=task_heads(recipe)
     )
-    pooled = changed_task(dense, pooling="mean")
-    with pytest.raises(UsageError, match=r"task.pooling is mean.*first slot.*fine-tune it with --task.pooling first"):
-        verbs.export(pooled, "bert", tmp_path / "out")
-    with pytest.raises(UsageError, match="has gelu and no tanh in its classifier: export it with --to bert"):
-        verbs.export(dense, "electra", tmp_path / "out")
-    with pytest.raises(UsageError, match=r"no class for the heads of a task: export it with --to bert"):
-        verbs.export(dense, "unicloze", tmp_path / "out")
-    with pytest.raises(UsageError, match=r"task.head is dense.*has no dense layer before.*--task.head plain"):
-        verbs.export(with_heads(loaded(), extraction, "an extraction"), "bert", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    network.initialize(2)
+    return dataclasses.replace(model, model=network.eval(), recipe=recipe)
 
 
-def changed_task(model: LoadedModel, **task: Any) -> LoadedModel:
-    recipe = dataclasses.replace(model.recipe, task=dataclasses.replace(model.recipe.task, **task))
-    return dataclasses.replace(model, recipe=recipe)
+TWO = {"labels": ["a", "b"]}
+REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "plain": ("bert", "classification", TWO | {"head": "plain"},
+              r"task.head is plain.*has a dense layer.*fine-tune it with --task.head dense"),
+    "pooling": ("bert", "classification", TWO | {"pooling": "mean"},
+                r"task.pooling is mean.*first slot.*fine-tune it with --task.pooling first"),
+    "delimiter": ("bert", "classification", TWO | {"delimiter": True}, r"task.delimiter is true.*puts \[EOS\] between"),
+    "orders": ("bert", "classification", TWO | {"both_orders": True}, r"task.both_orders is true.*reads a pair once"),
+    "ELECTRA": ("electra", "classification", TWO, r"has gelu and no tanh in its classifier: export it with --to bert"),
+    "own": ("unicloze", "classification", TWO, r"has no class for the heads of a task: export it with --to bert"),
+    "dense": ("bert", "extraction", {}, r"task.head is dense.*has no dense layer before.*--task.head plain"),
+    "narrow": ("mpnet", "classification", TWO, r"model.relative_bias is false.* has one: export it with --to bert"),
+    "conversation": ("bert", "conversation", {"head": "plain"}, r"task.kind is conversation.*has no class for it: predict"),
+    "nobody": ("unicloze", "conversation", {}, r"no class for the heads of a task: predict with `unicloze predict`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_tasks_that_no_class_computes_are_refused(tmp_path: Path, case: str) -> None:
+    to, kind, task, sentence = REFUSED[case]
+    with pytest.raises(UsageError, match=sentence):
+        verbs.export(untrained(kind, **task), to, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def test_pairs_of_two_segments_are_not_for_mpnet(tmp_path: Path) -> None:

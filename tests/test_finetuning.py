@@ -24,7 +24,7 @@ from unicloze.training.models import LoadedModel, load_model, ready_model
 from unicloze.training.optimizers import build_optimizers
 
 SIXTEEN = {
-    "finetuning.epochs": 60,
+    "finetuning.epochs": 80,
     "finetuning.evaluations": 0.1,
     "training.batch_size": 8,
     "training.learning_rate": 3e-3,

@@ -233,7 +233,7 @@ def test_from_the_files_of_a_task_to_its_submission(model: LoadedModel, tmp_path
     verbs.predict(tmp_path / "run", test, out=tmp_path / "RTE.tsv", format="glue", quiet=True)
     sent = (tmp_path / "RTE.tsv").read_text().splitlines()
     assert sent == ["index\tprediction", *(f"{i}\t{label}" for i, label in enumerate(labels))]
-    with pytest.raises(UsageError, match="format is 'csv': give one of jsonl, glue"):
+    with pytest.raises(UsageError, match="format is 'csv': give one of jsonl, json, glue"):
         verbs.predict(tmp_path / "run", test, format="csv", quiet=True)
 
 

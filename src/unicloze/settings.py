@@ -352,7 +352,7 @@ class TaskSettings:
     Args:
         kind: A key of `unicloze.tasks.TASKS`; nothing in a recipe for pre-training.
         format: How a file holds its records: a key of `unicloze.tasks.records.FORMATS`, or `auto` by its name (.jsonl, .tsv,
-            .csv, also .gz).
+            .csv, .json, also .gz).
         fields: Where the file keeps what the task calls `text`, `pair`, `label`, ...; under that name if not given.
         labels: The classes, in the order of their numbers; those of the training file, sorted, if not given.
         metrics: What is measured on the development file, keys of `unicloze.evaluation.metrics.METRICS`; the first one
@@ -367,6 +367,16 @@ class TaskSettings:
             segments.
         both_orders: Read each pair in both orders and sum what stands for it, as GPT does where the order has no meaning.
         predicate: How a tagged sentence shows its predicate, where it has one: by `segment` 1, or `repeat`ed behind it.
+        max_question: Most tokens of a question, that of a conversation with the turns before it; the rest of a row is for
+            the passage.
+        stride: Tokens of the passage from the beginning of one window to that of the next; half a window where that is
+            less.
+        max_answer: Most tokens of an extracted answer.
+        n_best: How many answers a prediction lists.
+        unanswerable: Whether questions may have no answer in their passage (SQuAD 2.0); whether one of the training file
+            has none if not given.
+        no_answer_threshold: How far the score of no answer must lie above that of the best answer for there to be none;
+            chosen on the development file if not given, 0 without one.
     """
 
     kind: str = ""
@@ -381,6 +391,12 @@ class TaskSettings:
     delimiter: bool = False
     both_orders: bool = False
     predicate: Literal["segment", "repeat"] = "segment"
+    max_question: int = 64
+    stride: int = 128
+    max_answer: int = 30
+    n_best: int = 5
+    unanswerable: bool | None = None
+    no_answer_threshold: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,12 +408,15 @@ class FinetuningSettings:
         warmup_share: Share of the steps in which the learning rate rises.
         evaluations: Evaluations on the development file in an epoch; 0.5 evaluates after every other epoch.
         patience: Stop after so many evaluations without a better one; never if not given.
+        auxiliary: Targets of the model's own objective that are learned on the rows of the task beside it, and the factor of
+            each one's loss: {ae: 1.0} for UniLM v1's masked language model, {lm: 0.5} for GPT's; none if empty.
     """
 
     epochs: float = 3.0
     warmup_share: float = 0.1
     evaluations: float = 1.0
     patience: int | None = None
+    auxiliary: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ def imported_text(loaded: LoadedModel) -> str:
 def exported_text(result: ExportResult) -> str:
     """What was exported, and how far it is from the model."""
     checked = ", ".join(f"{kind} {value:.1e}" for kind, value in result.differences.items())
-    lines = [f"{result.out}: a {result.architecture}", f"loaded back, it differs from the model by at most: {checked}"]
+    lines = [f"{result.out}: {result.architecture}", f"loaded back, it differs from the model by at most: {checked}"]
     return "\n".join(lines + [f"  {each}" for each in result.said])
 
 

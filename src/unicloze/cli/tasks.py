@@ -50,9 +50,8 @@ def _predict_options(parser: Parser) -> None:
     parser.add_argument("--out", metavar="FILE", help="file of predictions to write (default: print them)")
     parser.add_argument(
         "--format",
-        choices=("jsonl", "glue"),
-        default="jsonl",
-        help="glue: as GLUE's server takes them (default: jsonl)",
+        choices=("jsonl", "json", "glue"),
+        help="json: as official scripts read them; glue: as GLUE's server does (default: as --out ends, else jsonl)",
     )
     quiet_option(parser)
 
@@ -66,7 +65,7 @@ def _predict(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
     else:
         from unicloze.finetuning.predict import PREDICTION_FORMATS
 
-        print(PREDICTION_FORMATS[options.format](predictions), end="")
+        print(PREDICTION_FORMATS[options.format or "jsonl"](predictions), end="")
     return 0
 
 

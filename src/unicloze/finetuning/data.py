@@ -12,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
+from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.records import Record, read_records, record_files
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 from unicloze.training.batches import MicroBatch
 
-ORDER, DRAWS = 1, 2
-"""What keys are for: the order of an epoch's rows, and the draws of a row."""
+ORDER, DRAWS, AUXILIARY = 1, 2, 3
+"""What keys are for: the order of an epoch's rows, the draws of a row, and those of the objective beside the task."""
 
 ROWS_SEEN = 256
 """Rows that tell how many segments all have."""
@@ -77,15 +78,19 @@ def finetuning_steps(
     the padding and not the gradient.
     """
     batch_size, seed = recipe.training.batch_size, recipe.training.seed
+    weights = recipe.finetuning.auxiliary
+    beside = auxiliary_objective(recipe) if weights else None
     each_epoch = steps_per_epoch(len(data.rows), batch_size)
     for step in range(first_step, recipe.training.steps):
         epoch, number = divmod(step, each_epoch)
         places = np.arange(number * batch_size, min((number + 1) * batch_size, len(data.rows)))
         chosen = keyed.permutation(places, len(data.rows), keyed.key(seed, ORDER, epoch)[0])
-        yield [
-            _micro_batch(data, block, recipe, vocabulary, keyed.key(seed, DRAWS, epoch, block))
-            for block in passes(data.rows, chosen, device, recipe.training.micro_batch_size)
-        ]
+        step_batches: list[MicroBatch] = []
+        for block in passes(data.rows, chosen, device, recipe.training.micro_batch_size):
+            batch = _micro_batch(data, block, recipe, vocabulary, keyed.key(seed, DRAWS, epoch, block))
+            keys = keyed.key(seed, AUXILIARY, epoch, block)
+            step_batches += [batch] if beside is None else with_auxiliary(batch, beside, weights, vocabulary, keys)
+        yield step_batches
 
 
 def passes(

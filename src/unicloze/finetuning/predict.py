@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ import torch
 from tqdm import tqdm
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.coqa import Gold
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import Metric, MetricResult
 from unicloze.evaluation.metrics.spread import bootstrap_errors
 from unicloze.example import collate
+from unicloze.files import replace_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
 from unicloze.model.model import UnifiedModel
 from unicloze.settings import Recipe
@@ -25,6 +28,12 @@ from unicloze.tasks import TASKS
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loop import Compute
+
+BY_ID: Mapping[str, Callable[[Any], Any]] = {
+    "squad": lambda texts: texts,
+    "coqa": lambda answers: Gold(**answers),
+}
+"""Metrics that compare answers by the id of their question, and what they compare a task's reference as."""
 
 SLOTS_AT_ONCE = 8192
 """Slots of a forward pass, padding counted."""
@@ -85,8 +94,8 @@ def measure(predictions: Sequence[Prediction], data: TaskData, recipe: Recipe) -
     ids = [record.id for record in data.records]
     results = {}
     for name in recipe.task.metrics:
-        by_id = metric(name).compares == "squad"
-        given = (dict(zip(ids, answers, strict=True)), dict(zip(ids, references, strict=True))) if by_id else None
+        by_id = BY_ID.get(metric(name).compares)
+        given = by_id and (dict(zip(ids, answers, strict=True)), dict(zip(ids, map(by_id, references), strict=True)))
         results[name] = metric(name)(*(given or (answers, references)))
     return results
 
@@ -149,8 +158,34 @@ def as_glue(predictions: Sequence[Prediction]) -> str:
     return "".join(lines)
 
 
-PREDICTION_FORMATS: Mapping[str, Callable[[Sequence[Prediction]], str]] = {"jsonl": as_json_lines, "glue": as_glue}
+def as_official(predictions: Sequence[Prediction]) -> str:
+    """What the official scripts read: of CoQA's turns a list of answers, else the answers by id, as SQuAD's does."""
+    if all("story" in said and "turn" in said for said in predictions):
+        turns = [{"id": said["story"], "turn_id": said["turn"], "answer": said["prediction"]} for said in predictions]
+        return json.dumps(turns, ensure_ascii=False) + "\n"
+    return json.dumps({said["id"]: said["prediction"] for said in predictions}, ensure_ascii=False) + "\n"
+
+
+PREDICTION_FORMATS: Mapping[str, Callable[[Sequence[Prediction]], str]] = {
+    "jsonl": as_json_lines,
+    "json": as_official,
+    "glue": as_glue,
+}
 """How predictions are written."""
+
+
+def write_predictions(predictions: Sequence[Prediction], path: Path, format: str) -> None:
+    """Write predictions in one of `PREDICTION_FORMATS`.
+
+    Beside a `json` of questions that may have no answer, `NAME.na_probabilities.json` holds how sure the model is of that.
+
+    Raises:
+        UsageError: The predictions do not fit the format.
+    """
+    replace_file(path, PREDICTION_FORMATS[format](predictions))
+    sure = {said["id"]: said["na_probability"] for said in predictions if "na_probability" in said}
+    if sure and format == "json":
+        replace_file(path.with_suffix(".na_probabilities.json"), json.dumps(sure) + "\n")
 
 
 def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:

@@ -24,8 +24,10 @@ from unicloze import __version__
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
+from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, segments_of, steps_per_epoch
 from unicloze.finetuning.predict import TaskModel, as_json_lines, headline, measure, predict, with_errors
+from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
@@ -42,7 +44,7 @@ from unicloze.training.optimizers import build_optimizers, schedule_factor
 from unicloze.training.precision import choose_device, choose_precision
 from unicloze.training.run import device_name, refuse_changes
 
-DEV_PREDICTIONS = "dev_predictions.jsonl"
+DEV_PREDICTIONS, RECIPE = "dev_predictions.jsonl", "recipe.yaml"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
         overridden: Dotted keys that the recipe keeps, such as `model.dropout`.
 
     Raises:
-        UsageError: The recipe has no task.
+        UsageError: The recipe has no task, or the model no such auxiliary objective.
     """
     if not recipe.task.kind:
         raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
@@ -86,7 +88,12 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
         sections["model"], max_positions=start.model.max_positions, generator_size=0.0, memory=0, pooler=False
     )
     longest = min(recipe.task.max_length, start.model.max_positions)
-    return dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
+    recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
+    if recipe.finetuning.auxiliary:
+        auxiliary_objective(recipe)
+        if not hasattr(start.model, "token_head"):
+            raise UsageError(f"{start.path} has no head that predicts tokens: leave finetuning.auxiliary out")
+    return recipe
 
 
 def finetune_run(
@@ -115,7 +122,7 @@ def finetune_run(
         development = None if dev is None else open_records(dev, recipe, start.tokenizer)
         recipe = _with_steps(recipe, len(training.rows))
         if checkpoint is not None:
-            former = load_recipe(checkpoint.path / "recipe.yaml")
+            former = load_recipe(checkpoint.path / RECIPE)
             recipe = _with_precision(recipe, former.training.precision)
             refuse_changes(former, recipe, out, "leave the changed setting out to go on")
             if checkpoint.state["fingerprint"] != training.fingerprint:
@@ -123,7 +130,7 @@ def finetune_run(
             set_aside_newer(checkpoint.path)
         recipe = _with_precision(recipe, choose_precision(recipe.training, choose_device(recipe.training)))
         start.tokenizer.save(out)
-        save_recipe(recipe, out / "recipe.yaml")
+        save_recipe(recipe, out / RECIPE)
         with _Run(recipe, start, training, development, out, checkpoint, progress) as run:
             result = run.train()
     if run.signal and not result.stopped_by:
@@ -314,7 +321,7 @@ class _Run:
         """Measure, keep the best, save; says whether to stop early."""
         if self.dev is not None:
             model = TaskModel(state.model.for_use(), self.tokenizer, self.recipe, self.compute)
-            predictions = predict(model, self.dev)
+            recipe, predictions = with_best_threshold(self.recipe, self.dev, predict(model, self.dev))
             results = measure(predictions, self.dev, self.recipe)
             value = headline(results, self.recipe)
             self.ledger.write(
@@ -323,25 +330,30 @@ class _Run:
                 headline=value,
                 results={name: result.to_dict() for name, result in results.items()},
                 records=len(self.dev.records),
+                **({} if recipe is self.recipe else {"no_answer_threshold": recipe.task.no_answer_threshold}),
             )
             if self.progress:
                 shown = ", ".join(f"{k} {v:.2f}" for result in results.values() for k, v in result.values.items())
                 tqdm.write(f"step {state.step}: {shown}", file=sys.stderr)
             if self._compare_with_best(value, state.step):
                 self.scores = results
-                self._keep_best(state, predictions)
+                self._keep_best(state, recipe, predictions)
         self._save(state)
         return self._is_enough()
 
-    def _keep_best(self, state: TrainState, predictions: Sequence[Prediction]) -> None:
-        self._write_checkpoint(state, self.out / BEST, [])
+    def _keep_best(self, state: TrainState, recipe: Recipe, predictions: Sequence[Prediction]) -> None:
+        (self.out / BEST).mkdir(exist_ok=True)
+        save_recipe(recipe, self.out / BEST / RECIPE)
+        self._write_checkpoint(state, self.out / BEST, [], self.out / BEST / RECIPE)
         replace_file(self.out / DEV_PREDICTIONS, as_json_lines(predictions))
 
     def _save(self, state: TrainState) -> None:
-        path = self._write_checkpoint(state, self.out / "checkpoints", state.optimizers)
+        path = self._write_checkpoint(state, self.out / "checkpoints", state.optimizers, self.out / RECIPE)
         self.ledger.write("save", step=state.step, checkpoint=path.name)
 
-    def _write_checkpoint(self, state: TrainState, folder: Path, optimizers: list[torch.optim.Optimizer]) -> Path:
+    def _write_checkpoint(
+        self, state: TrainState, folder: Path, optimizers: list[torch.optim.Optimizer], recipe: Path
+    ) -> Path:
         return save_checkpoint(
             folder,
             step=state.step,
@@ -354,7 +366,7 @@ class _Run:
                 "vocab_size": state.model.vocab_size,
                 "max_positions": state.model.max_positions,
             },
-            files=[self.out / name for name in ("recipe.yaml", "tokenizer.json", "tokenizer_config.json")],
+            files=[recipe, *(self.out / name for name in ("tokenizer.json", "tokenizer_config.json"))],
             keep=1,
         )
 

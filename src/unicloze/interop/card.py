@@ -31,6 +31,7 @@ _TAGS = {
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
     "ForMultipleChoice": "multiple-choice",
+    "ForConditionalGeneration": "text-generation",
 }
 """The hub's name of what a class does."""
 
@@ -59,7 +60,7 @@ def model_card(
     sections = [
         _front(recipe, architecture, imports),
         f"# {recipe.name}\n\n{_summary(loaded, architecture)}",
-        f"## Use\n\n{_use(architecture, imports)}",
+        f"## Use\n\n{_use(loaded, architecture, imports)}",
         f"## Training\n\n{_training(loaded, start)}",
         f"## Evaluation\n\n{_evaluation(loaded, events)}",
         f"## This export\n\n{_export(to, differences, said)}",
@@ -82,26 +83,34 @@ def _summary(loaded: LoadedModel, architecture: str) -> str:
     task = f" fine-tuned for {recipe.task.kind}" if recipe.task.kind else ""
     shape = model.settings
     said = (
-        f"A {architecture}{task}, made with unicloze {__version__}: "
+        f"`{architecture}`{task}, made with unicloze {__version__}: "
         f"{shape.num_layers} layers of {shape.hidden_size} with {shape.num_heads} attention heads, "
         f"{model.vocab_size:,} tokens, {model.max_positions:,} positions, {model.num_parameters():,} weights."
     )
-    note = " ".join(part for part in (recipe.provenance.paper, recipe.provenance.place) if part)
+    note = ", ".join(part for part in (recipe.provenance.paper, recipe.provenance.place) if part)
     return f"{said}\n\nRecipe `{recipe.name}`{f' after {note}' if note else ''}."
 
 
-def _use(architecture: str, imports: str) -> str:
-    first = [f"import {imports}"] if imports else []
+def _use(loaded: LoadedModel, architecture: str, imports: str) -> str:
     kind = next((tag for name, tag in _TAGS.items() if architecture.endswith(name)), "")
+    lines = [f"import {imports}"] if imports else []
     if kind in ("fill-mask", "text-classification", "token-classification"):
-        lines = [*first, "from transformers import pipeline", "", f'ask = pipeline("{kind}", model="THIS FOLDER")']
+        lines += ["from transformers import pipeline", "", f'ask = pipeline("{kind}", model="THIS FOLDER")']
     else:
-        auto = "AutoModel" + (f"For{architecture.partition('For')[2]}" if "For" in architecture else "")
+        auto = f"AutoModel{architecture[architecture.find('For') :]}" if "For" in architecture else "AutoModel"
         auto = auto.replace("ForConditionalGeneration", "ForCausalLM")
-        lines = [*first, f"from transformers import {auto}, AutoTokenizer", "",
-                 f'model = {auto}.from_pretrained("THIS FOLDER")',
-                 'tokenizer = AutoTokenizer.from_pretrained("THIS FOLDER")']  # fmt: skip
-    return "\n".join(["```python", *lines, "```"])
+        lines += [f"from transformers import {auto}, AutoTokenizer", "",
+                  f'model = {auto}.from_pretrained("THIS FOLDER")',
+                  'tokenizer = AutoTokenizer.from_pretrained("THIS FOLDER")']  # fmt: skip
+    said = "\n".join(["```python", *lines, "```"])
+    if loaded.recipe.task.kind:
+        return said
+    said += (
+        '\n\n`SentenceTransformer("THIS FOLDER")` gives the vectors of `unicloze embed`, of texts no longer than a row.'
+    )
+    if not imports and not (hasattr(loaded.model, "pooler") or hasattr(loaded.model, "pair_head")):
+        said += " Nothing trained the layer behind `pooler_output` of `AutoModel`: take `last_hidden_state`."
+    return said
 
 
 def _training(loaded: LoadedModel, start: Mapping[str, Any]) -> str:

@@ -115,6 +115,8 @@ def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str
             imports=export.imports,
         )
         (building / "README.md").write_text(card, encoding="utf-8")
+        for file in building.glob("*.safetensors"):
+            file.chmod(0o644)  # the library keeps it from others
         _put_in_place(building, folder)
     except OSError as error:
         raise UniclozeError(f"cannot write the export {folder}: {error.strerror or error}") from error

@@ -19,6 +19,7 @@ OWN = "unicloze"
 """Name of the format that holds every model: the classes of `unicloze.hf`."""
 
 
+PREDICT = "predict with `unicloze predict`"
 HEADS: Mapping[Head, str] = {
     "token": "the head that predicts tokens",
     "next": "the head that tells whether a segment follows",
@@ -45,27 +46,37 @@ class Limit:
     cure: str = ""
 
 
+def check_name(to: str) -> None:
+    """Refuse a format that there is not.
+
+    Raises:
+        UsageError: It is none.
+    """
+    formats = [*STOCK, OWN]
+    if to not in formats:
+        raise UsageError(f"--to is '{to}': give one of {', '.join(formats)}")
+
+
 def check_format(to: str, loaded: LoadedModel) -> None:
     """Refuse a model that a format cannot hold.
 
     Raises:
         UsageError: There is no such format, or it cannot hold the model; the message names the setting and the cure.
     """
-    formats = [*STOCK, OWN]
-    if to not in formats:
-        raise UsageError(f"--to is '{to}': give one of {', '.join(formats)}")
+    check_name(to)
     if to == OWN:
         if task_heads(loaded.recipe):
             raise UsageError(
                 f"{loaded.path} is fine-tuned for {loaded.recipe.task.kind}, and unicloze.hf has no class for the heads of a "
-                f"task: export it with {_offered(loaded, 'none holds it, so predict with `unicloze predict`')}"
+                f"task: {_offered(loaded, PREDICT)}"
             )
         return
     found = next(limits(STOCK[to], loaded), None)
     if found is None:
         return
     value = " ".join(map(str, found.value)) if isinstance(found.value, list) else found.value
-    cure = found.cure or f"export it with {_offered(loaded, '--to unicloze')}"
+    last = PREDICT if task_heads(loaded.recipe) else f"export it with --to {OWN}"
+    cure = found.cure or _offered(loaded, last)
     raise UsageError(
         f"{loaded.path}: {found.setting} is {str(value).lower()}, and the {STOCK[to].prefix}Model of Transformers "
         f"{found.theirs}: {cure}"
@@ -73,10 +84,9 @@ def check_format(to: str, loaded: LoadedModel) -> None:
 
 
 def _offered(loaded: LoadedModel, otherwise: str) -> str:
-    """A format that holds a model."""
-    return next(
-        (f"--to {name}" for name, stock in STOCK.items() if next(limits(stock, loaded), None) is None), otherwise
-    )
+    """What to do with a model: export it in the first format that holds it."""
+    fitting = (name for name, stock in STOCK.items() if next(limits(stock, loaded), None) is None)
+    return next((f"export it with --to {name}" for name in fitting), otherwise)
 
 
 def limits(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
@@ -134,7 +144,7 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
     task, heads = loaded.recipe.task, task_heads(loaded.recipe)
     kind = task_class(heads)
     if kind is None:
-        yield Limit("task.kind", task.kind, "has no class for it", "predict with `unicloze predict`")
+        yield Limit("task.kind", task.kind, "has no class for it", PREDICT)
         return
     if DENSE[kind] and kind not in stock.task_layers:
         yield Limit("task.kind", task.kind, "has gelu and no tanh in its classifier")
@@ -154,7 +164,7 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
             "task.kind",
             f"{task.kind} on pairs, whose second part is segment 1",
             "has no segments",
-            "predict with `unicloze predict`, or fine-tune a model without relative bias (model.relative_bias) for --to bert",
+            f"{PREDICT}, or fine-tune a model without relative bias (model.relative_bias) for --to bert",
         )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unicloze.decoding.texts import SPECIALS_OF_A_WINDOW, longest_text
 from unicloze.interop.layouts import Layout
-from unicloze.interop.limits import exported_heads, task_class
+from unicloze.interop.limits import HEADS, exported_heads, task_class
 from unicloze.interop.rules import encoding_rule
 from unicloze.interop.stock import Stock
 from unicloze.interop.tables import Table
@@ -123,7 +123,9 @@ def stock_export(stock: Stock, loaded: LoadedModel) -> StockExport:
     own = model.settings.num_segments
     segments = _segments(loaded)
     settings = dataclasses.replace(model.settings, num_segments=max(1, own) if stock.has_segments else own)
-    kept, lost = ([], []) if heads else exported_heads(stock, loaded)
+    kept, lost = exported_heads(stock, loaded)
+    if heads:
+        kept, lost = [], [*lost, *(HEADS[head] for head in kept)]
     kind = task_class(heads)
     bare = not kept and not heads
     table = stock.family.table(Layout(settings=settings, padding=padding), heads=kept, bare=bare)

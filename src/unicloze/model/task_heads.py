@@ -72,7 +72,8 @@ class TaskHead(nn.Module):
             states = torch.tanh(self.dense(states))
         if dropout is not None:
             states = dropout(states, self.rate)
-        outputs: Tensor = self.output(states).float()
+        with torch.autocast(states.device.type, enabled=False):  # bf16 would tell too few scores and quantities apart
+            outputs: Tensor = self.output(states.float())
         if self.head.kind != "choice":
             return outputs
         scores = outputs.squeeze(-1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from unicloze.settings import Recipe
 
-TASK_KINDS = ("classification", "regression", "choice", "tagging")
+TASK_KINDS = ("classification", "regression", "choice", "tagging", "extraction", "conversation")
 """Keys of `unicloze.tasks.TASKS`, which takes torch to import."""
 
 SHORTEST_ROW = 8
@@ -33,6 +33,9 @@ def task_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "task.pooling", "a choice is scored by one slot: set it to first or last"
     if task.head_dropout is not None and not 0 <= task.head_dropout < 1:
         yield "task.head_dropout", "it must be at least 0 and below 1"
+    for name in ("max_question", "stride", "max_answer", "n_best"):
+        if getattr(task, name) < 1:
+            yield f"task.{name}", "it must be 1 or more"
     if not 0 < finetuning.epochs < math.inf:
         yield "finetuning.epochs", "it must be above 0 and finite"
     if not 0 <= finetuning.warmup_share < 1:
@@ -41,3 +44,5 @@ def task_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "finetuning.evaluations", "it must be above 0 and finite"
     if finetuning.patience is not None and finetuning.patience < 1:
         yield "finetuning.patience", "wait for one evaluation or more, or leave it out"
+    if not all(0 < weight < math.inf for weight in finetuning.auxiliary.values()):
+        yield "finetuning.auxiliary", "each factor must be above 0 and finite"

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from unicloze.example import Examples
 from unicloze.model.task_heads import HeadSettings
 from unicloze.settings import Recipe
-from unicloze.tasks import choice, classification, tagging
+from unicloze.tasks import choice, classification, conversation, extraction, tagging
+from unicloze.tasks.passages import Window, lay_out_windows
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.tasks.task import Task
 from unicloze.text.tokenizers import Vocabulary
@@ -23,6 +24,12 @@ def _as_they_are(
     rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe, _keys: npt.NDArray[np.uint64] | None
 ) -> Examples:
     return lay_out(rows, vocabulary, recipe.use)
+
+
+def _windows(
+    rows: Sequence[Window], vocabulary: Vocabulary, recipe: Recipe, _keys: npt.NDArray[np.uint64] | None
+) -> Examples:
+    return lay_out_windows(rows, vocabulary, recipe)
 
 
 TASKS: Mapping[str, Task] = {
@@ -65,6 +72,26 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=tagging.predict,
         reference=tagging.reference,
+    ),
+    "extraction": Task(
+        purpose="The span of a passage that answers a question, or none.",
+        roles=("context", "question", "answers"),
+        resolve=extraction.with_unanswerable,
+        heads=extraction.heads,
+        encode=extraction.encode,
+        lay_out=_windows,
+        predict=extraction.predict,
+        reference=extraction.reference,
+    ),
+    "conversation": Task(
+        purpose="The answer to a question of a conversation about a passage: a span of it, yes, no or unknown.",
+        roles=("context", "question", "history", "answers", "rationale", "rationale_start", "story", "turn", "domain"),
+        resolve=conversation.checked,
+        heads=conversation.heads,
+        encode=conversation.encode,
+        lay_out=conversation.lay_out,
+        predict=conversation.predict,
+        reference=conversation.reference,
     ),
 }
 """Every kind of task, by `TaskSettings.kind`."""

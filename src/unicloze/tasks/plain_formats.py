@@ -14,8 +14,8 @@ from unicloze.errors import UniclozeError
 LARGEST_FIELD = 1 << 27
 """Characters of a field of a .csv or .tsv."""
 
-Reader = Callable[[str, Path], Iterator[tuple[int, dict[str, Any]]]]
-"""The text of a file and its path, for messages, to the line and the fields of each record."""
+Reader = Callable[[str, Path], Iterator[tuple[int | str, dict[str, Any]]]]
+"""The text of a file and its path, for messages, to the line of each record, or in words where it stands, and its fields."""
 
 
 def jsonl(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -13,6 +13,7 @@ from unicloze.settings import TaskSettings
 from unicloze.tasks.choice_formats import CHOICE_FORMATS
 from unicloze.tasks.column_formats import COLUMN_FORMATS
 from unicloze.tasks.glue import GLUE_FORMATS
+from unicloze.tasks.json_files import json_records
 from unicloze.tasks.plain_formats import Reader, comma_separated, jsonl, tsv
 
 
@@ -39,6 +40,12 @@ class Record:
         value = self.get(settings, role)
         if not isinstance(value, str):
             raise self._without(settings, role, "text")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UniclozeError(
+                f"{self.place}: character {error.start} of its text is half of a surrogate pair; mend the file"
+            ) from error
         return value
 
     def texts(self, settings: TaskSettings, role: str) -> list[str]:
@@ -100,8 +107,12 @@ def _read_file(path: Path, settings: TaskSettings, first: int) -> list[Record]:
         )
     try:
         return [
-            Record(str(fields.get(settings.fields.get("id", "id"), number)), fields, f"{path}, line {line}")
-            for number, (line, fields) in enumerate(FORMATS[name](_text(path), path), first)
+            Record(
+                id=str(fields.get(settings.fields.get("id", "id"), number)),
+                fields=fields,
+                place=f"{path}, {f'line {where}' if isinstance(where, int) else where}",
+            )
+            for number, (where, fields) in enumerate(FORMATS[name](_text(path), path), first)
         ]
     except (OSError, EOFError) as error:
         raise UniclozeError(f"{path}: it cannot be read ({error})") from error
@@ -120,6 +131,7 @@ FORMATS: Mapping[str, Reader] = {
     "jsonl": jsonl,
     "tsv": tsv,
     "csv": comma_separated,
+    "json": json_records,
     **GLUE_FORMATS,
     **CHOICE_FORMATS,
     **COLUMN_FORMATS,

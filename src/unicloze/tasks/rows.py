@@ -24,7 +24,7 @@ class RowTarget:
         labels: The answers; nothing where they are unknown.
     """
 
-    slots: Sequence[Sequence[int]]
+    slots: Sequence[Sequence[int] | npt.NDArray[np.integer]]
     labels: Sequence[int] | Sequence[float] | None
 
 

@@ -183,6 +183,24 @@ class Tokenizer:
         encoding = self._backend.encode(text, add_special_tokens=False)
         return np.array(encoding.ids, dtype=np.int32), np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
 
+    def encode_batch_with_offsets(
+        self, texts: Sequence[str]
+    ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
+        """As `encode_batch`, with the first and the last character (exclusive) of each token.
+
+        Returns:
+            For each text token ids, *Shape:* (tokens,), and offsets, *Shape:* (tokens, 2).
+        """
+        self._backend.encode_special_tokens = True
+        try:
+            encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        finally:
+            self._backend.encode_special_tokens = False
+        return [
+            (np.array(one.ids, dtype=np.int32), np.array(one.offsets, dtype=np.int32).reshape(-1, 2))
+            for one in encodings
+        ]
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The text of token ids."""
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)

@@ -61,11 +61,12 @@ def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
 
 def shape_model(recipe: Recipe, vocab_size: int) -> Model:
     """The model a recipe describes, its weights not drawn yet."""
+    task = recipe.task.kind
     return build(
         recipe.model,
         vocab_size=vocab_size,
         max_positions=recipe.model.max_positions or longest_row(recipe),
-        targets=TASKS[recipe.task.kind].token_targets if recipe.task.kind else all_targets(recipe),
+        targets=(*TASKS[task].token_targets, *recipe.finetuning.auxiliary) if task else all_targets(recipe),
         heads=task_heads(recipe),
     )
 

@@ -32,10 +32,11 @@ def export(model: PathLike | LoadedModel, to: str, out: PathLike | None = None) 
     """
     from unicloze.decoding.texts import open_model
     from unicloze.interop.export import stock_format, write_export
-    from unicloze.interop.limits import OWN, check_format
+    from unicloze.interop.limits import OWN, check_format, check_name
 
     if out is None and not isinstance(model, str | os.PathLike):
         raise UsageError("out is not given: name the folder to write, as a loaded model has no place of its own")
+    check_name(to)
     loaded = open_model(opening(model))
     folder = _beside(Path(str(model)), to) if out is None else Path(out)
     check_format(to, loaded)

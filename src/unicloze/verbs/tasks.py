@@ -64,7 +64,7 @@ def predict(
     model: PathLike | LoadedModel,
     file: PathLike,
     out: PathLike | None = None,
-    format: str = "jsonl",
+    format: str | None = None,
     quiet: bool = False,
 ) -> list[Prediction]:
     """Predictions of a fine-tuned model for a file of records.
@@ -73,7 +73,8 @@ def predict(
         model: Directory of a fine-tuning run, one of its checkpoints, or a loaded model.
         file: Records; they need no labels.
         out: Write the predictions into this file too.
-        format: How: `jsonl`, a JSON object a line, or `glue`, as the benchmark's server takes them.
+        format: How: `jsonl`, a JSON object a line, `json`, as the official scripts of SQuAD and CoQA read them, or `glue`, as
+            the benchmark's server does; if not given, `json` where the file's name ends so, else `jsonl`.
         quiet: Show no progress.
 
     Returns:
@@ -84,16 +85,17 @@ def predict(
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
     """
     from unicloze.decoding.texts import open_model
-    from unicloze.files import replace_file
     from unicloze.finetuning import predict as room
     from unicloze.finetuning.data import open_records
     from unicloze.finetuning.run import load_task_model
 
-    if format not in room.PREDICTION_FORMATS:
+    by_name = "json" if out is not None and Path(out).suffix == ".json" else "jsonl"
+    chosen = by_name if format is None else format
+    if chosen not in room.PREDICTION_FORMATS:
         raise UsageError(f"format is {format!r}: give one of {', '.join(room.PREDICTION_FORMATS)}.")
     task_model = load_task_model(open_model(opening(model)))
     data = open_records(Path(file), task_model.recipe, task_model.tokenizer)
     predictions = room.predict(task_model, data, progress=not quiet)
     if out is not None:
-        replace_file(Path(out), room.PREDICTION_FORMATS[format](predictions))
+        room.write_predictions(predictions, Path(out), chosen)
     return predictions

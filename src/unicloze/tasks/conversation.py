@@ -1,0 +1,250 @@
+"""Questions of a conversation about a passage, answered by a span of it, yes, no or unknown (CoQA; UniLM v1, Section 3.2).
+
+A row is "[SOS] earlier questions and answers, question [EOS] window [EOS]". [SOS] predicts which of the four it is; a span is
+found as in `unicloze.tasks.extraction`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze.errors import UniclozeError
+from unicloze.example import Examples
+from unicloze.model.task_heads import HeadSettings
+from unicloze.settings import Recipe, TaskSettings
+from unicloze.tasks import extraction
+from unicloze.tasks.passages import (
+    NOWHERE,
+    SPECIALS,
+    Passage,
+    Window,
+    best_of_windows,
+    encode_passages,
+    lay_out_windows,
+    room_for_question,
+    span_labels,
+    window_bounds,
+)
+from unicloze.tasks.records import Record
+from unicloze.tasks.rows import Ints
+from unicloze.tasks.task import Outputs, Prediction
+from unicloze.text.tokenizers import Tokenizer, Vocabulary
+
+ANSWERS = "span", "yes", "no", "unknown"
+"""What an answer can be: the classes that [SOS] predicts."""
+_SPAN, _UNKNOWN = ANSWERS.index("span"), ANSWERS.index("unknown")
+_WORD = re.compile(r"\w+")
+_ARTICLES = {"a", "an", "the"}
+
+
+def heads(settings: TaskSettings) -> Mapping[str, HeadSettings]:
+    """The choices of a span, and a head that says what the answer is."""
+    classes = HeadSettings(
+        kind="classes", outputs=len(ANSWERS), dense=settings.head == "dense", dropout=settings.head_dropout
+    )
+    return {**extraction.heads(settings), "answer": classes}
+
+
+def checked(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
+    """The settings as they are.
+
+    Raises:
+        UniclozeError: A record has no answer to learn; the message names it.
+    """
+    for record in records:
+        if not extraction.needed_answers(record, settings):
+            raise UniclozeError(f"{record.place}: there is no answer to learn: mend the record or leave it out")
+    return settings
+
+
+def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Window]:
+    """The windows of each record, those of a record together.
+
+    The turns before a question stand in front of it, as many of their last tokens as there is room for. The answer to learn
+    is the first annotator's: yes, no or unknown where it says just that, else the span of the rationale with the highest
+    F1. A window without the answer, or without the rationale of a yes or no, is to say unknown.
+
+    Raises:
+        UniclozeError: A record lacks a field, or two have the same id; the message names the record.
+    """
+    task = recipe.task
+    extraction.refuse_repeated(records)
+    passages = encode_passages([record.text(task, "context") for record in records], tokenizer)
+    dialogues = [[*history_of(record, task), record.text(task, "question")] for record in records]
+    unique = list(dict.fromkeys(text for dialogue in dialogues for text in dialogue))
+    known = dict(zip(unique, tokenizer.encode_batch(unique), strict=True))
+    room = room_for_question(recipe)
+    windows: list[Window] = []
+    cut = several = unreached = 0
+    for number, (record, dialogue, passage) in enumerate(zip(records, dialogues, passages, strict=True)):
+        question = _last_tokens([known[text] for text in dialogue], room)
+        bounds = window_bounds(len(passage), task.max_length - SPECIALS - len(question), task.stride)
+        answers = extraction.answers_of(record, task)
+        labels: Sequence[Mapping[str, int] | None] = [None] * len(bounds)
+        if answers is not None:
+            labels = _labels(answers, record, passage, bounds, task)
+        cut += len(known[dialogue[-1]]) > room
+        several += len(bounds) > 1
+        wanted = _UNKNOWN if not answers else kind_of(answers[0].text)
+        unreached += wanted != _UNKNOWN and all(label and label["answer"] == _UNKNOWN for label in labels)
+        windows += extraction.windows_of_record(number, question, passage, bounds, labels)
+    extraction.note_windows(len(records), cut=cut, several=several, unreached=unreached, recipe=recipe)
+    return windows
+
+
+def history_of(record: Record, settings: TaskSettings) -> list[str]:
+    """The questions and answers before a question, in their order; none if the record has no history.
+
+    Raises:
+        UniclozeError: The history is no list of pairs of texts; the message names the record.
+    """
+    given = record.get(settings, "history")
+    turns = [] if given is None else given
+    if not isinstance(turns, list) or not all(
+        isinstance(turn, list) and len(turn) == 2 and all(isinstance(text, str) for text in turn) for turn in turns
+    ):
+        raise UniclozeError(f"{record.place}: the history is no list of [question, answer]: mend the record")
+    return [text for turn in turns for text in turn]
+
+
+def _last_tokens(texts: Sequence[Ints], room: int) -> Ints:
+    """The last tokens of a dialogue there is room for; of a question that is itself longer, the first ones."""
+    return texts[-1][:room] if len(texts[-1]) > room else np.concatenate(texts)[-room:]
+
+
+def kind_of(answer: str) -> int:
+    """Which of `ANSWERS` an answer is."""
+    words = _WORD.findall(answer.lower())
+    return ANSWERS.index(words[0]) if len(words) == 1 and words[0] in ANSWERS[1:] else _SPAN
+
+
+def _labels(
+    answers: Sequence[extraction.Answer],
+    record: Record,
+    passage: Passage,
+    bounds: Sequence[tuple[int, int]],
+    settings: TaskSettings,
+) -> list[Mapping[str, int]]:
+    kind = kind_of(answers[0].text) if answers else _UNKNOWN
+    start, end = _rationale(record, passage, settings)
+    where = (start, end) if kind != _SPAN else closest_span(answers[0].text, passage.text, start, end)
+    tokens = None if where is None or kind == _UNKNOWN else passage.covering(*where)
+    labels: list[Mapping[str, int]] = []
+    for first, last in bounds:
+        here = span_labels(tokens, first, last)
+        holds = here["start"] != NOWHERE or (kind != _SPAN and _evidence(tokens, first, last, bounds))
+        span = here if kind == _SPAN else {"start": NOWHERE, "end": NOWHERE}
+        labels.append({**span, "answer": kind if holds else _UNKNOWN})
+    return labels
+
+
+def _evidence(tokens: tuple[int, int] | None, first: int, last: int, bounds: Sequence[tuple[int, int]]) -> bool:
+    """Whether a window holds more of the rationale than any other, where none holds all of it."""
+    if tokens is None:
+        return False
+    shared = [min(end, tokens[1] + 1) - max(begin, tokens[0]) for begin, end in bounds]
+    return min(last, tokens[1] + 1) - max(first, tokens[0]) == max(shared)
+
+
+def _rationale(record: Record, passage: Passage, settings: TaskSettings) -> tuple[int, int]:
+    """The characters of the rationale; the whole passage where there is none."""
+    text, start = record.get(settings, "rationale"), record.get(settings, "rationale_start")
+    if not isinstance(text, str) or not text.strip():
+        return 0, len(passage.text)
+    known = start if isinstance(start, int) and start >= 0 else None
+    place = extraction.locate(extraction.Answer(text, known), passage.text)
+    return (0, len(passage.text)) if place is None else (place, place + len(text))
+
+
+def closest_span(answer: str, text: str, start: int, end: int) -> tuple[int, int] | None:
+    """The characters of the part of a text whose words have the highest F1 with an answer; the shortest of several.
+
+    Articles are no words here. Where nothing is in common, the whole stretch of text, or None if that is the whole text.
+
+    Args:
+        answer: The answer.
+        text: Where to look.
+        start: First character of the stretch to look in.
+        end: The character behind its last.
+    """
+    wanted = Counter(word for word in _WORD.findall(answer.lower()) if word not in _ARTICLES)
+    words = [match for match in _WORD.finditer(text, start, end) if match[0].lower() not in _ARTICLES]
+    marks = [place for place, match in enumerate(words) if match[0].lower() in wanted]
+    total, best, found = wanted.total(), (0.0, 0), None
+    for number, first in enumerate(marks):
+        seen: Counter[str] = Counter()
+        common = 0
+        for last in marks[number:]:
+            length = last - first + 1
+            if 2 * total / (length + total) < best[0]:
+                break
+            word = words[last][0].lower()
+            seen[word] += 1
+            common += seen[word] <= wanted[word]
+            score = 2 * common / (length + total), -length
+            if score > best:
+                best, found = score, (words[first].start(), words[last].end())
+    whole = None if (start, end) == (0, len(text)) else (start, end)
+    return found or whole
+
+
+def lay_out(
+    rows: Sequence[Window], vocabulary: Vocabulary, recipe: Recipe, _keys: npt.NDArray[np.uint64] | None
+) -> Examples:
+    """Windows to examples."""
+    return lay_out_windows(rows, vocabulary, recipe, classes=("answer",))
+
+
+def predict(
+    records: Sequence[Record], rows: Sequence[Window], outputs: Sequence[Outputs], recipe: Recipe
+) -> list[Prediction]:
+    """The answer to each question: the likeliest of yes, no, unknown and a span, and then the best span.
+
+    Of several windows, the one that is surest of a span, of a yes or of a no counts for each of these, and for unknown the
+    one that is least sure of it. `scores` holds these log-probabilities.
+    """
+    task = recipe.task
+    found: list[Prediction] = []
+    for record, (windows, said) in zip(records, extraction.grouped(rows, outputs, len(records)), strict=True):
+        spans, _ = best_of_windows(windows, said, longest=task.max_answer, most=task.n_best)
+        each = np.stack([_log_softmax(output["answer"][0]) for output in said])
+        scores = each.max(axis=0)
+        scores[_UNKNOWN] = each[:, _UNKNOWN].min()
+        if not spans:
+            scores[_SPAN] = -np.inf
+        kind = ANSWERS[int(scores.argmax())]
+        prediction: Prediction = {
+            "id": record.id,
+            "prediction": spans[0].text if kind == "span" else kind,
+            "scores": {
+                name: round(float(score), 6) for name, score in zip(ANSWERS, scores, strict=True) if np.isfinite(score)
+            },
+            "n_best": [{"text": one.text, "start": one.start, "score": round(one.score, 6)} for one in spans],
+        }
+        for role in ("story", "turn"):
+            if record.get(task, role) is not None:
+                prediction[role] = record.get(task, role)
+        found.append(prediction)
+    return found
+
+
+def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max()
+    result: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return result
+
+
+def reference(record: Record, settings: TaskSettings) -> dict[str, Any]:
+    """The answers of all annotators, and the domain of the story."""
+    answers = [answer.text for answer in extraction.needed_answers(record, settings)]
+    if not answers:
+        raise UniclozeError(
+            f"{record.place}: there is no right answer to compare with: mend the record or leave it out"
+        )
+    return {"answers": answers, "domain": str(record.get(settings, "domain") or "")}

@@ -1,0 +1,271 @@
+"""Extractive question answering: the answer is a span of the passage (SQuAD; UniLMv2, Section 4.2; UniLM v1, Section 3.2).
+
+A row is "[SOS] question [EOS] window [EOS]". Its start and its end are chosen among the tokens of the window and [SOS], which
+stands for no answer in this window. Long passages are read in windows that overlap; the best span of all is the answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from unicloze.errors import UniclozeError
+from unicloze.model.task_heads import HeadSettings
+from unicloze.settings import Recipe, TaskSettings
+from unicloze.tasks.passages import (
+    SPECIALS,
+    Passage,
+    Window,
+    best_of_windows,
+    encode_passages,
+    room_for_question,
+    span_labels,
+    window_bounds,
+)
+from unicloze.tasks.records import Record
+from unicloze.tasks.rows import Ints
+from unicloze.tasks.task import Outputs, Prediction
+from unicloze.text.tokenizers import Tokenizer
+
+
+class Answer(NamedTuple):
+    """An answer and its first character in the passage, if the file says so."""
+
+    text: str
+    start: int | None
+
+
+def heads(settings: TaskSettings) -> Mapping[str, HeadSettings]:
+    """A choice of the slot where the answer starts, and of the one where it ends."""
+    head = HeadSettings(kind="choice", dense=settings.head == "dense", dropout=settings.head_dropout)
+    return dict.fromkeys(("start", "end"), head)
+
+
+def with_unanswerable(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
+    """The settings with whether questions may have no answer, where that is not given.
+
+    Says how many answers were found elsewhere than their `answer_start`.
+
+    Raises:
+        UniclozeError: A record has no list of answers, or its answer is not in its passage.
+    """
+    moved = unanswerable = 0
+    for record in records:
+        answers = needed_answers(record, settings)
+        if answers:
+            context = record.text(settings, "context")
+            place = locate(answers[0], context)
+            if place is None:
+                raise UniclozeError(
+                    f"{record.place}: the passage does not hold the answer '{answers[0].text:.60}': mend the record or leave "
+                    "it out"
+                )
+            moved += answers[0].start not in (None, place)
+        else:
+            unanswerable += 1
+    if moved:
+        warnings.warn(
+            f"{moved} of {len(records)} answers do not stand where their answer_start says; the nearest place in the passage "
+            "is taken",
+            stacklevel=2,
+        )
+    if settings.unanswerable is not None:
+        return settings
+    return dataclasses.replace(settings, unanswerable=unanswerable > 0)
+
+
+def answers_of(record: Record, settings: TaskSettings) -> list[Answer] | None:
+    """The answers of a record, none if it is unanswerable; None if it does not say.
+
+    They are a list of texts, of objects with `text` and perhaps `answer_start`, or one object with a list of each.
+
+    Raises:
+        UniclozeError: They are something else; the message names the record.
+    """
+    given = record.get(settings, "answers")
+    if given is None:
+        return None
+    if isinstance(given, dict) and isinstance(given.get("text"), list):
+        starts = given.get("answer_start") or [None] * len(given["text"])
+        given = [{"text": text, "answer_start": start} for text, start in zip(given["text"], starts, strict=False)]
+    found = []
+    for answer in given if isinstance(given, list) else [None]:
+        text, start = (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (answer, None)
+        if not isinstance(text, str) or not (start is None or type(start) is int):
+            raise UniclozeError(
+                f"{record.place}: the answers are no list of texts or of "
+                '{"text": ..., "answer_start": ...}: mend the record'
+            )
+        if text.strip():
+            found.append(Answer(text, start))
+    return found
+
+
+def needed_answers(record: Record, settings: TaskSettings) -> list[Answer]:
+    """The answers of a record that must have a list of them, be it empty.
+
+    Raises:
+        UniclozeError: It has none.
+    """
+    answers = answers_of(record, settings)
+    if answers is None:
+        name = settings.fields.get("answers", "answers")
+        raise UniclozeError(
+            f"{record.place}: the field '{name}' is missing (it has {', '.join(map(str, record.fields))}); an unanswerable "
+            "question has an empty list"
+        )
+    return answers
+
+
+def locate(answer: Answer, context: str) -> int | None:
+    """The first character of an answer: where it says, else at the place nearest to that; None if it is nowhere."""
+    wanted = answer.start or 0
+    if answer.start is not None and wanted >= 0 and context.startswith(answer.text, wanted):
+        return wanted
+    places = []
+    place = context.find(answer.text)
+    while place >= 0:
+        places.append(place)
+        place = context.find(answer.text, place + 1)
+    return min(places, key=lambda place: abs(place - wanted), default=None)
+
+
+def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Window]:
+    """The windows of each record, those of a record together; the first of several answers is the one to learn.
+
+    Says once how many questions are cut, how many passages are read in several windows, and how many answers fit in none.
+
+    Raises:
+        UniclozeError: A record lacks a field, or two have the same id; the message names the record.
+    """
+    task = recipe.task
+    refuse_repeated(records)
+    passages = encode_passages([record.text(task, "context") for record in records], tokenizer)
+    questions = tokenizer.encode_batch([record.text(task, "question") for record in records])
+    room = room_for_question(recipe)
+    windows: list[Window] = []
+    several = unreached = 0
+    for number, (record, question, passage) in enumerate(zip(records, questions, passages, strict=True)):
+        shown = question[:room]
+        answers = answers_of(record, task)
+        span = None if not answers else span_of(answers[0], passage)
+        bounds = window_bounds(len(passage), task.max_length - SPECIALS - len(shown), task.stride)
+        labels = [None if answers is None else span_labels(span, first, last) for first, last in bounds]
+        several += len(bounds) > 1
+        unreached += span is not None and not any(label and label["start"] for label in labels)
+        windows += windows_of_record(number, shown, passage, bounds, labels)
+    cut = sum(len(question) > room for question in questions)
+    note_windows(len(records), cut=cut, several=several, unreached=unreached, recipe=recipe)
+    return windows
+
+
+def refuse_repeated(records: Sequence[Record]) -> None:
+    """Refuse records of the same id, whose predictions nobody could tell apart.
+
+    Raises:
+        UniclozeError: Two have the same.
+    """
+    known: dict[str, str] = {}
+    for record in records:
+        if known.setdefault(record.id, record.place) != record.place:
+            raise UniclozeError(
+                f"{record.place}: the id '{record.id}' is also that of {known[record.id]}; give each its own"
+            )
+
+
+def span_of(answer: Answer, passage: Passage) -> tuple[int, int] | None:
+    """The first and the last token of an answer; None where it is not in the passage or has no token."""
+    place = locate(answer, passage.text)
+    return None if place is None else passage.covering(place, place + len(answer.text))
+
+
+def windows_of_record(
+    number: int,
+    question: Ints,
+    passage: Passage,
+    bounds: Sequence[tuple[int, int]],
+    labels: Sequence[Mapping[str, int] | None],
+) -> list[Window]:
+    """The windows of one record."""
+    return [
+        Window(record=number, question=question, passage=passage, first=first, last=last, labels=label)
+        for (first, last), label in zip(bounds, labels, strict=True)
+    ]
+
+
+def note_windows(records: int, *, cut: int, several: int, unreached: int, recipe: Recipe) -> None:
+    """Say once what of the records does not fit in a row."""
+    task = recipe.task
+    said = []
+    if cut:
+        said.append(f"{cut} questions are longer than {room_for_question(recipe)} tokens (task.max_question) and cut")
+    if several:
+        said.append(f"{several} passages are longer than a row (task.max_length {task.max_length}) and read in windows")
+    if unreached:
+        said.append(f"{unreached} answers fit in no window, which are learned as having none")
+    if said:
+        warnings.warn(f"of {records} records {'; '.join(said)}", stacklevel=3)
+
+
+def predict(
+    records: Sequence[Record], rows: Sequence[Window], outputs: Sequence[Outputs], recipe: Recipe
+) -> list[Prediction]:
+    """The best answers to each question over all windows of its passage.
+
+    `score` is that of the best, `n_best` lists the best with their first characters. Where questions may have no answer,
+    `no_answer_score` is the lowest sum of [SOS]'s scores of all windows, and the prediction is empty if that lies more than
+    the threshold above `score`; `na_probability` is above a half then.
+    """
+    task = recipe.task
+    found: list[Prediction] = []
+    for record, (windows, said) in zip(records, grouped(rows, outputs, len(records)), strict=True):
+        spans, nowhere = best_of_windows(windows, said, longest=task.max_answer, most=task.n_best)
+        prediction: Prediction = {
+            "id": record.id,
+            "prediction": spans[0].text if spans else "",
+            "score": round(spans[0].score, 6) if spans else None,
+        }
+        if task.unanswerable:
+            prediction["no_answer_score"] = round(nowhere, 6)
+        prediction["n_best"] = [
+            {"text": span.text, "start": span.start, "score": round(span.score, 6)} for span in spans
+        ]
+        found.append(prediction)
+    return with_threshold(found, task.no_answer_threshold or 0.0) if task.unanswerable else found
+
+
+def grouped(
+    rows: Sequence[Window], outputs: Sequence[Outputs], records: int
+) -> list[tuple[list[Window], list[Outputs]]]:
+    """The windows and outputs of each record."""
+    groups: list[tuple[list[Window], list[Outputs]]] = [([], []) for _ in range(records)]
+    for row, output in zip(rows, outputs, strict=True):
+        groups[row.record][0].append(row)
+        groups[row.record][1].append(output)
+    return groups
+
+
+def no_answer_margin(prediction: Prediction) -> float:
+    """How far the score of no answer lies above that of the best one."""
+    score = prediction["score"]
+    return math.inf if score is None else float(prediction["no_answer_score"] - score)
+
+
+def with_threshold(predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
+    """The predictions as they are under a threshold: empty where the margin of no answer lies above it."""
+    decided = []
+    for prediction in predictions:
+        margin = no_answer_margin(prediction)
+        text = "" if margin > threshold or not prediction["n_best"] else prediction["n_best"][0]["text"]
+        above = min(700.0, max(-700.0, margin - threshold))
+        changed = {"prediction": text, "na_probability": 1 / (1 + math.exp(-above))}
+        decided.append({**prediction, **changed})
+    return decided
+
+
+def reference(record: Record, settings: TaskSettings) -> list[str]:
+    """The right answers; none where the question is unanswerable."""
+    return [answer.text for answer in needed_answers(record, settings)]

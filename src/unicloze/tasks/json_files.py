@@ -1,0 +1,96 @@
+"""Records out of whole JSON documents: SQuAD's, CoQA's, or a list of objects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from unicloze.errors import UniclozeError
+
+Found = tuple[str, dict[str, Any]]
+"""Where in its file a record stands, and what it holds."""
+
+
+def json_records(text: str, path: Path) -> Iterator[Found]:
+    """The records of a JSON document; what it is shows in its first entry.
+
+    A question of SQuAD (Rajpurkar et al. 2016, 2018) has `id`, `title`, `context`, `question` and `answers` of `text` and
+    `answer_start`, none where it is marked as impossible. A turn of CoQA (Reddy et al. 2019) has `id`, `story`, `turn`,
+    `context`, `question`, `history` (questions and answers before it), `answers` (of all annotators), `rationale`, its
+    `rationale_start` (-1 if there is none) and `domain`.
+
+    Raises:
+        UniclozeError: It is no JSON, or of none of these forms; the message says where.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UniclozeError(f"{path}: this is no JSON ({error})") from error
+    if isinstance(document, list):
+        yield from _listed(document, path)
+        return
+    data = _get(document, "data", list, str(path))
+    is_coqa = bool(data) and isinstance(data[0], dict) and "story" in data[0]
+    yield from (_coqa if is_coqa else _squad)(data, path)
+
+
+def _listed(entries: list[Any], path: Path) -> Iterator[Found]:
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, dict):
+            raise UniclozeError(f"{path}, entry {number}: a record is a JSON object; this is none")
+        yield f"entry {number}", entry
+
+
+def _squad(data: list[Any], path: Path) -> Iterator[Found]:
+    for article in data:
+        title = article.get("title", "") if isinstance(article, dict) else ""
+        for paragraph in _get(article, "paragraphs", list, f"{path}, article '{title}'"):
+            place = f"{path}, article '{title}'"
+            context = _get(paragraph, "context", str, place)
+            for question in _get(paragraph, "qas", list, place):
+                name = _get(question, "id", str, place)
+                fields = {"id": name, "title": title, "context": context}
+                fields["question"] = _get(question, "question", str, f"{path}, question {name}")
+                if "answers" in question:
+                    fields["answers"] = [] if question.get("is_impossible") else question["answers"]
+                yield f"question {name}", fields
+
+
+def _coqa(data: list[Any], path: Path) -> Iterator[Found]:
+    for story in data:
+        name = _get(story, "id", str, f"{path}, a story")
+        place = f"{path}, story {name}"
+        context, questions = _get(story, "story", str, place), _get(story, "questions", list, place)
+        answers = _get(story, "answers", list, place) if "answers" in story else None
+        others = _get(story, "additional_answers", dict, place) if "additional_answers" in story else {}
+        history: list[list[str]] = []
+        for number, question in enumerate(questions):
+            turn = _get(question, "turn_id", int, place)
+            here = f"{place}, turn {turn}"
+            fields: dict[str, Any] = {"id": f"{name}-{turn}", "story": name, "turn": turn, "context": context}
+            fields |= {"question": _get(question, "input_text", str, here), "history": list(history)}
+            if answers is not None:
+                several = [_nth(each, number, here) for each in (answers, *others.values())]
+                fields["answers"] = [_get(one, "input_text", str, here) for one in several]
+                fields["rationale"] = several[0].get("span_text", "")
+                fields["rationale_start"] = several[0].get("span_start", -1)
+                history.append([fields["question"], fields["answers"][0]])
+            fields["domain"] = str(story.get("source", ""))
+            yield f"story {name}, turn {turn}", fields
+
+
+def _nth(answers: Any, number: int, place: str) -> Any:
+    if not isinstance(answers, list) or len(answers) <= number:
+        raise UniclozeError(f"{place}: there is no answer of one of the annotators; mend the file")
+    return answers[number]
+
+
+def _get(record: Any, name: str, kind: type, place: str) -> Any:
+    value = record.get(name) if isinstance(record, dict) else None
+    if not isinstance(value, kind):
+        raise UniclozeError(
+            f"{place}: '{name}' is missing or of another type than in SQuAD's and CoQA's files; mend the file"
+        )
+    return value

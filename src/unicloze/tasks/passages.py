@@ -1,0 +1,237 @@
+"""Passages and the windows they are read in: "[SOS] question [EOS] window [EOS]", and spans of tokens as text.
+
+Characters are those of the passage as it is given: what a span says is a slice of it, whatever the tokenizer does to case,
+accents or white space.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze.example import Examples
+from unicloze.settings import Recipe
+from unicloze.tasks.rows import Ints, Row, RowTarget, lay_out, text_row
+from unicloze.text.tokenizers import Tokenizer, Vocabulary
+
+SPECIALS = 3
+"""[SOS] and two [EOS]."""
+NOWHERE = 0
+"""Among the choices of a span's start and end: [SOS]. The tokens of the window follow from 1 on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """A text and where its tokens stand in it.
+
+    Args:
+        text: The text.
+        ids: *Shape:* (tokens,)
+        starts: First character of each token. *Shape:* (tokens,)
+        ends: Character behind the last one of each token. *Shape:* (tokens,)
+    """
+
+    text: str
+    ids: Ints
+    starts: Ints
+    ends: Ints
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def covering(self, start: int, end: int) -> tuple[int, int] | None:
+        """The first and the last of the fewest tokens that cover the characters from `start` to before `end`.
+
+        None where no token stands there.
+        """
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        last = int(np.searchsorted(self.starts, end, side="left")) - 1
+        return (first, last) if first <= last else None
+
+    def span(self, first: int, last: int) -> tuple[int, str]:
+        """The first character of some tokens and their text, without white space around it."""
+        start = int(self.starts[first])
+        text = self.text[start : int(self.ends[last])]
+        return start + len(text) - len(text.lstrip()), text.strip()
+
+
+def encode_passages(texts: Sequence[str], tokenizer: Tokenizer) -> list[Passage]:
+    """The passages of some texts; a text that comes again is encoded once."""
+    unique = list(dict.fromkeys(texts))
+    known = {
+        text: _passage(text, ids, offsets)
+        for text, (ids, offsets) in zip(unique, tokenizer.encode_batch_with_offsets(unique), strict=True)
+    }
+    return [known[text] for text in texts]
+
+
+def _passage(text: str, ids: Ints, offsets: Ints) -> Passage:
+    starts, ends = np.ascontiguousarray(offsets[:, 0]), offsets[:, 1].copy()
+    if not text.isascii():  # a tokenizer that strips accents leaves combining ones out of its tokens
+        following = np.append(starts[1:], len(text))
+        for token in np.flatnonzero(following > ends):
+            while ends[token] < following[token] and unicodedata.category(text[ends[token]]).startswith("M"):
+                ends[token] += 1
+    return Passage(text=text, ids=ids, starts=starts, ends=ends)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """What is read at once of a question and its passage.
+
+    Args:
+        record: Number of the record.
+        question: Tokens before the passage, without special tokens. *Shape:* (tokens,)
+        passage: The whole passage.
+        first: Number of the window's first token in the passage.
+        last: Number of the token behind its last.
+        labels: The answer to each target of the task; `start` and `end` are choices. None where it is unknown.
+    """
+
+    record: int
+    question: Ints
+    passage: Passage
+    first: int
+    last: int
+    labels: Mapping[str, int] | None
+
+    @property
+    def slots(self) -> int:
+        """How long its row is."""
+        return len(self.question) + self.last - self.first + SPECIALS
+
+
+def room_for_question(recipe: Recipe) -> int:
+    """Most tokens of a question in a row, which leaves as many or more for the passage."""
+    return min(recipe.task.max_question, (recipe.task.max_length - SPECIALS) // 2)
+
+
+def window_bounds(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """The first token of each window and the one behind its last, so that neighbours overlap by half a window or more.
+
+    Args:
+        tokens: Tokens of the passage.
+        room: Tokens of a window.
+        stride: Tokens from the beginning of one to that of the next; half a window where that is less.
+    """
+    step = min(stride, max(1, room // 2))
+    further = -(-max(0, tokens - room) // step)
+    return [(first, min(tokens, first + room)) for first in range(0, further * step + 1, step)]
+
+
+def span_labels(span: tuple[int, int] | None, first: int, last: int) -> dict[str, int]:
+    """The choices of a span's start and end in the window of the tokens from `first` to before `last`."""
+    if span is None or span[0] < first or span[1] >= last:
+        return {"start": NOWHERE, "end": NOWHERE}
+    return {"start": span[0] - first + 1, "end": span[1] - first + 1}
+
+
+def lay_out_windows(
+    rows: Sequence[Window], vocabulary: Vocabulary, recipe: Recipe, *, classes: Sequence[str] = ()
+) -> Examples:
+    """Windows to examples.
+
+    Args:
+        rows: The windows.
+        vocabulary: Ids of the special tokens.
+        recipe: Of the task.
+        classes: What [SOS] predicts, beside `start` and `end`, which are chosen among it and the tokens of the window.
+    """
+    segments = (0, min(1, max(0, recipe.model.num_segments - 1)))
+    names = ("start", "end", *classes)
+    return lay_out([_row(row, vocabulary, segments, names) for row in rows], vocabulary, recipe.use)
+
+
+def _row(window: Window, vocabulary: Vocabulary, segments: tuple[int, int], names: Sequence[str]) -> Row:
+    tokens = window.passage.ids[window.first : window.last]
+    input_ids, segment_ids = text_row((window.question, tokens), vocabulary, segments)
+    before = len(window.question) + 2
+    choices = np.concatenate([[0], np.arange(before, before + len(tokens))])
+    targets = {
+        name: RowTarget(
+            slots=[choices if name in ("start", "end") else [0]],
+            labels=None if window.labels is None else [window.labels[name]],
+        )
+        for name in names
+    }
+    return Row(record=window.record, input_ids=input_ids, segment_ids=segment_ids, targets=targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A span of a passage and how likely it is.
+
+    Args:
+        text: A slice of the passage.
+        start: Its first character.
+        score: The logit of its start plus that of its end.
+    """
+
+    text: str
+    start: int
+    score: float
+
+
+def best_spans(
+    starts: npt.NDArray[np.floating], ends: npt.NDArray[np.floating], *, longest: int, most: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.floating]]:
+    """The spans with the highest sums of the scores of their start and end, the best first.
+
+    Args:
+        starts: Score of each token as a start. *Shape:* (tokens,)
+        ends: Score of each token as an end. *Shape:* (tokens,)
+        longest: Most tokens of a span.
+        most: How many spans; fewer if there are no more.
+
+    Returns:
+        First tokens, last tokens and scores. *Shape:* (spans,) each
+    """
+    tokens = len(starts)
+    if not tokens:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), starts[:0]
+    width = min(longest, tokens)
+    padded = np.concatenate([ends, np.full(width - 1, -np.inf, dtype=ends.dtype)])
+    scores = (starts[:, None] + np.lib.stride_tricks.sliding_window_view(padded, width)).ravel()
+    count = min(most, tokens * width - width * (width - 1) // 2)
+    top = np.argpartition(scores, scores.size - count)[scores.size - count :]
+    top = top[np.lexsort((top, -scores[top]))]
+    first, length = np.divmod(top, width)
+    return first, first + length, scores[top]
+
+
+def best_of_windows(
+    windows: Sequence[Window],
+    outputs: Sequence[Mapping[str, npt.NDArray[np.float32]]],
+    *,
+    longest: int,
+    most: int,
+) -> tuple[list[Span], float]:
+    """The best spans of all windows of a passage, and the lowest score of having none.
+
+    A span that several windows hold counts once, with its highest score. Scores are sums of logits.
+
+    Args:
+        windows: Of one passage.
+        outputs: Of `start` and `end`, of each window.
+        longest: Most tokens of a span.
+        most: How many spans.
+    """
+    found: dict[tuple[int, int], float] = {}
+    nowhere = np.inf
+    for window, output in zip(windows, outputs, strict=True):
+        tokens = window.last - window.first
+        starts, ends = (output[name][0, : tokens + 1].astype(np.float64) for name in ("start", "end"))
+        nowhere = min(nowhere, float(starts[NOWHERE] + ends[NOWHERE]))
+        for first, last, score in zip(
+            *(column.tolist() for column in best_spans(starts[1:], ends[1:], longest=longest, most=most)), strict=True
+        ):
+            span = window.first + first, window.first + last
+            found[span] = max(score, found.get(span, -np.inf))
+    passage = windows[0].passage
+    best = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:most]
+    spans = [(passage.span(*span), score) for span, score in best]
+    return [Span(text=text, start=start, score=score) for (start, text), score in spans], nowhere

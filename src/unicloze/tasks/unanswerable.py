@@ -1,0 +1,117 @@
+"""Training records for question answering out of passages, questions and answers, unanswerable ones among them.
+
+UniLM v1 (Section 3.3, Table 9) learns from generated questions and from unanswerable ones made by changing them, four of
+these to five of those. It does not say how they are changed. Here a question is put to another passage of its article, which
+does not hold the answer: it stays on the topic, as those of SQuAD 2.0 do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unicloze import keyed
+from unicloze.files import replace_file
+from unicloze.settings import TaskSettings
+from unicloze.tasks.extraction import Answer, answers_of, locate
+from unicloze.tasks.records import read_records
+
+SHARE = 0.8
+"""Unanswerable questions for each answerable one, as in UniLM v1."""
+_TRIES = 64
+"""Passages of an article that are looked at for one without the answer."""
+_CHOSEN, _PASSAGE = 1, 2
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of the records of a file.
+
+    Args:
+        answerable: Records with their answer.
+        unanswerable: Records made from these.
+        dropped: Records left out: they have no question, or their passage does not hold their answer.
+    """
+
+    answerable: int
+    unanswerable: int
+    dropped: int
+
+
+def write_training_records(
+    source: Path, out: Path, *, share: float = SHARE, seed: int = 0, settings: TaskSettings | None = None
+) -> Written:
+    """Write training records of the task `extraction` out of a file of passages, questions and answers.
+
+    Args:
+        source: Records with `context`, `question` and `answers` (or `answer`, a text), and perhaps `title`, the article.
+        out: The .jsonl to write.
+        share: Unanswerable questions for each answerable one.
+        seed: Names the draws.
+        settings: Format and fields of the source.
+
+    Raises:
+        UniclozeError: A record cannot be used; the message names its line.
+    """
+    settings = settings or TaskSettings(kind="extraction")
+    found: list[dict[str, Any]] = []
+    records = read_records(source, settings)
+    for record in records:
+        context, question = record.text(settings, "context"), record.text(settings, "question")
+        answers = answers_of(record, settings)
+        if answers is None:
+            answers = [Answer(record.text(settings, "answer"), None)]
+        placed = [(answer.text, locate(answer, context)) for answer in answers]
+        inside = [{"text": text, "answer_start": start} for text, start in placed if start is not None]
+        if inside and question.strip():
+            title = str(record.get(settings, "title") or "")
+            found.append({"id": record.id, "title": title, "context": context, "question": question, "answers": inside})
+    made = unanswerable(found, share=share, seed=seed)
+    replace_file(out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in [*found, *made]))
+    return Written(len(found), len(made), len(records) - len(found))
+
+
+def unanswerable(records: Sequence[Mapping[str, Any]], *, share: float = SHARE, seed: int = 0) -> list[dict[str, Any]]:
+    """Questions without an answer: each with another passage of its article that holds none of its answers.
+
+    Where an article has no such passage, its question is left out, so there may be fewer.
+
+    Args:
+        records: With `id`, `title`, `context`, `question` and `answers`, a list of objects with `text`.
+        share: How many for each record, from 0 to 1.
+        seed: Names the draws.
+    """
+    articles: dict[str, list[str]] = {}
+    for record in records:
+        articles.setdefault(record["title"], [])
+    for title, context in dict.fromkeys((record["title"], record["context"]) for record in records):
+        articles[title].append(context)
+    count = len(records)
+    draws = keyed.key(seed, _PASSAGE, np.arange(count))
+    wanted = round(min(1.0, share) * count)
+    made: list[dict[str, Any]] = []
+    for number in keyed.permutation(np.arange(count), count, keyed.key(seed, _CHOSEN)[0]).tolist():
+        if len(made) == wanted:
+            break
+        record = records[number]
+        passage = _without_answer(record, articles[record["title"]], draws[number])
+        if passage is not None:
+            made.append({**record, "id": f"{record['id']}-unanswerable", "context": passage, "answers": []})
+    return made
+
+
+def _without_answer(record: Mapping[str, Any], passages: Sequence[str], draw: np.uint64) -> str | None:
+    """A passage of an article that is not the record's own and holds none of its answers."""
+    answers = [answer["text"].casefold() for answer in record["answers"]]
+    first = int(draw % np.uint64(len(passages)))
+    for step in range(min(_TRIES, len(passages))):
+        passage = passages[(first + step) % len(passages)]
+        folded = passage.casefold()
+        if passage != record["context"] and not any(answer in folded for answer in answers):
+            return passage
+    return None

@@ -1,0 +1,55 @@
+"""What the tests of question answering share: a small pre-trained model, records, and a recipe for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from corpora import write_corpus
+from unicloze import verbs
+from unicloze.finetuning.run import task_recipe
+from unicloze.recipes import load_recipe
+from unicloze.settings import Recipe
+from unicloze.training.models import LoadedModel, load_model
+
+BY_HEART = {
+    "finetuning.epochs": 40,
+    "finetuning.evaluations": 0.1,
+    "training.batch_size": 8,
+    "training.learning_rate": 6e-3,
+    "training.precision": "fp32",
+}
+PEOPLE = ["Zo\u00eb", "O'Brien", "Li", "\u00c5sa", "Bo", "Ann-Kr", "Mei", "Udo"]
+
+
+def small_model(folder: Path, recipe: str = "quickstart", **overrides: Any) -> LoadedModel:
+    """A model of two layers after two steps, with a vocabulary of 300."""
+    settings = {"data.corpus": [str(write_corpus(folder))], "tokenizer.vocab_size": 300, "data.window": 64, **overrides}
+    verbs.pretrain(recipe, folder / "run", toy=True, quiet=True, overrides=settings)
+    return load_model(folder / "run")
+
+
+def recipe_for(start: LoadedModel, name: str, **overrides: Any) -> Recipe:
+    """A task's recipe to learn a few records by heart; `__` stands for a dot."""
+    settings = {**BY_HEART, **{key.replace("__", "."): value for key, value in overrides.items()}}
+    return task_recipe(load_recipe(name, settings), start, list(settings))
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    """A file with a record a line."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def questions(count: int = 16, *, answerable: int | None = None) -> list[dict[str, Any]]:
+    """Questions where somebody is; those behind the first `answerable` ask for somebody who is not there."""
+    found = []
+    for number in range(count):
+        here, there = PEOPLE[number % 8], PEOPLE[(number // 2 + 3) % 8]
+        context = f"{here} sees a {'red' if number % 3 else 'big'} door. {there}, too!"
+        has = answerable is None or number < answerable
+        answers = [{"text": here, "answer_start": 0}] if has else []
+        question = f"who sees door {number % 3}?" if has else f"who opens tree {number % 3}?"
+        found.append({"id": f"q{number}", "context": context, "question": question, "answers": answers})
+    return found

@@ -1,0 +1,279 @@
+"""The pre-training objective beside a task: its gradient is added, its draws are keyed, one pass where one is enough."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import unicloze.finetuning.run as room
+from qa_toys import questions, recipe_for, small_model, write
+from unicloze.errors import UsageError
+from unicloze.finetuning.auxiliary import auxiliary_objective
+from unicloze.finetuning.data import finetuning_steps, open_records
+from unicloze.finetuning.run import finetune_run, start_weights
+from unicloze.recipes import load_recipe
+from unicloze.settings import Recipe
+from unicloze.tasks.extraction import answers_of
+from unicloze.tasks.records import Record, read_records
+from unicloze.tasks.unanswerable import unanswerable, write_training_records
+from unicloze.training.batches import MicroBatch
+from unicloze.training.checkpoint import load_checkpoint
+from unicloze.training.loop import Compute, TrainState, accumulate_gradients
+from unicloze.training.models import LoadedModel, load_model, ready_model
+
+CPU = Compute(device=torch.device("cpu"), precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return small_model(tmp_path_factory.mktemp("start"))
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return small_model(tmp_path_factory.mktemp("causal"), "gpt", **{"tokenizer.kind": "wordpiece"})
+
+
+def first_step(recipe: Recipe, start: LoadedModel, train: Path, device: str = "cpu") -> list[MicroBatch]:
+    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=3))
+    data = open_records(train, recipe, start.tokenizer)
+    return next(finetuning_steps(data, recipe, start.tokenizer.vocabulary, device, 0))
+
+
+def gradients(recipe: Recipe, start: LoadedModel, step: list[MicroBatch]) -> dict[str, torch.Tensor]:
+    model = ready_model(recipe, start.model.vocab_size, torch.device("cpu"))
+    start_weights(model, start)
+    state = TrainState(model=model, optimizers=[])
+    accumulate_gradients(state, step, recipe.training, CPU, lambda batch: batch.place)
+    return {
+        name: torch.zeros_like(weight) if weight.grad is None else weight.grad
+        for name, weight in model.named_parameters()
+    }
+
+
+def check_sum(recipe: Recipe, start: LoadedModel, step: list[MicroBatch], weights: dict[str, float]) -> None:
+    """The gradient of a step is that of the task plus the factor times that of each auxiliary target by itself."""
+
+    def only(*names: str) -> list[MicroBatch]:
+        found = []
+        for batch in step:
+            targets = {name: target for name, target in batch.examples.targets.items() if name in names}
+            if targets:
+                found.append(MicroBatch(dataclasses.replace(batch.examples, targets=targets), None))
+        return found
+
+    tasks = {name for batch in step for name in batch.examples.targets} - set(weights)
+    both = gradients(recipe, start, step)
+    wanted = gradients(recipe, start, only(*tasks))
+    for name, factor in weights.items():
+        beside = gradients(recipe, start, only(name))
+        wanted = {key: value + factor * beside[key] for key, value in wanted.items()}
+        assert any(beside[key].abs().sum() > 0 for key in beside)
+    for key, value in both.items():
+        torch.testing.assert_close(value, wanted[key], atol=1e-6, rtol=1e-4)
+
+
+def test_gradients_are_the_sum_of_both_losses(start: LoadedModel, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", questions(16, answerable=9))
+    weights = {"ae": 0.7, "par": 0.2}
+    recipe = recipe_for(start, "squad-v2", finetuning__auxiliary=weights, model__dropout=0.0, training__batch_size=16)
+    step = first_step(recipe, start, train)
+    assert {frozenset(batch.examples.targets) for batch in step} == {frozenset({"start", "end"}), frozenset(weights)}
+    check_sum(recipe, start, step, weights)
+
+
+def test_the_texts_are_those_of_the_rows(start: LoadedModel, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", questions())
+    step = first_step(recipe_for(start, "squad-v2", finetuning__auxiliary={"ae": 1.0}), start, train)
+    assert len(step) % 2 == 0
+    for plain, masked in zip(step[::2], step[1::2], strict=True):
+        assert list(masked.examples.targets) == ["ae"] and masked.coefficients == {"ae": 1.0}
+        target = masked.examples.targets["ae"]
+        restored = masked.examples.input_ids.copy()
+        for row in range(len(restored)):
+            count = int(target.weights[row].sum())
+            assert count > 0
+            restored[row, target.slots[row, :count]] = target.labels[row, :count]
+        width = plain.examples.input_ids.shape[1]
+        assert np.array_equal(restored[:, :width], plain.examples.input_ids)
+        assert np.array_equal(masked.examples.segment_ids[:, :width], plain.examples.segment_ids)
+        special = np.isin(target.labels, start.tokenizer.vocabulary.special) & (target.weights > 0)
+        assert not special.any()
+
+
+def test_a_causal_model_learns_both_in_one_pass(causal: LoadedModel, tmp_path: Path) -> None:
+    records = [
+        {"text": f"the {word} door", "label": str(number % 2)} for number, word in enumerate(["ab", "cd", "ef", "gh"])
+    ]
+    train = write(tmp_path / "train.jsonl", records)
+    overrides: dict[str, Any] = {"finetuning__auxiliary": {"lm": 0.5}, "task__pooling": "last"}
+    overrides |= {"model__dropout": 0.0, "model__attention_dropout": 0.0}
+    recipe = recipe_for(causal, "classification", **overrides)
+    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["0", "1"]))
+    step = first_step(recipe, causal, train)
+    assert [set(batch.examples.targets) for batch in step] == [{"label", "lm"}]
+    check_sum(recipe, causal, step, {"lm": 0.5})
+    target, examples = step[0].examples.targets["lm"], step[0].examples
+    for row in range(len(examples)):
+        length, count = examples.lengths[row], int(target.weights[row].sum())
+        assert target.labels[row, :count].tolist() == examples.input_ids[row, 1:length].tolist()
+
+
+def test_draws_change_with_the_epoch_and_not_with_the_run(start: LoadedModel, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", questions(8))
+    recipe = recipe_for(start, "squad-v2", finetuning__auxiliary={"ae": 1.0}, training__batch_size=8)
+    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=2))
+    data = open_records(train, recipe, start.tokenizer)
+
+    def masked(first: int) -> list[dict[int, bytes]]:
+        return [
+            {
+                int(row): batch.examples.input_ids[number].tobytes()
+                for batch in step
+                if "ae" in batch.examples.targets
+                for number, row in enumerate(batch.examples.lengths)
+            }
+            for step in finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", first)
+        ]
+
+    whole = masked(0)
+    assert whole == masked(0) and whole[1:] == masked(1) and whole[0] != whole[1]
+
+
+def test_an_interrupted_run_ends_like_an_unbroken_one(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = write(tmp_path / "train.jsonl", questions(answerable=12))
+    recipe = recipe_for(
+        start, "squad-v2-generated", finetuning__epochs=3, finetuning__evaluations=1, model__dropout=0.1
+    )
+    whole = finetune_run(recipe, start, train, train, tmp_path / "whole", progress=False)
+
+    class Stop(Exception):
+        pass
+
+    def stopping(*arguments: Any) -> Any:
+        for number, step in enumerate(finetuning_steps(*arguments)):
+            if number == 3:
+                raise Stop
+            yield step
+
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "finetuning_steps", stopping)
+        with pytest.raises(Stop):
+            finetune_run(recipe, start, train, train, tmp_path / "broken", progress=False)
+    resumed = finetune_run(recipe, start, train, train, tmp_path / "broken", progress=False)
+    assert (resumed.best_step, resumed.scores) == (whole.best_step, whole.scores)
+    for folder in ("checkpoints/step-00000006", f"best/step-{whole.best_step:08d}"):
+        one, other = (load_checkpoint(tmp_path / run / folder) for run in ("whole", "broken"))
+        assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
+    recipes = [load_recipe(tmp_path / run / "best" / "recipe.yaml") for run in ("whole", "broken")]
+    assert recipes[0] == recipes[1] and recipes[0].task.no_answer_threshold is not None
+    ledger = (tmp_path / "whole" / "ledger.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in ledger if '"loss"' in line]
+    assert set(losses[-1]) == {"start", "end", "ae"}
+
+
+# Which objective
+
+
+def test_of_a_mixture_the_part_read_like_the_task_is_learned(start: LoadedModel) -> None:
+    recipe = recipe_for(start, "squad-v2", finetuning__auxiliary={"ae": 1.0})
+    unilm = dataclasses.replace(recipe, objective=load_recipe("unilm-v1-base").objective)
+    assert unilm.objective.mixture[0]["visibility"] != "bidirectional" or len(unilm.objective.mixture) > 1
+    chosen = auxiliary_objective(unilm)
+    assert (chosen.visibility, chosen.targets, chosen.mixture) == ("bidirectional", ["ae"], [])
+    assert chosen.pairs == "contiguous"
+
+
+def test_a_model_without_a_head_for_tokens_is_refused(start: LoadedModel, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", questions(2, answerable=1))
+    finetune_run(
+        recipe_for(start, "squad-v2", finetuning__epochs=1), start, train, None, tmp_path / "run", progress=False
+    )
+    with pytest.raises(UsageError, match=r"no head that predicts tokens: leave finetuning.auxiliary out"):
+        recipe_for(load_model(tmp_path / "run"), "squad-v2-generated")
+
+
+@pytest.mark.parametrize(("weights", "message"), [
+    ({"lm": 0.5}, "names lm; the model's objective, read bidirectional, has ae and par"),
+    ({"nsp": 0.5}, "names nsp"),
+])  # fmt: skip
+def test_what_the_model_never_learned_is_refused(start: LoadedModel, weights: dict[str, float], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        recipe_for(start, "squad-v2", finetuning__auxiliary=weights)
+
+
+def test_a_factor_is_above_nothing() -> None:
+    with pytest.raises(UsageError, match=r"finetuning.auxiliary is .*; each factor must be above 0 and finite"):
+        load_recipe("squad-v2", {"finetuning.auxiliary": {"ae": 0.0}})
+
+
+# Unanswerable questions
+
+
+def articles() -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"{title}{number}",
+            "title": title,
+            "context": f"{title} {number} has the number {number % 3} and a door .",
+            "question": f"which number has {number}?",
+            "answers": [{"text": f"number {number % 3}", "answer_start": 0}],
+        }
+        for title in ("A", "B")
+        for number in range(10)
+    ]
+
+
+def test_an_unanswerable_question_stands_with_another_passage_of_its_article() -> None:
+    records = articles()
+    made = unanswerable(records, share=0.8, seed=1)
+    assert len(made) == 16 == len({record["id"] for record in made})
+    by_id = {record["id"]: record for record in records}
+    for record in made:
+        first = by_id[record["id"].removesuffix("-unanswerable")]
+        assert (record["question"], record["title"], record["answers"]) == (first["question"], first["title"], [])
+        assert record["context"] in {other["context"] for other in records if other["title"] == first["title"]}
+        assert first["answers"][0]["text"] not in record["context"]
+    assert made == unanswerable(records, share=0.8, seed=1) != unanswerable(records, share=0.8, seed=2)
+    assert unanswerable(records, share=0.0) == unanswerable([]) == unanswerable(records[:1]) == []
+
+
+def test_generated_questions_become_training_records(tmp_path: Path) -> None:
+    source = [{key: value for key, value in record.items() if key != "answers"} for record in articles()]
+    for record, whole in zip(source, articles(), strict=True):
+        record["answer"] = whole["answers"][0]["text"]
+    source[3]["answer"], source[5]["question"] = "nowhere", " "
+    written = write_training_records(write(tmp_path / "made.jsonl", source), tmp_path / "train.jsonl", share=0.5)
+    assert (written.answerable, written.unanswerable, written.dropped) == (18, 9, 2)
+    settings = load_recipe("squad-v2").task
+    records = read_records(tmp_path / "train.jsonl", settings)
+    assert len(records) == 27
+    answers = [answers_of(Record(record.id, record.fields, record.place), settings) for record in records]
+    for record, found in zip(records, answers, strict=True):
+        assert found is not None
+        assert all(record.fields["context"].startswith(one.text, one.start) for one in found)
+    assert [not found for found in answers] == [False] * 18 + [True] * 9
+
+
+def test_generated_questions_come_first_and_the_real_ones_then(start: LoadedModel, tmp_path: Path) -> None:
+    """The second run starts from the first one's weights, those of its heads included."""
+    source = write(tmp_path / "made.jsonl", articles())
+    write_training_records(source, tmp_path / "generated.jsonl")
+    recipe = recipe_for(start, "squad-v2-generated", finetuning__epochs=1)
+    finetune_run(recipe, start, tmp_path / "generated.jsonl", None, tmp_path / "first", progress=False)
+    first = load_model(tmp_path / "first")
+    train = write(tmp_path / "train.jsonl", questions(answerable=9))
+    recipe = recipe_for(first, "squad-v2-generated", finetuning__epochs=1)
+    model = ready_model(recipe, first.model.vocab_size, torch.device("cpu"))
+    assert start_weights(model, first) == []
+    assert all(torch.equal(weight, first.model.state_dict()[name]) for name, weight in model.state_dict().items())
+    result = finetune_run(recipe, first, train, train, tmp_path / "second", progress=False)
+    assert result.scores["squad"].items == 16

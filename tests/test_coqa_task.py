@@ -1,0 +1,232 @@
+"""Questions of a conversation: the history in front, yes and no beside a span, answers in CoQA's own file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qa_toys import recipe_for, small_model, write
+from unicloze import verbs
+from unicloze.errors import UniclozeError
+from unicloze.evaluation.metrics.answers import token_f1
+from unicloze.evaluation.metrics.coqa import Turn
+from unicloze.finetuning.run import finetune_run
+from unicloze.settings import TaskSettings
+from unicloze.tasks.conversation import ANSWERS, closest_span, encode, kind_of, lay_out, predict
+from unicloze.tasks.records import Record, read_records
+from unicloze.training.models import LoadedModel
+
+SETTINGS = TaskSettings(kind="conversation")
+TURNS = [
+    ("Who opens the door?", "Bo", "Bo opens the old door"),
+    ("Is it red?", "No.", "the old door"),
+    ("Is there a tree?", "yes", "a quiet tree"),
+    ("Who is the king?", "unknown", ""),
+]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return small_model(tmp_path_factory.mktemp("start"))
+
+
+def stories(count: int) -> dict[str, Any]:
+    """A file of CoQA's form; its second annotator says of the first turn more than the first one."""
+    data = []
+    for number in range(count):
+        name = ["Bo", "Li", "Mei", "Udo"][number % 4]
+        story = f"In winter {name} opens the old door. Behind it stands a quiet tree."
+        turns = [tuple(text.replace("Bo", name) for text in turn) for turn in TURNS]
+        questions = [{"input_text": question, "turn_id": turn} for turn, (question, _, _) in enumerate(turns, 1)]
+        answers = [
+            {
+                "input_text": answer,
+                "turn_id": turn,
+                "span_text": span,
+                "span_start": story.find(span) if span else -1,
+                "span_end": story.find(span) + len(span) if span else -1,
+            }
+            for turn, (_, answer, span) in enumerate(turns, 1)
+        ]
+        others = [{**answers[0], "input_text": f"{name} opens it"}, *answers[1:]]
+        data.append(
+            {
+                "id": f"s{number}",
+                "source": ["wikipedia", "cnn"][number % 2],
+                "story": story,
+                "questions": questions,
+                "answers": answers,
+                "additional_answers": {"0": others},
+            }
+        )
+    return {"version": "1.0", "data": data}
+
+
+@pytest.fixture
+def coqa_file(tmp_path: Path) -> Path:
+    path = tmp_path / "coqa.json"
+    path.write_text(json.dumps(stories(4)))
+    return path
+
+
+def test_it_learns_sixteen_turns_by_heart(start: LoadedModel, coqa_file: Path, tmp_path: Path) -> None:
+    recipe = recipe_for(start, "coqa-extractive", task__max_question=24)
+    result = finetune_run(recipe, start, coqa_file, coqa_file, tmp_path / "run", progress=False)
+    said = verbs.predict(tmp_path / "run", coqa_file, out=tmp_path / "said.json", quiet=True)
+    records = read_records(coqa_file, recipe.task)
+    wanted = [record.fields["answers"][0].rstrip(".").lower() for record in records]
+    assert [one["prediction"].lower() for one in said] == wanted
+    written = json.loads((tmp_path / "said.json").read_text())
+    assert written[5] == {"id": "s1", "turn_id": 2, "answer": "no"}
+    measured = verbs.evaluate(metric="coqa", predictions=tmp_path / "said.json", references=[coqa_file])
+    assert measured.values == result.scores["coqa"].values
+    assert set(measured.values) == {"f1", "exact", "f1_cnn", "f1_wikipedia"} and measured.values["f1"] > 90
+    assert all(max(one["scores"], key=one["scores"].get) in (one["prediction"], "span") for one in said)
+
+
+def test_turns_are_records_with_what_was_said_before(coqa_file: Path) -> None:
+    records = read_records(coqa_file, SETTINGS)
+    assert len(records) == 16
+    fourth = records[3]
+    assert fourth.id == "s0-4" and fourth.place.endswith("coqa.json, story s0, turn 4")
+    assert fourth.fields["history"] == [[question, answer] for question, answer, _ in TURNS[:3]]
+    assert (fourth.fields["rationale_start"], fourth.fields["domain"]) == (-1, "wikipedia")
+    assert records[0].fields["answers"] == ["Bo", "Bo opens it"]
+    assert Turn(records[0].fields["story"], records[0].fields["turn"]) == Turn("s0", 1)
+
+
+def test_a_row_is_history_question_and_window(start: LoadedModel, coqa_file: Path) -> None:
+    recipe = recipe_for(start, "coqa-extractive", task__max_question=24)
+    records = read_records(coqa_file, recipe.task)
+    windows = encode(records, start.tokenizer, recipe)
+    tokens = start.tokenizer.encode_batch([text for turn in TURNS for text in turn[:2]])
+    whole = np.concatenate(tokens[:-1])
+    assert len(whole) > 24 and windows[3].question.tolist() == whole[-24:].tolist()
+    assert windows[0].question.tolist() == tokens[0].tolist()
+    examples = lay_out(windows, start.tokenizer.vocabulary, recipe, None)
+    target = examples.targets["answer"]
+    assert (target.slots == 0).all() and [ANSWERS[kind] for kind in target.labels[:4, 0]] == [
+        "span",
+        "no",
+        "yes",
+        "unknown",
+    ]
+    assert (examples.targets["start"].labels[1:4] == 0).all() and examples.targets["start"].labels[0, 0] > 0
+
+
+def test_windows_without_the_rationale_say_unknown(start: LoadedModel) -> None:
+    recipe = recipe_for(start, "coqa-extractive", task__max_length=30, task__max_question=8, task__stride=6)
+    story = "the red door . " * 10 + "Bo sees a tree . " + "the red door . " * 10
+    place = story.index("Bo")
+    fields = {"context": story, "question": "who?", "rationale": "Bo sees a tree", "rationale_start": place}
+    records = [
+        Record(answer, {**fields, "answers": [answer]}, answer) for answer in ("Bo", "no", "unknown", "tree Bo sees")
+    ]
+    with pytest.warns(UserWarning, match="4 passages"):
+        windows = encode(records, start.tokenizer, recipe)
+    for number, record in enumerate(records):
+        mine = [window for window in windows if window.record == number]
+        span = mine[0].passage.covering(place, place + len("Bo" if record.id == "Bo" else "Bo sees a tree"))
+        assert span is not None
+        for window in mine:
+            assert window.labels is not None
+            inside = window.first <= span[0] and span[1] < window.last and record.id != "unknown"
+            assert window.labels["answer"] == (kind_of(record.id) if inside else ANSWERS.index("unknown"))
+            points = inside and kind_of(record.id) == 0
+            assert window.labels["start"] == (span[0] - window.first + 1 if points else 0)
+        assert any(window.labels and window.labels["answer"] == kind_of(record.id) for window in mine)
+
+
+def test_the_window_that_knows_best_decides(start: LoadedModel) -> None:
+    recipe = recipe_for(start, "coqa-extractive", task__max_length=30, task__max_question=8)
+    record = Record("0", {"context": "the red door sees a tree . " * 6, "question": "who?"}, "here")
+    with pytest.warns(UserWarning, match="1 passages"):
+        windows = encode([record], start.tokenizer, recipe)
+    assert len(windows) >= 3
+
+    def said(*logits: tuple[float, float, float, float]) -> str:
+        outputs = []
+        for number, window in enumerate(windows):
+            size = window.last - window.first + 1
+            scores = np.full((1, size), -9, dtype=np.float32)
+            scores[0, 3] = number
+            answer = np.array([logits[min(number, len(logits) - 1)]], dtype=np.float32)
+            outputs.append({"start": scores, "end": scores, "answer": answer})
+        prediction = predict([record], windows, outputs, recipe)[0]["prediction"]
+        assert isinstance(prediction, str)
+        return prediction
+
+    last = windows[-1]
+    assert said((0, 0, 0, 5)) == "unknown"
+    assert said((0, 0, 0, 9), (0, 5, 0, 0), (0, 0, 0, 9)) == "yes"
+    assert said((0, 0, 0, 9), (0, 0, 4, 0), (9, 0, 0, 0)) == last.passage.span(last.first + 2, last.first + 2)[1]
+
+
+@pytest.mark.parametrize("answer", ["yes", "Yes!", "NO", "unknown."])
+def test_yes_no_and_unknown_are_no_spans(answer: str) -> None:
+    assert ANSWERS[kind_of(answer)] == answer.strip("!.").lower()
+
+
+@pytest.mark.parametrize("answer", ["", "no one", "yesterday", "Yes, she did"])
+def test_other_answers_are(answer: str) -> None:
+    assert ANSWERS[kind_of(answer)] == "span"
+
+
+@pytest.mark.parametrize(
+    "answer", ["a white cat", "She was in the barn", "with her mommy", "the cat cat", "painted white", "Cotton"]
+)
+def test_the_span_to_learn_has_the_highest_f1(answer: str) -> None:
+    text = "Once upon a time, in a barn near a farm house, there lived a little white cat named Cotton with her mommy."
+    places = [place for place in range(len(text) + 1)]
+    best = max(token_f1(text[i:j], answer) for i in places for j in places[i:])
+    span = closest_span(answer, text, 0, len(text))
+    assert span is not None and token_f1(text[slice(*span)], answer) == pytest.approx(best)
+
+
+def test_without_a_word_in_common_the_rationale_is_the_span() -> None:
+    assert closest_span("three", "one two. one", 0, 8) == (0, 8)
+    assert closest_span("three", "one two. one", 0, 12) is None
+    assert closest_span("one", "one two. one", 4, 12) == (9, 12)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"answers": []}, "turn 1: there is no answer of one of the annotators"),
+    ({"questions": [{"turn_id": "1", "input_text": "a"}]}, "story s1: 'turn_id' is missing or of another type"),
+    ({"story": 3}, "story s1: 'story' is missing"),
+])  # fmt: skip
+def test_a_story_that_cannot_be_used_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    broken = stories(2)
+    broken["data"][1] |= change
+    path = tmp_path / "coqa.json"
+    path.write_text(json.dumps(broken))
+    with pytest.raises(UniclozeError, match=message):
+        read_records(path, SETTINGS)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"history": ["a", "b"]}, r"line 1: the history is no list of \[question, answer\]"),
+    ({"answers": []}, "line 1: there is no answer to learn"),
+    ({"context": None}, "line 1: the field 'context' is no text"),
+])  # fmt: skip
+def test_a_record_that_cannot_be_used_is_named(
+    start: LoadedModel, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    record = {"context": "a door", "question": "what?", "answers": ["a door"], "history": [["who?", "Bo"]]}
+    train = write(tmp_path / "train.jsonl", [{**record, **change}])
+    with pytest.raises(UniclozeError, match=message):
+        finetune_run(recipe_for(start, "coqa-extractive"), start, train, None, tmp_path / "run", progress=False)
+
+
+def test_records_of_no_story_are_written_by_id(start: LoadedModel, tmp_path: Path) -> None:
+    """One record of one's own, with neither history nor rationale."""
+    train = write(tmp_path / "x.jsonl", [{"context": "a red door", "question": "what?", "answers": ["red door"]}])
+    recipe = recipe_for(start, "coqa-extractive", finetuning__epochs=1)
+    finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)
+    blank = write(tmp_path / "y.jsonl", [{"context": "", "question": "what?"}, {"context": "a", "question": ""}])
+    verbs.predict(tmp_path / "run", blank, out=tmp_path / "said.json", quiet=True)
+    said = json.loads((tmp_path / "said.json").read_text())
+    assert set(said) == {"0", "1"} and said["0"] in ANSWERS[1:]
