@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from unicloze.decoding.infill import FillResult
     from unicloze.decoding.likelihood import TextScore
     from unicloze.finetuning.seeds import FinetuneSummary
+    from unicloze.interop.export import ExportResult
     from unicloze.tasks.task import Prediction
     from unicloze.text.prepare import Prepared
     from unicloze.training.models import LoadedModel
@@ -72,6 +73,13 @@ def imported_text(loaded: LoadedModel) -> str:
         f"{loaded.path}: {loaded.model.num_parameters():,} weights ({shape}, {model.max_positions:,} positions), "
         f"{recipe.provenance.place}\n{recipe.provenance.note}"
     )
+
+
+def exported_text(result: ExportResult) -> str:
+    """What was exported, and how far it is from the model."""
+    checked = ", ".join(f"{kind} {value:.1e}" for kind, value in result.differences.items())
+    lines = [f"{result.out}: {result.architecture}", f"loaded back, it differs from the model by at most: {checked}"]
+    return "\n".join(lines + [f"  {each}" for each in result.said])
 
 
 def fill_text(result: FillResult) -> str:

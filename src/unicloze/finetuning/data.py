@@ -24,6 +24,9 @@ from unicloze.training.batches import MicroBatch
 ORDER, DRAWS, AUXILIARY = 1, 2, 3
 """What keys are for: the order of an epoch's rows, the draws of a row, and those of the objective beside the task."""
 
+ROWS_SEEN = 256
+"""Rows that tell how many segments all have."""
+
 PASS_COST = {"cpu": 64, "cuda": 1 << 20}
 """What a forward pass costs beside its slots, in slots: on a GPU a step is one pass, whatever the padding."""
 
@@ -72,6 +75,12 @@ def sample(data: TaskData, count: int | None) -> TaskData:
     number = {record: place for place, record in enumerate(chosen)}
     rows = [dataclasses.replace(row, record=number[row.record]) for row in data.rows if row.record in number]
     return TaskData([data.records[record] for record in chosen], rows, data.fingerprint)
+
+
+def segments_of(data: TaskData, recipe: Recipe, vocabulary: Vocabulary) -> int:
+    """Segments that rows have, seen in the first ones: an export must know whether pairs told their parts apart."""
+    rows = data.rows[:ROWS_SEEN]
+    return int(TASKS[recipe.task.kind].lay_out(rows, vocabulary, recipe, None).segment_ids.max()) + 1
 
 
 def steps_per_epoch(rows: int, batch_size: int) -> int:

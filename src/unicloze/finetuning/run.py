@@ -26,7 +26,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
 from unicloze.finetuning.auxiliary import auxiliary_objective
-from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, sample, steps_per_epoch
+from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, sample, segments_of, steps_per_epoch
 from unicloze.finetuning.generate import ready_to_generate, target_loss
 from unicloze.finetuning.predict import TaskModel, as_json_lines, headline, measure, predict, with_errors
 from unicloze.finetuning.samples import samples, with_references
@@ -207,6 +207,7 @@ class _Run:
         self.best: tuple[float, int] | None = None
         self.scores: Mapping[str, MetricResult] = {}
         self.waited = 0
+        self.segments = segments_of(train, recipe, self.tokenizer.vocabulary)
         self.signal = 0
         self.started = time.perf_counter()
 
@@ -395,6 +396,7 @@ class _Run:
             state={
                 "text_tokens": state.text_tokens,
                 "fingerprint": self.train_data.fingerprint,
+                "segments": self.segments,
                 "vocab_size": state.model.vocab_size,
                 "max_positions": state.model.max_positions,
             },

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from unicloze.verbs.about import RecipeSummary, count_parameters, doctor, recipes
 from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike
+from unicloze.verbs.exporting import export
 from unicloze.verbs.importing import import_checkpoint, load_model
 from unicloze.verbs.pretraining import compare, inspect, prepare, pretrain, report
 from unicloze.verbs.tasks import finetune, generate, predict, stream
@@ -27,6 +28,7 @@ __all__ = [
     "doctor",
     "embed",
     "evaluate",
+    "export",
     "fill",
     "finetune",
     "generate",
