@@ -21,7 +21,7 @@ from unicloze.training.models import load_model
 from unicloze.training.run import RunResult
 
 TEXT = "the small cat sees the old dog ."
-ONLY_IN_PRINT = {"help", "debug", "json", "help_settings"}
+ONLY_IN_PRINT = {"stream", "help", "debug", "json", "help_settings"}
 NAMES = {"import": "import_checkpoint"}
 """Functions of verbs that Python does not let be called so."""
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from unicloze.decoding.infill import FillResult
     from unicloze.decoding.likelihood import TextScore
     from unicloze.finetuning.seeds import FinetuneSummary
+    from unicloze.interop.export import ExportResult
+    from unicloze.tasks.task import Prediction
     from unicloze.text.prepare import Prepared
     from unicloze.training.models import LoadedModel
     from unicloze.training.run import RunResult
@@ -71,6 +73,13 @@ def imported_text(loaded: LoadedModel) -> str:
         f"{loaded.path}: {loaded.model.num_parameters():,} weights ({shape}, {model.max_positions:,} positions), "
         f"{recipe.provenance.place}\n{recipe.provenance.note}"
     )
+
+
+def exported_text(result: ExportResult) -> str:
+    """What was exported, and how far it is from the model."""
+    checked = ", ".join(f"{kind} {value:.1e}" for kind, value in result.differences.items())
+    lines = [f"{result.out}: {result.architecture}", f"loaded back, it differs from the model by at most: {checked}"]
+    return "\n".join(lines + [f"  {each}" for each in result.said])
 
 
 def fill_text(result: FillResult) -> str:
@@ -127,6 +136,12 @@ def finetune_text(summary: FinetuneSummary) -> str:
         each = ", ".join(f"{key} {spread}" for values in summary.scores.values() for key, spread in values.items())
         lines.append(f"{summary.out}: {len(summary.runs)} seeds: {each}")
     return "\n".join(lines)
+
+
+def generated_text(prediction: Prediction) -> str:
+    """What was generated for one source; if there are several texts, each with its score."""
+    several = prediction.get("candidates", [])
+    return "\n".join(f"{each['score']:9.3f}  {each['text']}" for each in several) or str(prediction["prediction"])
 
 
 def recipes_text(rows: Sequence[RecipeSummary]) -> str:
