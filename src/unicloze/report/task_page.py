@@ -82,11 +82,7 @@ def _cards(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
     batch = count(mapping(history.recipe.get("training")).get("batch_size"))
     cards += [
         card("best step", "-" if run.best_step is None else f"{run.best_step:,}", best),
-        card(
-            "training records",
-            count(records.get("train")),
-            f"{epochs or 0:g} epoch{'s' * (epochs != 1)}, {batch} at a time",
-        ),
+        card("training records", count(records.get("train")), f"{passes}, {batch} at a time"),
         card("steps", done, f"from {Path(str(start.get('model', '-'))).name} of {_short_path(start.get('model'))}"),
         card(
             "parameters", count(start.get("parameters")), f"{len(sequence(start.get('drawn')))} tensors start as drawn"
