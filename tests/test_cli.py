@@ -172,6 +172,9 @@ def test_examples_of_the_help_work(name: str, here: Path, command: Command) -> N
     question = {"id": "a", "question": "Who sees?", "answers": [{"text": "the cat", "answer_start": 0}]}
     gold = {"data": [{"paragraphs": [{"context": "the cat sees the dog", "qas": [question]}]}]}
     (here / "dev-v2.0.json").write_text(json.dumps(gold), encoding="utf-8")
+    passage = {"context": "the small cat sees the old", "continuation": "dog"}
+    (here / "lambada.jsonl").write_text(json.dumps(passage) + "\n")
+    (here / "lengths.yaml").write_text('template: "{text} is {label}"\nlabels: {"3": small, "1": old, "9": cat}\n')
     for example in cli.VERBS[name].examples:
         said = command(*words_of(example))
         assert (said.code, bool(said.out)) == (0, True), said.err
@@ -343,7 +346,10 @@ def test_text_that_is_no_utf8_is_mended(here: Path, command: Command) -> None:
         (["fill", "--model", "runs/quickstart", "--text", "a [MASK]", "--top-k", "0"], "give 1 or more"),
         (["fill", "--model", "runs/quickstart", "--text", "a [MASK]", "--training.steps", "1"], "--training.steps"),
         (["score", "--model", "runs/quickstart"], "--text --file is required"),
-        (["evaluate", "--model", "runs/quickstart"], "Give a model and blimp, or a metric"),
+        (
+            ["evaluate", "--model", "runs/quickstart"],
+            "Give a model and one of blimp, lambada, cbt, prompt, or a metric",
+        ),
         (["evaluate", "--model", "runs/quickstart", "--blimp", "blimp", "--mode", "ae"], "'pseudo', 'chain', 'both'"),
         (["evaluate", "--model", "runs/quickstart", "--blimp", "blimp", "--limit", "0"], "give 1 or more"),
         (["recipes", "quickstart"], "what is 'quickstart'?"),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         export,
         fill,
         finetune,
+        generate,
         import_checkpoint,
         inspect,
         load_model,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         prepare,
         pretrain,
         score,
+        stream,
     )
 
 __version__ = "0.1.0"
@@ -44,6 +46,7 @@ __all__ = [
     "export",
     "fill",
     "finetune",
+    "generate",
     "import_checkpoint",
     "inspect",
     "load_model",
@@ -52,6 +55,7 @@ __all__ = [
     "prepare",
     "pretrain",
     "score",
+    "stream",
 ]
 
 _HOMES = {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from unicloze.decoding.likelihood import TextScore
     from unicloze.finetuning.seeds import FinetuneSummary
     from unicloze.interop.export import ExportResult
+    from unicloze.tasks.task import Prediction
     from unicloze.text.prepare import Prepared
     from unicloze.training.models import LoadedModel
     from unicloze.training.run import RunResult
@@ -137,11 +138,31 @@ def finetune_text(summary: FinetuneSummary) -> str:
     return "\n".join(lines)
 
 
+def generated_text(prediction: Prediction) -> str:
+    """What was generated for one source; if there are several texts, each with its score."""
+    several = prediction.get("candidates", [])
+    return "\n".join(f"{each['score']:9.3f}  {each['text']}" for each in several) or str(prediction["prediction"])
+
+
 def recipes_text(rows: Sequence[RecipeSummary]) -> str:
-    """The recipes as a table."""
-    table = [("recipe", "objective", "parameters", "values from")]
+    """The recipes as two tables: for `pretrain`, and for `finetune`."""
+    of_tasks = [row for row in rows if row.parameters is None]
+    tables = [[row for row in rows if row.parameters is not None], of_tasks]
+    return "\n\n".join(
+        _recipes_table(part, what) for part, what in zip(tables, ("objective", "task"), strict=True) if part
+    )
+
+
+def _recipes_table(rows: Sequence[RecipeSummary], what: str) -> str:
+    table = [("recipe", what, "parameters" if what == "objective" else "", "values from")]
     table += [
-        (row.name, row.objective, f"{row.parameters:,}", f"{row.paper.partition(':')[0]}: {row.place}") for row in rows
+        (
+            row.name,
+            row.objective,
+            "" if row.parameters is None else f"{row.parameters:,}",
+            f"{row.paper.partition(':')[0]}: {row.place}" if row.paper else row.place,
+        )
+        for row in rows
     ]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(

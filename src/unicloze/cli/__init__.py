@@ -76,7 +76,7 @@ def _run(words: list[str]) -> int:
     options, extra = parser.parse_known_args(rest)
     overrides = _overrides(name, verb, extra)
     if verb.settings and options.help_settings:
-        print(terminal.all_settings(options.task if "task" in options else options.recipe, overrides))
+        print(terminal.all_settings(getattr(options, "task", getattr(options, "recipe", None)), overrides))
         return 0
     return verb.run(options, overrides)
 

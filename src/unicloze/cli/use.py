@@ -63,13 +63,27 @@ def _evaluate_options(parser: Parser) -> None:
         help="compare sentences by their pseudo-log-likelihood or by the chain rule (default: pseudo where the model "
         "defines it, else chain)",
     )
-    parser.add_argument("--limit", metavar="N", type=int, help="take only the first N pairs of each set")
+    parser.add_argument(
+        "--limit", metavar="N", type=int, help="take only the first N pairs of each set, passages, questions or records"
+    )
     parser.add_argument(
         "--filter",
         metavar="FILE|corpus",
         help="keep only pairs of known words: of a list, one a line, or those that occur twice or more in the corpus the "
         "model was trained on",
     )
+    parser.add_argument(
+        "--lambada", metavar="FILE", help="LAMBADA's passages: accuracy and perplexity of the last word"
+    )
+    parser.add_argument(
+        "--stop-words", metavar="FILE|english", help="for --lambada: words that cannot be the last, one a line"
+    )
+    parser.add_argument("--cbt", metavar="FILE", help="file of the Children's Book Test: which word is missing")
+    parser.add_argument("--prompt", metavar="FILE", help="prompt file in YAML or JSON: how a record becomes a prompt")
+    parser.add_argument("--records", metavar="FILE", help="for --prompt: .jsonl, .tsv or .csv, also .gz")
+    parser.add_argument("--examples", metavar="FILE", help="for --prompt: records to draw examples from")
+    parser.add_argument("--shots", metavar="K", type=int, default=0, help="examples in each prompt (default: 0)")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="names the draws of examples (default: 0)")
     parser.add_argument(
         "--metric", metavar="NAME", help="compare predictions with references; `list` lists the metrics"
     )
@@ -116,6 +130,14 @@ def _evaluate(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
         references=options.references,
         na_probabilities=options.na_probabilities,
         options=dict(map(_setting, options.options)),
+        lambada=options.lambada,
+        stop_words=options.stop_words,
+        cbt=options.cbt,
+        prompt=options.prompt,
+        records=options.records,
+        examples=options.examples,
+        shots=options.shots,
+        seed=options.seed,
     )
     show(options, result.to_dict(), str(result))
     return 0
@@ -149,11 +171,14 @@ VERBS = {
         run=_score,
     ),
     "evaluate": Verb(
-        purpose="Accuracy of a model on BLiMP's minimal pairs, or predictions against references by any metric.",
+        purpose="A model on BLiMP, LAMBADA or by prompts, untrained; or predictions against references by a metric.",
         examples=(
             "unicloze evaluate --model runs/quickstart --blimp blimp.tar.gz --limit 20",
             "unicloze evaluate --model runs/quickstart --blimp blimp --mode both --filter words.txt --json",
             "unicloze evaluate --model runs/quickstart --blimp blimp --filter corpus",
+            "unicloze evaluate --model runs/quickstart --lambada lambada.jsonl --stop-words english",
+            "unicloze evaluate --model runs/quickstart --prompt lengths.yaml --records dev.jsonl --examples train.jsonl"
+            " --shots 2",
             "unicloze evaluate --metric list",
             "unicloze evaluate --metric rouge --predictions summaries.txt --references gold.txt --option profile=xsum",
             "unicloze evaluate --metric squad --predictions answers.json --references dev-v2.0.json --json",

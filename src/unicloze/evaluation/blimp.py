@@ -161,7 +161,7 @@ def blimp(
     loaded = open_model(model)
     measures = _measures(objective_of(loaded.recipe), mode)
     if loaded is not model:
-        _to_fastest_device(loaded)
+        to_fastest_device(loaded)
     sets = _chosen(sets, loaded, filter_by, limit, progress)
     sentences = dict.fromkeys(text for one in sets for pair in one.pairs for text in pair)
     if not sentences:
@@ -215,7 +215,8 @@ def _measures(objective: ObjectiveSettings, mode: Mode | None) -> list[Measure]:
     return measures
 
 
-def _to_fastest_device(loaded: LoadedModel) -> None:
+def to_fastest_device(loaded: LoadedModel) -> None:
+    """Move a model to a CUDA device, where there is one."""
     import torch
 
     if torch.cuda.is_available():

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,15 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.coqa import Gold
 from unicloze.evaluation.metrics.registry import metric
-from unicloze.evaluation.metrics.result import Metric, MetricResult
-from unicloze.evaluation.metrics.spread import bootstrap_errors
+from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.evaluation.metrics.spread import standard_errors
 from unicloze.example import collate
 from unicloze.files import replace_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
+from unicloze.finetuning.generate import generated
 from unicloze.model.model import UnifiedModel
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
@@ -31,14 +31,12 @@ from unicloze.training.loop import Compute
 
 BY_ID: Mapping[str, Callable[[Any], Any]] = {
     "squad": lambda texts: texts,
-    "coqa": lambda answers: Gold(**answers),
+    "coqa": lambda answers: Gold(**answers) if isinstance(answers, Mapping) else Gold(answers=answers),
 }
 """Metrics that compare answers by the id of their question, and what they compare a task's reference as."""
 
 SLOTS_AT_ONCE = 8192
 """Slots of a forward pass, padding counted."""
-BOOTSTRAP_SAMPLES = 200
-"""A standard error of so many samples is itself right to about 5 %."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,8 @@ class TaskModel:
 def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list[Prediction]:
     """A prediction for each record, in their order."""
     task = TASKS[model.recipe.task.kind]
-    assert task.predict is not None
+    if task.predict is None:
+        return generated(model, data, progress=progress)
     return task.predict(data.records, data.rows, outputs_of(model, data.rows, progress=progress), model.recipe)
 
 
@@ -96,38 +95,24 @@ def measure(predictions: Sequence[Prediction], data: TaskData, recipe: Recipe) -
     for name in recipe.task.metrics:
         by_id = BY_ID.get(metric(name).compares)
         given = by_id and (dict(zip(ids, answers, strict=True)), dict(zip(ids, map(by_id, references), strict=True)))
-        results[name] = metric(name)(*(given or (answers, references)))
+        results[name] = metric(name)(*(given or (answers, references)), **_options(name, recipe))
     return results
 
 
 def with_errors(
     results: Mapping[str, MetricResult], predictions: Sequence[Prediction], data: TaskData, recipe: Recipe
 ) -> Mapping[str, MetricResult]:
-    """The results with the standard errors of their values, by a bootstrap over the records.
-
-    Metrics of texts keep none: they take too long to measure so many times.
-    """
+    """The results with the standard errors of their values, where they have one that is quickly found."""
     references, answers = _references(data, recipe), _answers(predictions)
-    found = {}
-    for name, result in results.items():
-        errors = (
-            bootstrap_errors(partial(_measured, metric(name)), answers, references, samples=BOOTSTRAP_SAMPLES)
-            if metric(name).compares in ("labels", "numbers", "tags")
-            else {}
-        )
-        found[name] = dataclasses.replace(result, errors=errors)
-    return found
+    errors = {
+        name: standard_errors(name, answers, references, **_options(name, recipe)) for name in recipe.task.metrics
+    }
+    return {name: dataclasses.replace(result, errors=errors.get(name, {})) for name, result in results.items()}
 
 
-def _measured(one: Metric, answers: Sequence[Any], references: Sequence[Any]) -> MetricResult:
-    """The metric of drawn records, without values where it has none, such as F1 without a positive record.
-
-    All records together have been measured before, so that nothing else can be wrong.
-    """
-    try:
-        return one(answers, references)
-    except UniclozeError as error:
-        return MetricResult(metric="", values={}, items=len(answers), note=str(error))
+def _options(name: str, recipe: Recipe) -> dict[str, str]:
+    """The options of the task that a metric has."""
+    return {key: value for key, value in recipe.task.metric_options.items() if key in metric(name).options}
 
 
 def _references(data: TaskData, recipe: Recipe) -> list[Any]:

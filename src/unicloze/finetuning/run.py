@@ -21,12 +21,15 @@ import torch
 from tqdm import tqdm
 
 from unicloze import __version__
+from unicloze.decoding.abilities import objective_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
 from unicloze.finetuning.auxiliary import auxiliary_objective
-from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, segments_of, steps_per_epoch
+from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, sample, segments_of, steps_per_epoch
+from unicloze.finetuning.generate import ready_to_generate, target_loss
 from unicloze.finetuning.predict import TaskModel, as_json_lines, headline, measure, predict, with_errors
+from unicloze.finetuning.samples import samples, with_references
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
@@ -44,7 +47,11 @@ from unicloze.training.optimizers import build_optimizers, schedule_factor
 from unicloze.training.precision import choose_device, choose_precision
 from unicloze.training.run import device_name, refuse_changes
 
-DEV_PREDICTIONS, RECIPE = "dev_predictions.jsonl", "recipe.yaml"
+DEV_PREDICTIONS = "dev_predictions.jsonl"
+"""Predictions of the best checkpoint, each beside its reference."""
+DEV_SAMPLES = "dev_samples.jsonl"
+"""Some of them with the text of their records, for people to look at."""
+RECIPE = "recipe.yaml"
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
     """
     if not recipe.task.kind:
         raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
-    own, sections = start.recipe, {}
+    own, sections = dataclasses.replace(start.recipe, objective=objective_of(start.recipe)), {}
     for section in ("data", "tokenizer", "objective", "model", "use"):
         kept = [key.partition(".")[2] for key in overridden if key.startswith(f"{section}.")]
         values = {name: getattr(getattr(recipe, section), name) for name in kept}
@@ -89,6 +96,8 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
     )
     longest = min(recipe.task.max_length, start.model.max_positions)
     recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
+    if TASKS[recipe.task.kind].predict is None:
+        recipe = ready_to_generate(recipe, start.tokenizer)
     if recipe.finetuning.auxiliary:
         auxiliary_objective(recipe)
         if not hasattr(start.model, "token_head"):
@@ -190,16 +199,33 @@ class _Run:
     ) -> None:
         self.recipe, self.start, self.train_data, self.dev, self.out = recipe, start, train, dev, out
         self.checkpoint, self.progress = checkpoint, progress
+        self.measured = dev and sample(dev, recipe.task.evaluate_records)
         self.compute = Compute(device=choose_device(recipe.training), precision=recipe.training.precision)
         model = ready_model(recipe, start.model.vocab_size, self.compute.device)
         self.drawn = start_weights(model, start)
-        self.state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
+        self.state = TrainState(model=model, optimizers=self._optimizers(model))
         self.best: tuple[float, int] | None = None
         self.scores: Mapping[str, MetricResult] = {}
         self.waited = 0
         self.segments = segments_of(train, recipe, self.tokenizer.vocabulary)
         self.signal = 0
         self.started = time.perf_counter()
+
+    def _optimizers(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+        """Says how much of the model never learns, if gradual unfreezing does not come down to its embeddings."""
+        settings, training = self.recipe.finetuning, self.recipe.training
+        each_epoch = steps_per_epoch(len(self.train_data.rows), training.batch_size)
+        every = (settings.unfreeze_epochs or 0.0) * each_epoch
+        optimizers = build_optimizers(model, training, layer_decay=settings.layer_decay, unfreeze_every=every)
+        first_steps = {group["first_step"] for optimizer in optimizers for group in optimizer.param_groups}
+        never = sum(first >= training.steps for first in first_steps)
+        if never:
+            warnings.warn(
+                f"the lowest {never} of {len(first_steps)} layers never learn: one more learns every "
+                f"{settings.unfreeze_epochs:g} epochs, and there are {settings.epochs:g} (finetuning.unfreeze_epochs)",
+                stacklevel=2,
+            )
+        return optimizers
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -245,9 +271,9 @@ class _Run:
         elif not ended:
             self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1))
         best_step = self.best[1] if self.best else self.state.step
-        if self.best and self.dev is not None:
+        if self.best and self.measured is not None:
             lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
-            self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.dev, self.recipe)
+            self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.measured, self.recipe)
         return FinetuneResult(self.out, self.state.step, best_step, stopped, self.scores)
 
     def _resume(self, checkpoint: Checkpoint) -> bool:
@@ -319,17 +345,19 @@ class _Run:
 
     def _evaluate(self, state: TrainState) -> bool:
         """Measure, keep the best, save; says whether to stop early."""
-        if self.dev is not None:
+        if self.dev is not None and self.measured is not None:
             model = TaskModel(state.model.for_use(), self.tokenizer, self.recipe, self.compute)
-            recipe, predictions = with_best_threshold(self.recipe, self.dev, predict(model, self.dev))
-            results = measure(predictions, self.dev, self.recipe)
+            recipe, predictions = with_best_threshold(self.recipe, self.measured, predict(model, self.measured))
+            results = measure(predictions, self.measured, self.recipe)
             value = headline(results, self.recipe)
+            if TASKS[self.recipe.task.kind].predict is None:
+                results = {**results, "loss": target_loss(model, self.dev)}
             self.ledger.write(
                 "evaluate",
                 step=state.step,
                 headline=value,
                 results={name: result.to_dict() for name, result in results.items()},
-                records=len(self.dev.records),
+                records=len(predictions),
                 **({} if recipe is self.recipe else {"no_answer_threshold": recipe.task.no_answer_threshold}),
             )
             if self.progress:
@@ -342,10 +370,16 @@ class _Run:
         return self._is_enough()
 
     def _keep_best(self, state: TrainState, recipe: Recipe, predictions: Sequence[Prediction]) -> None:
+        assert self.measured is not None
         (self.out / BEST).mkdir(exist_ok=True)
         save_recipe(recipe, self.out / BEST / RECIPE)
         self._write_checkpoint(state, self.out / BEST, [], self.out / BEST / RECIPE)
-        replace_file(self.out / DEV_PREDICTIONS, as_json_lines(predictions))
+        answered = with_references(predictions, self.measured.records, self.recipe.task)
+        for name, lines in (
+            (DEV_PREDICTIONS, answered),
+            (DEV_SAMPLES, samples(answered, self.measured.records, self.recipe.task)),
+        ):
+            replace_file(self.out / name, as_json_lines(lines))
 
     def _save(self, state: TrainState) -> None:
         path = self._write_checkpoint(state, self.out / "checkpoints", state.optimizers, self.out / RECIPE)

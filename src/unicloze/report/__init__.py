@@ -8,5 +8,9 @@
                               |
               curves, fed, filled, lineage_table
 
+    RUN of a task -> task_history -> task_page (seeds_page of several) -> report.html
+                                        |
+                                     charts
+
 `example_view` and `picture` are what `unicloze inspect` shows, `page` is what `unicloze report` writes.
 """

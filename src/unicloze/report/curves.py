@@ -54,6 +54,7 @@ def line_chart(
     width: float = 560,
     height: float = 300,
     logarithmic: bool = False,
+    mark: tuple[float, str] | None = None,
 ) -> str:
     """Curves over the steps, each named at its end, with its last value.
 
@@ -63,6 +64,7 @@ def line_chart(
         width: In SVG's units; the page scales it.
         height: Likewise.
         logarithmic: Take a logarithmic y axis if the values are positive and span a factor of four or more.
+        mark: A step to mark, and what to call it.
 
     Returns:
         An `<svg>` element, or a sentence in a `<p>` if there is no finite value.
@@ -77,21 +79,25 @@ def line_chart(
     logarithmic = logarithmic and min(values) > 0 and max(values) / min(values) >= _LOG_FROM
     longest = max(len(f"{line.name} 0.000") for line in lines)
     margin = max(_RIGHT, 12 + _LETTER * longest)
-    x_axis = _Axis(min(0.0, *steps), max(steps), _LEFT, width - margin)
-    y_axis = _Axis(*_padded(min(values), max(values), logarithmic), height - _BOTTOM, _TOP, logarithmic=logarithmic)
+    x_axis = Axis(min(0.0, *steps), max(steps), _LEFT, width - margin)
+    y_axis = Axis(*_padded(min(values), max(values), logarithmic), height - _BOTTOM, _TOP, logarithmic=logarithmic)
 
     floor, right = height - _BOTTOM, width - margin
     parts = [f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{html.escape(title)}">']
     ticks = y_axis.ticks(5)
     for value, label in zip(ticks, apart(ticks), strict=True):
         y = y_axis.at(value)
-        parts += [f'<path class="grid" d="M{_LEFT:g} {y:.1f}H{right:g}"/>', _tick(_LEFT - 8, y, label, "end")]
+        parts += [f'<path class="grid" d="M{_LEFT:g} {y:.1f}H{right:g}"/>', tick(_LEFT - 8, y, label, "end")]
     for value in x_axis.ticks(6):
         x = x_axis.at(value)
-        parts += [f'<path class="axis" d="M{x:.1f} {floor:g}v4"/>', _tick(x, floor + 13, short(value), "middle")]
+        parts += [f'<path class="axis" d="M{x:.1f} {floor:g}v4"/>', tick(x, floor + 13, short(value), "middle")]
     parts.append(f'<path class="axis" d="M{_LEFT:g} {floor:g}H{right:g}"/>')
-    parts.append(_tick((_LEFT + right) / 2, height - 8, "step", "middle"))
+    parts.append(tick((_LEFT + right) / 2, height - 8, "step", "middle"))
 
+    if mark is not None:
+        x, anchor = x_axis.at(mark[0]), "end" if mark[0] > x_axis.low + (x_axis.high - x_axis.low) * 0.5 else "start"
+        beside = x - 5 if anchor == "end" else x + 5
+        parts += [f'<path class="mark" d="M{x:.1f} {_TOP:g}V{floor:g}"/>', tick(beside, floor - 9, mark[1], anchor)]
     ends = []
     for line, points in zip(lines, finite, strict=True):
         if points:
@@ -106,11 +112,12 @@ def line_chart(
     return "\n".join([*parts, "</svg>"]) + note
 
 
-def _tick(x: float, y: float, text: str, anchor: str) -> str:
+def tick(x: float, y: float, text: str, anchor: str) -> str:
+    """A label of an axis; `anchor` is SVG's text-anchor."""
     return f'<text class="tick" x="{x:.1f}" y="{y:.1f}" dy=".35em" text-anchor="{anchor}">{html.escape(text)}</text>'
 
 
-def _curve(line: Line, points: Points, smoothed: Points | None, x_axis: _Axis, y_axis: _Axis) -> str:
+def _curve(line: Line, points: Points, smoothed: Points | None, x_axis: Axis, y_axis: Axis) -> str:
     """A line, or a pale one under its running mean; few points are dots that tell their value."""
     name = html.escape(line.name)
     parts = [f'<g class="{line.classes}">']
@@ -192,8 +199,16 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
     return nice_ticks(low, high, most)
 
 
-class _Axis:
-    """From values to places."""
+class Axis:
+    """From values to places.
+
+    Args:
+        low: The lowest value.
+        high: The highest.
+        start: Where the lowest stands, in SVG's units.
+        end: Where the highest stands.
+        logarithmic: Equal factors are equally far apart.
+    """
 
     def __init__(self, low: float, high: float, start: float, end: float, *, logarithmic: bool = False) -> None:
         if low == high:
@@ -201,12 +216,14 @@ class _Axis:
         self.low, self.high, self.start, self.end, self.logarithmic = low, high, start, end, logarithmic
 
     def at(self, value: float) -> float:
+        """Where a value stands."""
         low, high, value = (math.log(v) for v in (self.low, self.high, value)) if self.logarithmic else (
             self.low, self.high, value
         )  # fmt: skip
         return self.start + (self.end - self.start) * (value - low) / (high - low)
 
     def ticks(self, most: int) -> list[float]:
+        """Round values on the axis, about `most` of them."""
         return (log_ticks if self.logarithmic else nice_ticks)(self.low, self.high, most)
 
 
@@ -217,7 +234,7 @@ def _padded(low: float, high: float, logarithmic: bool) -> tuple[float, float]:
     return (low - pad if low - pad >= 0 or low < 0 else 0.0), high + pad
 
 
-def _path(points: Points, x_axis: _Axis, y_axis: _Axis) -> str:
+def _path(points: Points, x_axis: Axis, y_axis: Axis) -> str:
     return "M" + "L".join(f"{x_axis.at(x):.1f} {y_axis.at(y):.1f}" for x, y in points)
 
 

@@ -20,7 +20,7 @@ from unicloze.model.build import Model
 from unicloze.model.dropout import DropoutKey
 from unicloze.settings import TrainingSettings
 from unicloze.training.batches import MicroBatch
-from unicloze.training.optimizers import schedule_factor, set_learning_rate
+from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
 from unicloze.training.recurrence import Memories, with_memory
 
 
@@ -98,6 +98,7 @@ def fit(
     with stop_after_step() as interruption:
         while state.step < settings.steps:
             started, micro_batches, memories = time.perf_counter(), next(steps), state.memories
+            set_learning(state.optimizers, state.step)
             try:
                 losses = accumulate_gradients(state, micro_batches, settings, compute, hooks.describe)
                 norm = clip_gradient(state.model, settings.clip_norm)

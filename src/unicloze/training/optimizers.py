@@ -1,8 +1,9 @@
-"""Optimisers and learning-rate schedules, as the settings name them."""
+"""Optimisers, learning-rate schedules, and what learns when, as the settings name them."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
@@ -11,59 +12,122 @@ from torch import nn
 from unicloze.model.attention import RelativeBias
 from unicloze.settings import TrainingSettings
 
+SLANTED_RATIO = 32
+"""How much smaller the lowest learning rate of a slanted triangle is than its peak (ULMFiT, Section 3.2)."""
 
-def build_optimizers(model: nn.Module, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
+_LAYER = re.compile(r"\bbackbone\.layers\.(\d+)\.")
+_MATRICES, _VECTORS, _HIDDEN = "matrices", "vectors", "hidden"
+
+
+def build_optimizers(
+    model: nn.Module, settings: TrainingSettings, *, layer_decay: float = 1.0, unfreeze_every: float = 0.0
+) -> list[torch.optim.Optimizer]:
     """AdamW or Adamax for everything, or Muon for the matrices inside the layers and AdamW for the rest.
 
     Matrices decay; biases, normalisations and the relative position bias do not. Each group remembers its peak learning
-    rate as `peak_lr`.
+    rate as `peak_lr` and the step from which it learns as `first_step`.
+
+    Args:
+        model: The weights.
+        settings: Optimiser and learning rates.
+        layer_decay: Factor of the peak learning rate for each layer further down, see `depths` (ULMFiT's discriminative
+            fine-tuning, Section 3.2).
+        unfreeze_every: Steps after which one more layer learns, from the top down (ULMFiT's gradual unfreezing, Section
+            3.3); all learn from the start if 0.
     """
-    hidden, matrices, vectors = [], [], []
+    apart = layer_decay != 1.0 or unfreeze_every > 0
     undecayed = {id(p) for module in model.modules() if isinstance(module, RelativeBias) for p in module.parameters()}
+    members: dict[tuple[int, str], list[nn.Parameter]] = {}
+    depth_of = depths(model)
     for name, parameter in model.named_parameters():
+        kind = _MATRICES
         if parameter.ndim < 2 or id(parameter) in undecayed:
-            vectors.append(parameter)
+            kind = _VECTORS
         elif settings.optimizer == "muon" and ".layers." in name and parameter.ndim == 2:
-            hidden.append(parameter)
-        else:
-            matrices.append(parameter)
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    shared: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
+            kind = _HIDDEN
+        members.setdefault((depth_of[name] if apart else 0, kind), []).append(parameter)
+
+    def groups(rate: float, *kinds: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "params": members[depth, kind],
+                "weight_decay": 0.0 if kind == _VECTORS else settings.weight_decay,
+                "lr": rate * layer_decay**depth,
+                "first_step": round(depth * unfreeze_every),
+            }
+            for depth in range(1 + max(depth_of.values()))
+            for kind in kinds
+            if (depth, kind) in members
+        ]
+
+    everything = groups(settings.learning_rate, _MATRICES, _VECTORS)
+    moments: dict[str, Any] = {"betas": settings.betas, "eps": settings.epsilon}
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Adamax(groups, **shared)
+        torch.optim.Adamax(everything, **moments)
         if settings.optimizer == "adamax"
-        else torch.optim.AdamW(groups, **shared, fused=True)
+        else torch.optim.AdamW(everything, **moments, fused=True)
     ]
+    hidden = groups(settings.muon_learning_rate or settings.learning_rate, _HIDDEN)
     if hidden:
-        optimizers.append(
-            torch.optim.Muon(
-                hidden,
-                lr=settings.muon_learning_rate or settings.learning_rate,
-                weight_decay=settings.weight_decay,
-                momentum=settings.muon_momentum,
-                adjust_lr_fn="match_rms_adamw",
-            )
-        )
+        optimizers.append(torch.optim.Muon(hidden, momentum=settings.muon_momentum, adjust_lr_fn="match_rms_adamw"))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
     return optimizers
 
 
+def depths(model: nn.Module) -> dict[str, int]:
+    """How many layers stand above each weight, by its name.
+
+    The heads are 0, the last layer is 1, and so on down to the embeddings, with which goes what is computed of positions
+    once for all layers. What holds no weights is not counted: layers that share those of the first (ALBERT), or heads that
+    have none (GPT-2's output matrix is that of the embeddings).
+    """
+    names = [name for name, _ in model.named_parameters()]
+    layers = {name: int(match[1]) for name in names if (match := _LAYER.search(name))}
+    last = max(layers.values(), default=0)
+    heights: dict[str, float] = {}
+    for name in names:
+        if name in layers or ".final_norm." in name:
+            heights[name] = layers.get(name, last)
+        else:
+            heights[name] = -1 if "backbone." in name else math.inf
+    order = sorted(set(heights.values()), reverse=True)
+    return {name: order.index(height) for name, height in heights.items()}
+
+
+def set_learning(optimizers: list[torch.optim.Optimizer], step: int) -> None:
+    """Let those groups learn whose first step has come; the others get no gradient, no update and no moments.
+
+    Args:
+        optimizers: Made by `build_optimizers`.
+        step: Steps done.
+    """
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            learns = step >= group.get("first_step", 0)  # groups of older checkpoints have none
+            for parameter in group["params"]:
+                parameter.requires_grad_(learns)
+
+
 def schedule_factor(step: int, settings: TrainingSettings) -> float:
-    """Share of the peak learning rate at a step, counted from 0: a linear warm-up, then the schedule down to 0."""
+    """Share of the peak learning rate at a step, counted from 0: a linear warm-up, then the schedule down to 0.
+
+    A slanted triangle begins at a 32nd of the peak and comes back to it. With T steps and a warm-up of T x cut_frac this is
+    ULMFiT's equation 3.
+    """
+    left, since_warmup = settings.steps - step, max(1, settings.steps - settings.warmup_steps)
+    if settings.schedule == "slanted_triangular":
+        share = step / settings.warmup_steps if step < settings.warmup_steps else left / since_warmup
+        return (1 + share * (SLANTED_RATIO - 1)) / SLANTED_RATIO
     if step < settings.warmup_steps:
         return (step + 1) / settings.warmup_steps
-    left = settings.steps - step
     if settings.schedule == "constant":
         return 1.0
     if settings.schedule == "wsd":
         decay = settings.decay_steps if settings.decay_steps is not None else max(1, settings.steps // 10)
         return min(1.0, left / max(1, decay))
-    share = left / max(1, settings.steps - settings.warmup_steps)
+    share = left / since_warmup
     return share if settings.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * share))
 
 

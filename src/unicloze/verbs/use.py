@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.verbs.common import PathLike, opening
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from unicloze.decoding.infill import FillResult, Order
     from unicloze.decoding.likelihood import TextScore
     from unicloze.evaluation.blimp import BlimpResult, Mode
+    from unicloze.evaluation.choices import PromptResult
+    from unicloze.evaluation.lambada import LambadaResult
     from unicloze.evaluation.metrics.result import MetricResult
     from unicloze.training.models import LoadedModel
 
@@ -80,18 +82,26 @@ def evaluate(
     references: PathLike | Sequence[PathLike] = (),
     na_probabilities: PathLike | None = None,
     options: Mapping[str, str] | None = None,
-) -> BlimpResult | MetricResult:
-    """Measure a model on BLiMP's minimal pairs, or predictions by a metric.
+    lambada: PathLike | None = None,
+    stop_words: PathLike | None = None,
+    cbt: PathLike | None = None,
+    prompt: PathLike | None = None,
+    records: PathLike | None = None,
+    examples: PathLike | None = None,
+    shots: int = 0,
+    seed: int = 0,
+) -> BlimpResult | MetricResult | LambadaResult | PromptResult:
+    """Measure a model on what it was not trained for, or predictions by a metric.
 
-    A model and BLiMP give its accuracy without any training on the pairs; see `unicloze.evaluation.blimp.blimp`. A metric
-    compares files and needs no model; see `unicloze.evaluation.metrics`.
+    A model is measured on BLiMP's minimal pairs, LAMBADA's last words, the Children's Book Test, or by prompts made of any
+    records; see `unicloze.evaluation`. A metric compares files and needs no model; see `unicloze.evaluation.metrics`.
 
     Args:
         model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
         blimp: The folder of BLiMP's .jsonl files, an archive of them, or one of them.
         mode: `pseudo` compares pseudo-log-likelihoods, `chain` those of the chain rule, `both` both; `pseudo` if not given
             and the model's objective defines it, else `chain`.
-        limit: Take only so many pairs of each set.
+        limit: Take only so many pairs of each set, passages, questions or records.
         filter: Keep only pairs of known words: a list of them, or `corpus`, the words of the model's own corpus.
         quiet: Show no progress.
         metric: Name of a metric; those of `unicloze.evaluation.metrics.registry.METRICS`.
@@ -99,26 +109,62 @@ def evaluate(
         references: File of references, or several where each prediction has several. `diversity` needs none.
         na_probabilities: For `squad`: file of how sure the model is of each question that it has no answer.
         options: Settings of the metric by name, such as `{"profile": "cnndm"}`.
+        lambada: LAMBADA's passages; see `unicloze.evaluation.lambada.lambada`.
+        stop_words: Words that cannot be LAMBADA's last: a list, or `english`.
+        cbt: A file of the Children's Book Test; see `unicloze.evaluation.childrens_books.childrens_books`.
+        prompt: A prompt file; see `unicloze.evaluation.prompting.prompted`.
+        records: The records to prompt with.
+        examples: Labelled records to draw the examples of each prompt from.
+        shots: Examples in each prompt.
+        seed: Names their draws.
 
     Raises:
         UsageError: The model's objective does not define the mode, there is no such metric or option, or an argument
             is missing or of the other use.
         UniclozeError: There is no whole checkpoint, a file cannot be read, files do not match, or an extra is absent.
     """
+    asked: dict[str, dict[str, Any]] = {
+        "blimp": {"mode": mode, "filter": filter},
+        "lambada": {"stop-words": stop_words},
+        "cbt": {},
+        "prompt": {"records": records, "examples": examples, "shots": shots or None, "seed": seed or None},
+    }
     if metric is not None:
-        if any(given is not None for given in (model, blimp, mode, limit, filter)):
+        if any(given is not None for given in (model, blimp, mode, limit, filter, lambada, cbt, prompt)):
             raise UsageError("A metric compares files: leave out model, blimp, mode, limit and filter.")
         return _measure(metric, predictions, references, na_probabilities, options or {})
     if predictions is not None or references or na_probabilities is not None or options:
         raise UsageError("Predictions and references need a metric: name one.")
-    if model is None or blimp is None:
-        raise UsageError("Give a model and blimp, or a metric with predictions and references.")
+    named = [name for name, path in zip(asked, (blimp, lambada, cbt, prompt), strict=True) if path is not None]
+    if model is None or len(named) != 1:
+        raise UsageError(f"Give a model and one of {', '.join(asked)}, or a metric with predictions and references.")
+    for other in asked.keys() - set(named):
+        strange = next((option for option, value in asked[other].items() if value is not None), None)
+        if strange is not None:
+            raise UsageError(f"{strange} goes with {other}, not with {named[0]}: leave it out.")
     from unicloze.training.allocator import tune_allocator
 
     tune_allocator()
+    opened = opening(model)
+    if lambada is not None:
+        from unicloze.evaluation import lambada as last_words
+
+        return last_words.lambada(opened, lambada, stop_words=stop_words, limit=limit, progress=not quiet)
+    if cbt is not None:
+        from unicloze.evaluation.childrens_books import childrens_books
+
+        return childrens_books(opened, cbt, limit=limit, progress=not quiet)
+    if prompt is not None:
+        if records is None:
+            raise UsageError("A prompt needs records: name their file.")
+        from unicloze.evaluation.prompting import prompted
+
+        return prompted(
+            opened, prompt, records, examples=examples, shots=shots, seed=seed, limit=limit, progress=not quiet
+        )
     from unicloze.evaluation import blimp as room
 
-    return room.blimp(opening(model), blimp, mode=mode, limit=limit, filter_by=filter, progress=not quiet)
+    return room.blimp(opened, blimp or "", mode=mode, limit=limit, filter_by=filter, progress=not quiet)
 
 
 def _measure(

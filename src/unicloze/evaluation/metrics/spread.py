@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 
 from unicloze import keyed
-from unicloze.errors import UsageError
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 
 _STREAM = 0
+_SAMPLES = 200
+"""A standard error of so many samples is itself right to about 5 %."""
+_MEANS = {"rouge", "coco", "lambada", "squad"}
+"""Metrics with values that are means over items, and quickly taken of one item."""
+_CLOSE = 1e-6
+"""How far in percent the mean of all items may be from the value for it to count as that."""
 
 
 def binomial_error(percent: float, items: int) -> float:
@@ -29,7 +36,7 @@ def binomial_error(percent: float, items: int) -> float:
 
 
 def bootstrap_errors(
-    metric: Callable[[Sequence[Any], Sequence[Any]], MetricResult],
+    measure: Callable[[Sequence[Any], Sequence[Any]], MetricResult],
     predictions: Sequence[Any],
     references: Sequence[Any],
     *,
@@ -42,7 +49,7 @@ def bootstrap_errors(
     sample alone (Efron 1979).
 
     Args:
-        metric: Takes predictions and references in the same order.
+        measure: Takes predictions and references in the same order.
         predictions: The predictions.
         references: The references.
         samples: Samples to draw, 2 or more.
@@ -60,6 +67,57 @@ def bootstrap_errors(
     rows = []
     for number in range(samples):
         drawn = keyed.below(keyed.bits(keyed.key(seed, number), _STREAM, places), len(predictions))
-        rows.append(metric([predictions[i] for i in drawn], [references[i] for i in drawn]).values)
+        rows.append(measure([predictions[i] for i in drawn], [references[i] for i in drawn]).values)
     drawn_values = {name: [row[name] for row in rows if name in row] for name in dict.fromkeys(itertools.chain(*rows))}
     return {name: float(np.std(values, ddof=1)) for name, values in drawn_values.items() if len(values) > 1}
+
+
+def standard_errors(
+    name: str, predictions: Sequence[Any], references: Sequence[Any], **options: Any
+) -> dict[str, float]:
+    """Standard error of each value of a metric of the registry, as far as it has one that is quickly found.
+
+    That of a share is the binomial one. Labels, numbers and tags are drawn anew a few hundred times (`bootstrap_errors`).
+    What is the mean of what each item alone is worth, as ROUGE is and BLEU is not, has the standard error of a mean.
+
+    Args:
+        name: Name of the metric.
+        predictions: What it compares, in the order of the references.
+        references: Likewise.
+        options: Those of the metric.
+
+    Raises:
+        UniclozeError: Predictions and references do not match, or a library that the metric needs is absent.
+    """
+    chosen = metric(name)
+    if not predictions:
+        return {}
+
+    def measure(found: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
+        if chosen.compares == "squad":
+            ids = [str(number) for number in range(len(found))]
+            return chosen(dict(zip(ids, found, strict=True)), dict(zip(ids, wanted, strict=True)), **options)
+        return chosen(found, wanted, **options)
+
+    if name == "accuracy":
+        whole = measure(predictions, references)
+        return {key: binomial_error(value, whole.items) for key, value in whole.values.items()}
+    if chosen.compares in ("labels", "numbers", "tags"):
+
+        def of_sample(found: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
+            try:
+                return measure(found, wanted)
+            except UniclozeError:  # a sample without a single positive label has no F1
+                return MetricResult(metric=name, values={}, items=len(found))
+
+        return bootstrap_errors(of_sample, predictions, references, samples=_SAMPLES)
+    if name not in _MEANS:
+        return {}
+    whole = measure(predictions, references)
+    each = [measure([p], [r]).values for p, r in zip(predictions, references, strict=True)]
+    errors = {}
+    for key, value in whole.values.items():
+        alone = [values[key] for values in each if key in values]
+        if len(alone) == len(each) > 1 and abs(float(np.mean(alone)) - value) <= _CLOSE:
+            errors[key] = float(np.std(alone, ddof=1)) / math.sqrt(len(alone))
+    return errors

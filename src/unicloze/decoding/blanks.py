@@ -1,0 +1,204 @@
+"""How likely answers are in the blanks of texts: what zero- and few-shot prompting asks of a model.
+
+A causal model gives the answer, and what follows it, from what stands before. A model that predicts step by step (PAR) gives
+the answer from both sides, token by token from left to right, with a mask at each token that is not yet known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
+from unicloze.decoding.texts import by_length, check_text, longest_text, one_segment
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import Examples, Target, collate
+from unicloze.model.heads import cross_entropy
+from unicloze.objectives import defined
+from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.text.windows import Windows
+
+if TYPE_CHECKING:
+    from unicloze.training.models import LoadedModel
+
+Ints = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+By = Literal["par", "chain"]
+
+ABILITIES: dict[By, Ability] = {"par": "stepwise", "chain": "causal"}
+"""How a blank is filled, the better way first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blank:
+    """A text and the answer in it.
+
+    Args:
+        before: What stands before the answer; it does not end in white space, which belongs to the answer.
+        answer: The answer.
+        after: What stands behind it.
+        place: Where it is from, for messages.
+    """
+
+    before: str
+    answer: str
+    after: str = ""
+    place: str = "a text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    """How likely an answer is.
+
+    Args:
+        logs: log p of each token that is asked, in nats; nan for one the model never predicts ([UNK]). Of a causal model
+            those of the answer and of what follows it, else those of the answer. *Shape:* (tokens,)
+        greedy: Whether each is the likeliest of all ordinary tokens at its place. *Shape:* (tokens,)
+    """
+
+    logs: npt.NDArray[np.float64]
+    greedy: Flags
+
+
+def way_of(recipe: Recipe) -> By:
+    """How a model fills blanks.
+
+    Raises:
+        UsageError: Its objective defines neither way.
+    """
+    objective = objective_of(recipe)
+    found = next((by for by, ability in ABILITIES.items() if part_with(objective, ability) is not None), None)
+    if found is None:
+        raise UsageError(
+            f"{lacks(objective, 'causal', 'the likelihood of an answer')}: use a model of another objective, such as causal "
+            "or unilmv2 with the target par"
+        )
+    return found
+
+
+def fill_blanks(
+    model: LoadedModel,
+    blanks: Sequence[Blank],
+    *,
+    batch_size: int = 64,
+    never_first: Ints | None = None,
+    progress: Callable[[int], object] = lambda _: None,
+) -> list[Filled]:
+    """How likely each answer is; what stands before it is cut from the left where the model reads no more, said once.
+
+    A score depends neither on the other blanks nor on `batch_size`, up to rounding.
+
+    Args:
+        model: Predicts step by step or from left to right.
+        blanks: Texts with their answers.
+        batch_size: Most rows of one forward pass.
+        never_first: Tokens that cannot be the likeliest one at an answer's first token; their probability is as it is.
+        progress: Is told how many blanks were filled, after each forward pass.
+
+    Raises:
+        UsageError: The model's objective defines neither way.
+        UniclozeError: An answer has no tokens, or more than the model reads at once; the message names its place.
+    """
+    by = way_of(model.recipe)
+    settings = part_with(objective_of(model.recipe), ABILITIES[by])
+    assert settings is not None
+    rows = _rows(model, blanks, by)
+    asked = [int(flags.sum()) for _, flags in rows]
+    lengths = [
+        len(tokens) + 2 * count if by == "par" else 2 * len(tokens)
+        for (tokens, _), count in zip(rows, asked, strict=True)
+    ]
+    special = torch.from_numpy(model.tokenizer.vocabulary.special).long()
+    banned = torch.from_numpy(np.zeros(0, np.int32) if never_first is None else never_first).long()
+    found: list[Filled] = [Filled(logs=np.zeros(0), greedy=np.zeros(0, bool))] * len(blanks)
+    for block in by_length(lengths, batch_size):
+        windows = one_segment([rows[number][0] for number in block], model.tokenizer.vocabulary)
+        flags = np.zeros(windows.token_ids.shape, dtype=bool)
+        for row, number in enumerate(block):
+            flags[row, 1 : 1 + len(rows[number][1])] = rows[number][1]
+        examples = _lay_out(model, windows, flags & windows.maskable, settings, by)
+        logs, greedy = _ask(model, examples, special, banned)
+        for row, number in enumerate(block):
+            known = windows.maskable[row][flags[row]]
+            filled = Filled(logs=np.full(asked[number], np.nan), greedy=np.zeros(asked[number], dtype=bool))
+            filled.logs[known] = logs[row, : known.sum()]
+            filled.greedy[known] = greedy[row, : known.sum()]
+            found[number] = filled
+        progress(len(block))
+    return found
+
+
+def _rows(model: LoadedModel, blanks: Sequence[Blank], by: By) -> list[tuple[Ints, Flags]]:
+    """Tokens of each text as far as the model reads them, and which of them are asked."""
+    limit, cut = longest_text(model), 0
+    for blank in blanks:
+        check_text(blank.answer, f"the answer of {blank.place}")
+    texts = [blank.before + blank.answer + blank.after for blank in blanks]
+    rows = []
+    for blank, (tokens, offsets) in zip(blanks, model.tokenizer.encode_batch_with_offsets(texts), strict=True):
+        first = len(blank.before)
+        asked = offsets[:, 1] > first
+        if by == "par":
+            asked &= offsets[:, 0] < first + len(blank.answer)
+        over = len(tokens) - limit
+        if not asked.any():
+            raise UniclozeError(f"{blank.place}: the answer '{blank.answer}' has no tokens: give it a word")
+        if over > int(asked.argmax()):
+            raise UniclozeError(
+                f"{blank.place}: the answer and what follows it have {len(tokens) - int(asked.argmax())} tokens, and the "
+                f"model reads {limit} at once: shorten them"
+            )
+        cut += over > 0
+        rows.append((tokens[max(0, over) :], asked[max(0, over) :]))
+    if cut:
+        warnings.warn(
+            f"{cut:,} of {len(blanks):,} texts are longer than the {limit} tokens the model reads at once and lose their "
+            "beginning",
+            stacklevel=3,
+        )
+    return rows
+
+
+def _lay_out(model: LoadedModel, windows: Windows, asked: Flags, settings: ObjectiveSettings, by: By) -> Examples:
+    """Rows whose predictions are the asked tokens, from left to right."""
+    vocabulary = model.tokenizer.vocabulary
+    if by == "par":
+        steps = np.where(asked, np.cumsum(asked, axis=1) - 1, -1).astype(np.int32)
+        stepwise = defined(settings).stepwise
+        assert stepwise is not None
+        return stepwise(windows, steps, vocabulary, settings)
+    causal = defined(settings).causal
+    assert causal is not None
+    examples = causal(windows, vocabulary, settings)
+    ((name, target),) = examples.targets.items()
+    row, position = np.nonzero(asked)
+    place = (np.cumsum(asked, axis=1) - 1)[row, position]
+    rank = (np.cumsum(windows.maskable, axis=1) - 1)[row, position]
+    shape = len(windows), max(1, int(asked.sum(axis=1).max(initial=0)))
+    slots = np.zeros((*shape, *target.slots.shape[2:]), dtype=np.int32)
+    labels, weights = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.float32)
+    slots[row, place], labels[row, place], weights[row, place] = target.slots[row, rank], target.labels[row, rank], 1.0
+    return dataclasses.replace(examples, targets={name: Target(slots=slots, labels=labels, weights=weights)})
+
+
+@torch.inference_mode()
+def _ask(
+    model: LoadedModel, examples: Examples, special: torch.Tensor, never_first: torch.Tensor
+) -> tuple[npt.NDArray[np.float64], Flags]:
+    """log p of each label, and whether it is the likeliest ordinary token. *Shape:* (rows, predictions) each"""
+    device = next(model.model.parameters()).device
+    batch = collate(examples, device=device)
+    ((name, logits),) = model.model.logits(batch).items()
+    labels = batch.targets[name].labels
+    losses = cross_entropy(logits.flatten(0, 1), labels.flatten()).unflatten(0, labels.shape)
+    logits[:, :, special.to(device)] = -torch.inf
+    logits[:, 0, never_first.to(device)] = -torch.inf
+    greedy: Flags = (logits.argmax(dim=-1) == labels).cpu().numpy()
+    return -losses.double().cpu().numpy(), greedy

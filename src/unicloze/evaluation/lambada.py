@@ -1,0 +1,173 @@
+"""LAMBADA (Paperno et al. 2016): the last word of a passage that can only be guessed from all of it, without training.
+
+A word is right if each of its tokens is the likeliest one after those before it, as GPT-2 counts it (Radford et al. 2019,
+Section 3.3). The perplexity is that of whole words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from unicloze.decoding.blanks import Blank, By, fill_blanks, way_of
+from unicloze.decoding.texts import open_model
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.blimp import to_fastest_device
+from unicloze.evaluation.known_words import listed_words
+from unicloze.evaluation.metrics.spread import binomial_error
+from unicloze.settings import TaskSettings
+from unicloze.tasks.records import Record, read_records
+from unicloze.text.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from unicloze.decoding.texts import ModelLike
+
+ENGLISH = "english"
+"""As a list of stop words: the function words below."""
+
+STOP_WORDS = frozenset({
+    "a", "about", "above", "after", "again", "against", "ain", "all", "also", "am", "an", "and", "any", "are", "aren",
+    "as", "at", "be", "because", "been", "before", "being", "below", "between", "both", "but", "by", "can", "cannot",
+    "could", "couldn", "d", "did", "didn", "do", "does", "doesn", "doing", "don", "down", "during", "each", "few",
+    "for", "from", "further", "had", "hadn", "has", "hasn", "have", "haven", "having", "he", "her", "here", "hers",
+    "herself", "him", "himself", "his", "how", "i", "if", "in", "into", "is", "isn", "it", "its", "itself", "just",
+    "ll", "m", "ma", "me", "might", "mightn", "more", "most", "must", "mustn", "my", "myself", "need", "needn", "no",
+    "nor", "not", "now", "o", "of", "off", "on", "once", "only", "or", "other", "ought", "our", "ours", "ourselves",
+    "out", "over", "own", "re", "s", "same", "shall", "shan", "she", "should", "shouldn", "so", "some", "such", "t",
+    "than", "that", "the", "their", "theirs", "them", "themselves", "then", "there", "these", "they", "this", "those",
+    "through", "to", "too", "under", "until", "up", "upon", "us", "ve", "very", "was", "wasn", "we", "were", "weren",
+    "what", "when", "where", "which", "while", "who", "whom", "whose", "why", "will", "with", "won", "would",
+    "wouldn", "y", "yet", "you", "your", "yours", "yourself", "yourselves",
+})  # fmt: skip
+"""English words that say little by themselves and seldom end a passage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LambadaResult:
+    """What a model makes of LAMBADA.
+
+    Args:
+        model: The checkpoint.
+        by: `chain` rule, or `par`, which knows the number of the word's tokens and that the text ends with it.
+        passages: Passages.
+        accuracy: Share of the words that are right, in percent.
+        accuracy_error: Its standard error.
+        perplexity: exp of minus the mean log p of a word; infinite where it overflows.
+        perplexity_error: Its standard error, to first order.
+        unknown: Passages whose word the vocabulary cannot spell: they count as wrong and have no part in the perplexity.
+        stop_words: Stop words that cannot be predicted; 0 without the filter.
+    """
+
+    model: str
+    by: By
+    passages: int
+    accuracy: float
+    accuracy_error: float
+    perplexity: float
+    perplexity_error: float
+    unknown: int
+    stop_words: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields, fit for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        how = {"chain": "by the chain rule", "par": "by PAR, the number of the word's tokens known"}[self.by]
+        lines = [
+            f"LAMBADA, {self.passages:,} passages, {how}",
+            f"  accuracy    {self.accuracy:>12.2f} % \u00b1 {self.accuracy_error:.2f} (standard error)",
+            f"  perplexity  {self.perplexity:>12,.2f}   \u00b1 {self.perplexity_error:,.2f}, of a word",
+        ]
+        if self.stop_words:
+            lines.append(f"  {self.stop_words} stop words are not predicted")
+        if self.unknown:
+            lines.append(f"  {self.unknown:,} words that the vocabulary cannot spell count as wrong")
+        return "\n".join(lines)
+
+
+def lambada(
+    model: ModelLike,
+    path: str | Path,
+    *,
+    stop_words: str | Path | None = None,
+    limit: int | None = None,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> LambadaResult:
+    """Predict the last word of every passage.
+
+    A model given by its path computes on a CUDA device where there is one, a loaded one where it lies.
+
+    Args:
+        model: A run directory, a checkpoint or a loaded model.
+        path: Records with `context` and `continuation`, or with `text`, whose last word is asked.
+        stop_words: GPT-2's filter: a token that spells one of these words is never taken for the first of the last word.
+            A list, one word a line, or `english`.
+        limit: Take only so many passages.
+        batch_size: Most rows of one forward pass.
+        progress: Show progress on stderr.
+
+    Raises:
+        UsageError: The model's objective cannot fill blanks, or an argument cannot be.
+        UniclozeError: The passages, the list or the model cannot be read.
+    """
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit is {limit}: give 1 or more")
+    blanks = [_blank(record) for record in read_records(Path(path), TaskSettings())[:limit]]
+    words = None if stop_words is None else STOP_WORDS if stop_words == ENGLISH else listed_words(stop_words)
+    loaded = open_model(model)
+    by = way_of(loaded.recipe)
+    if loaded is not model:
+        to_fastest_device(loaded)
+    never = None if words is None else spelling(words, loaded.tokenizer)
+    with tqdm(total=len(blanks), desc="LAMBADA", unit=" passages", disable=not progress, file=sys.stderr) as bar:
+        found = fill_blanks(loaded, blanks, batch_size=batch_size, never_first=never, progress=bar.update)
+    logs = np.array([filled.logs.sum() for filled in found])
+    scored = logs[~np.isnan(logs)]
+    if not len(scored):
+        raise UniclozeError(f"The model's vocabulary cannot spell a single word of {path}: it is of another language.")
+    right = sum(bool(filled.greedy.all()) for filled in found)
+    accuracy, mean = 100 * right / len(found), -float(scored.mean())
+    perplexity = math.exp(mean) if mean < 700 else math.inf
+    deviation = float(scored.std(ddof=1)) if len(scored) > 1 else math.nan
+    return LambadaResult(
+        model=str(loaded.path),
+        by=by,
+        passages=len(found),
+        accuracy=accuracy,
+        accuracy_error=binomial_error(accuracy, len(found)),
+        perplexity=perplexity,
+        perplexity_error=perplexity * deviation / math.sqrt(len(scored)),
+        unknown=len(found) - len(scored),
+        stop_words=0 if words is None else len(words),
+    )
+
+
+def spelling(words: Collection[str], tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
+    """The ids of the tokens that spell one of some words in lower case, whatever their own case; pieces of words do not."""
+    vocabulary = tokenizer.vocabulary
+    whole = [int(token) for token in vocabulary.ordinary if not vocabulary.continues[token]]
+    spelled = [token for token in whole if tokenizer.decode([token]).strip().lower() in words]
+    return np.array(spelled, dtype=np.int32)
+
+
+def _blank(record: Record) -> Blank:
+    """The passage of a record and its last word."""
+    settings = TaskSettings()
+    if "continuation" in record.fields:
+        before, word = record.text(settings, "context"), record.text(settings, "continuation").strip()
+    else:
+        before, _, word = record.text(settings, "text").strip().rpartition(" ")
+    if not word or not before.strip():
+        raise UniclozeError(f"{record.place}: a passage has a last word and something before it; this has not")
+    return Blank(before=before.rstrip(), answer=f" {word}", place=record.place)

@@ -1,0 +1,207 @@
+r"""Prompt files: how a record becomes a text with a blank, as YAML or JSON.
+
+    template: "Review: {text}\nSentiment: {label}"
+    labels: {positive: good, negative: bad}
+
+`{label}` is the blank; every other name in braces is a field of the record. See `Prompt` for all keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.choices import NORMALISERS, Normaliser
+from unicloze.settings import DecodingSettings, TaskSettings
+from unicloze.tasks.records import Record
+
+LABEL = "label"
+"""The blank in a template, and the role of the right answer."""
+
+Parts = Sequence[tuple[str, str | None]]
+"""Literal text and the field that comes after it, None at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """How records become texts with a blank.
+
+    Args:
+        name: What to call it.
+        template: Text with fields in braces; `{{` and `}}` are braces. Without `{label}` the model goes on with the text.
+        labels: The answer of each label, in the order in which ties are decided.
+        options: Field that holds a list of answers instead; the label is the number of the right one from 0, or its text.
+        separator: Stands between examples, and before the record itself.
+        instruction: Stands in front of all, if not empty.
+        normalise: What log-likelihoods are divided by: `sum` by nothing, `token`, `byte`.
+        fields: Where the file keeps what the template calls `label` or otherwise; under that name if not given.
+        format: Of the records, as `TaskSettings.format`.
+        metrics: What is measured; of labels where there is a blank, else of texts.
+        generate: How texts are written where there is no blank: settings of `DecodingSettings`.
+    """
+
+    name: str
+    template: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    options: str | None = None
+    separator: str = "\n\n"
+    instruction: str = ""
+    normalise: Normaliser = "sum"
+    fields: Mapping[str, str] = field(default_factory=dict)
+    format: str = "auto"
+    metrics: Sequence[str] = ()
+    generate: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def records(self) -> TaskSettings:
+        """How its files of records are read."""
+        return TaskSettings(format=self.format, fields=dict(self.fields))
+
+    @property
+    def has_blank(self) -> bool:
+        """Whether answers are chosen, or texts written."""
+        return any(name == LABEL for _, name in self._parts)
+
+    @cached_property
+    def _parts(self) -> Parts:
+        return [(literal, name) for literal, name, _, _ in string.Formatter().parse(self.template)]
+
+    def sides(self, record: Record) -> tuple[str, str]:
+        """What stands before the blank and behind it; all of the text and nothing where there is none.
+
+        Raises:
+            UniclozeError: The record lacks a field; the message names its line.
+        """
+        sides = ["", ""]
+        behind = 0
+        for literal, name in self._parts:
+            sides[behind] += literal
+            if name == LABEL:
+                behind = 1
+            elif name is not None:
+                value = record.get(self.records, name)
+                sides[behind] += str(value) if isinstance(value, int | float) else record.text(self.records, name)
+        return sides[0], sides[1]
+
+    def answers(self, record: Record) -> dict[str, str]:
+        """The answers a record may have, by name.
+
+        Raises:
+            UniclozeError: Its list of them is none; the message names its line.
+        """
+        if self.options is None:
+            return dict(self.labels)
+        found = record.get(self.records, self.options)
+        if not isinstance(found, list) or not found or not all(isinstance(one, str) and one.strip() for one in found):
+            raise UniclozeError(f"{record.place}: '{self.options}' is no list of texts, which `options` says it is")
+        return {str(number): text for number, text in enumerate(found)}
+
+    def gold(self, record: Record) -> str | None:
+        """Name of the right answer; None if the record has no label.
+
+        Raises:
+            UniclozeError: It is none of the answers; the message names its line.
+        """
+        value = record.get(self.records, LABEL)
+        if value is None:
+            return None
+        answers = self.answers(record)
+        named = str(value) if str(value) in answers else None
+        if named is None and self.options is not None:
+            named = next((name for name, text in answers.items() if text == value), None)
+        if named is None:
+            raise UniclozeError(
+                f"{record.place}: the label '{value}' is none of those of the prompt ({', '.join(answers)})"
+            )
+        return named
+
+    def example(self, record: Record) -> str:
+        """A record with its right answer in the blank, or with its text behind it.
+
+        Raises:
+            UniclozeError: It has none; the message names its line.
+        """
+        before, after = self.sides(record)
+        if not self.has_blank:
+            return f"{before.rstrip()} {record.text(self.records, LABEL).strip()}"
+        gold = self.gold(record)
+        if gold is None:
+            raise UniclozeError(f"{record.place}: an example needs a label, and this record has none")
+        return before + self.answers(record)[gold] + after
+
+    def text(self, record: Record, examples: Sequence[Record] = ()) -> tuple[str, str]:
+        """What stands before the blank, with the instruction and the examples, and behind it."""
+        before, after = self.sides(record)
+        shown = [self.instruction] if self.instruction else []
+        return self.separator.join([*shown, *map(self.example, examples), before]), after
+
+
+def read_prompt(path: Path) -> Prompt:
+    """A prompt file.
+
+    Raises:
+        UsageError: A key is unknown or missing, or a value cannot be; the message names the file.
+        UniclozeError: The file is absent or no YAML.
+    """
+    if not path.is_file():
+        raise UniclozeError(f"There is no prompt file {path}: name one in YAML or JSON.")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UniclozeError(f"{path} is neither YAML nor JSON ({' '.join(str(error).split())}): mend it.") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} is no mapping of settings: write it as in 'template: \"...{{label}}\"'.")
+    known = {one.name: one for one in dataclasses.fields(Prompt)}
+    for key in values:
+        if key not in known:
+            raise UsageError(f"{path}: there is no key '{key}': the keys are {', '.join(known)}.")
+    values = {"name": path.stem, "template": None, **values}
+    _check_types(path, values)
+    labels = {_spelled(label): str(answer) for label, answer in values.get("labels", {}).items()}
+    prompt = Prompt(**{**values, "labels": labels})
+    _check(path, prompt)
+    default = ("accuracy",) if prompt.has_blank else ("rouge",)
+    return dataclasses.replace(prompt, metrics=tuple(prompt.metrics) or default)
+
+
+def _spelled(label: Any) -> str:
+    """YAML reads yes and no as booleans, which records spell out."""
+    return {True: "yes", False: "no"}[label] if isinstance(label, bool) else str(label)
+
+
+def _check_types(path: Path, values: Mapping[str, Any]) -> None:
+    kinds: Mapping[str, tuple[type, str]] = {
+        **dict.fromkeys(("labels", "fields", "generate"), (dict, "a mapping")),
+        "metrics": (list, "a list of names"),
+    }
+    for key, value in values.items():
+        kind, said = kinds.get(key, (str, "a text"))
+        if not isinstance(value, kind) and not (key == "options" and value is None):
+            raise UsageError(f"{path}: {key} is {value!r}: give {said}.")
+
+
+def _check(path: Path, prompt: Prompt) -> None:
+    try:
+        names = [name for _, name in prompt._parts]
+    except ValueError as error:
+        raise UsageError(f"{path}: template cannot be read ({error}): write a brace itself as two.") from error
+    if any(name is not None and not name for name in names) or names.count(LABEL) > 1:
+        raise UsageError(f"{path}: template needs a name in each pair of braces, and {{label}} once or not at all.")
+    if prompt.normalise not in NORMALISERS:
+        raise UsageError(f"{path}: normalise is '{prompt.normalise}': give one of {', '.join(NORMALISERS)}.")
+    if prompt.has_blank and (len(prompt.labels) < 2) == (prompt.options is None):
+        raise UsageError(f"{path}: give labels with the answer of each, two or more, or options; and not both.")
+    if any(not answer.strip() for answer in prompt.labels.values()):
+        raise UsageError(f"{path}: an answer in labels is empty: give each a word.")
+    unknown = set(prompt.generate) - {one.name for one in dataclasses.fields(DecodingSettings)}
+    if unknown or (prompt.generate and prompt.has_blank):
+        which = f"there is no setting '{min(unknown)}' of generation" if unknown else "generate goes without {label}"
+        raise UsageError(f"{path}: {which}: see DecodingSettings.")

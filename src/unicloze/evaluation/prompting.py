@@ -1,0 +1,136 @@
+"""Zero- and few-shot prompting: records as texts with a blank, or to go on with, for a model that was not trained on them.
+
+The answer of a record is the likeliest one in the blank of its prompt (Brown et al. 2020, Section 2.4); a template without a
+blank is gone on with, as in GPT-2's "TL;DR:" (Radford et al. 2019, Section 3.6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from unicloze import keyed
+from unicloze.decoding.texts import open_model
+from unicloze.errors import UsageError
+from unicloze.evaluation.blimp import to_fastest_device
+from unicloze.evaluation.choices import Choice, PromptResult, choose, measure
+from unicloze.evaluation.prompt_files import LABEL, Prompt, read_prompt
+from unicloze.settings import DecodingSettings
+from unicloze.tasks.records import Record, read_records
+
+if TYPE_CHECKING:
+    from unicloze.decoding.texts import ModelLike
+    from unicloze.training.models import LoadedModel
+
+SHOTS = 1
+"""What a key is for: the examples of a record."""
+
+
+def prompted(
+    model: ModelLike,
+    prompt: str | Path | Prompt,
+    records: str | Path,
+    *,
+    examples: str | Path | None = None,
+    shots: int = 0,
+    seed: int = 0,
+    limit: int | None = None,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> PromptResult:
+    """Answer a file of records by a prompt.
+
+    A model given by its path computes on a CUDA device where there is one, a loaded one where it lies.
+
+    Args:
+        model: A run directory, a checkpoint or a loaded model.
+        prompt: A prompt file, see `unicloze.evaluation.prompt_files`.
+        records: The records.
+        examples: Records with labels, to draw the examples of each prompt from.
+        shots: How many each prompt has.
+        seed: Names the draws: those of a record depend on it and on the record's number alone.
+        limit: Take only so many records.
+        batch_size: Most rows of one forward pass.
+        progress: Show progress on stderr.
+
+    Raises:
+        UsageError: The prompt or an argument cannot be, or the model's objective cannot fill blanks.
+        UniclozeError: A record cannot be used; the message names its line.
+    """
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit is {limit}: give 1 or more")
+    asked = prompt if isinstance(prompt, Prompt) else read_prompt(Path(prompt))
+    chosen = read_records(Path(records), asked.records)[:limit]
+    drawn = draw_examples(asked, len(chosen), None if examples is None else Path(examples), shots, seed)
+    loaded = open_model(model)
+    if loaded is not model:
+        to_fastest_device(loaded)
+    if not asked.has_blank:
+        return _generated(loaded, asked, chosen, drawn, shots, progress)
+    choices = [_choice(asked, record, few) for record, few in zip(chosen, drawn, strict=True)]
+    return choose(
+        loaded, choices, task=asked.name, metrics=asked.metrics, normalise=asked.normalise, shots=shots,
+        batch_size=batch_size, progress=progress,
+    )  # fmt: skip
+
+
+def draw_examples(prompt: Prompt, records: int, path: Path | None, shots: int, seed: int) -> list[list[Record]]:
+    """The examples of each record: different ones, drawn evenly.
+
+    Raises:
+        UsageError: There is no file to draw from, or it has too few records.
+    """
+    if shots < 0:
+        raise UsageError(f"shots is {shots}: give 0 or more")
+    if (shots > 0) != (path is not None):
+        raise UsageError("examples and shots go together: give a file to draw from and how many, or neither")
+    if path is None:
+        return [[] for _ in range(records)]
+    known = read_records(path, prompt.records)
+    if len(known) < shots:
+        raise UsageError(f"shots is {shots} and {path} has {len(known)} records: give as many")
+    places = np.arange(shots)
+    numbers = (keyed.permutation(places, len(known), keyed.key(seed, SHOTS, record)[0]) for record in range(records))
+    return [[known[int(number)] for number in few] for few in numbers]
+
+
+def _choice(prompt: Prompt, record: Record, examples: Sequence[Record]) -> Choice:
+    before, after = prompt.text(record, examples)
+    kept, answers = before.rstrip(), prompt.answers(record)
+    return Choice(
+        id=record.id,
+        before=kept,
+        after=after,
+        names=list(answers),
+        answers=[before[len(kept) :] + answer for answer in answers.values()],
+        gold=prompt.gold(record),
+        place=record.place,
+    )
+
+
+def _generated(
+    model: LoadedModel,
+    prompt: Prompt,
+    records: Sequence[Record],
+    examples: Sequence[Sequence[Record]],
+    shots: int,
+    progress: bool,
+) -> PromptResult:
+    """Texts that go on with each prompt, up to the separator."""
+    from unicloze.decoding.generate import generate
+
+    sources = [prompt.text(record, few)[0].rstrip() for record, few in zip(records, examples, strict=True)]
+    written = generate(model, sources, DecodingSettings(**prompt.generate), progress=progress)
+    predictions = []
+    for record, one in zip(records, written, strict=True):
+        text = one.text.partition(prompt.separator)[0] if prompt.separator else one.text
+        gold = record.get(prompt.records, LABEL)
+        several = gold if gold is None or isinstance(gold, list) else [record.text(prompt.records, LABEL)]
+        predictions.append({"id": record.id, "prediction": text.strip(), "reference": several})
+    return PromptResult(
+        task=prompt.name, model=str(model.path), by="generation", shots=shots, records=len(records),
+        scores=measure(predictions, prompt.metrics), predictions=predictions,
+    )  # fmt: skip

@@ -1,0 +1,153 @@
+"""What the pages about runs are built of: cards, panels, how a run stands, its recipe, its footer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+
+import yaml
+
+from unicloze.errors import UniclozeError
+from unicloze.files import replace_file
+from unicloze.report.curves import series_class
+from unicloze.report.history import History, mapping, number
+
+REPORT = "report.html"
+"""The page of a run, in its directory."""
+
+
+def card(name: str, value: str, more: str, target: str | None = None) -> str:
+    """A figure at the top of a page, as HTML; all arguments are plain text.
+
+    Args:
+        name: What it is.
+        value: How much of it.
+        more: What stands below.
+        target: The target whose colour it has.
+    """
+    style = f" {series_class(target)}" if target else ""
+    return (
+        f'<div class="card{style}"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div>'
+        f'<div class="more">{escape(more)}</div></div>'
+    )
+
+
+def panel(title: str, content: str) -> str:
+    """A framed part of a page.
+
+    Args:
+        title: Its heading, as plain text.
+        content: As HTML.
+    """
+    return f'<figure class="panel"><h3>{escape(title)}</h3>{content}</figure>'
+
+
+def score_table(heads: Sequence[str], rows: Sequence[str], names: int) -> str:
+    """A table of scores.
+
+    Args:
+        heads: Of the columns, as plain text.
+        rows: Made by `score_row`.
+        names: How many of the first columns hold no numbers.
+    """
+    head = "".join(
+        f'<th scope="col" class="{"number" if place >= names else ""}">{escape(name)}</th>'
+        for place, name in enumerate(heads)
+    )
+    return f'<table class="scores"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+
+
+def score_row(names: Sequence[str], numbers: Sequence[str], *, bold: bool = False) -> str:
+    """A row of it: names as HTML, numbers as plain text."""
+    cells = [f"<td>{name}</td>" for name in names]
+    cells += [f'<td class="number">{escape(number)}</td>' for number in numbers]
+    return f"<tr{' class=best' if bold else ''}>{''.join(cells)}</tr>"
+
+
+def origin_of(history: History) -> str:
+    """The paper and the place in it that the recipe's values come from."""
+    provenance = mapping(history.recipe.get("provenance"))
+    return ". ".join(str(provenance[key]) for key in ("paper", "place") if provenance.get(key))
+
+
+def machine_card(history: History) -> str:
+    """What it was computed on."""
+    start, threads = history.start, history.start.get("threads")
+    parts = start.get("precision"), f"{threads} thread{'s' * (threads != 1)}" if threads else None
+    return card("device", str(start.get("device", "-")), ", ".join(str(part) for part in parts if part))
+
+
+def time_card(history: History) -> str:
+    """How long it ran."""
+    starts = f"over {history.processes} starts of the program"
+    once = "from the first start to the last entry"
+    return card("time", duration(history.seconds), starts if history.processes > 1 else once)
+
+
+def duration(seconds: float) -> str:
+    """As people say it: 3 min 5 s."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def status_of(history: History) -> str:
+    """How the run stands, in a few words."""
+    last, planned = history.last, history.planned_steps
+    if last.get("event") == "failed":
+        return f"failed after step {history.step:,}: {last.get('message')}"
+    if last.get("event") == "end" or (planned is not None and history.step >= planned):
+        return "finished"
+    if last.get("event") == "stop":
+        return f"stopped by signal {last.get('signal')} after step {history.step:,}"
+    return "still running, or killed"
+
+
+def colophon(history: History) -> str:
+    """When the run was last heard of, and what it was trained with."""
+    versions = ", ".join(f"{name} {version}" for name, version in mapping(history.start.get("versions")).items())
+    when = number(history.last.get("time"))
+    day = f"Last entry of the ledger: {datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M} UTC. " if when else ""
+    return f"{day}Trained with {versions}." if versions else day
+
+
+def recipe_section(history: History) -> str:
+    """What the recipe leaves to say, and all its settings."""
+    note = mapping(history.recipe.get("provenance")).get("note")
+    text = yaml.safe_dump(_plain(history.recipe), sort_keys=False, allow_unicode=True, width=110)
+    lead = f'<p class="lead">{escape(str(note))}</p>' if note else ""
+    return (
+        f"{lead}<details open><summary>Every setting, as it was resolved</summary><pre>{escape(text)}</pre></details>"
+    )
+
+
+def _plain(value: object) -> object:
+    """The same with numbers YAML can spell and read back."""
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return value if isinstance(value, str | int | float | None) and not _odd(value) else str(value)
+
+
+def _odd(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def write_page(path: Path, text: str) -> None:
+    """Replace a file whole.
+
+    Raises:
+        UniclozeError: It cannot be written.
+    """
+    try:
+        replace_file(path, text)
+    except OSError as error:
+        raise UniclozeError(
+            f"{path}: cannot write the report: {error.strerror}; give another file with --out."
+        ) from error

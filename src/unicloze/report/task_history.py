@@ -1,0 +1,123 @@
+"""What a fine-tuning run did and said, read from its directory, whatever state a kill left that in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unicloze.errors import UniclozeError
+from unicloze.evaluation.metrics.registry import METRICS
+from unicloze.evaluation.metrics.spread import standard_errors
+from unicloze.report.history import Event, History, mapping, number, sequence
+
+PREDICTIONS = "dev_predictions.jsonl"
+SAMPLES = "dev_samples.jsonl"
+"""Files of a run; repeated from `unicloze.finetuning.run`."""
+
+Answers = Sequence[Event]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRun:
+    """What a fine-tuning run left behind.
+
+    Args:
+        history: Its ledger.
+        answers: Predictions of the best checkpoint on the development file, each with its reference; none where there is
+            no such file.
+        samples: Some of them with their records.
+    """
+
+    history: History
+    answers: Answers
+    samples: Answers
+
+    @classmethod
+    def read(cls, run: Path) -> TaskRun:
+        """Reads a run's directory, finished or not.
+
+        Raises:
+            UniclozeError: It is no run.
+        """
+        return cls.of(History.read(run))
+
+    @classmethod
+    def of(cls, history: History) -> TaskRun:
+        """The run of a ledger."""
+        answers = [one for one in _lines(history.run / PREDICTIONS) if "prediction" in one and "reference" in one]
+        return cls(history=history, answers=answers, samples=_lines(history.run / SAMPLES))
+
+    @property
+    def metrics(self) -> list[str]:
+        """Its metrics, the one that chooses the best checkpoint first."""
+        return [str(name) for name in sequence(mapping(self.history.recipe.get("task")).get("metrics"))]
+
+    @property
+    def best_step(self) -> int | None:
+        """The step of the checkpoint that was kept; None if nothing was evaluated."""
+        values = {step: number(event.get("headline")) for step, event in self.history.evaluations.items()}
+        found = {step: value for step, value in values.items() if value is not None}
+        return max(found, key=lambda step: found[step]) if found else None
+
+    @property
+    def best(self) -> Event:
+        """Its evaluation."""
+        return self.history.evaluations.get(self.best_step or 0, {})
+
+    def values(self, metric: str, event: Event | None = None) -> dict[str, float]:
+        """What an evaluation says by one metric; the best evaluation if none is given."""
+        results = mapping((self.best if event is None else event).get("results"))
+        found = {str(key): number(value) for key, value in mapping(mapping(results.get(metric)).get("values")).items()}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def unit(self, metric: str, key: str) -> str:
+        """The unit of a value."""
+        result = mapping(mapping(self.best.get("results")).get(metric))
+        return str(mapping(result.get("units")).get(key, "%"))
+
+    def errors(self, metric: str) -> dict[str, float]:
+        """Standard error of each value of a metric, as far as it is known."""
+        pairs = [one["prediction"] for one in self.answers], [one["reference"] for one in self.answers]
+        try:
+            return standard_errors(metric, *pairs, **self._options(metric)) if self.answers else {}
+        except UniclozeError:  # the extra that measured it is not installed here
+            return {}
+
+    def _options(self, metric: str) -> dict[str, str]:
+        given = mapping(mapping(self.history.recipe.get("task")).get("metric_options"))
+        known = METRICS[metric].options if metric in METRICS else {}
+        return {str(key): str(value) for key, value in given.items() if key in known}
+
+    def points(self, metric: str, key: str) -> list[tuple[float, float]]:
+        """One value of a metric over the steps."""
+        each = ((step, self.values(metric, event)) for step, event in self.history.evaluations.items())
+        return [(float(step), values[key]) for step, values in each if key in values]
+
+
+def headline_of(metric: str, values: Mapping[str, Any]) -> str:
+    """The value that stands for a metric."""
+    known = METRICS.get(metric)
+    return known.headline if known and known.headline in values else next(iter(values), "")
+
+
+def shown(value: float, unit: str = "%") -> str:
+    """A value with its unit, if that is none of the usual percent."""
+    return f"{value:.2f}" if unit == "%" else f"{value:.4g} {unit}".rstrip()
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a .jsonl file; nothing if it is not there, and torn lines are passed over."""
+    if not path.is_file():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found

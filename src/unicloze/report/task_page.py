@@ -1,0 +1,243 @@
+"""The page about a fine-tuning run: how it learned, what it is worth, what it says and gets wrong."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from unicloze.evaluation.metrics.registry import METRICS
+from unicloze.report.blocks import (
+    card,
+    colophon,
+    machine_card,
+    origin_of,
+    panel,
+    recipe_section,
+    score_row,
+    score_table,
+    status_of,
+    time_card,
+)
+from unicloze.report.charts import by_class, confusion, deviations, lengths, scatter
+from unicloze.report.curves import Line, line_chart
+from unicloze.report.frame import frame
+from unicloze.report.history import Event, mapping, number, sequence
+from unicloze.report.lineage_table import count
+from unicloze.report.task_history import PREDICTIONS, TaskRun, headline_of, shown
+
+SMALL, LARGE = (380, 220), (560, 300)
+"""Width and height of a chart that has a third or half of the page."""
+
+
+def task_page(run: TaskRun) -> str:
+    """The page of one run as HTML."""
+    history = run.history
+    name = str(history.recipe.get("name", history.run.name))
+    errors = {metric: run.errors(metric) for metric in run.metrics}
+    sections = [
+        ("Scores", scores(run, errors)),
+        ("Curves", _curves(run)),
+        ("Predictions on the development file", answers_chart([run])),
+        ("Samples", samples(run)),
+        ("Use it", _commands(run)),
+        ("Recipe", recipe_section(history)),
+    ]
+    return frame(
+        name=name,
+        window_title=f"{name} - unicloze report",
+        status=status_of(history),
+        subtitle=origin_of(history),
+        cards=_cards(run, errors),
+        sections=sections,
+        footer=colophon(history),
+    )
+
+
+def _cards(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
+    history, start = run.history, run.history.start
+    records = mapping(start.get("records"))
+    cards = []
+    for metric in run.metrics[:3]:
+        values = run.values(metric)
+        key = headline_of(metric, values)
+        if not key:
+            cards.append(card(metric, "-", "not evaluated yet"))
+            continue
+        error = errors.get(metric, {}).get(key)
+        spread = "" if error is None else f"\u00b1 {shown(error, run.unit(metric, key))} standard error, "
+        cards.append(
+            card(key, shown(values[key], run.unit(metric, key)), f"{spread}{count(run.best.get('records'))} records")
+        )
+    planned = history.planned_steps
+    best = "nothing evaluated yet" if run.best_step is None else f"of {history.step:,}, the checkpoint that is kept"
+    done = f"{history.step:,}" + (f" of {planned:,} planned" if planned not in (None, history.step) else "")
+    epochs = number(mapping(history.recipe.get("finetuning")).get("epochs"))
+    batch = count(mapping(history.recipe.get("training")).get("batch_size"))
+    cards += [
+        card("best step", "-" if run.best_step is None else f"{run.best_step:,}", best),
+        card("training records", count(records.get("train")), f"{epochs or 0:g} epochs, {batch} at a time"),
+        card("steps", done, f"from {Path(str(start.get('model', '-'))).name} of {_short_path(start.get('model'))}"),
+        card(
+            "parameters", count(start.get("parameters")), f"{len(sequence(start.get('drawn')))} tensors start as drawn"
+        ),
+        time_card(history),
+        machine_card(history),
+    ]
+    return "".join(cards)
+
+
+def _short_path(value: Any) -> str:
+    """The run a checkpoint is of."""
+    parts = [part for part in Path(str(value)).parts if part not in ("checkpoints", "best")]
+    return "/".join(parts[-3:-1]) or "-"
+
+
+def scores(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
+    """Every value of every metric at the best step and at the last one."""
+    if not run.best:
+        return '<p class="nothing">Nothing was evaluated: there is no development file, or no evaluation yet.</p>'
+    last_step, last = next(reversed(run.history.evaluations.items()))
+    rows = []
+    for metric in run.metrics:
+        values, at_last = run.values(metric), run.values(metric, last)
+        for key, value in values.items():
+            unit, error = run.unit(metric, key), errors.get(metric, {}).get(key)
+            cells = [shown(value, unit), "-" if error is None else f"\u00b1 {shown(error, unit)}"]
+            cells.append(shown(at_last[key], unit) if key in at_last else "-")
+            is_first = metric == run.metrics[0] and key == headline_of(metric, values)
+            rows.append(score_row([escape(metric), escape(key)], cells, bold=is_first))
+    heads = ["metric", "value", f"best, step {run.best_step:,}", "standard error", f"last, step {last_step:,}"]
+    table = score_table(heads, rows, names=2)
+    notes = [str(mapping(mapping(run.best.get("results")).get(metric)).get("note") or "") for metric in run.metrics]
+    said = "".join(f'<p class="note">{escape(note)}</p>' for note in notes if note)
+    lead = "In percent unless a unit says otherwise; the value in bold chose the checkpoint that is kept."
+    return f'<p class="lead">{lead}</p><div class="panel scroll">{table}{said}</div>'
+
+
+def _curves(run: TaskRun) -> str:
+    history = run.history
+    mark = None if run.best_step is None else (float(run.best_step), "best")
+    losses = [Line(name=target, points=history.curve("loss", target), smooth=True) for target in history.trained]
+    size = chart_size(1 + len(run.metrics))
+    large = [
+        panel(
+            "Training loss",
+            line_chart(losses, title="training loss over steps", mark=mark, width=size[0], height=size[1]),
+        )
+    ]
+    large += [panel(f"Development {metric}", metric_chart(run, metric, mark, size)) for metric in run.metrics]
+    wide, high = SMALL
+    small = []
+    for key, title, smooth in (
+        ("learning_rate", "Learning rate", False),
+        ("gradient_norm", "Norm of the gradient", True),
+        ("text_tokens_per_second", "Tokens a second", True),
+    ):
+        line = Line(name="", points=history.curve(key), smooth=smooth)
+        small.append(panel(title, line_chart([line], title=title, width=wide, height=high)))
+    return f'{chart_grid(large)}<div class="grid small">{"".join(small)}</div>'
+
+
+def chart_size(charts: int) -> tuple[int, int]:
+    """Three charts, or six, are small ones: they fill their rows."""
+    return SMALL if charts % 3 == 0 else LARGE
+
+
+def chart_grid(panels: Sequence[str]) -> str:
+    """Panels with charts of that size in rows of two or three."""
+    return f'<div class="grid{" small" if chart_size(len(panels)) == SMALL else ""}">{"".join(panels)}</div>'
+
+
+def metric_chart(run: TaskRun, metric: str, mark: tuple[float, str] | None, size: tuple[int, int]) -> str:
+    """The values of a metric over the steps, the headline and at most three more."""
+    keys = list(run.values(metric))
+    first = headline_of(metric, dict.fromkeys(keys))
+    styles = "s-plain", "s-par", "s-ae", "s-lm"
+    lines = [
+        Line(name=key, style=style, points=run.points(metric, key))
+        for key, style in zip([first, *(key for key in keys if key != first)], styles, strict=False)
+    ]
+    return line_chart(
+        lines, title=f"{metric} on the development file over steps", mark=mark, width=size[0], height=size[1]
+    )
+
+
+def answers_chart(runs: Sequence[TaskRun]) -> str:
+    """What was said against what is right, over all runs: in the form that fits what the first metric compares."""
+    answers = [one for run in runs for one in run.answers]
+    if not answers:
+        return '<p class="nothing">No predictions are kept: there is no development file, or no evaluation yet.</p>'
+    metric = METRICS.get(runs[0].metrics[0]) if runs[0].metrics else None
+    compares = metric.compares if metric else "texts"
+    said, right = [one["prediction"] for one in answers], [one["reference"] for one in answers]
+    several = f", over all {len(runs)} seeds" if len(runs) > 1 else ""
+    if compares == "numbers":
+        quantities = [float(one) for one in said], [float(one) for one in right]
+        return _beside(
+            (f"Predicted over gold quantities{several}", scatter(*quantities)), ("Deviations", deviations(*quantities))
+        )
+    if compares in ("labels", "tags"):
+        labels = [str(label) for label in sequence(mapping(runs[0].history.recipe.get("task")).get("labels"))]
+        if compares == "tags":
+            said, right = ([tag for tags in side for tag in sequence(tags)] for side in (said, right))
+        answers_as_text = [str(one) for one in said], [str(one) for one in right]
+        return _beside(
+            (f"Counts, shaded by the share of each row{several}", confusion(*answers_as_text, labels)),
+            ("By class", by_class(*answers_as_text, labels)),
+        )
+    words = [len(_text(one).split()) for one in said], [len(_text(one).split()) for one in right]
+    return panel(f"Lengths in words{several}", lengths(*words))
+
+
+def _beside(wide: tuple[str, str], narrow: tuple[str, str]) -> str:
+    """Two panels, each of a title and its content as HTML."""
+    return f'<div class="beside">{panel(*wide)}{panel(*narrow)}</div>'
+
+
+def _text(value: Any) -> str:
+    """A text, the first of several, or nothing."""
+    several = mapping(value).get("answers", value)
+    first = next(iter(several), "") if isinstance(several, list) else several
+    return str(first)
+
+
+def samples(run: TaskRun) -> str:
+    """Predictions with their records, the wrong ones first; a word says which are right, not colour alone."""
+    if not run.samples:
+        return '<p class="nothing">No samples are kept: there is no development file, or no evaluation yet.</p>'
+    lead = "Of the development file, by the checkpoint that is kept; what is wrong or farthest off stands first."
+    return f'<p class="lead">{lead}</p><div class="answers">{"".join(map(_sample, run.samples))}</div>'
+
+
+def _sample(sample: Event) -> str:
+    right = sample.get("right")
+    style = {True: " right", False: " wrong"}.get(right, "") if isinstance(right, bool) else ""
+    rows = [_row(str(role), value) for role, value in mapping(sample.get("fields")).items()]
+    confidence = number(sample.get("confidence"))
+    sure = "" if confidence is None else f" ({confidence:.0%})"
+    verdict = {True: " \u2713", False: " \u2717"}.get(right, "") if isinstance(right, bool) else ""
+    rows += ["<hr/>", _row("predicted", sample.get("prediction"), f"{sure}{verdict}", "said")]
+    if right is not True:
+        rows.append(_row("gold", sample.get("reference")))
+    return f'<div class="answer{style}"><span class="id">{escape(str(sample.get("id")))}</span><dl>{"".join(rows)}</dl></div>'
+
+
+def _row(name: str, value: Any, more: str = "", style: str = "") -> str:
+    parts = value if isinstance(value, list) else [value]
+    text = " | ".join(f"{part:.4g}" if isinstance(part, float) else str(part) for part in parts) or "(nothing)"
+    return f'<dt>{escape(name)}</dt><dd class="{style}">{escape(text)}{escape(more)}</dd>'
+
+
+def _commands(run: TaskRun) -> str:
+    folder, kept = shlex.quote(str(run.history.run)), shlex.quote(str(run.history.run / PREDICTIONS))
+    predicting = f"unicloze predict --model {folder} --file records.jsonl --out said.jsonl"
+    lines = [("Predict for records of your own", predicting)]
+    metric = METRICS.get(run.metrics[0]) if run.metrics else None
+    if run.answers and metric is not None and metric.compares in ("labels", "numbers", "texts", "tags"):
+        measuring = f"unicloze evaluate --metric {run.metrics[0]} --predictions {kept} --references {kept}"
+        lines.append(("Measure what it said of the development file, by this metric or another", measuring))
+    commands = "".join(f"<p>{title}</p><pre>{escape(command)}</pre>" for title, command in lines)
+    return f'<div class="panel">{commands}</div>'

@@ -1,0 +1,399 @@
+"""Zero- and few-shot prompting against scorers that ask for one token at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import decoding_toys
+from decoding_toys import Slot, probabilities
+from unicloze import verbs
+from unicloze.decoding.blanks import Blank, fill_blanks, way_of
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.childrens_books import childrens_books, read_questions
+from unicloze.evaluation.choices import PromptResult
+from unicloze.evaluation.lambada import LambadaResult, lambada, spelling
+from unicloze.evaluation.prompt_files import read_prompt
+from unicloze.evaluation.prompting import draw_examples, prompted
+from unicloze.training.models import LoadedModel
+
+CAUSAL: dict[str, Any] = {"name": "causal", "targets": ["lm"], "visibility": "left_to_right"}
+PAR: dict[str, Any] = {"name": "unilmv2", "targets": ["ae", "par"], "pseudo_token": "own"}
+TEXTS = ["the list of items", "a value is given to x", "return the playing state of a list"]
+MODELS = {
+    "causal": lambda: decoding_toys.loaded(**CAUSAL),
+    "causal-bytes": lambda: decoding_toys.loaded(decoding_toys.byte_level(), positions=60, **CAUSAL),
+    "par": lambda: decoding_toys.loaded(**PAR),
+    "par-relative": lambda: decoding_toys.loaded(relative=True, **PAR),
+}
+
+
+def one_at_a_time(model: LoadedModel, before: str, answer: str, after: str = "") -> tuple[list[float], list[bool]]:
+    """log p of each asked token and whether it is the likeliest ordinary one, each in a forward pass of its own."""
+    vocabulary, encode = model.tokenizer.vocabulary, model.tokenizer.encode_batch
+    head, tail = encode([before])[0].tolist(), encode([before + answer])[0].tolist()
+    whole = encode([before + answer + after])[0].tolist()
+    assert tail[: len(head)] == head and whole[: len(tail)] == tail  # pieces do not cross the borders here
+    logs, greedy = [], []
+    last = len(whole) if way_of(model.recipe) == "chain" else len(tail)
+    for place in range(len(head), last):
+        if way_of(model.recipe) == "chain":
+            ids = [vocabulary.sos, *whole[:place]]
+            row = [Slot(token, position, reads=position + 1) for position, token in enumerate(ids)]
+        else:
+            masked = range(len(head), len(tail))
+            ids = [
+                vocabulary.sos,
+                *(vocabulary.mask if i in masked else t for i, t in enumerate(whole)),
+                vocabulary.eos,
+            ]
+            row = [Slot(token, position, reads=len(ids)) for position, token in enumerate(ids)]
+            row += [Slot(whole[i], i + 1, reads=len(ids) + i - len(head) + 1) for i in range(len(head), place)]
+            row.append(Slot(vocabulary.pseudo or 0, place + 1, reads=len(row), itself=True))
+        shares = probabilities(model, row, [len(row) - 1])[0]
+        logs.append(float(np.log(shares[whole[place]])))
+        shares[vocabulary.special] = 0
+        greedy.append(bool(shares.argmax() == whole[place]))
+    return logs, greedy
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_blank_is_filled_as_one_token_at_a_time(name: str) -> None:
+    model = MODELS[name]()
+    blanks = [
+        Blank(before=text, answer=answer, after=after)
+        for text in TEXTS
+        for answer in (" playing", " empty items", " x")
+        for after in ("", " is a list")
+    ]
+    found = fill_blanks(model, blanks, batch_size=5)
+    for blank, filled in zip(blanks, found, strict=True):
+        logs, greedy = one_at_a_time(model, blank.before, blank.answer, blank.after)
+        np.testing.assert_allclose(filled.logs, logs, atol=2e-5)
+        assert filled.greedy.tolist() == greedy
+    alone = fill_blanks(model, blanks[3:4], batch_size=1)[0]
+    np.testing.assert_allclose(alone.logs, found[3].logs, atol=2e-5)
+
+
+def test_par_sees_both_sides_and_a_causal_model_the_left() -> None:
+    """What follows a blank changes what PAR says of it; to a causal model it only adds tokens."""
+    for name, sees in (("par", True), ("causal", False)):
+        model = MODELS[name]()
+        blanks = [Blank(before=TEXTS[0], answer=" empty", after=after) for after in (" is a list", " in the value")]
+        one, other = (filled.logs for filled in fill_blanks(model, blanks))
+        assert (abs(one[0] - other[0]) > 1e-3) == sees
+        assert len(one) == (1 if sees else 4)
+
+
+@pytest.mark.parametrize("name", ["causal", "par"])
+def test_a_long_context_loses_its_beginning_and_that_is_said_once(name: str) -> None:
+    model = MODELS[name]()
+    long = Blank(before=" ".join(["the list"] * 400), answer=" empty")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = fill_blanks(model, [long, long, Blank(before="the list", answer=" empty")])
+    assert [str(one.message)[:42] for one in caught] == ["2 of 3 texts are longer than the 30 tokens"]
+    kept = fill_blanks(model, [Blank(before=" ".join(["list", *["the list"] * 14]), answer=" empty")])[0]
+    np.testing.assert_allclose(found[0].logs, kept.logs, atol=1e-5)
+
+
+def test_an_answer_that_cannot_be_asked_is_named() -> None:
+    model = MODELS["causal"]()
+    with pytest.raises(UniclozeError, match=r"f\.txt, line 3: the answer and what follows it have 40 tokens"):
+        fill_blanks(model, [Blank(before="the", answer=" list" * 40, place="f.txt, line 3")])
+    with pytest.raises(UsageError, match="the answer of a text is empty"):
+        fill_blanks(model, [Blank(before="the", answer=" ")])
+    with pytest.raises(UsageError, match="does not define the likelihood of an answer"):
+        fill_blanks(decoding_toys.loaded(name="masked", targets=["ae"]), [Blank(before="the", answer=" list")])
+    unknown = fill_blanks(model, [Blank(before="the", answer=" zebra list")])[0]
+    assert np.isnan(unknown.logs).tolist() == [True, False] and not unknown.greedy[0]
+
+
+def write(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+PASSAGES = [
+    {"context": "the list of items is", "continuation": "empty"},
+    {"context": "return the value of a", "continuation": "playing"},
+    {"context": "x is in the", "continuation": "list"},
+    {"context": "the state is not", "continuation": "given"},
+]
+
+
+@pytest.mark.parametrize("name", ["causal", "par"])
+def test_lambada_is_the_brute_forces(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    best = "x"
+    for word in decoding_toys.WORDS:  # so that one passage is right
+        if one_at_a_time(model, PASSAGES[0]["context"], f" {word}")[1] == [True]:
+            best = word
+    passages = [*PASSAGES, {"context": PASSAGES[0]["context"], "continuation": best}]
+    result = lambada(model, write(tmp_path / "l.jsonl", passages), progress=False)
+    said = [one_at_a_time(model, one["context"], f" {one['continuation']}") for one in passages]
+    logs = np.array([sum(one) for one, _ in said])
+    right = sum(all(greedy) for _, greedy in said)
+    assert result.accuracy == pytest.approx(100 * right / 5) and result.by == ("par" if name == "par" else "chain")
+    assert result.perplexity == pytest.approx(math.exp(-logs.mean()), rel=1e-4)
+    assert result.accuracy_error == pytest.approx(100 * math.sqrt(right / 5 * (1 - right / 5) / 5))
+    error = result.perplexity * logs.std(ddof=1) / math.sqrt(5)
+    assert result.perplexity_error == pytest.approx(error, rel=1e-3)
+    whole = write(tmp_path / "t.jsonl", [{"text": f"{one['context']} {one['continuation']}"} for one in passages])
+    again = lambada(model, whole, progress=False, batch_size=2)
+    assert (again.accuracy, again.passages) == (result.accuracy, 5)
+    assert again.perplexity == pytest.approx(result.perplexity, rel=1e-5)
+    assert "LAMBADA, 5 passages" in str(result) and result.to_dict()["perplexity"] == result.perplexity
+
+
+def test_stop_words_are_not_predicted(tmp_path: Path) -> None:
+    """The likeliest token without those that spell a stop word, by brute force; a stop word itself is never right."""
+    model = MODELS["causal"]()
+    vocabulary = model.tokenizer.vocabulary
+    for context in (*TEXTS, *(f"{one} {two}" for one in TEXTS for two in decoding_toys.WORDS)):
+        ids = [vocabulary.sos, *model.tokenizer.encode_batch([context])[0].tolist()]
+        row = [Slot(token, position, reads=position + 1) for position, token in enumerate(ids)]
+        shares = probabilities(model, row, [len(row) - 1])[0]
+        shares[vocabulary.special] = 0
+        order = model.tokenizer.tokens(np.argsort(-shares))
+        if order[0] in decoding_toys.WORDS and order[1] in decoding_toys.WORDS:
+            break
+    words = [word for word in order if word in decoding_toys.WORDS]
+    listed = tmp_path / "stop.txt"
+    listed.write_text(words[0].upper())
+    passages = write(tmp_path / "l.jsonl", [{"context": context, "continuation": word} for word in words])
+    plain = lambada(model, passages, progress=False)
+    filtered = lambada(model, passages, stop_words=listed, progress=False)
+    first, second = (
+        write(tmp_path / f"{word}.jsonl", [{"context": context, "continuation": word}]) for word in words[:2]
+    )
+    assert lambada(model, first, progress=False).accuracy == 100
+    assert lambada(model, first, stop_words=listed, progress=False).accuracy == 0
+    assert lambada(model, second, progress=False).accuracy == 0
+    assert lambada(model, second, stop_words=listed, progress=False).accuracy == 100
+    assert plain.accuracy == filtered.accuracy == pytest.approx(100 / len(words))
+    assert filtered.perplexity == plain.perplexity
+    assert "stop words are not predicted" in str(filtered)
+    found = spelling({"the", "s"}, model.tokenizer)
+    assert model.tokenizer.tokens(found) == ["the"]
+    in_bytes = decoding_toys.byte_level()
+    assert set(in_bytes.tokens(spelling({"a"}, in_bytes))) <= {"a", "A", "Ġa", "ĠA"}
+
+
+def test_words_that_cannot_be_spelled_count_as_wrong(tmp_path: Path) -> None:
+    model = MODELS["causal"]()
+    passages = [*PASSAGES[:1], {"context": "the list is", "continuation": "zebra"}]
+    result = lambada(model, write(tmp_path / "l.jsonl", passages), progress=False)
+    logs = one_at_a_time(model, PASSAGES[0]["context"], " empty")[0]
+    assert result.unknown == 1 and result.perplexity == pytest.approx(math.exp(-sum(logs)), rel=1e-4)
+    with pytest.raises(UniclozeError, match="cannot spell a single word"):
+        lambada(model, write(tmp_path / "z.jsonl", passages[1:]), progress=False)
+    with pytest.raises(UniclozeError, match=r"z\.jsonl, line 1: a passage has a last word"):
+        lambada(model, write(tmp_path / "z.jsonl", [{"text": "word"}]), progress=False)
+
+
+STORY = """1 the list is empty .
+2 a value is given .
+3 return the XXXXX of a list .\tstate\t\tvalue|state|items|x
+
+1 x is in the list .
+2 XXXXX is not empty .\titems\t\titems|play|a
+"""
+
+
+@pytest.mark.parametrize("name", ["causal", "par"])
+def test_a_missing_word_is_the_likeliest_one(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    (tmp_path / "cbt.txt").write_text(STORY)
+    result = childrens_books(model, tmp_path / "cbt.txt", progress=False)
+    befores = ["the list is empty . a value is given . return the", "x is in the list ."]
+    afters = [" of a list .", " is not empty ."]
+    candidates = [["value", "state", "items", "x"], ["items", "play", "a"]]
+    right = 0
+    for said, before, after, words, gold in zip(
+        result.predictions, befores, afters, candidates, ["state", "items"], strict=True
+    ):
+        scores = {word: sum(one_at_a_time(model, before, f" {word}", after)[0]) for word in words}
+        assert said["scores"] == pytest.approx(scores, abs=1e-4)
+        assert said["prediction"] == max(scores, key=lambda word: scores[word]) and said["reference"] == gold
+        right += said["prediction"] == gold
+    assert result.scores["accuracy"].values["accuracy"] == 50 * right
+    assert "Children's Book Test, 2 records" in str(result)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("1 a story\nno number\n", "line 2: a line begins with its number"),
+    ("1 a story\n2 no blank\tx\t\tx|y\n", "line 2: a question is a sentence with one XXXXX"),
+    ("1 a story\n2 the XXXXX\tz\t\tx|y\n", "line 2: a question is"),
+    ("1 a story\n2 the XXXXX\tx\n", "line 2: a question is"),
+    ("1 a story\n", "holds no question"),
+])  # fmt: skip
+def test_a_broken_question_is_named(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "cbt.txt").write_text(text)
+    with pytest.raises(UniclozeError, match=message):
+        read_questions(tmp_path / "cbt.txt")
+
+
+LABELLED = [{"text": text, "label": label} for text, label in zip(TEXTS, ["0", "1", "1"], strict=True)]
+TRAIN = [{"text": f"{word} is a list", "label": str(number % 2)} for number, word in enumerate(decoding_toys.WORDS)]
+
+
+def prompt_file(folder: Path, **keys: Any) -> Path:
+    path = folder / "state.json"
+    settings = {"template": "{text} is {label} .", "labels": {"0": "empty", "1": "not given"}, "separator": " and "}
+    path.write_text(json.dumps({**settings, **keys}))
+    return path
+
+
+@pytest.mark.parametrize("name", ["causal", "par"])
+@pytest.mark.parametrize("normalise", ["sum", "token", "byte"])
+def test_a_prompt_takes_the_likeliest_label(name: str, normalise: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    records = write(tmp_path / "dev.jsonl", LABELLED)
+    result = prompted(model, prompt_file(tmp_path, normalise=normalise), records, progress=False)
+    for said, record in zip(result.predictions, LABELLED, strict=True):
+        for label, answer in (("0", "empty"), ("1", "not given")):
+            logs = one_at_a_time(model, f"{record['text']} is", f" {answer}", " .")[0]
+            length = {"sum": 1, "token": len(logs), "byte": len(answer) + 2 * (name == "causal")}[normalise]
+            assert said["scores"][label] == pytest.approx(sum(logs) / length, abs=1e-4)
+        assert said["prediction"] == max(said["scores"], key=lambda label: said["scores"][label])
+    right = sum(
+        said["prediction"] == record["label"] for said, record in zip(result.predictions, LABELLED, strict=True)
+    )
+    assert result.scores["accuracy"].values["accuracy"] == pytest.approx(100 * right / 3)
+    assert set(result.scores["accuracy"].errors) == {"accuracy"} and "standard error" in str(result)
+
+
+def test_examples_stand_before_the_record(tmp_path: Path) -> None:
+    model = MODELS["causal"]()
+    records, train = write(tmp_path / "dev.jsonl", LABELLED), write(tmp_path / "train.jsonl", TRAIN)
+    path = prompt_file(tmp_path, instruction="return the state")
+    result = prompted(model, path, records, examples=train, shots=1, seed=5, progress=False)
+    drawn = draw_examples(read_prompt(path), 3, train, 1, 5)
+    for said, record, (example,) in zip(result.predictions, LABELLED, drawn, strict=True):
+        answer = {"0": "empty", "1": "not given"}[example.fields["label"]]
+        context = f"return the state and {example.fields['text']} is {answer} . and {record['text']} is"
+        assert said["scores"]["0"] == pytest.approx(sum(one_at_a_time(model, context, " empty", " .")[0]), abs=1e-4)
+    assert result.shots == 1 and "1 example in the prompt" in str(result)
+
+
+def test_examples_are_different_and_depend_on_seed_and_record_alone(tmp_path: Path) -> None:
+    prompt, train = read_prompt(prompt_file(tmp_path)), write(tmp_path / "train.jsonl", TRAIN)
+    few = draw_examples(prompt, 40, train, 3, 1)
+    assert all(len({record.id for record in drawn}) == 3 for drawn in few)
+    assert few[:10] == draw_examples(prompt, 10, train, 3, 1) != draw_examples(prompt, 10, train, 3, 2)
+    counts = np.bincount([int(record.id) for drawn in draw_examples(prompt, 900, train, 2, 0) for record in drawn])
+    assert len(counts) == len(TRAIN) and counts.min() > 60 and counts.max() < 145  # 100 each
+    with pytest.raises(UsageError, match="has 18 records: give as many"):
+        draw_examples(prompt, 1, train, 19, 0)
+    with pytest.raises(UsageError, match="examples and shots go together"):
+        draw_examples(prompt, 1, train, 0, 0)
+
+
+def test_a_record_may_bring_its_own_options(tmp_path: Path) -> None:
+    model = MODELS["par"]()
+    lines = [
+        {"story": TEXTS[0], "endings": ["empty", "given to x", "a list"], "right": 2},
+        {"story": TEXTS[1], "endings": ["empty", "not"], "right": "not"},
+    ]
+    path = prompt_file(
+        tmp_path, template="{story} {label}", labels={}, options="endings", fields={"label": "right"}, normalise="token"
+    )
+    result = prompted(model, path, write(tmp_path / "r.jsonl", lines), progress=False)
+    assert [said["reference"] for said in result.predictions] == ["2", "1"]
+    assert [len(said["scores"]) for said in result.predictions] == [3, 2]
+    unlabelled = [{key: value for key, value in line.items() if key != "right"} for line in lines]
+    without = prompted(model, path, write(tmp_path / "u.jsonl", unlabelled), progress=False)
+    assert without.scores == {} and "not measured" in str(without)
+    assert [said["prediction"] for said in without.predictions] == [said["prediction"] for said in result.predictions]
+
+
+def test_an_answer_that_cannot_be_spelled_is_never_chosen(tmp_path: Path) -> None:
+    path = prompt_file(tmp_path, labels={"0": "zebra", "1": "empty"})
+    result = prompted(MODELS["causal"](), path, write(tmp_path / "r.jsonl", LABELLED), progress=False)
+    assert {said["prediction"] for said in result.predictions} == {"1"} and result.unknown == 3
+    assert "3 records have answers that the vocabulary cannot spell" in str(result)
+
+
+@pytest.mark.parametrize("name", ["causal", "par"])
+def test_a_prompt_without_a_blank_is_gone_on_with(name: str, tmp_path: Path) -> None:
+    from unicloze.decoding.generate import generate
+    from unicloze.settings import DecodingSettings
+
+    model = MODELS[name]()
+    path = prompt_file(tmp_path, template="{text} to", labels={}, generate={"max_length": 5}, separator=" .")
+    result = prompted(model, path, write(tmp_path / "r.jsonl", LABELLED), progress=False)
+    written = generate(model, [f"{text} to" for text in TEXTS], DecodingSettings(max_length=5))
+    assert [said["prediction"] for said in result.predictions] == [
+        one.text.partition(" .")[0].strip() for one in written
+    ]
+    assert [said["reference"] for said in result.predictions] == [["0"], ["1"], ["1"]]
+    assert result.by == "generation" and "rouge1" in result.scores["rouge"].values
+
+
+@pytest.mark.parametrize(("keys", "message"), [
+    ({"template": "{text} {label} {label}"}, "label} once or not at all"),
+    ({"template": "{text} {label"}, "template cannot be read"),
+    ({"template": 3}, "template is 3: give a text"),
+    ({"labels": {"0": "empty"}}, "give labels with the answer of each"),
+    ({"labels": {"0": "empty", "1": " "}}, "an answer in labels is empty"),
+    ({"normalise": "word"}, "normalise is 'word'"),
+    ({"shots": 3}, "there is no key 'shots'"),
+    ({"generate": {"beams": 2}}, "generate goes without"),
+    ({"template": "{text}", "generate": {"beam": 2}}, "no setting 'beam' of generation"),
+])  # fmt: skip
+def test_a_prompt_file_that_cannot_be_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_prompt(prompt_file(tmp_path, **keys))
+
+
+def test_a_record_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    model, path = MODELS["causal"](), prompt_file(tmp_path)
+    for line, message in (
+        ({"text": "a", "label": "2"}, "line 1: the label '2' is none of those of the prompt \\(0, 1\\)"),
+        ({"label": "1"}, "line 1: the field 'text' is missing"),
+    ):
+        with pytest.raises(UniclozeError, match=message):
+            prompted(model, path, write(tmp_path / "r.jsonl", [line]), progress=False)
+    with pytest.raises(UniclozeError, match="neither YAML nor JSON"):
+        (tmp_path / "bad.yaml").write_text("template: [")
+        read_prompt(tmp_path / "bad.yaml")
+    (tmp_path / "yes.yaml").write_text('template: "{text} {label}"\nlabels: {yes: given, no: empty}\n')
+    assert read_prompt(tmp_path / "yes.yaml").labels == {"yes": "given", "no": "empty"}
+
+
+def test_the_verb_asks_one_thing_at_a_time(tmp_path: Path) -> None:
+    model = MODELS["causal"]()
+    passages, records = write(tmp_path / "l.jsonl", PASSAGES), write(tmp_path / "r.jsonl", LABELLED)
+    assert isinstance(verbs.evaluate(model, lambada=passages, limit=2, quiet=True), LambadaResult)
+    told = verbs.evaluate(model, prompt=prompt_file(tmp_path), records=records, quiet=True)
+    assert isinstance(told, PromptResult) and json.loads(json.dumps(told.to_dict()))["records"] == 3
+    (tmp_path / "cbt.txt").write_text(STORY)
+    assert isinstance(verbs.evaluate(model, cbt=tmp_path / "cbt.txt", limit=1, quiet=True), PromptResult)
+    for arguments, message in (
+        ({"lambada": passages, "cbt": passages}, "one of blimp, lambada, cbt, prompt"),
+        ({"lambada": passages, "records": records}, "records goes with prompt, not with lambada"),
+        ({"cbt": passages, "stop_words": "english"}, "stop-words goes with lambada"),
+        ({"prompt": prompt_file(tmp_path)}, "A prompt needs records"),
+        ({"lambada": passages, "limit": 0}, "limit is 0"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            verbs.evaluate(model, quiet=True, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_loaded_model_of_a_mixture_uses_the_part_that_can() -> None:
+    """A masked model with a PAR part fills by PAR."""
+    model = MODELS["par"]()
+    parts = [{"name": "masked", "targets": ["ae"]}, {"name": "unilmv2", "targets": ["par"]}]
+    objective = dataclasses.replace(model.recipe.objective, mixture=parts)
+    mixed = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, objective=objective))
+    blanks = [Blank(before=TEXTS[0], answer=" empty")]
+    assert way_of(mixed.recipe) == "par"
+    np.testing.assert_array_equal(fill_blanks(mixed, blanks)[0].logs, fill_blanks(model, blanks)[0].logs)

@@ -1,0 +1,174 @@
+"""The page about a fine-tuning run: from a whole run, an unfinished one, several seeds, and every kind of answer."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corpora import write_corpus
+from test_report import Page
+from unicloze import verbs
+from unicloze.evaluation.metrics.registry import metric
+from unicloze.evaluation.metrics.spread import bootstrap_errors, standard_errors
+from unicloze.finetuning.samples import SAMPLES, is_right, samples
+from unicloze.report.charts import by_class, confusion, deviations, lengths, scatter
+from unicloze.report.page import build_report
+from unicloze.report.task_history import TaskRun
+from unicloze.settings import TaskSettings
+from unicloze.tasks.records import Record
+
+WORDS = ["a", "bc", "def", "gh", "ij", "klm", "no", "pq"]
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def pairs(count: int) -> list[dict[str, Any]]:
+    return [
+        {"text": f"<b>{WORDS[i % 4]}</b> {WORDS[i // 4 % 8]}", "label": "yes" if i * 7 % 3 else "<no>"}
+        for i in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds of a classification."""
+    folder = tmp_path_factory.mktemp("task")
+    overrides = {"data.corpus": [str(write_corpus(folder))], "tokenizer.vocab_size": 300}
+    verbs.pretrain("quickstart", folder / "start", toy=True, quiet=True, overrides=overrides)
+    train, dev = write(folder / "train.jsonl", pairs(16)), write(folder / "dev.jsonl", pairs(30))
+    settings = {
+        "finetuning.epochs": 3, "training.batch_size": 8, "training.learning_rate": 3e-3,
+        "task.metrics": ["accuracy", "macro-f1"], "training.log_every": 1, "training.precision": "fp32",
+    }  # fmt: skip
+    verbs.finetune("classification", folder / "start", train, dev, folder / "runs", 2, quiet=True, overrides=settings)
+    return folder / "runs"
+
+
+def test_the_page_says_what_the_run_is_worth(seeds: Path) -> None:
+    path = build_report(seeds / "seed-0")
+    text = path.read_text()
+    page, run = Page(text), TaskRun.read(seeds / "seed-0")
+    assert path == seeds / "seed-0" / "report.html"
+    assert not re.search(r'(?:src|href)="(?!seed-)', text) and "<script" not in text
+    accuracy = run.values("accuracy")["accuracy"]
+    error = 100 * math.sqrt(accuracy / 100 * (1 - accuracy / 100) / 30)
+    assert f"{accuracy:.2f}" in page.words and f"\u00b1 {error:.2f} standard error, 30 records" in page.words
+    answers = [json.loads(line) for line in (seeds / "seed-0" / "dev_predictions.jsonl").read_text().splitlines()]
+    assert [answer["reference"] for answer in answers] == [record["label"] for record in pairs(30)]
+    assert sum(a["prediction"] == a["reference"] for a in answers) / 30 == pytest.approx(accuracy / 100)
+    for right in ("yes", "<no>"):
+        for said in ("yes", "<no>"):
+            count = sum(a["prediction"] == said and a["reference"] == right for a in answers)
+            assert f"{right} as {said}: {count} (" in page.words
+    assert "<b>a</b> a" in page.words  # escaped, not obeyed
+    assert text.count('<div class="answer ') == SAMPLES
+    best = max(run.history.evaluations.values(), key=lambda event: event["headline"])
+    assert run.best == best and f"best, step {best['step']}" in page.words
+    assert text.count('class="mark"') == 3  # the loss and both metrics
+
+
+def test_the_predictions_file_measures_itself(seeds: Path) -> None:
+    file = seeds / "seed-0" / "dev_predictions.jsonl"
+    result = verbs.evaluate(metric="accuracy", predictions=file, references=file)
+    assert result.values == TaskRun.read(seeds / "seed-0").values("accuracy")  # type: ignore[union-attr]
+
+
+def test_several_seeds_have_one_page_with_mean_and_spread(seeds: Path) -> None:
+    page = Page(build_report(seeds).read_text())
+    values = [TaskRun.read(seeds / name).values("accuracy")["accuracy"] for name in ("seed-0", "seed-1")]
+    assert f"{np.mean(values):.2f} \u00b1 {np.std(values, ddof=1):.2f}" in page.words
+    links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
+    assert links == ["seed-0/report.html", "seed-1/report.html"]
+    assert all((seeds / str(link)).is_file() for link in links)
+    assert "over all 2 seeds" in page.words
+
+
+@pytest.mark.parametrize("kept", [1, 3, 6])
+def test_a_run_that_was_killed_has_a_page(seeds: Path, tmp_path: Path, kept: int) -> None:
+    lines = (seeds / "seed-0" / "ledger.jsonl").read_text().splitlines()
+    (tmp_path / "ledger.jsonl").write_text("\n".join(lines[:kept]) + '\n{"event": "st')
+    (tmp_path / "dev_predictions.jsonl").write_text('{"id": "0", "predic')
+    page = Page(build_report(tmp_path).read_text())
+    assert "still running, or killed" in page.words
+    assert ("No predictions are kept" in page.words) and ("No samples are kept" in page.words)
+
+
+def test_every_label_of_a_matrix_has_its_row_and_unknown_ones_stand_behind() -> None:
+    chart = Page(confusion(["a", "b", "x"], ["a", "a", "b"], ["b", "a"]))
+    names = [text for text in chart.texts if text in ("a", "b", "x")]
+    assert names == ["b", "b", "a", "a", "x", "x"]
+    assert "a as b: 1 (50.0%)" in chart.words and "b as x: 1 (100.0%)" in chart.words
+    many = [str(number) for number in range(50)]
+    listed = Page(confusion([*many[1:], "0"], many, many)).words
+    assert "most frequent confusions" in listed and confusion([], [], ["a"]).startswith("<p")
+
+
+def test_classes_have_precision_recall_and_f1() -> None:
+    words = Page(by_class(["a", "a", "b", "b"], ["a", "b", "b", "b"], ["a", "b"])).words
+    assert "a 1 50.0 100.0 66.7" in words and "b 3 100.0 66.7 80.0" in words
+
+
+def test_quantities_are_dots_and_their_deviations() -> None:
+    assert scatter([1.0, 2.0, math.nan], [1.0, 3.0, 2.0]).count("<circle") == 2
+    assert scatter([1.0] * 9000, list(range(9000))).count("<circle") == 3000
+    assert scatter([2.0], [2.0]).count("<circle") == 1
+    words = Page(deviations([1.0, 4.0], [2.0, 2.0])).words
+    assert "mean absolute error 1.5" in words and "root of the mean squared error 1.581" in words
+
+
+def test_lengths_are_counted_in_bins() -> None:
+    words = Page(lengths([0, 1, 2, 2], [2, 2, 30, 31])).words
+    told = dict(re.findall(r"(\d+ to \d+ words: )(\d+) predicted", words))
+    assert sum(map(int, told.values())) == 4
+    assert "30 to 31 words: 2 gold" in words or "30 to 34 words: 2 gold" in words
+    Page(lengths([0], [0]))
+
+
+def answered(said: list[Any], right: list[Any]) -> tuple[list[dict[str, Any]], list[Record]]:
+    answers = [
+        {"id": str(i), "prediction": s, "reference": r} for i, (s, r) in enumerate(zip(said, right, strict=True))
+    ]
+    return answers, [Record(str(i), {"text": f"t{i}", "label": r}, "") for i, r in enumerate(right)]
+
+
+def test_samples_show_the_wrong_ones_first() -> None:
+    labels = TaskSettings(kind="classification", metrics=["accuracy"])
+    said = ["a" if number % 4 else "b" for number in range(100)]
+    found = samples(*answered(said, ["a"] * 100), labels)
+    assert [sample["right"] for sample in found] == [False] * 12 + [True] * 8
+    assert found[0]["fields"] == {"text": "t0"} and len({s["id"] for s in found}) == SAMPLES
+    few = samples(*answered(["a", "b", "a"], ["a", "a", "a"]), labels)
+    assert [sample["id"] for sample in few] == ["1", "0", "2"]
+    all_wrong = samples(*answered(["b"] * 30, ["a"] * 30), labels)
+    assert len(all_wrong) == SAMPLES
+    quantities = TaskSettings(kind="regression", metrics=["correlation"])
+    far = samples(*answered([float(i * i) for i in range(40)], [0.0] * 40), quantities)
+    assert [sample["id"] for sample in far[:3]] == ["39", "38", "37"] and all(s["right"] is None for s in far)
+
+
+def test_what_is_right() -> None:
+    assert is_right("a", ["b", "a"]) and is_right("", []) and not is_right("a", [])
+    assert is_right(["B", "O"], ["B", "O"]) and is_right(1, "1") and is_right(2.0, 1.0) is None
+
+
+def test_standard_errors_fit_the_metric() -> None:
+    said, right = ["1", "0", "1", "1", "0", "1"] * 20, ["1", "1", "1", "0", "0", "1"] * 20
+    f1 = standard_errors("f1", said, right)
+    assert f1 == bootstrap_errors(metric("f1"), said, right, samples=200)
+    texts = [f"{word} b c" for word in WORDS], [[f"{word} d {'c' * (number % 2)}"] for number, word in enumerate(WORDS)]
+    alone = [metric("rouge")([p], [r]).values["rouge1"] for p, r in zip(*texts, strict=True)]
+    assert standard_errors("rouge", *texts)["rouge1"] == pytest.approx(np.std(alone, ddof=1) / math.sqrt(8))
+    long = [f"{text} e f g h" for text in texts[0]], [[f"{one[0]} e f g h"] for one in texts[1]]
+    assert "rouge_l" in standard_errors("coco", *long) and "bleu_4" not in standard_errors("coco", *long)  # no mean
+    assert standard_errors("bleu", *long) == {}
+    squad = standard_errors("squad", ["a", "b", ""], [["a"], ["a"], []])
+    assert squad["exact"] == pytest.approx(100 * np.std([1, 0, 1], ddof=1) / math.sqrt(3))
