@@ -18,8 +18,8 @@ from interop_toys import save
 from nlu_toys import start
 from unicloze import verbs
 from unicloze.decoding.embed import embed
-from unicloze.errors import UsageError
-from unicloze.interop import check
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.interop import peer as peers
 from unicloze.interop.read import import_checkpoint
 from unicloze.interop.stock import STOCK
 from unicloze.model.model import UnifiedModel
@@ -44,7 +44,7 @@ SHAPE: dict[str, Any] = dict(hidden_size=32, intermediate_size=64, initializer_r
 
 @pytest.fixture(autouse=True)
 def _silence() -> Any:
-    with check.quietly(transformers):
+    with peers.quietly(transformers):
         yield
 
 
@@ -178,6 +178,19 @@ def test_a_used_id_1_changes_places_with_the_padding_of_mpnet(tmp_path: Path) ->
     weight = peer.get_input_embeddings().weight
     assert torch.equal(weight[[1, 0]], model.model.backbone.embeddings.tokens.weight[[0, 1]])
     compare_fills(model, tmp_path / "out", "the unknown [MASK] is empty")
+
+
+def test_ids_that_cannot_be_swapped_are_refused(tmp_path: Path) -> None:
+    pieces = [("[PAD]", 0.0), ("[UNK]", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[MASK]", 0.0), ("a", -1.0), ("b", -2.0)]
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=1))
+    backend.add_special_tokens([piece for piece, _ in pieces[:5]])
+    model = loaded(Tokenizer(backend), relative=True)
+    with pytest.raises(
+        UniclozeError, match=r"ids 0 and 1 .* change places.*Unigram model cannot: export it with --to uni"
+    ):
+        verbs.export(model, "mpnet", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+    verbs.export(model, "unicloze", tmp_path / "out")
 
 
 @pytest.mark.parametrize("kind", ["BertForPreTraining", "BertForMaskedLM", "BertModel", "MPNetForMaskedLM", "MPNetModel",

@@ -17,7 +17,7 @@ from decoding_toys import loaded
 from interop_toys import save
 from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.interop import check
+from unicloze.interop import peer as peers
 from unicloze.interop.export import stock_format, write_export
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
@@ -29,7 +29,7 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.fixture(autouse=True)
 def _silence() -> Any:
-    with check.quietly(transformers):
+    with peers.quietly(transformers):
         yield
 
 
@@ -127,7 +127,9 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr().out
     assert "theirs-bert: BertForMaskedLM" in said
     assert "loaded back, it differs from the model by at most: single texts" in said
-    assert "No evaluation of this checkpoint is on record." in (tmp_path / "theirs-bert/README.md").read_text()
+    card = (tmp_path / "theirs-bert/README.md").read_text()
+    assert "No evaluation of this checkpoint is on record." in card
+    assert str(tmp_path) not in card
     assert cli.main(["export", str(tmp_path / "theirs"), "--to", "mpnet"]) == 2
     assert "model.relative_bias is false" in capsys.readouterr().err
     assert cli.main(["export", str(tmp_path / "nothing"), "--to", "bert"]) == 1

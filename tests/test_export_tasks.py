@@ -16,7 +16,7 @@ from nlu_toys import recipe_for, start, write
 from unicloze import verbs
 from unicloze.errors import UsageError
 from unicloze.finetuning.run import finetune_run
-from unicloze.interop import check
+from unicloze.interop import peer as peers
 from unicloze.interop.stock import STOCK
 from unicloze.model.model import UnifiedModel
 from unicloze.tasks import task_heads
@@ -27,7 +27,7 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.fixture(autouse=True)
 def _silence() -> Any:
-    with check.quietly(transformers):
+    with peers.quietly(transformers):
         yield
 
 
@@ -163,6 +163,9 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "delimiter": ("bert", "classification", TWO | {"delimiter": True}, r"task.delimiter is true.*puts \[EOS\] between"),
     "orders": ("bert", "classification", TWO | {"both_orders": True}, r"task.both_orders is true.*reads a pair once"),
     "ELECTRA": ("electra", "classification", TWO, r"has gelu and no tanh in its classifier: export it with --to bert"),
+    "twice": ("roberta", "classification", TWO | {"pooling": "last"}, r"--task.pooling first$"),
+    "nearly": ("mpnet", "classification", TWO | {"pooling": "mean"},
+               r"model.relative_bias is false.*: fine-tune it with --task.pooling first, then export it with --to bert"),
     "own": ("unicloze", "classification", TWO, r"has no class for the heads of a task: export it with --to bert"),
     "dense": ("bert", "extraction", {}, r"task.head is dense.*has no dense layer before.*--task.head plain"),
     "narrow": ("mpnet", "classification", TWO, r"model.relative_bias is false.* has one: export it with --to bert"),

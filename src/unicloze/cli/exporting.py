@@ -31,7 +31,7 @@ VERBS = {
         purpose="Write a model for Transformers and sentence-transformers; what was written is compared with it.",
         examples=(
             "unicloze export runs/quickstart --to mpnet",
-            "unicloze export runs/classification --to bert --out exports/mine",
+            "unicloze export runs/quickstart --to unicloze --out exports/quickstart",
         ),
         options=_export_options,
         run=_export,

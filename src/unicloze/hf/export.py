@@ -13,8 +13,9 @@ from unicloze.decoding.texts import SPECIALS_OF_A_WINDOW, longest_text
 from unicloze.hf.config import UniclozeConfig
 from unicloze.hf.generation import UniclozeForConditionalGeneration
 from unicloze.hf.models import UniclozeForMaskedLM, UniclozeModel, UniclozePreTrainedModel
-from unicloze.interop.check import Peer, compare, quietly, transformers_library
+from unicloze.interop.check import compare
 from unicloze.interop.export import Export
+from unicloze.interop.peer import Peer, quietly, transformers_library
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
 from unicloze.model.padded import encoding_batch
 from unicloze.training.models import LoadedModel

@@ -71,7 +71,7 @@ def model_card(
 
 def _front(recipe: Recipe, architecture: str, imports: str) -> str:
     kind = next((tag for name, tag in _TAGS.items() if architecture.endswith(name)), "feature-extraction")
-    tags = ["unicloze", recipe.task.kind or recipe.objective.name]
+    tags = ["unicloze", recipe.task.kind or recipe.objective.name.replace("none", "embeddings")]
     front = yaml.safe_dump(
         {"library_name": "unicloze" if imports else "transformers", "pipeline_tag": kind, "tags": tags}, sort_keys=False
     )
@@ -87,7 +87,7 @@ def _summary(loaded: LoadedModel, architecture: str) -> str:
         f"{shape.num_layers} layers of {shape.hidden_size} with {shape.num_heads} attention heads, "
         f"{model.vocab_size:,} tokens, {model.max_positions:,} positions, {model.num_parameters():,} weights."
     )
-    note = ", ".join(part for part in (recipe.provenance.paper, recipe.provenance.place) if part)
+    note = ", ".join(part for part in (recipe.provenance.paper, _place(recipe)) if part)
     return f"{said}\n\nRecipe `{recipe.name}`{f' after {note}' if note else ''}."
 
 
@@ -190,9 +190,15 @@ def _recipe(recipe: Recipe) -> str:
             named[key] = [Path(name).name for name in named[key]]
         elif named.get(key):
             named[key] = Path(named[key]).name
-    if recipe.provenance.place.startswith(IMPORTED):
-        different["provenance"]["place"] = f"{IMPORTED} {Path(recipe.provenance.place.removeprefix(IMPORTED)).name}"
+    if recipe.provenance.place:
+        different["provenance"]["place"] = _place(recipe)
     return yaml.safe_dump(json.loads(json.dumps(different)), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _place(recipe: Recipe) -> str:
+    """Where a recipe's values come from; of an imported model's folder the name alone."""
+    place = recipe.provenance.place
+    return f"{IMPORTED} {Path(place.removeprefix(IMPORTED)).name}" if place.startswith(IMPORTED) else place
 
 
 def _difference(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from pathlib import Path
 from unicloze import __version__
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.card import model_card
-from unicloze.interop.check import LARGEST_DIFFERENCE, compare, load_stock, transformers_library
+from unicloze.interop.check import LARGEST_DIFFERENCE, compare
 from unicloze.interop.limits import check_format
+from unicloze.interop.peer import load_stock, transformers_library
 from unicloze.interop.stock import STOCK
 from unicloze.interop.stock_export import stock_export
 from unicloze.training.models import LoadedModel
@@ -153,5 +154,10 @@ def _put_in_place(building: Path, folder: Path) -> None:
     shutil.rmtree(former, ignore_errors=True)
     if folder.exists():
         folder.rename(former)
-    building.rename(folder)
+    try:
+        building.rename(folder)
+    except OSError:
+        if former.exists():
+            former.rename(folder)
+        raise
     shutil.rmtree(former, ignore_errors=True)

@@ -19,6 +19,7 @@ OWN = "unicloze"
 """Name of the format that holds every model: the classes of `unicloze.hf`."""
 
 
+AGAIN = "fine-tune it with"
 PREDICT = "predict with `unicloze predict`"
 HEADS: Mapping[Head, str] = {
     "token": "the head that predicts tokens",
@@ -84,9 +85,12 @@ def check_format(to: str, loaded: LoadedModel) -> None:
 
 
 def _offered(loaded: LoadedModel, otherwise: str) -> str:
-    """What to do with a model: export it in the first format that holds it."""
-    fitting = (name for name, stock in STOCK.items() if next(limits(stock, loaded), None) is None)
-    return next((f"export it with --to {name}" for name in fitting), otherwise)
+    """What to do with a model: export it in the first format that holds it, or would once it is fine-tuned otherwise."""
+    first = {name: next(limits(stock, loaded), None) for name, stock in STOCK.items()}
+    fitting = [f"export it with --to {name}" for name, limit in first.items() if limit is None]
+    again = {name: limit.cure for name, limit in first.items() if limit and limit.cure.startswith(AGAIN)}
+    nearly = [f"{cure}, then export it with --to {name}" for name, cure in again.items()]
+    return next(iter(fitting + nearly), otherwise)
 
 
 def limits(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
@@ -169,7 +173,7 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
 
 
 def _again(setting: str, value: str) -> str:
-    return f"fine-tune it with --{setting} {value}"
+    return f"{AGAIN} --{setting} {value}"
 
 
 def task_class(heads: Mapping[str, HeadSettings]) -> TaskClass | None:

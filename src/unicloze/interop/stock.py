@@ -40,8 +40,8 @@ class Stock:
         relative: They have a relative position bias.
         narrow: Whether embeddings have a width of their own; None if they may.
         shared: `model.share_layers` of theirs.
-        positions_after: Their positions are counted from the one after the padding token's id on; then padding has this id,
-            or any if None.
+        counts_from_padding: Their positions are counted from the one after the padding token's id on.
+        padding_id: The id they take for padding whatever their configuration says; any if None.
     """
 
     family: Family
