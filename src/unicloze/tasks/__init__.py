@@ -42,6 +42,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=classification.predict,
         reference=classification.reference,
+        compares=("labels",),
     ),
     "regression": Task(
         purpose="A quantity for a text or a pair of texts.",
@@ -52,6 +53,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=classification.predict,
         reference=classification.reference,
+        compares=("numbers",),
     ),
     "choice": Task(
         purpose="The best of several choices, each read with its context or within its sentence.",
@@ -62,6 +64,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=choice.predict,
         reference=choice.right_choice,
+        compares=("labels",),
     ),
     "tagging": Task(
         purpose="A tag for each word of a sentence.",
@@ -72,6 +75,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=tagging.predict,
         reference=tagging.reference,
+        compares=("tags",),
     ),
     "extraction": Task(
         purpose="The span of a passage that answers a question, or none.",
@@ -82,6 +86,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_windows,
         predict=extraction.predict,
         reference=extraction.reference,
+        compares=("squad",),
     ),
     "conversation": Task(
         purpose="The answer to a question of a conversation about a passage: a span of it, yes, no or unknown.",
@@ -92,6 +97,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=conversation.lay_out,
         predict=conversation.predict,
         reference=conversation.reference,
+        compares=("coqa",),
     ),
 }
 """Every kind of task, by `TaskSettings.kind`."""

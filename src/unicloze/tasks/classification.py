@@ -125,10 +125,10 @@ def quantity_of(record: Record, settings: TaskSettings) -> float:
     value = record.get(settings, "label")
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = np.nan
-    if not np.isfinite(number):
-        raise UniclozeError(f"{record.place}: the label {value!r} is no number, as a regression needs")
+    if isinstance(value, bool) or not abs(number) <= np.finfo(np.float32).max:
+        raise UniclozeError(f"{record.place}: the label {value!r:.40} is no number that a regression can learn")
     return number
 
 

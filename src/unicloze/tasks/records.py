@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +41,6 @@ class Record:
         value = self.get(settings, role)
         if not isinstance(value, str):
             raise self._without(settings, role, "text")
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise UniclozeError(
-                f"{self.place}: character {error.start} of its text is half of a surrogate pair; mend the file"
-            ) from error
         return value
 
     def texts(self, settings: TaskSettings, role: str) -> list[str]:
@@ -105,16 +100,17 @@ def _read_file(path: Path, settings: TaskSettings, first: int) -> list[Record]:
         raise UsageError(
             f"{path}: '{name}' is no known format of records: set --task.format to one of {', '.join(FORMATS)}"
         )
+    name_of_id = settings.fields.get("id", "id")
     try:
         return [
             Record(
-                id=str(fields.get(settings.fields.get("id", "id"), number)),
+                id=str(number if fields.get(name_of_id) is None else fields[name_of_id]),
                 fields=fields,
                 place=f"{path}, {f'line {where}' if isinstance(where, int) else where}",
             )
             for number, (where, fields) in enumerate(FORMATS[name](_text(path), path), first)
         ]
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UniclozeError(f"{path}: it cannot be read ({error})") from error
 
 
