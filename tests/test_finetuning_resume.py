@@ -184,3 +184,24 @@ def test_predictions_go_where_they_can(start: LoadedModel, tmp_path: Path) -> No
     twice = nlu_toys.write(tmp_path / "twice.jsonl", [{"id": "x", "text": "anna"}, {"id": "x", "text": "eva"}])
     with pytest.raises(UsageError, match="two records have the id 'x'"):
         verbs.predict(tmp_path / "runs" / "seed-0", twice, out=tmp_path / "said.json", quiet=True)
+
+
+@pytest.mark.parametrize("name", ["electra-base", "unilm-v1-base"])
+def test_a_model_of_any_objective_is_read_again(tmp_path: Path, name: str) -> None:
+    """Neither a generator nor a row for each part of a mixture is needed for a task."""
+    start = nlu_toys.start(name)
+    train, dev = files(tmp_path)
+    recipe = recipe_for(start, finetuning__epochs=1, training__batch_size=4)
+    finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+    assert len(verbs.predict(tmp_path / "run", dev, quiet=True)) == 9
+    with pytest.warns(UserWarning, match="trained to its end"):
+        finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+
+
+def test_a_schedule_longer_than_the_run_is_refused_before_anything_is_learned(
+    start: LoadedModel, tmp_path: Path
+) -> None:
+    train, dev = files(tmp_path)
+    recipe = recipe_for(start, training__schedule="wsd", training__decay_steps=100)
+    with pytest.raises(UsageError, match="decay_steps"):
+        finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)

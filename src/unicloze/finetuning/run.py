@@ -32,6 +32,7 @@ from unicloze.finetuning.predict import TaskModel, as_json_lines, headline, meas
 from unicloze.finetuning.samples import samples, with_references
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, save_recipe
+from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.records import read_records
@@ -138,6 +139,7 @@ def finetune_run(
         if development is not None:
             check_answers(development, recipe)
         recipe = _with_steps(recipe, len(training.rows))
+        validate(recipe)  # with its steps: what is saved must be read again
         origin = origin_of(start, training, development)
         if checkpoint is not None:
             former = load_recipe(checkpoint.path / RECIPE)

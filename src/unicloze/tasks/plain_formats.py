@@ -34,7 +34,8 @@ def parse_json(text: str, place: str) -> Any:
         if _HALF.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise UniclozeError(f"{place}: half of a surrogate pair stands in it alone; mend the file") from error
+        before = error.object[max(0, error.start - 30) : error.start]
+        raise UniclozeError(f"{place}: half of a surrogate pair stands behind '{before}'; mend the file") from error
     except (ValueError, RecursionError) as error:
         raise UniclozeError(f"{place}: this is no JSON ({error})") from error
     return value
