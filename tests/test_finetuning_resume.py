@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,9 @@ from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning.run import FinetuneResult, finetune_run, start_weights
 from unicloze.finetuning.seeds import finetune_seeds
 from unicloze.settings import Recipe
+from unicloze.tasks.rows import Row, lay_out
 from unicloze.training.models import LoadedModel, load_model, ready_model
+from unicloze.visibility import bool_mask
 
 SHORT = {"finetuning__epochs": 3, "finetuning__evaluations": 1, "training__batch_size": 8}
 
@@ -186,9 +189,9 @@ def test_predictions_go_where_they_can(start: LoadedModel, tmp_path: Path) -> No
         verbs.predict(tmp_path / "runs" / "seed-0", twice, out=tmp_path / "said.json", quiet=True)
 
 
-@pytest.mark.parametrize("name", ["electra-base", "unilm-v1-base"])
-def test_a_model_of_any_objective_is_read_again(tmp_path: Path, name: str) -> None:
-    """Neither a generator nor a row for each part of a mixture is needed for a task."""
+@pytest.mark.parametrize("name", ["electra-base", "unilm-v1-base", "gpt-3-small"])
+def test_a_model_of_any_objective_learns_a_task_and_is_read_again(tmp_path: Path, name: str) -> None:
+    """Neither a generator nor a row for each part of a mixture is needed for a task; local layers read nearby slots."""
     start = nlu_toys.start(name)
     train, dev = files(tmp_path)
     recipe = recipe_for(start, finetuning__epochs=1, training__batch_size=4)
@@ -205,3 +208,13 @@ def test_a_schedule_longer_than_the_run_is_refused_before_anything_is_learned(
     recipe = recipe_for(start, training__schedule="wsd", training__decay_steps=100)
     with pytest.raises(UsageError, match="decay_steps"):
         finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+
+
+def test_local_layers_read_nearby_slots_of_their_own_sequence() -> None:
+    start = nlu_toys.start("gpt-3-small", objective__local_width=2)
+    ids = np.arange(7, 14, dtype=np.int32)
+    row = Row(record=0, input_ids=ids, segment_ids=ids * 0, lengths=(4, 3))
+    examples = lay_out([row], start.tokenizer.vocabulary, start.recipe)
+    assert examples.local is not None
+    near = [[i // 4 == j // 4 and 0 <= i - j <= 2 for j in range(7)] for i in range(7)]
+    assert bool_mask(examples.local[0], 7).tolist() == near

@@ -23,7 +23,7 @@ from unicloze.text.tokenizers import Vocabulary
 def _as_they_are(
     rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe, _keys: npt.NDArray[np.uint64] | None
 ) -> Examples:
-    return lay_out(rows, vocabulary, recipe.use)
+    return lay_out(rows, vocabulary, recipe)
 
 
 def _windows(
