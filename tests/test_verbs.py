@@ -16,12 +16,12 @@ from conftest import REPOSITORY
 from corpora import write_corpus
 from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.recipes import recipe_names
+from unicloze.recipes import recipe_names, task_names
 from unicloze.training.models import load_model
 from unicloze.training.run import RunResult
 
 TEXT = "the small cat sees the old dog ."
-ONLY_IN_PRINT = {"help", "debug", "json", "help_settings"}
+ONLY_IN_PRINT = {"stream", "help", "debug", "json", "help_settings"}
 NAMES = {"import": "import_checkpoint"}
 """Functions of verbs that Python does not let be called so."""
 
@@ -222,7 +222,7 @@ def test_report_writes_a_page(trained: RunResult, tmp_path: Path) -> None:
 
 def test_recipes_lists_all() -> None:
     rows = {row.name: row for row in verbs.recipes()}
-    assert list(rows) == recipe_names()
+    assert list(rows) == [*recipe_names(), *task_names()]
     assert rows["unilmv2-ablation-ae-ar"].objective == "unilmv2 ae+ar"
     assert rows["unilmv2-ablation-par"].objective == "unilmv2 par"
     assert "Table 7" in rows["unilmv2-base"].place

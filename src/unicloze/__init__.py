@@ -21,8 +21,10 @@ if TYPE_CHECKING:
         compare,
         embed,
         evaluate,
+        export,
         fill,
         finetune,
+        generate,
         import_checkpoint,
         inspect,
         load_model,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
         prepare,
         pretrain,
         score,
+        stream,
     )
 
 __version__ = "0.1.0"
@@ -40,8 +43,10 @@ __all__ = [
     "compare",
     "embed",
     "evaluate",
+    "export",
     "fill",
     "finetune",
+    "generate",
     "import_checkpoint",
     "inspect",
     "load_model",
@@ -50,6 +55,7 @@ __all__ = [
     "prepare",
     "pretrain",
     "score",
+    "stream",
 ]
 
 _HOMES = {

@@ -243,6 +243,8 @@ class TrainingSettings:
         warmup_steps: Steps of the warm-up.
         decay_steps: Steps of the decay of `wsd`; a tenth of all steps if not given.
         clip_norm: Largest norm of the gradient; 0 does not clip.
+        label_smoothing: Share of every predicted token's label that is spread evenly over the vocabulary, in training only
+            (Szegedy et al. 2016, Section 7).
         phases: Changes over time: each a mapping of the settings (of `objective`, and `data.window`,
             `training.batch_size` and `training.micro_batch_size`) that differ from the recipe's, with `share`, its share of
             the steps (shares are scaled to 1). One phase as the recipe says if none are given.
@@ -275,6 +277,7 @@ class TrainingSettings:
     warmup_steps: int = 24_000
     decay_steps: int | None = None
     clip_norm: float = 0.0
+    label_smoothing: float = 0.0
     phases: list[dict[str, Any]] = field(default_factory=list)
     initialize_from: str | None = None
     seed: int = 0
@@ -378,6 +381,9 @@ class TaskSettings:
             has none if not given.
         no_answer_threshold: How far the score of no answer must lie above that of the best answer for there to be none;
             chosen on the development file if not given, 0 without one.
+        metric_options: Options of the metrics by name, such as `profile`; each metric gets those it has.
+        evaluate_records: So many records of the development file are predicted and measured, evenly spread over it; all if
+            not given.
     """
 
     kind: str = ""
@@ -398,6 +404,47 @@ class TaskSettings:
     n_best: int = 5
     unanswerable: bool | None = None
     no_answer_threshold: float | None = None
+    metric_options: dict[str, str] = field(default_factory=dict)
+    evaluate_records: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationSettings:
+    """How a task that generates makes a source and a target of a record, and how the target is learned.
+
+    Args:
+        learning: `pseudo` predicts every token of the target by a pseudo mask behind the row (UniLMv2, Section 3.4); `masked`
+            masks a share of the target in place (UniLM v1, Section 2.5); `next` predicts the next token at each token's own
+            slot. If not given, `next` where the model was trained so, else `pseudo`.
+        source: What the source is put together from, an [EOS] between any two: roles that `task.fields` may rename.
+        keep: What stays of the parts of a source that is too long, the longest being cut first: their `beginning`, their
+            `end`, or the `chunk` that has most of the tokens of the other parts, the whole of one if possible.
+        targets: Learn the `first` of a record's targets, or `all`, a row each.
+        max_source: Most tokens of a source, [SOS] and [EOS] included; what `task.max_length` leaves if not given.
+        max_target: Most tokens of a target, [EOS] included, and no more than half of `task.max_length`.
+        mask_rate: Share of the target that `masked` masks, its [EOS] included.
+        mask_share: Share of the pseudo masks, or of the masks, that show a mask.
+        random_share: Share that shows a random token; what is left shows the token itself.
+        target_noise: Share of the target's own tokens that `pseudo` shows as if they were masked, so that the model learns
+            to go on after mistakes.
+        block_size: Tokens of the target that `pseudo` predicts in one step, none of them knowing the others.
+        any_order: Let `pseudo` predict the tokens of the target in a random order, for `decoding.parallel`.
+        segment_ids: Segments of source and target; if not given, 4 and 5 where the model has six (UniLM v1), else 0 and 1.
+    """
+
+    learning: Literal["pseudo", "masked", "next"] | None = None
+    source: list[str] = field(default_factory=lambda: ["source"])
+    keep: Literal["beginning", "end", "chunk"] = "beginning"
+    targets: Literal["first", "all"] = "first"
+    max_source: int | None = None
+    max_target: int = 64
+    mask_rate: float = 0.7
+    mask_share: float = 0.8
+    random_share: float = 0.1
+    target_noise: float = 0.0
+    block_size: int = 1
+    any_order: bool = False
+    segment_ids: list[int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -442,6 +489,8 @@ class Recipe:
     training: TrainingSettings = field(default_factory=TrainingSettings)
     use: UseSettings = field(default_factory=UseSettings)
     task: TaskSettings = field(default_factory=TaskSettings)
+    generation: GenerationSettings = field(default_factory=GenerationSettings)
+    decoding: DecodingSettings = field(default_factory=DecodingSettings)
     finetuning: FinetuningSettings = field(default_factory=FinetuningSettings)
 
     def to_dict(self) -> dict[str, Any]:

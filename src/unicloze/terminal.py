@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from unicloze.decoding.infill import FillResult
     from unicloze.decoding.likelihood import TextScore
     from unicloze.finetuning.seeds import FinetuneSummary
+    from unicloze.interop.export import ExportResult
+    from unicloze.tasks.task import Prediction
     from unicloze.text.prepare import Prepared
     from unicloze.training.models import LoadedModel
     from unicloze.training.run import RunResult
@@ -71,6 +73,13 @@ def imported_text(loaded: LoadedModel) -> str:
         f"{loaded.path}: {loaded.model.num_parameters():,} weights ({shape}, {model.max_positions:,} positions), "
         f"{recipe.provenance.place}\n{recipe.provenance.note}"
     )
+
+
+def exported_text(result: ExportResult) -> str:
+    """What was exported, and how far it is from the model."""
+    checked = ", ".join(f"{kind} {value:.1e}" for kind, value in result.differences.items())
+    lines = [f"{result.out}: {result.architecture}", f"loaded back, it differs from the model by at most: {checked}"]
+    return "\n".join(lines + [f"  {each}" for each in result.said])
 
 
 def fill_text(result: FillResult) -> str:
@@ -129,11 +138,31 @@ def finetune_text(summary: FinetuneSummary) -> str:
     return "\n".join(lines)
 
 
+def generated_text(prediction: Prediction) -> str:
+    """What was generated for one source; if there are several texts, each with its score."""
+    several = prediction.get("candidates", [])
+    return "\n".join(f"{each['score']:9.3f}  {each['text']}" for each in several) or str(prediction["prediction"])
+
+
 def recipes_text(rows: Sequence[RecipeSummary]) -> str:
-    """The recipes as a table."""
-    table = [("recipe", "objective", "parameters", "values from")]
+    """The recipes as two tables: for `pretrain`, and for `finetune`."""
+    of_tasks = [row for row in rows if row.parameters is None]
+    tables = [[row for row in rows if row.parameters is not None], of_tasks]
+    return "\n\n".join(
+        _recipes_table(part, what) for part, what in zip(tables, ("objective", "task"), strict=True) if part
+    )
+
+
+def _recipes_table(rows: Sequence[RecipeSummary], what: str) -> str:
+    table = [("recipe", what, "parameters" if what == "objective" else "", "values from")]
     table += [
-        (row.name, row.objective, f"{row.parameters:,}", f"{row.paper.partition(':')[0]}: {row.place}") for row in rows
+        (
+            row.name,
+            row.objective,
+            "" if row.parameters is None else f"{row.parameters:,}",
+            f"{row.paper.partition(':')[0]}: {row.place}" if row.paper else row.place,
+        )
+        for row in rows
     ]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(

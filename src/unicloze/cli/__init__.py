@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from unicloze import __version__, terminal
-from unicloze.cli import about, importing, pretraining, tasks, use
+from unicloze.cli import about, exporting, importing, pretraining, tasks, use
 from unicloze.cli.parser import Parser, Verb, debug_option
 from unicloze.errors import UsageError
 
-VERBS = {**pretraining.VERBS, **use.VERBS, **tasks.VERBS, **importing.VERBS, **about.VERBS}
+VERBS = {**pretraining.VERBS, **use.VERBS, **tasks.VERBS, **importing.VERBS, **exporting.VERBS, **about.VERBS}
 """All verbs, in the order of the help."""
 
 
@@ -76,7 +76,7 @@ def _run(words: list[str]) -> int:
     options, extra = parser.parse_known_args(rest)
     overrides = _overrides(name, verb, extra)
     if verb.settings and options.help_settings:
-        print(terminal.all_settings(options.task if "task" in options else options.recipe, overrides))
+        print(terminal.all_settings(getattr(options, "task", getattr(options, "recipe", None)), overrides))
         return 0
     return verb.run(options, overrides)
 

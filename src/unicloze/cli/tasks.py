@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
 
 from unicloze import terminal, verbs
-from unicloze.cli.parser import Parser, Verb, json_option, model_option, quiet_option, show
+from unicloze.cli.parser import Parser, Verb, clean, json_option, model_option, quiet_option, show
 from unicloze.errors import UsageError
 
 
@@ -69,6 +70,53 @@ def _predict(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
     return 0
 
 
+def _generate_options(parser: Parser) -> None:
+    model_option(parser)
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument(
+        "--text", metavar="TEXT", type=clean, action="append",
+        help="source, or the beginning of a text for a model without sources; once for each part of a source of several",
+    )  # fmt: skip
+    given.add_argument(
+        "--file", metavar="FILE", help="file of sources: .jsonl, .tsv, .csv, or .txt with one a line, also .gz"
+    )
+    parser.add_argument("--out", metavar="FILE", help="file to write, a JSON object a line (default: print)")
+    parser.add_argument(
+        "--into", metavar="FIELD", help="write the records of --file with what is generated in this field"
+    )
+    parser.add_argument("--stream", action="store_true", help="print the text for --text while it is generated")
+    quiet_option(parser)
+    json_option(parser)
+
+
+def _generate(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
+    if options.stream:
+        if options.text is None or options.out or options.json or options.into:
+            raise UsageError(
+                "generate: --stream prints the text for --text: leave --file, --out, --into and --json out."
+            )
+        for piece in verbs.stream(model=options.model, text=options.text, overrides=overrides):
+            print(piece, end="", flush=True)
+        print()
+        return 0
+    found = verbs.generate(
+        model=options.model,
+        text=options.text,
+        file=options.file,
+        out=options.out,
+        into=options.into,
+        quiet=options.quiet or options.text is not None,
+        overrides=overrides,
+    )
+    if options.out and not options.json:
+        print(f"{options.out}: {len(found):,} texts")
+    elif options.text is not None and options.into is None:
+        show(options, found[0], terminal.generated_text(found[0]))
+    else:
+        show(options, found, "\n".join(json.dumps(each, ensure_ascii=False) for each in found))
+    return 0
+
+
 VERBS = {
     "finetune": Verb(
         purpose="Fine-tune a trained model on labelled records, or go on with an interrupted run; the best is kept.",
@@ -89,5 +137,22 @@ VERBS = {
         examples=("unicloze predict --model runs/classification --file test.jsonl --out predictions.jsonl",),
         options=_predict_options,
         run=_predict,
+    ),
+    "generate": Verb(
+        purpose="Texts that a model generates for sources it was fine-tuned on, or that go on with a prompt.",
+        examples=(
+            'unicloze generate --model runs/quickstart --text "Return a copy of the" --decoding.beams 5',
+            'unicloze generate --model runs/quickstart --text "If the" --stream --decoding.sample true'
+            " --decoding.top_p 0.9",
+            "unicloze generate --model runs/quickstart --file sentences.txt --out generated.jsonl",
+            "unicloze generate --model runs/quickstart --file sentences.txt --into continued --out continued.jsonl",
+        ),
+        options=_generate_options,
+        run=_generate,
+        settings=(
+            "decoding.beams", "decoding.max_length", "decoding.min_length", "decoding.length_penalty",
+            "decoding.no_repeat_ngram", "decoding.sample", "decoding.temperature", "decoding.top_k", "decoding.top_p",
+            "decoding.num_results", "decoding.parallel", "decoding.seed",
+        ),
     ),
 }  # fmt: skip

@@ -225,9 +225,17 @@ def stream(
     In beam search a token is settled once all hypotheses agree on it; with `parallel` the whole text is at the end.
     """
     loaded, settings, layout, tokens = _ready(model, [source], settings, layout)
+    yield from stream_tokens(loaded, tokens[0], settings, layout)
+
+
+def stream_tokens(
+    loaded: LoadedModel, source: Ids, settings: DecodingSettings, layout: GenerationLayout
+) -> Iterator[str]:
+    """As `stream`, for a source of given tokens, see `generate_tokens`."""
+    check_settings(settings, layout)
     settings = dataclasses.replace(settings, num_results=1)
     ready = IncrementalModel(loaded.model, _dtype(settings, loaded.model))
-    steps = _steps(ready, tokens, settings, layout, [0])
+    steps = _steps(ready, [source], settings, layout, [0])
     ids: list[int] = []
     said = ""
     found: list[list[Hypothesis]] = []
@@ -260,8 +268,7 @@ def _ready(
     loaded = open_model(model)
     layout = layout or layout_of(loaded.recipe, loaded.tokenizer.vocabulary)
     check_settings(settings, layout)
-    may_repeat = *layout.may_repeat, *(_token(name, loaded.tokenizer) for name in settings.may_repeat)
-    layout = dataclasses.replace(layout, may_repeat=may_repeat)
+    layout = with_token_ids(layout, settings, loaded.tokenizer)
     room = loaded.model.max_positions - settings.max_length - layout.specials
     if room < 1:
         raise UsageError(
@@ -278,6 +285,16 @@ def _ready(
             stacklevel=3,
         )
     return loaded, settings, layout, [ids[-room:] if layout.decoder_only else ids[:room] for ids in tokens]
+
+
+def with_token_ids(layout: GenerationLayout, settings: DecodingSettings, tokenizer: Tokenizer) -> GenerationLayout:
+    """The layout with the ids of the tokens that the settings name.
+
+    Raises:
+        UsageError: The vocabulary lacks one.
+    """
+    may_repeat = *layout.may_repeat, *(_token(name, tokenizer) for name in settings.may_repeat)
+    return dataclasses.replace(layout, may_repeat=may_repeat)
 
 
 def _token(name: str, tokenizer: Tokenizer) -> int:

@@ -18,6 +18,7 @@ from unicloze.decoding.abilities import objective_of
 from unicloze.errors import UsageError
 from unicloze.mixtures import parts
 from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.tasks import generation
 from unicloze.text.tokenizers import Vocabulary
 
 Ints = npt.NDArray[np.int32]
@@ -39,6 +40,8 @@ class GenerationLayout:
         pseudo: The pseudo mask; None if none predicts.
         opening: A token between source and target that predicts the target's first token (MASS); None if there is none.
         decoder_only: There is no source: what is given is the beginning of the text, read from left to right.
+        delimited: An [EOS] parts the source from the target, also in a decoder-only model, whose source is then read from
+            left to right.
         local_width: How many positions back layers read that read nearby slots only.
         never: Tokens that are never predicted.
         may_repeat: Tokens with which a sequence may repeat whatever `DecodingSettings.no_repeat_ngram` says.
@@ -52,6 +55,7 @@ class GenerationLayout:
     pseudo: int | None = None
     opening: int | None = None
     decoder_only: bool = False
+    delimited: bool | None = None
     local_width: int | None = None
     never: tuple[int, ...] = ()
     may_repeat: tuple[int, ...] = ()
@@ -59,22 +63,30 @@ class GenerationLayout:
     @property
     def specials(self) -> int:
         """Slots of a row that hold neither source nor target: those before the target."""
-        return len(self.start) + (not self.decoder_only) + (self.opening is not None)
+        return len(self.start) + self.ends_source + (self.opening is not None)
+
+    @property
+    def ends_source(self) -> bool:
+        """Whether an [EOS] stands behind the source."""
+        return not self.decoder_only if self.delimited is None else self.delimited
 
     def row(self, source: Sequence[int] | npt.NDArray[np.integer]) -> Ints:
         """The slots before the target that read each other. *Shape:* (slots,)"""
-        end = [] if self.decoder_only else [self.stop]
+        end = [self.stop] if self.ends_source else []
         return np.array([*self.start, *source, *end], dtype=np.int32)
 
 
 def layout_of(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout:
     """How a model trained by a recipe generates, by the first part of its objective that can.
 
-    Models trained by sequence-to-sequence objectives come before those that go on with a text.
+    A model fine-tuned to generate does as it learned. Of other models, those trained by sequence-to-sequence objectives come
+    before those that go on with a text.
 
     Raises:
-        UsageError: No part of its objective can generate.
+        UsageError: No part of its objective can generate, or it is fine-tuned for another task.
     """
+    if recipe.task.kind:
+        return _of_task(recipe, vocabulary)
     objective = objective_of(recipe)
     found = [layout for part in parts(objective) if (layout := _of_part(part.settings, vocabulary)) is not None]
     if not found:
@@ -112,3 +124,26 @@ def _of_part(settings: ObjectiveSettings, vocabulary: Vocabulary) -> GenerationL
     if name in NEXT_AFTER_SOURCE:
         return layout("next", opening=mask if name == "masked_span" else None)
     return None
+
+
+def _of_task(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout:
+    """How a fine-tuned model generates: as `unicloze.tasks.generation` lays out its rows."""
+    if recipe.task.kind != "generation":
+        raise UsageError(
+            f"a model fine-tuned for {recipe.task.kind} cannot generate text: use one of a task that generates"
+        )
+    by_next = generation.learning_of(recipe) == "next"
+    own = generation.pseudo_token(recipe, vocabulary) == "own"
+    source, target = generation.segments_of(recipe)
+    return GenerationLayout(
+        predicts="next" if by_next else "pseudo",
+        start=(vocabulary.sos,),
+        stop=vocabulary.eos,
+        source_segment=source,
+        target_segment=target,
+        pseudo=None if by_next else vocabulary.pseudo if own else vocabulary.mask,
+        decoder_only=generation.reads_left_to_right(recipe),
+        delimited=True,
+        local_width=recipe.objective.local_width,
+        never=tuple(int(i) for i in vocabulary.special if i != vocabulary.eos),
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +17,15 @@ from unicloze import keyed
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
-from unicloze.tasks.records import Record, read_records, record_files
+from unicloze.tasks.records import Record, read_records
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 from unicloze.training.batches import MicroBatch
 
 ORDER, DRAWS, AUXILIARY = 1, 2, 3
 """What keys are for: the order of an epoch's rows, the draws of a row, and those of the objective beside the task."""
+
+ROWS_SEEN = 256
+"""Rows that tell how many segments all have."""
 
 PASS_COST = {"cpu": 64, "cuda": 1 << 20}
 """What a forward pass costs beside its slots, in slots: on a GPU a step is one pass, whatever the padding."""
@@ -33,7 +38,7 @@ class TaskData:
     Args:
         records: In the order of the file.
         rows: Those of a record stand together.
-        fingerprint: SHA-256 of the file, or of the files.
+        fingerprint: SHA-256 of the records.
     """
 
     records: Sequence[Record]
@@ -48,11 +53,34 @@ def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer) -> TaskData:
         UniclozeError: A record cannot be used; the message names its line.
     """
     records = read_records(path, recipe.task)
-    fingerprint = hashlib.sha256()
-    for each in record_files(path):
-        with each.open("rb") as file:
-            hashlib.file_digest(file, lambda: fingerprint)
-    return TaskData(records, TASKS[recipe.task.kind].encode(records, tokenizer, recipe), fingerprint.hexdigest())
+    return encoded(records, recipe, tokenizer)
+
+
+def encoded(records: Sequence[Record], recipe: Recipe, tokenizer: Tokenizer) -> TaskData:
+    """Records with their rows.
+
+    Raises:
+        UniclozeError: A record cannot be used; the message names its line.
+    """
+    content = json.dumps([[record.id, dict(record.fields)] for record in records], sort_keys=True)
+    fingerprint = hashlib.sha256(content.encode()).hexdigest()
+    return TaskData(records, TASKS[recipe.task.kind].encode(records, tokenizer, recipe), fingerprint)
+
+
+def sample(data: TaskData, count: int | None) -> TaskData:
+    """So many of the records with their rows, evenly spread; all if there are no more."""
+    if count is None or count >= len(data.records):
+        return data
+    chosen = [place * len(data.records) // count for place in range(count)]
+    number = {record: place for place, record in enumerate(chosen)}
+    rows = [dataclasses.replace(row, record=number[row.record]) for row in data.rows if row.record in number]
+    return TaskData([data.records[record] for record in chosen], rows, data.fingerprint)
+
+
+def segments_of(data: TaskData, recipe: Recipe, vocabulary: Vocabulary) -> int:
+    """Segments that rows have, seen in the first ones: an export must know whether pairs told their parts apart."""
+    rows = data.rows[:ROWS_SEEN]
+    return int(TASKS[recipe.task.kind].lay_out(rows, vocabulary, recipe, None).segment_ids.max()) + 1
 
 
 def steps_per_epoch(rows: int, batch_size: int) -> int:

@@ -22,6 +22,7 @@ from unicloze.evaluation.metrics.spread import standard_errors
 from unicloze.example import collate
 from unicloze.files import replace_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
+from unicloze.finetuning.generate import generated
 from unicloze.model.model import UnifiedModel
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
@@ -31,7 +32,7 @@ from unicloze.training.loop import Compute
 
 BY_ID: Mapping[str, Callable[[Any], Any]] = {
     "squad": lambda texts: texts,
-    "coqa": lambda answers: Gold(**answers),
+    "coqa": lambda answers: Gold(**answers) if isinstance(answers, Mapping) else Gold(answers=answers),
 }
 """Metrics that compare answers by the id of their question, and what they compare a task's reference as."""
 
@@ -59,7 +60,8 @@ class TaskModel:
 def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list[Prediction]:
     """A prediction for each record, in their order."""
     task = TASKS[model.recipe.task.kind]
-    assert task.predict is not None
+    if task.predict is None:
+        return generated(model, data, progress=progress)
     return task.predict(data.records, data.rows, outputs_of(model, data.rows, progress=progress), model.recipe)
 
 
@@ -94,7 +96,7 @@ def measure(predictions: Sequence[Prediction], data: TaskData, recipe: Recipe) -
     for name in recipe.task.metrics:
         by_id = BY_ID.get(metric(name).compares)
         given = by_id and (dict(zip(ids, answers, strict=True)), dict(zip(ids, map(by_id, references), strict=True)))
-        results[name] = metric(name)(*(given or (answers, references)))
+        results[name] = metric(name)(*(given or (answers, references)), **options_of(name, recipe))
     return results
 
 
@@ -103,10 +105,15 @@ def with_errors(
 ) -> Mapping[str, MetricResult]:
     """The results with the standard errors of their values, where they have one that is quickly found."""
     references, answers = _references(data, recipe), _answers(predictions)
-    return {
-        name: dataclasses.replace(result, errors=standard_errors(name, answers, references))
-        for name, result in results.items()
+    errors = {
+        name: standard_errors(name, answers, references, **options_of(name, recipe)) for name in recipe.task.metrics
     }
+    return {name: dataclasses.replace(result, errors=errors.get(name, {})) for name, result in results.items()}
+
+
+def options_of(name: str, recipe: Recipe) -> dict[str, str]:
+    """The options of the task that a metric has."""
+    return {key: value for key, value in recipe.task.metric_options.items() if key in metric(name).options}
 
 
 def _references(data: TaskData, recipe: Recipe) -> list[Any]:

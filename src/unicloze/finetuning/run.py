@@ -22,12 +22,22 @@ import torch
 from tqdm import tqdm
 
 from unicloze import __version__
+from unicloze.decoding.abilities import objective_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
 from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.checks import Origin, check_answers, check_metrics, origin_of, refuse_other_origin
-from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, steps_per_epoch
+from unicloze.finetuning.data import (
+    TaskData,
+    encoded,
+    finetuning_steps,
+    open_records,
+    sample,
+    segments_of,
+    steps_per_epoch,
+)
+from unicloze.finetuning.generate import ready_to_generate, target_loss
 from unicloze.finetuning.predict import TaskModel, as_json_lines, headline, measure, predict, with_errors
 from unicloze.finetuning.samples import samples, with_references
 from unicloze.finetuning.threshold import with_best_threshold
@@ -94,7 +104,7 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
     """
     if not recipe.task.kind:
         raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
-    own, sections = start.recipe, {}
+    own, sections = dataclasses.replace(start.recipe, objective=objective_of(start.recipe)), {}
     for section in ("data", "tokenizer", "objective", "model", "use"):
         kept = [key.partition(".")[2] for key in overridden if key.startswith(f"{section}.")]
         values = {name: getattr(getattr(recipe, section), name) for name in kept}
@@ -104,6 +114,8 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
     )
     longest = min(recipe.task.max_length, start.model.max_positions)
     recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
+    if TASKS[recipe.task.kind].predict is None:
+        recipe = ready_to_generate(recipe, start.tokenizer)
     if recipe.finetuning.auxiliary:
         auxiliary_objective(recipe)
         if not hasattr(start.model, "token_head"):
@@ -132,9 +144,9 @@ def finetune_run(
     with RunLock(out):
         checkpoint = load_newest(out / "checkpoints")
         check_metrics(recipe)
-        task = TASKS[recipe.task.kind].resolve(recipe.task, read_records(train, recipe.task))
-        recipe = dataclasses.replace(recipe, task=task)
-        training = open_records(train, recipe, start.tokenizer)
+        records = read_records(train, recipe.task)
+        recipe = dataclasses.replace(recipe, task=TASKS[recipe.task.kind].resolve(recipe.task, records))
+        training = encoded(records, recipe, start.tokenizer)
         development = None if dev is None else open_records(dev, recipe, start.tokenizer)
         if development is not None:
             check_answers(development, recipe)
@@ -214,6 +226,7 @@ class _Run:
     ) -> None:
         self.recipe, self.start, self.train_data, self.dev, self.out = recipe, start, train, dev, out
         self.checkpoint, self.origin, self.progress = checkpoint, origin, progress
+        self.measured = dev and sample(dev, recipe.task.evaluate_records)
         self.compute = Compute(device=choose_device(recipe.training), precision=recipe.training.precision)
         model = ready_model(recipe, start.model.vocab_size, self.compute.device)
         self.drawn = start_weights(model, start, recipe.task)
@@ -221,6 +234,7 @@ class _Run:
         self.best: tuple[float, int] | None = None
         self.scores: Mapping[str, MetricResult] = {}
         self.waited = 0
+        self.segments = segments_of(train, recipe, self.tokenizer.vocabulary)
         self.signal = 0
         self.started = time.perf_counter()
 
@@ -286,9 +300,9 @@ class _Run:
         elif not ended:
             self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1))
         best_step = self.best[1] if self.best else self.state.step
-        if self.best and self.dev is not None:
+        if self.best and self.measured is not None:
             lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
-            self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.dev, self.recipe)
+            self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.measured, self.recipe)
         return FinetuneResult(self.out, self.state.step, best_step, stopped, self.scores)
 
     def _resume(self, checkpoint: Checkpoint) -> bool:
@@ -369,11 +383,13 @@ class _Run:
 
     def _evaluate(self, state: TrainState) -> bool:
         """Measure, keep the best, save; says whether to stop early."""
-        if self.dev is not None:
+        if self.dev is not None and self.measured is not None:
             model = TaskModel(state.model.for_use(), self.tokenizer, self.recipe, self.compute)
-            recipe, predictions = with_best_threshold(self.recipe, self.dev, predict(model, self.dev))
-            results = measure(predictions, self.dev, self.recipe)
+            recipe, predictions = with_best_threshold(self.recipe, self.measured, predict(model, self.measured))
+            results = measure(predictions, self.measured, self.recipe)
             value = headline(results, self.recipe)
+            if TASKS[self.recipe.task.kind].predict is None:
+                results = {**results, "loss": target_loss(model, self.dev)}
             if self._compare_with_best(value, state.step):
                 self.scores = results
                 self._keep_best(state, recipe, predictions)
@@ -382,7 +398,7 @@ class _Run:
                 step=state.step,
                 headline=value,
                 results={name: result.to_dict() for name, result in results.items()},
-                records=len(self.dev.records),
+                records=len(predictions),
                 **({} if recipe is self.recipe else {"no_answer_threshold": recipe.task.no_answer_threshold}),
             )
             if self.progress:
@@ -399,14 +415,14 @@ class _Run:
                 shutil.rmtree(path)
 
     def _keep_best(self, state: TrainState, recipe: Recipe, predictions: Sequence[Prediction]) -> None:
-        assert self.dev is not None
+        assert self.measured is not None
         (self.out / BEST).mkdir(exist_ok=True)
         save_recipe(recipe, self.out / BEST / RECIPE)
         self._write_checkpoint(state, self.out / BEST, [], self.out / BEST / RECIPE, keep=2)  # till this one is saved
-        answered = with_references(predictions, self.dev.records, self.recipe.task)
+        answered = with_references(predictions, self.measured.records, self.recipe.task)
         for name, lines in (
             (DEV_PREDICTIONS, answered),
-            (DEV_SAMPLES, samples(answered, self.dev.records, self.recipe.task)),
+            (DEV_SAMPLES, samples(answered, self.measured.records, self.recipe.task)),
         ):
             replace_file(self.out / name, as_json_lines(lines))
 
@@ -425,6 +441,7 @@ class _Run:
             state={
                 "text_tokens": state.text_tokens,
                 "origin": self.origin,
+                "segments": self.segments,
                 "vocab_size": state.model.vocab_size,
                 "max_positions": state.model.max_positions,
             },

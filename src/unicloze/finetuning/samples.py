@@ -88,7 +88,8 @@ def _sample(one: Prediction, record: Record, settings: TaskSettings, right: bool
     fields = {}
     for role in TASKS[settings.kind].roles:
         value = record.get(settings, role)
-        if value is not None and str(value) != str(one["reference"]) and [value] != one["reference"]:
+        readable = isinstance(value, str | int | float) or _is_texts(value)
+        if readable and str(value) != str(one["reference"]) and [value] != one["reference"]:
             fields[role] = _cut(value)
     probabilities = one.get("probabilities")
     confidence = probabilities.get(str(one["prediction"])) if isinstance(probabilities, Mapping) else None
@@ -102,11 +103,15 @@ def _sample(one: Prediction, record: Record, settings: TaskSettings, right: bool
     }
 
 
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, str) for part in value)
+
+
 def _cut(value: Any) -> Any:
     """What people can read of it; a number stays one."""
     if isinstance(value, int | float):
         return value
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+    if _is_texts(value):
         return [_cut(part) for part in value[:50]]
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}\u2026"

@@ -20,7 +20,7 @@ from unicloze.model.backbone import Backbone
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.heads import TokenHead
 from unicloze.model.padded import encoding_batch
-from unicloze.training.models import load_model
+from unicloze.training.models import LoadedModel, load_model
 
 
 class UniclozePreTrainedModel(PreTrainedModel):
@@ -54,7 +54,11 @@ class UniclozePreTrainedModel(PreTrainedModel):
         Raises:
             UniclozeError: There is no whole checkpoint, or the run has no head this model needs.
         """
-        loaded = load_model(path)
+        return cls.of(load_model(path), **changes)
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, **changes: Any) -> Self:
+        """A model of the weights of a loaded one, as `from_run`."""
         model = cls(UniclozeConfig.of(loaded, **changes))
         theirs = loaded.model.state_dict()
         absent = sorted(model.state_dict().keys() - theirs.keys())

@@ -60,6 +60,25 @@ class Fused:
 
 
 @dataclass(frozen=True)
+class Split:
+    """Ours are parts of their tensor, one below the other, such as the two outputs of `qa_outputs`.
+
+    Args:
+        parts: How many there are, all of the same size.
+    """
+
+    parts: int
+
+    def forward(self, theirs: Tensors) -> Tensors:
+        """Split. *Shape:* (parts x rows, ...) to (rows, ...) each"""
+        return theirs[0].chunk(self.parts)
+
+    def backward(self, ours: Tensors) -> Tensors:
+        """Concatenate."""
+        return Fused(self.parts).forward(ours)
+
+
+@dataclass(frozen=True)
 class Transposed:
     """Rows there are columns here."""
 

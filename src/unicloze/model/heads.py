@@ -118,19 +118,26 @@ class _CrossEntropy(torch.autograd.Function):
     """Cross-entropy per prediction in three passes over the logits; the probabilities become the gradient in place."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         probabilities = torch.softmax(logits, dim=-1)
         normaliser = _log_normaliser(logits, probabilities)
         ctx.save_for_backward(probabilities, labels)
-        return normaliser - logits.gather(1, labels[:, None]).squeeze(1).float()
+        ctx.smoothing = smoothing
+        expected = logits.gather(1, labels[:, None]).squeeze(1).float()
+        if smoothing:
+            expected = torch.lerp(expected, logits.mean(dim=-1, dtype=torch.float32), smoothing)
+        return normaliser - expected
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         probabilities, labels = ctx.saved_tensors
         scale = grads[0][:, None].to(probabilities.dtype)
-        gradient = probabilities.mul_(scale)
-        gradient.scatter_add_(1, labels[:, None], -scale)
-        return gradient, None
+        gradient = probabilities
+        if ctx.smoothing:
+            gradient.sub_(ctx.smoothing / gradient.shape[1])
+        gradient.mul_(scale)
+        gradient.scatter_add_(1, labels[:, None], -scale * (1 - ctx.smoothing))
+        return gradient, None, None
 
 
 def _log_normaliser(logits: Tensor, probabilities: Tensor) -> Tensor:
@@ -144,15 +151,16 @@ def _log_normaliser(logits: Tensor, probabilities: Tensor) -> Tensor:
     return torch.cat([torch.logsumexp(block.float(), dim=-1) for block in logits.split(64)])
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Negative log-likelihood of each label, in float32.
 
     Args:
         logits: *Shape:* (predictions, vocabulary)
         labels: *Shape:* (predictions,)
+        smoothing: Share of each label that is spread evenly over the vocabulary (Szegedy et al. 2016, Section 7).
 
     Returns:
         *Shape:* (predictions,)
     """
-    losses: Tensor = _CrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
+    losses: Tensor = _CrossEntropy.apply(logits, labels, smoothing)  # type: ignore[no-untyped-call]
     return losses

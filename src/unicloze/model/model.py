@@ -47,6 +47,9 @@ class UnifiedModel(nn.Module):
         max_positions: Rows of the position table.
         targets: What it predicts; it has the heads they need.
         heads: Targets of a task, each with a head of its own.
+
+    Attributes:
+        label_smoothing: Of the tokens it predicts while it is trained.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class UnifiedModel(nn.Module):
         self.settings = settings
         self.vocab_size = vocab_size
         self.max_positions = max_positions
+        self.label_smoothing = 0.0
         self.backbone = Backbone(settings, vocab_size=vocab_size, max_positions=max_positions)
         if set(targets) - OWN_HEADS:
             self.token_head = TokenHead(settings, vocab_size=vocab_size)
@@ -141,7 +145,9 @@ class UnifiedModel(nn.Module):
         states = torch.cat(list(hidden.values()), dim=1) if len(hidden) > 1 else next(iter(hidden.values()))
         predicted = weights.flatten().nonzero().squeeze(1)
         logits = self.token_logits(states.flatten(0, 1).index_select(0, predicted))
-        each = _spread(cross_entropy(logits, labels.flatten().index_select(0, predicted)), predicted, weights)
+        smoothing = self.label_smoothing if self.training else 0.0
+        losses = cross_entropy(logits, labels.flatten().index_select(0, predicted), smoothing)
+        each = _spread(losses, predicted, weights)
         return dict(zip(hidden, each.split([part.shape[1] for part in hidden.values()], 1), strict=True))
 
     def token_logits(self, hidden: Tensor) -> Tensor:

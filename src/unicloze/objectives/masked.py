@@ -38,7 +38,7 @@ def masked(
     """
     rates = rates_of(windows, settings, rates)
     steps = unilmv2.draw_steps(windows, settings, rates, vocabulary)
-    examples = _rows(windows, steps, vocabulary, settings, rate=highest_rate(settings, rates))
+    examples = lay_out(windows, steps, vocabulary, settings, rate=highest_rate(settings, rates))
     targets = {name: target for name, target in examples.targets.items() if name in settings.targets}
     if "sbo" in settings.targets:
         targets["sbo"] = _boundary_target(examples.targets["ae"], examples.steps)
@@ -48,7 +48,7 @@ def masked(
 def cloze(windows: Windows, steps: Steps, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
     """Rows that predict every masked token at once, a mask at each of them, from what the visibility lets it read."""
     plain = dataclasses.replace(settings, mask_share=1.0, random_share=0.0)
-    return _rows(windows, steps, vocabulary, plain, rate=0.0)
+    return lay_out(windows, steps, vocabulary, plain, rate=0.0)
 
 
 def causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
@@ -95,10 +95,10 @@ def causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings
     )
 
 
-def _rows(
+def lay_out(
     windows: Windows, steps: Steps, vocabulary: Vocabulary, settings: ObjectiveSettings, *, rate: float
 ) -> Examples:
-    """Rows with the target `ae`, its slots by step and then by position; arguments as in `unilmv2.lay_out`."""
+    """Rows with the target `ae` for given steps, its slots by step and then by position; see `unilmv2.lay_out`."""
     autoencoding = dataclasses.replace(settings, targets=["ae"], masks_in_context=True)
     examples = unilmv2.lay_out(_with_segment_ids(windows, settings), steps, vocabulary, autoencoding, rate=rate)
     if settings.visibility == "bidirectional":

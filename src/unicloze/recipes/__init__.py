@@ -33,6 +33,7 @@ __all__ = [
     "task_names",
     "toy_overrides",
     "validate",
+    "with_overrides",
 ]
 
 TASKS_SHELF = "tasks"
@@ -67,6 +68,17 @@ def load_recipe(name_or_file: str | os.PathLike[str], overrides: Mapping[str, An
     """
     settings = _read(_find(name_or_file), ())
     settings |= flatten(overrides or {}, lambda key: f"option --{key}")
+    return _built(settings, name_or_file)
+
+
+def with_overrides(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
+    """A recipe with single values changed, its types and values checked; arguments and errors as of `load_recipe`."""
+    settings = flatten(_plain(recipe), lambda key: f"recipe {recipe.name}")
+    settings |= flatten(overrides, lambda key: f"option --{key}")
+    return _built(settings, recipe.name)
+
+
+def _built(settings: Mapping[str, Setting], name_or_file: str | os.PathLike[str]) -> Recipe:
     for key, setting in settings.items():
         if setting.value is None and not KEYS[key].optional:
             raise _wrong_type(key, setting)
@@ -93,13 +105,18 @@ def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
         UniclozeError: The file cannot be written.
     """
     target = Path(path)
-    values = recipe.to_dict()
-    values["training"]["betas"] = list(values["training"]["betas"])
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
+    text = yaml.safe_dump(_plain(recipe), sort_keys=False, allow_unicode=True, width=120)
     try:
         replace_file(target, text)
     except OSError as error:
         raise UniclozeError(f"{target}: cannot write the recipe: {error.strerror}.") from error
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as YAML holds it."""
+    values = recipe.to_dict()
+    values["training"]["betas"] = list(values["training"]["betas"])
+    return values
 
 
 def toy_overrides() -> dict[str, Any]:

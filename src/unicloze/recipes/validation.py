@@ -38,7 +38,13 @@ _RATES = (
     "objective.mask_rate", "objective.block_probability", "objective.mask_share", "objective.random_share",
     "objective.final_mask_rate", "objective.geometric_p",
 )  # fmt: skip
-_BELOW_ONE = ("data.heldout_share", "model.dropout", "model.attention_dropout", "training.muon_momentum")
+_BELOW_ONE = (
+    "data.heldout_share",
+    "model.dropout",
+    "model.attention_dropout",
+    "training.muon_momentum",
+    "training.label_smoothing",
+)
 _RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     (_POSITIVE, lambda value: 0 < value < math.inf, "it must be above 0 and finite"),
     (("objective.mean_span",), lambda value: 1 <= value < math.inf, "it must be at least 1 and finite"),

@@ -163,7 +163,7 @@ def by_class(predictions: Sequence[str], references: Sequence[str], labels: Sequ
             2 * hits / max(1, columns[label] + rows[label]),
         ]
         lines.append(score_row([html.escape(label)], [f"{rows[label]:,}", *(f"{100 * share:.1f}" for share in shares)]))
-    return score_table(["class", "records", "precision", "recall", "F1"], lines, names=1)
+    return score_table(["class", "count", "precision", "recall", "F1"], lines, names=1)
 
 
 def deviations(predictions: Sequence[float], references: Sequence[float]) -> str:

@@ -24,10 +24,9 @@ from unicloze.report.frame import frame
 from unicloze.report.history import mapping
 from unicloze.report.lineage_table import count
 from unicloze.report.task_history import TaskRun, headline_of, shown
-from unicloze.report.task_page import answers_chart, chart_grid, chart_size, samples
+from unicloze.report.task_page import STYLES, answers_chart, chart_grid, chart_size, samples
 
-STYLES = "s-plain", "s-par", "s-ae", "s-lm", "s-pair", "s-rtd"
-MOST_CURVES = 6
+MOST_CURVES = len(STYLES)
 
 
 def seed_folders(folder: Path) -> list[Path]:

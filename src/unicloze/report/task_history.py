@@ -82,9 +82,14 @@ class TaskRun:
         """Standard error of each value of a metric, as far as it is known."""
         pairs = [one["prediction"] for one in self.answers], [one["reference"] for one in self.answers]
         try:
-            return standard_errors(metric, *pairs) if self.answers else {}
+            return standard_errors(metric, *pairs, **self._options(metric)) if self.answers else {}
         except UniclozeError:  # the extra that measured it is not installed here
             return {}
+
+    def _options(self, metric: str) -> dict[str, str]:
+        given = mapping(mapping(self.history.recipe.get("task")).get("metric_options"))
+        known = METRICS[metric].options if metric in METRICS else {}
+        return {str(key): str(value) for key, value in given.items() if key in known}
 
     def points(self, metric: str, key: str) -> list[tuple[float, float]]:
         """One value of a metric over the steps."""

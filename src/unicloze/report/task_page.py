@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -28,6 +29,8 @@ from unicloze.report.history import Event, mapping, number, sequence
 from unicloze.report.lineage_table import count
 from unicloze.report.task_history import PREDICTIONS, TaskRun, headline_of, shown
 
+STYLES = "s-plain", "s-par", "s-ae", "s-lm", "s-pair", "s-rtd"
+"""Of curves that stand in one chart."""
 SMALL, LARGE = (380, 220), (560, 300)
 """Width and height of a chart that has a third or half of the page."""
 
@@ -75,10 +78,11 @@ def _cards(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
     best = "nothing evaluated yet" if run.best_step is None else f"of {history.step:,}, the checkpoint that is kept"
     done = f"{history.step:,}" + (f" of {planned:,} planned" if planned not in (None, history.step) else "")
     epochs = number(mapping(history.recipe.get("finetuning")).get("epochs"))
+    passes = f"{epochs or 0:g} epoch{'s' * (epochs != 1)}"
     batch = count(mapping(history.recipe.get("training")).get("batch_size"))
     cards += [
         card("best step", "-" if run.best_step is None else f"{run.best_step:,}", best),
-        card("training records", count(records.get("train")), f"{epochs or 0:g} epochs, {batch} at a time"),
+        card("training records", count(records.get("train")), f"{passes}, {batch} at a time"),
         card("steps", done, f"from {Path(str(start.get('model', '-'))).name} of {_short_path(start.get('model'))}"),
         card(
             "parameters", count(start.get("parameters")), f"{len(sequence(start.get('drawn')))} tensors start as drawn"
@@ -120,7 +124,11 @@ def scores(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
 def _curves(run: TaskRun) -> str:
     history = run.history
     mark = None if run.best_step is None else (float(run.best_step), "best")
-    losses = [Line(name=target, points=history.curve("loss", target), smooth=True) for target in history.trained]
+    several = STYLES if len(history.trained) > 1 else (None,)
+    losses = [
+        Line(name=target, style=style, points=history.curve("loss", target), smooth=True)
+        for target, style in zip(history.trained, itertools.cycle(several), strict=False)
+    ]
     size = chart_size(1 + len(run.metrics))
     large = [
         panel(
@@ -155,10 +163,9 @@ def metric_chart(run: TaskRun, metric: str, mark: tuple[float, str] | None, size
     """The values of a metric over the steps, the headline and at most three more."""
     keys = list(run.values(metric))
     first = headline_of(metric, dict.fromkeys(keys))
-    styles = "s-plain", "s-par", "s-ae", "s-lm"
     lines = [
         Line(name=key, style=style, points=run.points(metric, key))
-        for key, style in zip([first, *(key for key in keys if key != first)], styles, strict=False)
+        for key, style in zip([first, *(key for key in keys if key != first)], STYLES[:4], strict=False)
     ]
     return line_chart(
         lines, title=f"{metric} on the development file over steps", mark=mark, width=size[0], height=size[1]
@@ -222,7 +229,8 @@ def _sample(sample: Event) -> str:
     rows += ["<hr/>", _row("predicted", sample.get("prediction"), f"{sure}{verdict}", "said")]
     if right is not True:
         rows.append(_row("gold", sample.get("reference")))
-    return f'<div class="answer{style}"><span class="id">{escape(str(sample.get("id")))}</span><dl>{"".join(rows)}</dl></div>'
+    rows.append(_row("record", sample.get("id"), style="id"))
+    return f'<div class="answer{style}"><dl>{"".join(rows)}</dl></div>'
 
 
 def _row(name: str, value: Any, more: str = "", style: str = "") -> str:

@@ -13,10 +13,11 @@ import numpy.typing as npt
 from unicloze.example import Examples
 from unicloze.model.task_heads import HeadSettings
 from unicloze.settings import Recipe
-from unicloze.tasks import choice, classification, conversation, extraction, tagging
+from unicloze.tasks import choice, classification, conversation, extraction, generation, tagging
 from unicloze.tasks.passages import Window, lay_out_windows
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.tasks.task import Task
+from unicloze.tasks.texts import TARGET, reference
 from unicloze.text.tokenizers import Vocabulary
 
 
@@ -54,6 +55,17 @@ TASKS: Mapping[str, Task] = {
         predict=classification.predict,
         reference=classification.reference,
         compares=("numbers",),
+    ),
+    "generation": Task(
+        purpose="A text for another: a summary, a question, an answer, a response, a translation.",
+        roles=("source", "context", "history", "question", "answer", "target", "references"),
+        resolve=generation.with_targets,
+        heads=generation.heads,
+        encode=generation.encode,
+        lay_out=generation.lay_out,
+        predict=None,
+        reference=reference,
+        token_targets=(TARGET,),
     ),
     "choice": Task(
         purpose="The best of several choices, each read with its context or within its sentence.",

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.settings import TaskSettings
+from unicloze.settings import PYTHON_DOCS, TaskSettings
+from unicloze.tasks import collections
 from unicloze.tasks.choice_formats import CHOICE_FORMATS
 from unicloze.tasks.column_formats import COLUMN_FORMATS
 from unicloze.tasks.glue import GLUE_FORMATS
 from unicloze.tasks.json_files import json_records
 from unicloze.tasks.plain_formats import Reader, comma_separated, jsonl, tsv
+from unicloze.tasks.text_file import read_text
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,29 @@ class Record:
         return value
 
     def get(self, settings: TaskSettings, role: str) -> Any:
-        """What it holds in a role, None if nothing."""
-        return self.fields.get(settings.fields.get(role, role))
+        """What it holds in a role, None if nothing; `answers.0.text` is the `text` of the first of its `answers`."""
+        name = settings.fields.get(role, role)
+        return self.fields[name] if name in self.fields else _inside(self.fields, name.split("."))
 
     def _without(self, settings: TaskSettings, role: str, wanted: str) -> UniclozeError:
         name = settings.fields.get(role, role)
         has = ", ".join(map(str, self.fields)) or "nothing"
-        found = f"is no {wanted}" if name in self.fields else f"is missing (it has {has})"
-        cure = "" if name in self.fields else f"; say where it is with --task.fields '{{{role}: NAME}}'"
+        present = name in self.fields or self.get(settings, role) is not None
+        found = f"is no {wanted}" if present else f"is missing (it has {has})"
+        cure = "" if present else f"; say where it is with --task.fields '{{{role}: NAME}}'"
         return UniclozeError(f"{self.place}: the field '{name}' {found}{cure}")
+
+
+def _inside(value: Any, path: Sequence[str]) -> Any:
+    """What lies in mappings and lists inside each other, None if there is nothing."""
+    for step in path:
+        if isinstance(value, Mapping):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            return None
+    return value
 
 
 def record_files(path: Path) -> list[Path]:
@@ -87,7 +102,7 @@ def read_records(path: Path, settings: TaskSettings) -> list[Record]:
         UniclozeError: The file is absent, empty or not of its format; the message names the line.
     """
     found: list[Record] = []
-    for file in record_files(path):
+    for file in [path] if _format_of(path, settings) in COLLECTIONS else record_files(path):
         found += _read_file(file, settings, len(found))
     if not found:
         raise UniclozeError(f"{path} holds no records: give a file with at least one")
@@ -95,32 +110,34 @@ def read_records(path: Path, settings: TaskSettings) -> list[Record]:
 
 
 def _read_file(path: Path, settings: TaskSettings, first: int) -> list[Record]:
-    name = settings.format if settings.format != "auto" else path.name.removesuffix(".gz").rpartition(".")[2]
-    if name not in FORMATS:
-        raise UsageError(
-            f"{path}: '{name}' is no known format of records: set --task.format to one of {', '.join(FORMATS)}"
-        )
-    name_of_id = settings.fields.get("id", "id")
+    name, name_of_id = _format_of(path, settings), settings.fields.get("id", "id")
+    if name not in FORMATS and name not in COLLECTIONS:
+        known = ", ".join([*FORMATS, *COLLECTIONS])
+        raise UsageError(f"{path}: '{name}' is no known format of records: set --task.format to one of {known}")
     try:
+        lines = COLLECTIONS[name](path) if name in COLLECTIONS else FORMATS[name](read_text(path), path)
         return [
             Record(
                 id=str(number if fields.get(name_of_id) is None else fields[name_of_id]),
                 fields=fields,
                 place=f"{path}, {f'line {where}' if isinstance(where, int) else where}",
             )
-            for number, (where, fields) in enumerate(FORMATS[name](_text(path), path), first)
+            for number, (where, fields) in enumerate(lines, first)
         ]
     except (OSError, EOFError, zlib.error) as error:
         raise UniclozeError(f"{path}: it cannot be read ({error})") from error
 
 
-def _text(path: Path) -> str:
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise UniclozeError(f"{path}, line {line}: this is no UTF-8; convert the file") from error
+def _format_of(path: Path, settings: TaskSettings) -> str:
+    """The format that the settings say or the name shows."""
+    if settings.format != "auto":
+        return settings.format
+    if not path.exists():
+        if path.parent.name == PYTHON_DOCS:
+            return PYTHON_DOCS
+        if "," in str(path):
+            return "parallel"
+    return path.name.removesuffix(".gz").rpartition(".")[2]
 
 
 FORMATS: Mapping[str, Reader] = {
@@ -133,3 +150,11 @@ FORMATS: Mapping[str, Reader] = {
     **COLUMN_FORMATS,
 }
 """How files hold records, by `TaskSettings.format`."""
+
+COLLECTIONS: Mapping[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
+    "parallel": collections.parallel,
+    "txt": collections.parallel,
+    "dstc7": collections.dstc7,
+    PYTHON_DOCS: collections.python_docs,
+}
+"""The same for records that are not in one file after the other: the line and the fields of each."""

@@ -47,7 +47,8 @@ class Task:
         encode: Records to rows as tokens, once; a record may give several rows. Labels may be absent where none has one.
         lay_out: Rows to examples, at every step. Called with the rows, the vocabulary, the recipe and the keys of all
             random draws, one a row (see `unicloze.keyed`); keys are None where nothing may be drawn.
-        predict: What a model says of the rows, to a prediction for each record; None where predictions are generated.
+        predict: What a model says of the rows, to a prediction for each record; None where predictions are generated from
+            rows with a `source`.
         reference: What a record's prediction is compared with.
         compares: What its metrics may compare (see `unicloze.evaluation.metrics.registry`); anything if empty.
     """

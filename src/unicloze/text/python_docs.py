@@ -7,6 +7,7 @@ the standard library and of the installed numpy and torch. Everything is parsed 
 from __future__ import annotations
 
 import ast
+import functools
 import gzip
 import importlib.metadata
 import json
@@ -15,6 +16,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from unicloze.text.readers import Document
 
@@ -24,6 +26,7 @@ _SKIPPED = frozenset(
     | {"_vendor", "vendored_packages", "_internal", "__pycache__"}
 )
 _LEAST_CHARACTERS = 200
+_LEAST_BODY = 20
 
 
 def file_name() -> str:
@@ -54,14 +57,51 @@ def write_python_docs(folder: Path) -> Path:
 
 def python_docs() -> Iterator[Document]:
     """The documents: first the topics, then the modules, sorted by name; those below 200 characters are left out."""
-    standard_library = Path(sysconfig.get_path("stdlib"))
-    yield from _topics(standard_library / "pydoc_data" / "topics.py")
-    yield from _modules(standard_library, standard_library)
-    for package in _PACKAGES:
-        for folder in sys.path:
-            if (Path(folder) / package / "__init__.py").is_file():
-                yield from _modules(Path(folder) / package, Path(folder))
-                break
+    yield from _topics(Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py")
+    for name, tree in _modules():
+        text = "\n\n".join(f"{header}\n\n{docstring}".rstrip() for header, docstring in _docstrings(tree, name))
+        if len(text) >= _LEAST_CHARACTERS:
+            yield Document(text=text, path=name, line=1)
+
+
+class Summary(NamedTuple):
+    """A docstring that goes on after its summary line.
+
+    Args:
+        module: The module it stands in.
+        number: Its number among those of the module, from 0.
+        line: The summary, one line.
+        body: What follows it, its white space collapsed.
+    """
+
+    module: str
+    number: int
+    line: str
+    body: str
+
+
+@functools.cache
+def summaries() -> tuple[Summary, ...]:
+    """The docstrings of a line, a blank line and a body of some words; of equal ones the first."""
+    return tuple(_summaries())
+
+
+def _summaries() -> Iterator[Summary]:
+    seen = set()
+    for name, tree in _modules():
+        number = 0
+        for _, docstring in _docstrings(tree, name):
+            line, _, rest = docstring.strip().partition("\n")
+            body = " ".join(rest.split())
+            if (
+                rest.startswith("\n")
+                and len(body) >= _LEAST_BODY
+                and len(line.split()) > 1
+                and (line, body) not in seen
+            ):
+                seen.add((line, body))
+                yield Summary(name, number, line.strip(), body)
+                number += 1
 
 
 def _topics(path: Path) -> Iterator[Document]:
@@ -75,7 +115,18 @@ def _topics(path: Path) -> Iterator[Document]:
                     yield Document(text=topics[name], path=f"pydoc_data.topics:{name}", line=1)
 
 
-def _modules(folder: Path, root: Path) -> Iterator[Document]:
+def _modules() -> Iterator[tuple[str, ast.Module]]:
+    """Names and syntax trees of the modules that may have docstrings."""
+    standard_library = Path(sysconfig.get_path("stdlib"))
+    yield from _parsed(standard_library, standard_library)
+    for package in _PACKAGES:
+        for folder in sys.path:
+            if (Path(folder) / package / "__init__.py").is_file():
+                yield from _parsed(Path(folder) / package, Path(folder))
+                break
+
+
+def _parsed(folder: Path, root: Path) -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(folder.rglob("*.py")):
         relative = path.relative_to(root)
         if _SKIPPED.intersection(relative.parts):
@@ -87,16 +138,16 @@ def _modules(folder: Path, root: Path) -> Iterator[Document]:
             tree = ast.parse(source)
         except (SyntaxError, ValueError):
             continue  # templates and files for other versions of Python
-        name = ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
-        text = "\n\n".join(_docstrings(tree, name))
-        if len(text) >= _LEAST_CHARACTERS:
-            yield Document(text=text, path=name, line=1)
+        yield ".".join(relative.with_suffix("").parts).removesuffix(".__init__"), tree
 
 
-def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[str]:
+def _docstrings(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str
+) -> Iterator[tuple[str, str]]:
+    """What a docstring documents, and the docstring; that of a module may be empty."""
     docstring = ast.get_docstring(node)
     if docstring or isinstance(node, ast.Module):
-        yield f"{_header(node, name)}\n\n{docstring or ''}".rstrip()
+        yield _header(node, name), docstring or ""
     owner = f"{name}." if isinstance(node, ast.ClassDef) else ""
     pending: list[ast.stmt] = list(node.body)
     for statement in pending:

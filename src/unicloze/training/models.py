@@ -51,8 +51,10 @@ def build_model(recipe: Recipe, vocab_size: int) -> Model:
 
 
 def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
-    """The model with its initial weights, on a device, attending as the recipe asks."""
+    """The model with its initial weights, on a device, attending and learning as the recipe asks."""
     model = build_model(recipe, vocab_size).to(device)
+    for network in model.networks:
+        network.label_smoothing = recipe.training.label_smoothing
     if recipe.training.attention != "auto":
         for network in model.networks:
             network.backbone.backend = recipe.training.attention

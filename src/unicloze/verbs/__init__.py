@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from unicloze.verbs.about import RecipeSummary, count_parameters, doctor, recipes
 from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike
+from unicloze.verbs.exporting import export
 from unicloze.verbs.importing import import_checkpoint, load_model
 from unicloze.verbs.pretraining import compare, inspect, prepare, pretrain, report
-from unicloze.verbs.tasks import finetune, predict
+from unicloze.verbs.tasks import finetune, generate, predict, stream
 from unicloze.verbs.use import embed, evaluate, fill, score
 
 __all__ = [
@@ -27,8 +28,10 @@ __all__ = [
     "doctor",
     "embed",
     "evaluate",
+    "export",
     "fill",
     "finetune",
+    "generate",
     "import_checkpoint",
     "inspect",
     "load_model",
@@ -38,4 +41,5 @@ __all__ = [
     "recipes",
     "report",
     "score",
+    "stream",
 ]

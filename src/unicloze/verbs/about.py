@@ -16,33 +16,36 @@ class RecipeSummary:
 
     Args:
         name: Its name.
-        objective: What is predicted, such as `unilmv2 ae+par`, for each part of a mixture that differs in it.
-        parameters: Weights of its model, with a vocabulary as large as it asks for.
+        objective: What is predicted, such as `unilmv2 ae+par`, for each part of a mixture that differs in it; of a task what
+            it is and its metrics.
+        parameters: Weights of its model, with a vocabulary as large as it asks for; None of a task, which takes any model.
         paper: Title of the paper its values are from.
         place: Where in the paper they stand.
     """
 
     name: str
     objective: str
-    parameters: int
+    parameters: int | None
     paper: str
     place: str
 
 
 def recipes() -> list[RecipeSummary]:
-    """The recipes that come with the package."""
+    """The recipes that come with the package: those for pre-training, then those of tasks."""
     from unicloze.mixtures import describe
-    from unicloze.recipes import load_recipe, recipe_names
+    from unicloze.recipes import load_recipe, recipe_names, task_names
 
     return [
         RecipeSummary(
             name=recipe.name,
-            objective=describe(recipe.objective),
-            parameters=count_parameters(recipe),
+            objective=f"{recipe.task.kind}: {', '.join(recipe.task.metrics)}"
+            if recipe.task.kind
+            else describe(recipe.objective),
+            parameters=None if recipe.task.kind else count_parameters(recipe),
             paper=recipe.provenance.paper,
             place=recipe.provenance.place,
         )
-        for recipe in map(load_recipe, recipe_names())
+        for recipe in map(load_recipe, [*recipe_names(), *task_names()])
     ]
 
 

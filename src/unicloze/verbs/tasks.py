@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from unicloze.verbs.common import RUNS, Overrides, PathLike, opening
 
 if TYPE_CHECKING:
     from unicloze.finetuning.seeds import FinetuneSummary
+    from unicloze.tasks.records import Record
     from unicloze.tasks.task import Prediction
     from unicloze.training.models import LoadedModel
 
@@ -103,3 +105,96 @@ def predict(
     if out is not None:
         room.write_predictions(predictions, Path(out), chosen)
     return predictions
+
+
+def generate(
+    model: PathLike | LoadedModel,
+    text: str | Sequence[str] | None = None,
+    file: PathLike | None = None,
+    out: PathLike | None = None,
+    into: str | None = None,
+    quiet: bool = False,
+    overrides: Overrides | None = None,
+) -> list[Prediction]:
+    """Texts that a model generates: fine-tuned for it, or as it was pre-trained, going on with a text.
+
+    Args:
+        model: A run directory, a checkpoint or a loaded model.
+        text: One source; several texts are its parts (`generation.source`), such as a passage and an answer.
+        file: A file of sources instead, in any format of records; a .txt has one a line.
+        out: Write a JSON object a line into this file.
+        into: Put what is generated into this field of the record it is for, and write these records.
+        quiet: Show no progress.
+        overrides: Settings of `decoding` by dotted name.
+
+    Returns:
+        One for each source, in their order: `id`, `prediction`, and `candidates` if there are several.
+
+    Raises:
+        UsageError: Neither or both of `text` and `file` are given, or the model cannot generate.
+        UniclozeError: There is no whole checkpoint, or a record cannot be used.
+    """
+    import json
+
+    from unicloze.files import replace_file
+    from unicloze.finetuning.texts import generate_for_records
+    from unicloze.tasks.records import read_records
+
+    if (text is None) == (file is None):
+        raise UsageError("Give a text or a file of sources to generate from, and not both.")
+    loaded = _generator(model, overrides)
+    records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
+    predictions = generate_for_records(loaded, records, progress=not quiet)
+    if into is not None:
+        predictions = [
+            {**record.fields, into: prediction["prediction"]}
+            for record, prediction in zip(records, predictions, strict=True)
+        ]
+    if out is not None:
+        lines = "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
+        replace_file(Path(out), lines)
+    return predictions
+
+
+def stream(
+    model: PathLike | LoadedModel, text: str | Sequence[str], overrides: Overrides | None = None
+) -> Iterator[str]:
+    """The text that `generate` gives for a source, piece by piece as soon as each is settled."""
+    from unicloze.finetuning.texts import stream_for_record
+
+    loaded = _generator(model, overrides)
+    return stream_for_record(loaded, _record(loaded, text))
+
+
+def _generator(model: PathLike | LoadedModel, overrides: Overrides | None) -> LoadedModel:
+    import dataclasses
+
+    from unicloze.decoding.texts import open_model
+    from unicloze.recipes import with_overrides
+
+    for key in overrides or {}:
+        if not key.startswith("decoding"):
+            raise UsageError(f"{key} is fixed once a model is trained: only settings of decoding can be changed.")
+    loaded = open_model(model)
+    recipe = with_overrides(loaded.recipe, overrides) if overrides else loaded.recipe
+    if not recipe.task.kind and "decoding.max_length" not in (overrides or {}):  # it was made for no length
+        longest = min(recipe.decoding.max_length, loaded.model.max_positions // 2)
+        recipe = dataclasses.replace(recipe, decoding=dataclasses.replace(recipe.decoding, max_length=longest))
+    return dataclasses.replace(loaded, recipe=recipe)
+
+
+def _record(model: LoadedModel, text: str | Sequence[str]) -> Record:
+    """A record of the parts of one source."""
+    from unicloze.decoding.texts import check_text
+    from unicloze.tasks.records import Record
+
+    roles, parts = model.recipe.generation.source, [text] if isinstance(text, str) else list(text)
+    if len(parts) != len(roles):
+        wanted = f"{len(roles)} text{'s' * (len(roles) > 1)}"
+        raise UsageError(f"this model makes a source of {' and '.join(roles)}: give {wanted}, not {len(parts)}.")
+    for role, part in zip(roles, parts, strict=True):
+        check_text(part, f"the {role}")
+    fields = model.recipe.task.fields
+    return Record(
+        "0", {fields.get(role, role): part for role, part in zip(roles, parts, strict=True)}, "the text given"
+    )

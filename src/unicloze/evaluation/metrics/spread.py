@@ -72,7 +72,9 @@ def bootstrap_errors(
     return {name: float(np.std(values, ddof=1)) for name, values in drawn_values.items() if len(values) > 1}
 
 
-def standard_errors(name: str, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
+def standard_errors(
+    name: str, predictions: Sequence[Any], references: Sequence[Any], **options: Any
+) -> dict[str, float]:
     """Standard error of each value of a metric of the registry, as far as it has one that is quickly found.
 
     That of a share is the binomial one. Labels, numbers and tags are drawn anew a few hundred times (`bootstrap_errors`).
@@ -82,6 +84,7 @@ def standard_errors(name: str, predictions: Sequence[Any], references: Sequence[
         name: Name of the metric.
         predictions: What it compares, in the order of the references.
         references: Likewise.
+        options: Those of the metric.
 
     Raises:
         UniclozeError: Predictions and references do not match, or a library that the metric needs is absent.
@@ -93,8 +96,8 @@ def standard_errors(name: str, predictions: Sequence[Any], references: Sequence[
     def measure(found: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
         if chosen.compares == "squad":
             ids = [str(number) for number in range(len(found))]
-            return chosen(dict(zip(ids, found, strict=True)), dict(zip(ids, wanted, strict=True)))
-        return chosen(found, wanted)
+            return chosen(dict(zip(ids, found, strict=True)), dict(zip(ids, wanted, strict=True)), **options)
+        return chosen(found, wanted, **options)
 
     if name == "accuracy":
         whole = measure(predictions, references)

@@ -1,0 +1,95 @@
+"""Predictions that are generated, and what the right ones would have cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from unicloze.decoding.generate import check_settings, generate_tokens, with_token_ids
+from unicloze.decoding.layout import layout_of
+from unicloze.errors import UsageError
+from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.example import collate
+from unicloze.finetuning.data import TaskData, blocks_by_length
+from unicloze.settings import Recipe
+from unicloze.tasks import TASKS, generation
+from unicloze.tasks.records import Record
+from unicloze.tasks.task import Prediction
+from unicloze.text.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from unicloze.finetuning.predict import TaskModel
+
+SLOTS_AT_ONCE = 8192
+"""Slots of a forward pass, padding counted."""
+
+
+def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
+    """The recipe of a task that generates, with no longer texts than its model has room for.
+
+    Raises:
+        UsageError: The settings of decoding contradict each other, or the model cannot generate.
+    """
+    if recipe.model.positions == "transformer_xl":
+        raise UsageError(
+            "a model with model.positions transformer_xl cannot be fine-tuned to generate: use one with learned positions or "
+            "a relative position bias"
+        )
+    longest = min(recipe.decoding.max_length, generation.room(recipe)[1])
+    decoding = dataclasses.replace(recipe.decoding, max_length=longest)
+    check_settings(decoding, layout_of(recipe, tokenizer.vocabulary))
+    return dataclasses.replace(recipe, decoding=decoding)
+
+
+def generated(model: TaskModel, data: TaskData, *, progress: bool = False) -> list[Prediction]:
+    """The text generated for each record, in their order; with `decoding.num_results` above 1 its rivals too."""
+    tokenizer, decoding = model.tokenizer, model.recipe.decoding
+    sources = {row.record: row.source for row in data.rows}  # a record with several targets has as many rows
+    longest = max(map(len, sources.values()), default=0) + generation.SOURCE_SPECIALS
+    if longest + decoding.max_length > model.model.max_positions:
+        raise UsageError(
+            f"decoding.max_length is {decoding.max_length}, and beside a source of {longest} tokens the model has positions "
+            f"for {model.model.max_positions - longest}: give no more"
+        )
+    layout = with_token_ids(layout_of(model.recipe, tokenizer.vocabulary), decoding, tokenizer)
+    found = generate_tokens(model.model, list(sources.values()), decoding, layout, progress=progress)
+    return [
+        prediction_of(record, [(tokenizer.decode(one.tokens), one.score) for one in hypotheses])
+        for record, hypotheses in zip(data.records, found, strict=True)
+    ]
+
+
+def prediction_of(record: Record, texts: Sequence[tuple[str, float]]) -> Prediction:
+    """The best of the texts generated for a record; with others and the scores of all where there are several.
+
+    Args:
+        record: The record.
+        texts: Each with its score, the best first.
+    """
+    prediction: Prediction = {"id": record.id, "prediction": texts[0][0]}
+    if len(texts) > 1:
+        prediction["candidates"] = [{"text": text, "score": round(score, 6)} for text, score in texts]
+    return prediction
+
+
+def target_loss(model: TaskModel, data: TaskData) -> MetricResult:
+    """What the right targets cost, token by token, each from the true ones before it."""
+    task, total, tokens = TASKS[model.recipe.task.kind], 0.0, 0.0
+    model.model.eval()
+    with torch.no_grad():
+        for block in blocks_by_length(data.rows, SLOTS_AT_ONCE):
+            rows = [data.rows[number] for number in block]
+            examples = task.lay_out(rows, model.tokenizer.vocabulary, model.recipe, None)
+            with model.compute.autocast():
+                losses = model.model(collate(examples, device=model.compute.device))
+            total += sum(float(loss.total) for loss in losses.values())
+            tokens += sum(loss.weight for loss in losses.values())
+    mean = total / max(tokens, 1.0)
+    values = {"loss": mean, "perplexity": math.exp(min(mean, 700.0))}
+    return MetricResult(
+        metric="loss", values=values, items=len(data.rows), units={"loss": "nats a token", "perplexity": ""}
+    )

@@ -1,0 +1,93 @@
+"""A run as a folder of the classes of `unicloze.hf`: the format that holds every model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+
+from unicloze.decoding.texts import SPECIALS_OF_A_WINDOW, longest_text
+from unicloze.hf.config import UniclozeConfig
+from unicloze.hf.generation import UniclozeForConditionalGeneration
+from unicloze.hf.models import UniclozeForMaskedLM, UniclozeModel, UniclozePreTrainedModel
+from unicloze.interop.check import compare
+from unicloze.interop.export import Export
+from unicloze.interop.peer import Peer, quietly, transformers_library
+from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
+from unicloze.model.padded import encoding_batch
+from unicloze.training.models import LoadedModel
+
+
+def own_format(loaded: LoadedModel) -> Export:
+    """How a model becomes a folder of `unicloze.hf`: one that writes if it was trained to, else one that fills masks."""
+    kind = _class_of(loaded)
+    said = [f"the class has no {name}" for name in dict.fromkeys(map(_part, _left_out(kind, loaded)))]
+    return Export(
+        to="unicloze",
+        architecture=kind.__name__,
+        write=lambda folder: _write(kind, loaded, folder),
+        check=lambda folder: _check(kind, loaded, folder),
+        said=tuple(said),
+        imports="unicloze.hf",
+    )
+
+
+def _class_of(loaded: LoadedModel) -> type[UniclozePreTrainedModel]:
+    if not hasattr(loaded.model, "token_head"):
+        return UniclozeModel
+    return UniclozeForMaskedLM if UniclozeConfig.of(loaded).predicts is None else UniclozeForConditionalGeneration
+
+
+def _left_out(kind: type[UniclozePreTrainedModel], loaded: LoadedModel) -> list[str]:
+    kept = ("backbone.",) if kind is UniclozeModel else ("backbone.", "token_head.")
+    return [name for name in loaded.model.state_dict() if not name.startswith(kept)]
+
+
+def _part(name: str) -> str:
+    return name.partition(".")[0].replace("_", " ")
+
+
+def _write(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Path) -> None:
+    with quietly(transformers_library()):
+        kind.of(loaded).save_pretrained(folder)
+    longest = loaded.model.max_positions
+    write_tokenizer(loaded.tokenizer, folder, longest=longest, segments=(0, 1))
+    write_sentence_files(
+        folder,
+        hidden_size=loaded.model.settings.hidden_size,
+        longest=longest_text(loaded) + SPECIALS_OF_A_WINDOW,
+        pooling=loaded.recipe.use.pooling,
+    )
+
+
+def _check(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Path) -> Mapping[str, float]:
+    """The differences of the class that reads a text: the one that writes has the same weights, which are compared too."""
+    reading = UniclozeModel if kind is UniclozeModel else UniclozeForMaskedLM
+    auto = {UniclozeModel: AutoModel, UniclozeForMaskedLM: AutoModelForMaskedLM}.get(kind, AutoModelForCausalLM)
+    with quietly(transformers_library()):
+        saved = auto.from_pretrained(folder, local_files_only=True)
+        model = reading.from_pretrained(folder, local_files_only=True).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+    def embed(input_ids: Tensor, positions: Tensor) -> Tensor:
+        batch = encoding_batch(
+            input_ids, None, None, positions, rule=model.config.encoding, max_positions=model.config.max_positions
+        )
+        embedded: Tensor = model.backbone.embeddings(batch, None)
+        return embedded
+
+    peer = Peer(
+        name=reading.__name__,
+        model=model,
+        tokenizer=tokenizer,
+        embed=embed,
+        answers={} if reading is UniclozeModel else {"token": "logits"},
+        ids=np.arange(loaded.model.vocab_size),
+        segments=(0, 1),
+    )
+    own = loaded.model.state_dict()
+    weights = max(float((tensor - own[name]).abs().max()) for name, tensor in saved.state_dict().items())
+    return {**compare(loaded, peer), "weights": weights}

@@ -1,0 +1,219 @@
+"""The model card of an export: what the model is, what it was made from, what it is worth, and how to make it again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unicloze import __version__
+from unicloze.settings import Recipe
+from unicloze.training.ledger import read_ledger
+from unicloze.training.models import LoadedModel
+
+PLACES = (
+    ("data", "corpus"),
+    ("data", "prepared"),
+    ("data", "phrases"),
+    ("tokenizer", "path"),
+    ("training", "initialize_from"),
+)
+"""Settings that name files and folders: a card tells their names alone."""
+IMPORTED = "imported from"
+"""How the place of a recipe begins that was made for an imported model."""
+_TAGS = {
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+    "ForConditionalGeneration": "text-generation",
+}
+"""The hub's name of what a class does."""
+
+
+def model_card(
+    loaded: LoadedModel,
+    *,
+    to: str,
+    architecture: str,
+    differences: Mapping[str, float],
+    said: Sequence[str],
+    imports: str = "",
+) -> str:
+    """The `README.md` of an export; its licence is left for whoever publishes it.
+
+    Args:
+        loaded: The model.
+        to: The format.
+        architecture: The class that loads it.
+        differences: As of `ExportResult`.
+        said: As of `ExportResult`.
+        imports: A module to import before Transformers knows the class.
+    """
+    recipe, events = loaded.recipe, _events(loaded)
+    start: Mapping[str, Any] = next((event for event in reversed(events) if event.get("event") == "start"), {})
+    sections = [
+        _front(recipe, architecture, imports),
+        f"# {recipe.name}\n\n{_summary(loaded, architecture)}",
+        f"## Use\n\n{_use(loaded, architecture, imports)}",
+        f"## Training\n\n{_training(loaded, start)}",
+        f"## Evaluation\n\n{_evaluation(loaded, events)}",
+        f"## This export\n\n{_export(to, differences, said)}",
+        f"## The recipe\n\n```yaml\n{_recipe(recipe)}```",
+    ]
+    return "\n\n".join(section for section in sections if not section.endswith("\n\n")) + "\n"
+
+
+def _front(recipe: Recipe, architecture: str, imports: str) -> str:
+    kind = next((tag for name, tag in _TAGS.items() if architecture.endswith(name)), "feature-extraction")
+    tags = ["unicloze", recipe.task.kind or recipe.objective.name.replace("none", "embeddings")]
+    front = yaml.safe_dump(
+        {"library_name": "unicloze" if imports else "transformers", "pipeline_tag": kind, "tags": tags}, sort_keys=False
+    )
+    return f"---\n# license: name one before you publish; it is not known here\n{front}---"
+
+
+def _summary(loaded: LoadedModel, architecture: str) -> str:
+    model, recipe = loaded.model, loaded.recipe
+    task = f" fine-tuned for {recipe.task.kind}" if recipe.task.kind else ""
+    shape = model.settings
+    said = (
+        f"`{architecture}`{task}, made with unicloze {__version__}: "
+        f"{shape.num_layers} layers of {shape.hidden_size} with {shape.num_heads} attention heads, "
+        f"{model.vocab_size:,} tokens, {model.max_positions:,} positions, {model.num_parameters():,} weights."
+    )
+    note = ", ".join(part for part in (recipe.provenance.paper, _place(recipe)) if part)
+    return f"{said}\n\nRecipe `{recipe.name}`{f' after {note}' if note else ''}."
+
+
+def _use(loaded: LoadedModel, architecture: str, imports: str) -> str:
+    kind = next((tag for name, tag in _TAGS.items() if architecture.endswith(name)), "")
+    lines = [f"import {imports}"] if imports else []
+    if kind in ("fill-mask", "text-classification", "token-classification"):
+        lines += ["from transformers import pipeline", "", f'ask = pipeline("{kind}", model="THIS FOLDER")']
+    else:
+        auto = f"AutoModel{architecture[architecture.find('For') :]}" if "For" in architecture else "AutoModel"
+        auto = auto.replace("ForConditionalGeneration", "ForCausalLM")
+        lines += [f"from transformers import {auto}, AutoTokenizer", "",
+                  f'model = {auto}.from_pretrained("THIS FOLDER")',
+                  'tokenizer = AutoTokenizer.from_pretrained("THIS FOLDER")']  # fmt: skip
+    said = "\n".join(["```python", *lines, "```"])
+    if loaded.recipe.task.kind:
+        return said
+    said += (
+        '\n\n`SentenceTransformer("THIS FOLDER")` gives the vectors of `unicloze embed`, of texts no longer than a row.'
+    )
+    if not imports and not (hasattr(loaded.model, "pooler") or hasattr(loaded.model, "pair_head")):
+        said += " Nothing trained the layer behind `pooler_output` of `AutoModel`: take `last_hidden_state`."
+    return said
+
+
+def _training(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
+    lines = [f"- steps: {loaded.step:,}"] if loaded.step else []
+    if start.get("model"):
+        lines.append(
+            f"- started from: {Path(str(start['model'])).name}, trained for {start.get('model_step', 0):,} steps"
+        )
+    for part, count in (start.get("records") or {}).items():
+        lines.append(f"- records to {'train on' if part == 'train' else 'evaluate on'}: {count:,}")
+    lineage = start.get("lineage") or {}
+    for source in lineage.get("sources", []):
+        train = source.get("train") or {}
+        counts = ", ".join(f"{train[key]:,} {key}" for key in ("documents", "tokens", "bytes") if key in train)
+        lines.append(f"- text: {Path(str(source.get('corpus', '?'))).name} ({counts})")
+    if lineage.get("fingerprint"):
+        lines.append(f"- fingerprint of the data: {lineage['fingerprint']}")
+    if not lines:
+        place = loaded.recipe.provenance.place
+        lines.append(f"- not known here{', it was imported' if place.startswith(IMPORTED) else ''}")
+    command = _command(loaded)
+    if command:
+        lines.append(f"\nThe command, with the recipe below in `recipe.yaml`:\n\n    {command}")
+    return "\n".join(lines)
+
+
+def _command(loaded: LoadedModel) -> str:
+    recipe = loaded.recipe
+    if recipe.task.kind:
+        return "unicloze finetune --task recipe.yaml --model MODEL --train TRAIN --dev DEV"
+    if recipe.objective.name == "none" or recipe.provenance.place.startswith(IMPORTED):
+        return ""
+    corpus = " ".join(shlex.quote(Path(name).name) for name in recipe.data.corpus)
+    return f"unicloze pretrain --recipe recipe.yaml  # on {corpus}"
+
+
+def _evaluation(loaded: LoadedModel, events: Sequence[Mapping[str, Any]]) -> str:
+    found = [event for event in events if event.get("event") == "evaluate" and event.get("step") == loaded.step]
+    if not found:
+        return "No evaluation of this checkpoint is on record."
+    rows = list(_rows(found[-1]))
+    width = max(len(name) for name, _ in rows) if rows else 0
+    table = "\n".join(f"| {name:<{width}} | {value} |" for name, value in rows)
+    return f"| {'measure':<{width}} | value |\n|{'-' * (width + 2)}|---|\n{table}"
+
+
+def _rows(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for metric, result in (event.get("results") or {}).items():
+        for name, value in result.get("values", {}).items():
+            label = name if name == metric else f"{metric}: {name}"
+            yield (
+                f"{label} on {event.get('records', 0):,} records",
+                f"{value:.2f} {result.get('units', {}).get(name, '%')}",
+            )
+    part = event.get("part", "held-out")
+    for key, name in (("perplexity", "perplexity"), ("bits_per_byte", "bits per byte")):
+        for target, value in (event.get(key) or {}).items():
+            yield f"{part} {name}, {target}", f"{value:,.3f}"
+
+
+def _export(to: str, differences: Mapping[str, float], said: Sequence[str]) -> str:
+    checked = ", ".join(f"{kind} {value:.1e}" for kind, value in differences.items())
+    lines = [
+        f"Written by `unicloze export RUN --to {to}`, loaded back by Transformers and compared with the model; largest "
+        f"differences of hidden states and outputs: {checked}."
+    ]
+    lines += [f"- {each[0].upper()}{each[1:]}." for each in said]
+    return "\n".join([lines[0], *([""] if said else []), *lines[1:]])
+
+
+def _recipe(recipe: Recipe) -> str:
+    """What of a recipe differs from the defaults, without folders of the machine it was made on."""
+    different = _difference(recipe.to_dict(), Recipe().to_dict())
+    for section, key in PLACES:
+        named = different.get(section, {})
+        if isinstance(named.get(key), list):
+            named[key] = [Path(name).name for name in named[key]]
+        elif named.get(key):
+            named[key] = Path(named[key]).name
+    if recipe.provenance.place:
+        different["provenance"]["place"] = _place(recipe)
+    return yaml.safe_dump(json.loads(json.dumps(different)), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _place(recipe: Recipe) -> str:
+    """Where a recipe's values come from; of an imported model's folder the name alone."""
+    place = recipe.provenance.place
+    return f"{IMPORTED} {Path(place.removeprefix(IMPORTED)).name}" if place.startswith(IMPORTED) else place
+
+
+def _difference(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(defaults.get(key), dict) and key != "coefficients":
+            inner = _difference(value, defaults[key])
+            if inner:
+                found[key] = inner
+        elif value != defaults.get(key):
+            found[key] = value
+    return found
+
+
+def _events(loaded: LoadedModel) -> list[Mapping[str, Any]]:
+    """The ledger of the run a checkpoint is of; nothing where it is of none."""
+    ledger = loaded.path.parent.parent / "ledger.jsonl"
+    return list(read_ledger(ledger)) if ledger.is_file() else []

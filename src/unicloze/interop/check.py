@@ -1,0 +1,208 @@
+"""Whether an exported folder, loaded by Transformers alone, says what our model says.
+
+Both are asked the same: hidden states of every layer and what the heads say of single texts, pairs and padded batches, and
+the embedding of every id of the vocabulary. The tokenizers are asked for the ids of texts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from unicloze.decoding.embed import rows_to_encode
+from unicloze.errors import UniclozeError
+from unicloze.example import Batch, Examples, Target, collate
+from unicloze.interop.peer import Peer, quietly, transformers_library
+from unicloze.tasks import task_heads
+from unicloze.text.windows import Windows, windows_of
+from unicloze.training.models import LoadedModel
+
+LARGEST_DIFFERENCE = 1e-4
+"""Above which an export is not the model."""
+LONG_ROW = 128
+"""Tokens of the rows that are compared, but for one that has all positions."""
+
+STRINGS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Naïve café, ÉCOLE déjà vu; straße ΣΊΣΥΦΟΣ İstanbul",
+    "東京は日本の首都です。 한국어 العربية हिन्दी ไทย",
+    "🙂👩‍👩‍👧 x\u200by\u00a0z\u2028end\tof  line\r\n",
+    "def f(x): return x**2 # [MASK] <mask> [SEP] </s> it's a_b-c/d 3.14e-5",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "",
+)
+"""Texts whose ids are compared, beside those made of the vocabulary's own tokens."""
+
+Rows = Sequence[Sequence[npt.NDArray[np.integer]]]
+Answers = Mapping[str, Tensor]
+"""What a model says, by name: `states` of all layers, and the heads. *Shape:* (rows, slots or predictions, ...) each"""
+
+
+def compare(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
+    """The largest difference of each kind of question, see the module.
+
+    Raises:
+        UniclozeError: The tokenizers give other ids, or something is of another shape.
+    """
+    rng = np.random.default_rng(0)
+    with quietly(transformers_library()):
+        compare_tokenizers(loaded, peer, rng)
+    found = {}
+    with torch.inference_mode():
+        for name, groups in probes(loaded, peer, rng).items():
+            found[name] = max((_difference(loaded, peer, rows) for rows in groups if rows), default=0.0)
+        found["all ids"] = _difference_of_embeddings(loaded, peer)
+    return found
+
+
+def probes(loaded: LoadedModel, peer: Peer, rng: np.random.Generator) -> dict[str, list[Rows]]:
+    """Batches of rows to ask both about, by kind; the texts of each row as tokens."""
+    longest = loaded.model.max_positions
+    vocabulary = loaded.tokenizer.vocabulary
+    padding = {vocabulary.pad, int(np.flatnonzero(peer.ids == peer.tokenizer.pad_token_id)[0])}
+    choices = np.array([i for i in range(vocabulary.size) if i not in padding])
+
+    def row(length: int, texts: int = 1) -> list[npt.NDArray[np.integer]]:
+        """Texts of so many tokens with the special ones."""
+        cuts = [(length - 1 - texts) // texts] * texts
+        cuts[0] += length - 1 - texts - sum(cuts)
+        return [rng.choice(choices, size) for size in cuts]
+
+    most = min(longest, LONG_ROW)
+    lengths = sorted({max(5, most * part // 8) for part in (1, 3, 5, 8)} & set(range(5, longest + 1)))
+    return {
+        "single texts": [[row(length)] for length in sorted({min(5, longest), most, longest})],
+        "pairs": [[row(length, 2)] for length in lengths],
+        "padded batches": [[row(length, 1 + number % 2) for number, length in enumerate(lengths * 2)]],
+    }
+
+
+def examples_of(loaded: LoadedModel, rows: Rows, segments: tuple[int, int] | None) -> Examples:
+    """Rows as `embed` and the tasks lay them out, with a prediction of each head."""
+    windows = windows_of(rows, loaded.tokenizer.vocabulary, keys=np.zeros(len(rows), dtype=np.uint64))
+    if segments is None or segments[0] == segments[1]:
+        windows.segment_ids[:] = 0
+    examples = rows_to_encode(windows, loaded.recipe)
+    heads = task_heads(loaded.recipe)
+    if not heads:
+        return examples
+    targets = {name: _target(windows, whole=name in ("start", "end"), each=name == "tags") for name in heads}
+    return dataclasses.replace(examples, segment_ids=windows.segment_ids, targets=targets)
+
+
+def _target(windows: Windows, *, whole: bool, each: bool) -> Target:
+    """A prediction from the first slot, one that chooses among all, or one from each slot."""
+    rows, width = windows.token_ids.shape
+    slot = np.arange(width, dtype=np.int32)
+    slots = (
+        np.where(slot < windows.lengths[:, None], slot, -1) if whole or each else np.zeros((rows, 1), dtype=np.int32)
+    )
+    slots = slots[:, None, :] if whole else slots
+    shape = slots.shape[:2]
+    return Target(slots=slots, labels=np.zeros(shape, dtype=np.int32), weights=np.ones(shape, dtype=np.float32))
+
+
+def ours(loaded: LoadedModel, batch: Batch) -> Answers:
+    """What our model says."""
+    model = loaded.model
+    states = model.backbone(batch)
+    answers = {"states": torch.stack(states[1:], dim=2)}
+    if hasattr(model, "token_head"):
+        answers["token"] = model.token_logits(states[-1])
+    if hasattr(model, "pair_head"):
+        answers["pair"] = model.pair_head(states[-1][:, 0])
+    if hasattr(model, "replaced_head"):
+        answers["replaced"] = model.replaced_head(states[-1])
+    outputs = model.outputs(batch) if batch.targets else {}
+    return answers | {name: output if name == "tags" else output[:, 0] for name, output in outputs.items()}
+
+
+def theirs(peer: Peer, examples: Examples) -> Any:
+    """What they say of the same rows."""
+    real = torch.arange(examples.input_ids.shape[1]) < torch.from_numpy(examples.lengths)[:, None]
+    ids = torch.from_numpy(peer.ids)[torch.from_numpy(examples.input_ids).long()]
+    inputs = {"input_ids": torch.where(real, ids, peer.tokenizer.pad_token_id), "attention_mask": real.long()}
+    if peer.segments is not None:
+        part = examples.segment_ids != examples.segment_ids[:, :1]
+        inputs["token_type_ids"] = torch.from_numpy(part).long() * peer.segments[1] * real
+    if peer.name.endswith("MultipleChoice"):
+        inputs = {name: values[:, None] for name, values in inputs.items()}
+    return peer.model(**inputs, output_hidden_states=True)
+
+
+def _difference(loaded: LoadedModel, peer: Peer, rows: Rows) -> float:
+    examples = examples_of(loaded, rows, peer.segments)
+    answers, output = ours(loaded, collate(examples)), theirs(peer, examples)
+    real = torch.arange(examples.input_ids.shape[1]) < torch.from_numpy(examples.lengths)[:, None]
+    said = {"states": torch.stack(output.hidden_states[1:], dim=2)}
+    said |= {name: output[key] for name, key in peer.answers.items()}
+    largest = 0.0
+    for name, other in said.items():
+        own = answers[name]
+        if name == "token":
+            other = other[..., torch.from_numpy(peer.ids)]
+        if name == "pair":
+            own = own.view_as(other)
+        if own.shape != other.shape:
+            raise UniclozeError(f"{peer.name} says {tuple(other.shape)} numbers where ours says {tuple(own.shape)}")
+        if own.shape[:2] == real.shape and name not in ("label", "choice", "pair"):
+            own, other = own[real], other[real]
+        largest = max(largest, _largest(own - other))
+    return largest
+
+
+def _difference_of_embeddings(loaded: LoadedModel, peer: Peer) -> float:
+    """Of every id, at some position: what the layers are given."""
+    size, most = loaded.model.vocab_size, loaded.model.max_positions
+    largest = 0.0
+    for first in range(0, size, most):
+        ids = np.arange(first, min(size, first + most))
+        examples = examples_of(loaded, [[ids[: len(ids) - 2]]], peer.segments)
+        width = examples.input_ids.shape[1]  # that of the ids, but for a last one or two
+        batch = dataclasses.replace(examples, input_ids=np.resize(ids, width).astype(np.int32)[None], targets={})
+        positions = torch.arange(width)[None]
+        other = peer.embed(torch.from_numpy(peer.ids)[torch.from_numpy(batch.input_ids).long()], positions)
+        largest = max(largest, _largest(loaded.model.backbone.embeddings(collate(batch), None) - other))
+    return largest
+
+
+def _largest(difference: Tensor) -> float:
+    """The largest absolute number, infinite where one is none. *Shape:* any"""
+    largest = float(difference.abs().amax()) if difference.numel() else 0.0
+    return largest if largest == largest else np.inf
+
+
+def compare_tokenizers(loaded: LoadedModel, peer: Peer, rng: np.random.Generator) -> None:
+    """Refuse a tokenizer that makes other ids of a text or a pair, or other parts of a pair.
+
+    Raises:
+        UniclozeError: It does; the message holds the text.
+    """
+    vocabulary = loaded.tokenizer.vocabulary
+    own = [loaded.tokenizer.decode(rng.choice(vocabulary.ordinary, 40).tolist()) for _ in range(20)]
+    texts = [*STRINGS, *own, " ".join(loaded.tokenizer.tokens([vocabulary.mask, vocabulary.eos]))]
+    # Transformers takes an empty second text for none.
+    pairs = [(first, second) for first, second in itertools.pairwise(texts) if second]
+    for first, second in [*((text, None) for text in texts), *pairs]:
+        parts = [loaded.tokenizer.encode(text) for text in (first, second) if text is not None]
+        windows = windows_of([parts], vocabulary, keys=np.zeros(1, dtype=np.uint64))
+        said = peer.tokenizer(first, second)
+        wanted = {"input_ids": peer.ids[windows.token_ids[0]].tolist(), "attention_mask": [1] * int(windows.lengths[0])}
+        if peer.segments is not None:
+            wanted["token_type_ids"] = (windows.segment_ids[0] * peer.segments[1]).tolist()
+        if dict(said) != wanted:
+            raise UniclozeError(
+                f"AutoTokenizer gives other ids than ours for {first[:60]!r}: {said['input_ids'][:12]}..."
+            )
+    roles = {"pad": peer.ids.tolist().index(peer.tokenizer.pad_token_id), "mask": vocabulary.mask,
+             "unk": vocabulary.unk, "cls": vocabulary.sos, "sep": vocabulary.eos}  # fmt: skip
+    for role, number in roles.items():
+        if getattr(peer.tokenizer, f"{role}_token_id") != peer.ids[number]:
+            raise UniclozeError(f"AutoTokenizer takes another id for the {role} token than ours, {peer.ids[number]}")

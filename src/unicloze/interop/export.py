@@ -1,0 +1,163 @@
+"""A model of ours as a folder for other libraries: written beside its place, loaded back, compared, and only then there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from unicloze import __version__
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.interop.card import model_card
+from unicloze.interop.check import LARGEST_DIFFERENCE, compare
+from unicloze.interop.limits import check_format
+from unicloze.interop.peer import load_stock, transformers_library
+from unicloze.interop.stock import STOCK
+from unicloze.interop.stock_export import stock_export
+from unicloze.training.models import LoadedModel
+
+MARK = "unicloze_export.json"
+"""What an export can be told by, and may be replaced for."""
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was written.
+
+    Args:
+        out: The folder.
+        to: The format.
+        architecture: The class of Transformers that loads it.
+        differences: The largest difference of hidden states and outputs to those of our model, by kind of question.
+        said: What of the model is otherwise there, or not at all.
+    """
+
+    out: Path
+    to: str
+    architecture: str
+    differences: Mapping[str, float]
+    said: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """How a model is exported.
+
+    Args:
+        to: The format.
+        architecture: The class of Transformers that loads it.
+        write: Writes all files but the model card.
+        check: Loads a folder back and compares.
+        said: As of `ExportResult`.
+        imports: A module to import before Transformers knows the class.
+    """
+
+    to: str
+    architecture: str
+    write: Callable[[Path], None]
+    check: Callable[[Path], Mapping[str, float]]
+    said: tuple[str, ...] = ()
+    imports: str = ""
+
+
+def stock_format(loaded: LoadedModel, to: str) -> Export:
+    """How a model becomes a stock class of Transformers.
+
+    Raises:
+        UsageError: No class of that name can hold it; the message names the setting and the cure.
+    """
+    check_format(to, loaded)
+    plan = stock_export(STOCK[to], loaded)
+    return Export(
+        to=to,
+        architecture=plan.architecture,
+        write=plan.write,
+        check=lambda folder: compare(loaded, load_stock(plan, folder)),
+        said=plan.said,
+    )
+
+
+def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str]) -> ExportResult:
+    """Write an export, load it back and compare it.
+
+    Args:
+        loaded: The model.
+        export: How.
+        out: The folder; an earlier export in it is replaced, when the new one is whole.
+
+    Raises:
+        UsageError: There is something else at `out`.
+        UniclozeError: It says something else than the model, and is deleted; it cannot be written; or Transformers is not
+            installed.
+    """
+    folder = Path(out)
+    _check_place(folder)
+    transformers_library()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = folder.parent / f".building-{folder.name}"
+    shutil.rmtree(building, ignore_errors=True)
+    try:
+        building.mkdir()
+        export.write(building)
+        differences = _checked(export, building, folder)
+        content = {"schema": SCHEMA, "version": __version__, "to": export.to, "architecture": export.architecture,
+                   "step": loaded.step, "differences": differences, "said": export.said}  # fmt: skip
+        (building / MARK).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        card = model_card(
+            loaded,
+            to=export.to,
+            architecture=export.architecture,
+            differences=differences,
+            said=export.said,
+            imports=export.imports,
+        )
+        (building / "README.md").write_text(card, encoding="utf-8")
+        for file in building.glob("*.safetensors"):
+            file.chmod(0o644)  # the library keeps it from others
+        _put_in_place(building, folder)
+    except OSError as error:
+        raise UniclozeError(f"cannot write the export {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return ExportResult(folder, export.to, export.architecture, differences, export.said)
+
+
+def _check_place(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: give another --out")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
+        raise UsageError(f"{folder} holds something that is no export: give another --out")
+
+
+def _checked(export: Export, building: Path, folder: Path) -> dict[str, float]:
+    """The differences of an export to its model, all small."""
+    try:
+        differences = dict(export.check(building))
+    except UniclozeError as error:
+        raise UniclozeError(f"{error}: {folder} was not written; please report it with the model's recipe") from error
+    kind = max(differences, key=differences.__getitem__)
+    if differences[kind] > LARGEST_DIFFERENCE:
+        raise UniclozeError(
+            f"loaded back, the {export.architecture} differs from the model by {differences[kind]:.1e} on {kind}, more than "
+            f"{LARGEST_DIFFERENCE:.0e}: it was deleted and {folder} was not written; please report it with its recipe"
+        )
+    return differences
+
+
+def _put_in_place(building: Path, folder: Path) -> None:
+    """Rename a finished folder to its place, and what was there away."""
+    former = folder.parent / f".former-{folder.name}"
+    shutil.rmtree(former, ignore_errors=True)
+    if folder.exists():
+        folder.rename(former)
+    try:
+        building.rename(folder)
+    except OSError:
+        if former.exists():
+            former.rename(folder)
+        raise
+    shutil.rmtree(former, ignore_errors=True)

@@ -1,0 +1,212 @@
+"""What the stock classes cannot be, setting by setting: a model that asks for it is not exported as one of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from unicloze.decoding.abilities import objective_of, part_with
+from unicloze.errors import UsageError
+from unicloze.interop.families import Head
+from unicloze.interop.stock import DENSE, STOCK, TASK_CLASSES, Stock, TaskClass
+from unicloze.mixtures import all_targets
+from unicloze.model.task_heads import HeadSettings
+from unicloze.tasks import task_heads
+from unicloze.training.models import LoadedModel
+
+OWN = "unicloze"
+"""Name of the format that holds every model: the classes of `unicloze.hf`."""
+
+
+AGAIN = "fine-tune it with"
+PREDICT = "predict with `unicloze predict`"
+HEADS: Mapping[Head, str] = {
+    "token": "the head that predicts tokens",
+    "next": "the head that tells whether a segment follows",
+    "order": "the head that tells whether segments are in order",
+    "replaced": "the head that finds replaced tokens",
+}
+"""What each pre-training head does."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A setting that a class cannot have.
+
+    Args:
+        setting: Its dotted name.
+        value: The model's.
+        theirs: What the class does instead, as "normalises after each sub-layer".
+        cure: What else to do than to take another format, as a clause; nothing if there is nothing.
+    """
+
+    setting: str
+    value: object
+    theirs: str
+    cure: str = ""
+
+
+def check_name(to: str) -> None:
+    """Refuse a format that there is not.
+
+    Raises:
+        UsageError: It is none.
+    """
+    formats = [*STOCK, OWN]
+    if to not in formats:
+        raise UsageError(f"--to is '{to}': give one of {', '.join(formats)}")
+
+
+def check_format(to: str, loaded: LoadedModel) -> None:
+    """Refuse a model that a format cannot hold.
+
+    Raises:
+        UsageError: There is no such format, or it cannot hold the model; the message names the setting and the cure.
+    """
+    check_name(to)
+    if to == OWN:
+        if task_heads(loaded.recipe):
+            raise UsageError(
+                f"{loaded.path} is fine-tuned for {loaded.recipe.task.kind}, and unicloze.hf has no class for the heads of a "
+                f"task: {_offered(loaded, PREDICT)}"
+            )
+        return
+    found = next(limits(STOCK[to], loaded), None)
+    if found is None:
+        return
+    value = " ".join(map(str, found.value)) if isinstance(found.value, list) else found.value
+    last = PREDICT if task_heads(loaded.recipe) else f"export it with --to {OWN}"
+    cure = found.cure or _offered(loaded, last)
+    raise UsageError(
+        f"{loaded.path}: {found.setting} is {str(value).lower()}, and the {STOCK[to].prefix}Model of Transformers "
+        f"{found.theirs}: {cure}"
+    )
+
+
+def _offered(loaded: LoadedModel, otherwise: str) -> str:
+    """What to do with a model: export it in the first format that holds it, or would once it is fine-tuned otherwise."""
+    first = {name: next(limits(stock, loaded), None) for name, stock in STOCK.items()}
+    fitting = [f"export it with --to {name}" for name, limit in first.items() if limit is None]
+    again = {name: limit.cure for name, limit in first.items() if limit and limit.cure.startswith(AGAIN)}
+    nearly = [f"{cure}, then export it with --to {name}" for name, cure in again.items()]
+    return next(iter(fitting + nearly), otherwise)
+
+
+def limits(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
+    """Settings of a model that the classes of a family cannot have."""
+    settings, use = loaded.model.settings, loaded.recipe.use
+    if use.visibility != "bidirectional":
+        yield Limit("use.visibility", use.visibility, "reads texts in both directions")
+    if settings.positions != "learned":
+        yield Limit("model.positions", settings.positions, "learns a row of a table for each position")
+    if settings.memory:
+        yield Limit("model.memory", settings.memory, "remembers nothing")
+    if set(settings.layer_visibility) != {"full"}:
+        yield Limit("model.layer_visibility", settings.layer_visibility, "reads all slots in every layer")
+    if settings.norm != "post":
+        yield Limit("model.norm", settings.norm, "normalises after each sub-layer")
+    if settings.embedding_norm is False:
+        yield Limit("model.embedding_norm", False, "normalises its embeddings")
+    if settings.share_layers != stock.shared:
+        kept = "shares the weights of all layers" if stock.shared == "all" else "has weights for each layer"
+        yield Limit("model.share_layers", settings.share_layers, kept)
+    narrow = settings.embedding_size not in (None, settings.hidden_size)
+    if stock.narrow is not None and narrow != stock.narrow:
+        width = "narrower than" if stock.narrow else "as wide as"
+        value = settings.embedding_size or settings.hidden_size
+        yield Limit("model.embedding_size", value, f"has embeddings {width} its hidden states ({settings.hidden_size})")
+    yield from _relative(stock, loaded)
+    yield from _task(stock, loaded) if task_heads(loaded.recipe) else _pretraining(stock, loaded)
+
+
+def _relative(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
+    settings = loaded.model.settings
+    if settings.relative_bias != stock.relative:
+        yield Limit("model.relative_bias", settings.relative_bias, f"has {'one' if stock.relative else 'none'}")
+    elif stock.relative and settings.relative_buckets != 32:
+        yield Limit("model.relative_buckets", settings.relative_buckets, "has 32")
+    elif stock.relative and settings.relative_max_distance != 128:
+        yield Limit("model.relative_max_distance", settings.relative_max_distance, "has 128")
+
+
+def _pretraining(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
+    settings, task = loaded.model.settings, loaded.recipe.task
+    if task.kind:
+        yield Limit("task.kind", task.kind, "writes no text")
+    if "token" not in exported_heads(stock, loaded)[0]:
+        return
+    if settings.head != "transform":
+        yield Limit("model.head", settings.head, "has a dense layer before its output matrix")
+    if not settings.head_bias:
+        yield Limit("model.head_bias", settings.head_bias, "has a bias at its output matrix")
+    if "token" in stock.family.gelu_heads and settings.activation != "gelu":
+        yield Limit("model.activation", settings.activation, "has gelu in its head")
+
+
+def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
+    task, heads = loaded.recipe.task, task_heads(loaded.recipe)
+    kind = task_class(heads)
+    if kind is None:
+        yield Limit("task.kind", task.kind, "has no class for it", PREDICT)
+        return
+    if DENSE[kind] and kind not in stock.task_layers:
+        yield Limit("task.kind", task.kind, "has gelu and no tanh in its classifier")
+    needed = "dense" if DENSE[kind] else "plain"
+    if task.head != needed:
+        has = "has a dense layer" if DENSE[kind] else "has no dense layer"
+        yield Limit("task.head", task.head, f"{has} before the output layer of {kind[3:]}", _again("task.head", needed))
+    pooling = task.pooling or loaded.recipe.use.pooling
+    if DENSE[kind] and pooling != "first":
+        yield Limit("task.pooling", pooling, "predicts from the first slot", _again("task.pooling", "first"))
+    if task.delimiter:
+        yield Limit("task.delimiter", True, "puts [EOS] between two texts", _again("task.delimiter", "false"))
+    if any(head.pooling == "sum" for head in heads.values()):
+        yield Limit("task.both_orders", True, "reads a pair once", _again("task.both_orders", "false"))
+    if not stock.has_segments and loaded.model.settings.num_segments > 1 and _segments_of_rows(loaded) > 1:
+        yield Limit(
+            "task.kind",
+            f"{task.kind} on pairs, whose second part is segment 1",
+            "has no segments",
+            f"{PREDICT}, or fine-tune a model without relative bias (model.relative_bias) for --to bert",
+        )
+
+
+def _again(setting: str, value: str) -> str:
+    return f"{AGAIN} --{setting} {value}"
+
+
+def task_class(heads: Mapping[str, HeadSettings]) -> TaskClass | None:
+    """The class for the heads of a task, None if there is none."""
+    return TASK_CLASSES.get(frozenset(heads))
+
+
+def _segments_of_rows(loaded: LoadedModel) -> int:
+    """Segments of the rows a model was fine-tuned on; 2 where its checkpoint does not say."""
+    file = loaded.path / "state.json"
+    state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return int(state.get("segments", 2))
+
+
+def exported_heads(stock: Stock, loaded: LoadedModel) -> tuple[list[Head], list[str]]:
+    """The pre-training heads of a model that a class of a family has too, and what to say of the others."""
+    model, said = loaded.model, []
+    found: list[Head] = []
+    if hasattr(model, "token_head"):
+        if part_with(objective_of(loaded.recipe), "cloze") is not None:
+            found.append("token")
+        else:
+            said.append("the head that predicts tokens, which was not trained to fill masks")
+    if hasattr(model, "pair_head"):
+        found.append("next" if "nsp" in all_targets(loaded.recipe) else "order")
+    if hasattr(model, "replaced_head"):
+        found.append("replaced")
+    if hasattr(model, "boundary_head"):
+        said.append("the head that predicts a span from its boundary")
+    kept = _largest(stock, found)
+    return [head for head in found if head in kept], said + [HEADS[head] for head in found if head not in kept]
+
+
+def _largest(stock: Stock, heads: Sequence[Head]) -> frozenset[Head]:
+    """The heads of the class that has most of those a model has."""
+    return max((each for each in stock.classes if each <= frozenset(heads)), key=len)

@@ -1,0 +1,126 @@
+"""An exported folder as Transformers loads it, without this package."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from unicloze.errors import UniclozeError
+from unicloze.interop.stock_export import StockExport
+from unicloze.interop.tokenizer_files import swapped_ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """An exported folder, loaded by Transformers.
+
+    Args:
+        name: Of its class.
+        model: In evaluation mode.
+        tokenizer: As AutoTokenizer loads it.
+        embed: Ids and positions, counted from 0, of a row to what the layers are given.
+            *Shape:* (1, slots) each to (1, slots, hidden size)
+        answers: Where its output has what a head of ours says, by our name.
+        ids: Their id of each of ours. *Shape:* (vocabulary,)
+        segments: The `token_type_ids` of both texts of a pair; None where there are none.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    embed: Callable[[Tensor, Tensor], Tensor]
+    answers: Mapping[str, str]
+    ids: npt.NDArray[np.int64]
+    segments: tuple[int, int] | None
+
+
+ANSWERS: Mapping[str, Mapping[str, str]] = {
+    "MaskedLM": {"token": "logits"},
+    "PreTraining": {"token": "prediction_logits", "pair": "seq_relationship_logits"},
+    "NextSentencePrediction": {"pair": "logits"},
+    "SequenceClassification": {"label": "logits"},
+    "TokenClassification": {"tags": "logits"},
+    "QuestionAnswering": {"start": "start_logits", "end": "end_logits"},
+    "MultipleChoice": {"choice": "logits"},
+}
+"""Where the outputs of classes have what the heads say, by what follows "For" in their name."""
+OTHER_ANSWERS: Mapping[str, Mapping[str, str]] = {
+    "ElectraForPreTraining": {"replaced": "logits"},
+    "AlbertForPreTraining": {"token": "prediction_logits", "pair": "sop_logits"},
+}
+"""Of classes that name them otherwise."""
+
+
+def transformers_library() -> Any:
+    """Transformers.
+
+    Raises:
+        UniclozeError: It is not installed.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise UniclozeError(
+            'an export is loaded back with Transformers before it counts: pip install "unicloze[hf]"'
+        ) from error
+    return transformers
+
+
+@contextlib.contextmanager
+def quietly(library: Any) -> Iterator[None]:
+    """Without what Transformers prints when it loads."""
+    logging = library.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def load_stock(export: StockExport, folder: Path) -> Peer:
+    """Load an exported folder as whoever gets it would.
+
+    Raises:
+        UniclozeError: Transformers is not installed, cannot load it, or finds other weights than the class has.
+    """
+    library, name = transformers_library(), export.architecture
+    try:
+        with quietly(library):
+            model, found = getattr(library, name).from_pretrained(
+                folder, local_files_only=True, output_loading_info=True
+            )
+            tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UniclozeError(f"Transformers cannot load the {name} ({str(error)[:200]})") from error
+    # A bare encoder's class has a pooler that nothing trained, and a masked language model's none that something did.
+    free = {"missing_keys": name.endswith("Model"), "unexpected_keys": name.endswith("MaskedLM")}
+    wrong = [str(key) for kind, keys in found.items() for key in keys if not (free.get(kind) and "pooler" in str(key))]
+    if wrong:
+        raise UniclozeError(f"Transformers finds other weights than a {name} has: {', '.join(wrong[:4])}")
+    base, shift = model.base_model, export.padding
+    project = getattr(base, "embeddings_project", None) or getattr(base.encoder, "embedding_hidden_mapping_in", None)
+
+    def embed(input_ids: Tensor, positions: Tensor) -> Tensor:
+        embedded: Tensor = base.embeddings(input_ids=input_ids, position_ids=positions + shift)
+        return embedded if project is None else project(embedded)
+
+    return Peer(
+        name=name,
+        model=model.eval(),
+        tokenizer=tokenizer,
+        embed=embed,
+        answers=OTHER_ANSWERS.get(name) or ANSWERS.get(name.partition("For")[2], {}),
+        ids=swapped_ids(export.loaded.model.vocab_size, export.swapped),
+        segments=export.segments,
+    )

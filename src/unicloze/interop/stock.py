@@ -1,0 +1,190 @@
+"""The stock classes of Transformers that a model here can become: their names, and those of what stands on the encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from unicloze.interop.families import FAMILIES, Family, Head
+from unicloze.interop.tables import Entry, Split, module
+from unicloze.settings import ModelSettings
+
+TaskClass = Literal["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"]
+
+TASK_CLASSES: Mapping[frozenset[str], TaskClass] = {
+    frozenset({"label"}): "ForSequenceClassification",
+    frozenset({"tags"}): "ForTokenClassification",
+    frozenset({"start", "end"}): "ForQuestionAnswering",
+    frozenset({"choice"}): "ForMultipleChoice",
+}
+"""The class of a task by the targets that have a head of their own."""
+DENSE: Mapping[TaskClass, bool] = {
+    "ForSequenceClassification": True,
+    "ForTokenClassification": False,
+    "ForQuestionAnswering": False,
+    "ForMultipleChoice": True,
+}
+"""Whether a class has a dense layer and tanh before its output layer, as `task.head: dense` has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stock:
+    """The classes of one family.
+
+    Args:
+        family: Their key tables.
+        prefix: What their names begin with.
+        classes: The class for the pre-training heads that are there.
+        task_layers: Their dense and output layer of a class with both.
+        relative: They have a relative position bias.
+        narrow: Whether embeddings have a width of their own; None if they may.
+        shared: `model.share_layers` of theirs.
+        counts_from_padding: Their positions are counted from the one after the padding token's id on.
+        padding_id: The id they take for padding whatever their configuration says; any if None.
+    """
+
+    family: Family
+    prefix: str
+    classes: Mapping[frozenset[Head], str]
+    task_layers: Mapping[TaskClass, tuple[str, str]] = field(default_factory=dict)
+    relative: bool = False
+    narrow: bool | None = False
+    shared: str = "none"
+    counts_from_padding: bool = False
+    padding_id: int | None = None
+
+    @property
+    def name(self) -> str:
+        """That of the family, and their `model_type`."""
+        return self.family.name
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether they tell the segments of a pair apart."""
+        return self.name != "mpnet"
+
+    def task_entries(self, kind: TaskClass) -> list[Entry]:
+        """Entries of the heads of a task."""
+        if kind == "ForQuestionAnswering":
+            ours = "task_heads.start.output", "task_heads.end.output"
+            return [
+                Entry(ours=tuple(f"{name}.{part}" for name in ours), theirs=(f"qa_outputs.{part}",), change=Split(2))
+                for part in ("weight", "bias")
+            ]
+        if kind == "ForTokenClassification":
+            return module("task_heads.tags.output", "classifier")
+        dense, output = self.task_layers[kind]
+        target = "label" if kind == "ForSequenceClassification" else "choice"
+        return module(f"task_heads.{target}.dense", dense) + module(f"task_heads.{target}.output", output)
+
+    def config(self, settings: ModelSettings, *, positions: int, vocab_size: int, pad: int) -> dict[str, object]:
+        """Their configuration of a shape.
+
+        Args:
+            settings: The shape.
+            positions: Rows of their position table.
+            vocab_size: Rows of the token table.
+            pad: Their id of padding.
+        """
+        values: dict[str, object] = {
+            "model_type": self.name,
+            "vocab_size": vocab_size,
+            "hidden_size": settings.hidden_size,
+            "num_hidden_layers": settings.num_layers,
+            "num_attention_heads": settings.num_heads,
+            "intermediate_size": settings.intermediate_size,
+            "max_position_embeddings": positions,
+            "hidden_act": ACTIVATIONS[settings.activation],
+            "hidden_dropout_prob": settings.dropout,
+            "attention_probs_dropout_prob": settings.attention_dropout,
+            "layer_norm_eps": settings.layer_norm_eps,
+            "initializer_range": settings.initializer_range,
+            "pad_token_id": pad,
+            "tie_word_embeddings": True,
+            "dtype": "float32",
+        }
+        if self.has_segments:
+            values["type_vocab_size"] = settings.num_segments
+        if self.relative:
+            values["relative_attention_num_buckets"] = settings.relative_buckets
+        if self.narrow is not False:
+            values["embedding_size"] = settings.embedding_size or settings.hidden_size
+        if self.shared == "all":
+            values |= {"num_hidden_groups": 1, "inner_group_num": 1}
+        return values
+
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
+"""Their names of ours."""
+
+_NONE: frozenset[Head] = frozenset()
+_TOKEN: frozenset[Head] = frozenset({"token"})
+
+STOCK: Mapping[str, Stock] = {
+    stock.name: stock
+    for stock in (
+        Stock(
+            family=FAMILIES["bert"],
+            prefix="Bert",
+            classes={
+                _NONE: "BertModel",
+                _TOKEN: "BertForMaskedLM",
+                frozenset({"next"}): "BertForNextSentencePrediction",
+                frozenset({"token", "next"}): "BertForPreTraining",
+            },
+            task_layers={
+                "ForSequenceClassification": ("bert.pooler.dense", "classifier"),
+                "ForMultipleChoice": ("bert.pooler.dense", "classifier"),
+            },
+        ),
+        Stock(
+            family=FAMILIES["mpnet"],
+            prefix="MPNet",
+            classes={_NONE: "MPNetModel", _TOKEN: "MPNetForMaskedLM"},
+            task_layers={
+                "ForSequenceClassification": ("classifier.dense", "classifier.out_proj"),
+                "ForMultipleChoice": ("mpnet.pooler.dense", "classifier"),
+            },
+            relative=True,
+            counts_from_padding=True,
+            padding_id=1,
+        ),
+        Stock(
+            family=FAMILIES["roberta"],
+            prefix="Roberta",
+            classes={_NONE: "RobertaModel", _TOKEN: "RobertaForMaskedLM"},
+            task_layers={
+                "ForSequenceClassification": ("classifier.dense", "classifier.out_proj"),
+                "ForMultipleChoice": ("roberta.pooler.dense", "classifier"),
+            },
+            counts_from_padding=True,
+        ),
+        Stock(
+            family=FAMILIES["electra"],
+            prefix="Electra",
+            classes={
+                _NONE: "ElectraModel",
+                _TOKEN: "ElectraForMaskedLM",
+                frozenset({"replaced"}): "ElectraForPreTraining",
+            },
+            narrow=None,
+        ),
+        Stock(
+            family=FAMILIES["albert"],
+            prefix="Albert",
+            classes={
+                _NONE: "AlbertModel",
+                _TOKEN: "AlbertForMaskedLM",
+                frozenset({"token", "order"}): "AlbertForPreTraining",
+            },
+            task_layers={
+                "ForSequenceClassification": ("albert.pooler", "classifier"),
+                "ForMultipleChoice": ("albert.pooler", "classifier"),
+            },
+            narrow=True,
+            shared="all",
+        ),
+    )
+}
+"""The families by name."""

@@ -1,0 +1,165 @@
+"""A model as a stock class of Transformers: its weights under their names, its configuration, its tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from unicloze.decoding.texts import SPECIALS_OF_A_WINDOW, longest_text
+from unicloze.interop.layouts import Layout
+from unicloze.interop.limits import HEADS, exported_heads, task_class
+from unicloze.interop.rules import encoding_rule
+from unicloze.interop.stock import Stock
+from unicloze.interop.tables import Table
+from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_sentence_files, write_tokenizer
+from unicloze.settings import ModelSettings
+from unicloze.tasks import task_heads
+from unicloze.training.initial import POSITION_ROWS, SEGMENT_ROWS, TOKEN_ROWS
+from unicloze.training.models import LoadedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class StockExport:
+    """How one model becomes a stock class.
+
+    Args:
+        stock: The classes of its family.
+        architecture: Name of the class.
+        loaded: The model.
+        settings: Its shape as the family has it.
+        table: The key table.
+        padding: Rows of their position table in front of ours.
+        pad: Their id of padding.
+        swapped: Two ids that change places.
+        segments: The `token_type_ids` of both texts of a pair; None where the class is given none.
+        said: What of the model is otherwise there, or not at all, as sentences.
+    """
+
+    stock: Stock
+    architecture: str
+    loaded: LoadedModel
+    settings: ModelSettings
+    table: Table
+    padding: int
+    pad: int
+    swapped: tuple[int, int] | None
+    segments: tuple[int, int] | None
+    said: tuple[str, ...]
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a row."""
+        return self.loaded.model.max_positions
+
+    def state(self) -> dict[str, Tensor]:
+        """Our tensors with their rows in the order theirs have."""
+        ours = dict(self.loaded.model.state_dict())
+        if self.swapped is not None:
+            ids = torch.from_numpy(swapped_ids(self.loaded.model.vocab_size, self.swapped))
+            ours |= {name: ours[name][ids] for name in TOKEN_ROWS if name in ours}
+        if SEGMENT_ROWS in ours:
+            ours[SEGMENT_ROWS] = ours[SEGMENT_ROWS][_segment_order(self.loaded)]
+        elif self.settings.num_segments:
+            ours[SEGMENT_ROWS] = ours[POSITION_ROWS].new_zeros(1, ours[POSITION_ROWS].shape[1])
+        return ours
+
+    def write(self, folder: Path) -> None:
+        """Write weights, configuration, tokenizer and what sentence-transformers reads.
+
+        Raises:
+            UniclozeError: The tokenizer's ids cannot be swapped.
+        """
+        model, recipe = self.loaded.model, self.loaded.recipe
+        config = self.stock.config(
+            self.settings, positions=self.longest + self.padding, vocab_size=model.vocab_size, pad=self.pad
+        )
+        config = {"architectures": [self.architecture], **config, **self._task_config()}
+        (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_tokenizer(
+            self.loaded.tokenizer,
+            folder,
+            swapped=self.swapped,
+            pad=self.pad,
+            longest=self.longest,
+            segments=self.segments,
+        )
+        if not task_heads(recipe):
+            write_sentence_files(
+                folder,
+                hidden_size=self.settings.hidden_size,
+                longest=longest_text(self.loaded) + SPECIALS_OF_A_WINDOW,
+                pooling=recipe.use.pooling,
+            )
+        weights = {name: tensor.detach().clone() for name, tensor in self.table.to_theirs(self.state()).items()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def _task_config(self) -> dict[str, object]:
+        task, heads = self.loaded.recipe.task, task_heads(self.loaded.recipe)
+        if not heads:
+            return {}
+        rates = {self.loaded.model.task_head(name).rate for name in heads} - {self.settings.dropout}
+        key = "classifier_dropout_prob" if self.stock.name == "albert" else "classifier_dropout"
+        values: dict[str, object] = {key: rates.pop()} if rates and self.stock.name != "mpnet" else {}
+        if "label" not in heads and "tags" not in heads:
+            return values
+        if task.labels is None:
+            return {**values, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": "regression"}
+        names = dict(enumerate(task.labels))
+        values |= {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+        return values | ({"problem_type": "single_label_classification"} if "label" in heads else {})
+
+
+def stock_export(stock: Stock, loaded: LoadedModel) -> StockExport:
+    """How a model becomes a class of a family that can hold it, see `limits`."""
+    model, heads = loaded.model, task_heads(loaded.recipe)
+    pad, swapped = padding_of(loaded.tokenizer, stock.padding_id)
+    padding = pad + 1 if stock.counts_from_padding else 0
+    own = model.settings.num_segments
+    segments = _segments(loaded)
+    settings = dataclasses.replace(model.settings, num_segments=max(1, own) if stock.has_segments else own)
+    kept, lost = exported_heads(stock, loaded)
+    if heads:
+        kept, lost = [], [*lost, *(HEADS[head] for head in kept)]
+    kind = task_class(heads)
+    bare = not kept and not heads
+    table = stock.family.table(Layout(settings=settings, padding=padding), heads=kept, bare=bare)
+    if kind is not None:
+        table = dataclasses.replace(table, entries=(*table.entries, *stock.task_entries(kind)))
+    said = [f"{each} is left out" for each in lost]
+    if not stock.has_segments and own > 1:
+        said.append(
+            "the segment of a first text is added to the positions, and both texts of a pair are read as that one"
+        )
+    if swapped is not None:
+        said.append(f"ids {swapped[0]} and {swapped[1]} change places, as padding has id {pad} there")
+    return StockExport(
+        stock=stock,
+        architecture=stock.classes[frozenset(kept)] if kind is None else f"{stock.prefix}{kind}",
+        loaded=loaded,
+        settings=settings,
+        table=table,
+        padding=padding,
+        pad=pad,
+        swapped=swapped,
+        segments=(0, int(segments[0] != segments[1])) if stock.has_segments else None,
+        said=tuple(said),
+    )
+
+
+def _segments(loaded: LoadedModel) -> tuple[int, int]:
+    """Rows of the segment table that a text and its second part take."""
+    if task_heads(loaded.recipe):
+        return 0, min(1, max(0, loaded.model.settings.num_segments - 1))
+    return encoding_rule(loaded.recipe).segment_ids
+
+
+def _segment_order(loaded: LoadedModel) -> list[int]:
+    """The rows of the segment table, those of a text and its second part first."""
+    named = list(dict.fromkeys(_segments(loaded)))
+    return named + [row for row in range(loaded.model.settings.num_segments) if row not in named]

@@ -1,0 +1,124 @@
+"""A tokenizer as the files Transformers reads, with the ids of a model that is exported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze.errors import UniclozeError
+from unicloze.files import replace_file
+from unicloze.text.tokenizers import Tokenizer
+
+Ints = npt.NDArray[np.int64]
+
+
+def padding_of(tokenizer: Tokenizer, wanted: int | None) -> tuple[int, tuple[int, int] | None]:
+    """The id that pads rows for a class that takes one id for padding, and the two ids to swap so that it is free.
+
+    Args:
+        tokenizer: The tokenizer.
+        wanted: The id; any if None.
+
+    Returns:
+        Their id of padding, and None where nothing needs to be swapped: a token that nothing is ever made of, such as
+        [unused1], becomes the padding.
+    """
+    vocabulary = tokenizer.vocabulary
+    if wanted is None or vocabulary.pad == wanted:
+        return vocabulary.pad, None
+    has_role = {vocabulary.unk, vocabulary.sos, vocabulary.eos, vocabulary.mask, vocabulary.pseudo}
+    free = {*vocabulary.special.tolist()} - has_role - {*vocabulary.extra.tolist()}
+    return wanted, None if wanted in free else (vocabulary.pad, wanted)
+
+
+def swapped_ids(size: int, swapped: tuple[int, int] | None) -> Ints:
+    """Their id of each of ours, and ours of each of theirs. *Shape:* (size,)"""
+    ids = np.arange(size, dtype=np.int64)
+    if swapped is not None:
+        ids[list(swapped)] = swapped[::-1]
+    return ids
+
+
+def write_tokenizer(
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    swapped: tuple[int, int] | None = None,
+    pad: int | None = None,
+    longest: int,
+    segments: Sequence[int] | None,
+) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`.
+
+    Args:
+        tokenizer: The tokenizer.
+        folder: Where to.
+        swapped: Two ids that change places.
+        pad: Their id of padding; ours if not given.
+        longest: Most tokens of a row.
+        segments: The `token_type_ids` of both texts of a pair; None where the model is given none.
+
+    Raises:
+        UniclozeError: Its ids cannot be swapped.
+    """
+    tokenizer.save(folder)
+    document, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    content = json.loads(document.read_text(encoding="utf-8"))
+    ids = swapped_ids(tokenizer.vocabulary.size, swapped)
+    if swapped is not None:
+        _renumber(content, {number: int(ids[number]) for number in swapped})
+    for piece in content["post_processor"]["pair"]:
+        for part in piece.values():
+            part["type_id"] = 0 if segments is None else segments[part["type_id"]]
+    replace_file(document, json.dumps(content, ensure_ascii=False, indent=2))
+    values = json.loads(config.read_text(encoding="utf-8"))
+    if pad is not None:
+        values["pad_token"] = tokenizer.tokens([int(ids[pad])])[0]
+    asked = ["input_ids", *([] if segments is None else ["token_type_ids"]), "attention_mask"]
+    values |= {"model_max_length": longest, "model_input_names": asked, "padding_side": "right"}
+    replace_file(config, json.dumps(values, ensure_ascii=False, indent=2) + "\n")
+
+
+def _renumber(content: dict[str, Any], new: Mapping[int, int]) -> None:
+    """Give some ids of a `tokenizer.json` another number."""
+    vocabulary = content["model"].get("vocab")
+    if not isinstance(vocabulary, dict):
+        raise UniclozeError(
+            f"ids {' and '.join(map(str, new))} of the vocabulary would change places, as MPNet has its padding there, and "
+            f"those of a {content['model'].get('type')} model cannot: export it with --to unicloze"
+        )
+    content["model"]["vocab"] = {token: new.get(number, number) for token, number in vocabulary.items()}
+    for added in content["added_tokens"]:
+        added["id"] = new.get(added["id"], added["id"])
+    content["added_tokens"].sort(key=lambda added: added["id"])
+    for special in content["post_processor"]["special_tokens"].values():
+        special["ids"] = [new.get(number, number) for number in special["ids"]]
+
+
+def write_sentence_files(folder: Path, *, hidden_size: int, longest: int, pooling: str) -> None:
+    """Write what lets sentence-transformers pool as `embed` does: `modules.json` and the files it names.
+
+    Args:
+        folder: Where to.
+        hidden_size: Width of a vector.
+        longest: Tokens of a text; it cuts what is longer.
+        pooling: The recipe's `use.pooling`.
+    """
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    modes = {"first": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
+    flags = {f"pooling_mode_{mode}": name == pooling for name, mode in modes.items()}
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    for name, content in (
+        ("modules.json", modules),
+        ("1_Pooling/config.json", {"word_embedding_dimension": hidden_size, **flags}),
+        ("sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False}),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,102 @@
+"""Records that are no file of one record after the other: lines of two files, files of an archive, docstrings."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from unicloze.errors import UniclozeError
+from unicloze.settings import PYTHON_DOCS
+from unicloze.tasks.text_file import read_text
+from unicloze.text.python_docs import summaries
+
+Lines = Iterator[tuple[int, dict[str, Any]]]
+
+
+def parallel(path: Path) -> Lines:
+    """Lines of a file as `source`, and if a second file is named after a comma, the same lines of that as `target`.
+
+    Raises:
+        UniclozeError: A file is absent, or they have different numbers of lines.
+    """
+    sources, *others = (Path(name) for name in ([str(path)] if path.is_file() else str(path).split(",")))
+    if len(others) > 1:
+        raise UniclozeError(f"{path} names {len(others) + 1} files: give SOURCE,TARGET, two files with a line each")
+    columns = [_lines(file) for file in (sources, *others)]
+    if len(columns) == 2 and len(columns[0]) != len(columns[1]):
+        raise UniclozeError(
+            f"{sources} has {len(columns[0]):,} lines and {others[0]} {len(columns[1]):,}: give files that match line by line"
+        )
+    for number, texts in enumerate(zip(*columns, strict=True), 1):
+        yield number, dict(zip(("source", "target"), texts, strict=False))
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.is_file():
+        raise UniclozeError(f"there is no file {path}: give a file of texts, one a line")
+    lines = [line.strip() for line in read_text(path).split("\n")]
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def dstc7(path: Path) -> Lines:
+    """Track 2 of DSTC7 as its human evaluation was published: `context`, and the human responses as `references`.
+
+    Contexts without a human response are left out.
+
+    Raises:
+        UniclozeError: It is no such archive; the message names what is missing or the line.
+    """
+    if not path.is_file():
+        raise UniclozeError(f"there is no file {path}: give the archive of DSTC7's human evaluation, a .tgz")
+    tables = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name = Path(member.name).name
+                if name in _DSTC7_TABLES and (file := archive.extractfile(member)) is not None:
+                    tables[name] = file.read().decode("utf-8").splitlines()
+    except (tarfile.TarError, UnicodeDecodeError) as error:
+        raise UniclozeError(f"{path}: this is no archive of DSTC7's human evaluation ({error})") from error
+    for name in _DSTC7_TABLES:
+        if name not in tables:
+            raise UniclozeError(f"{path} holds no {name}: give the archive of DSTC7's human evaluation")
+    contexts, responses = (tables[name] for name in _DSTC7_TABLES)
+    references = {key: list(filter(None, texts)) for key, *texts in (line.split("\t") for line in responses[1:])}
+    for number, line in enumerate(contexts[1:], 2):
+        key, *columns = line.split("\t")
+        if len(columns) != 2 or key not in references:
+            raise UniclozeError(
+                f"{path}, {_DSTC7_TABLES[0]}, line {number}: three columns and a line of human responses are expected"
+            )
+        if references[key]:
+            yield number, {"id": key, "context": columns[1], "references": references[key]}
+
+
+_DSTC7_TABLES = "dstc7-task2-context.tsv", "dstc7-task2-gold_responses.tsv"
+
+
+def python_docs(path: Path) -> Lines:
+    """The docstrings of this Python installation: `target` is the summary line of one, `source` what follows it.
+
+    Which part a docstring is in follows from a hash of its module's name, so that no module is in both.
+
+    Args:
+        path: `python-docs/train` or `python-docs/dev`, a tenth of the modules.
+
+    Raises:
+        UniclozeError: It is neither.
+    """
+    if str(path) not in PYTHON_DOCS_PARTS:
+        raise UniclozeError(f"there are no records {path}: give {' or '.join(PYTHON_DOCS_PARTS)}")
+    number = 0
+    for summary in summaries():
+        development = hashlib.sha256(summary.module.encode()).digest()[0] % 10 == 0
+        if development == (path.name == "dev"):
+            number += 1
+            yield number, {"id": f"{summary.module}:{summary.number}", "source": summary.body, "target": summary.line}
+
+
+PYTHON_DOCS_PARTS = f"{PYTHON_DOCS}/train", f"{PYTHON_DOCS}/dev"

@@ -1,0 +1,273 @@
+"""Sources to targets: fine-tuning a generator (UniLMv2, Section 3.4; UniLM v1, Section 2.5).
+
+A row is "[SOS] source [EOS] target [EOS]", the source reading itself and the target the source and its own past. Its tokens
+are learned in one of three ways (`generation.learning`):
+
+- `pseudo`: behind the row stands a pseudo mask for each token of the target, [EOS] included, with its position and segment.
+  It reads the source, the target before its token, and itself; with blocks, the target before its block, and its block.
+- `masked`: a share of the target, [EOS] included, is masked in place and predicted there.
+- `next`: every slot from the source's [EOS] on predicts the next token. A model that reads from left to right reads the
+  source so too.
+
+Where nothing may be drawn, every token is predicted as decoding predicts it: once, from the source and the true tokens
+before it. All draws are keyed by row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze import keyed, visibility
+from unicloze.errors import UniclozeError
+from unicloze.example import Examples
+from unicloze.mixtures import parts
+from unicloze.model.task_heads import HeadSettings
+from unicloze.objectives import masked, masking, seq2seq, unilmv2
+from unicloze.objectives.layout import MaskedTokens
+from unicloze.settings import ObjectiveSettings, Recipe, TaskSettings
+from unicloze.tasks.parts import cut_parts, join_parts
+from unicloze.tasks.records import Record
+from unicloze.tasks.rows import Ints
+from unicloze.tasks.texts import TARGET, has_target, targets_of, texts_of
+from unicloze.text.tokenizers import Tokenizer, Vocabulary
+from unicloze.text.windows import Windows, windows_of
+
+Learning = Literal["pseudo", "masked", "next"]
+
+SOURCE_SPECIALS = 2
+"""[SOS] and the [EOS] that ends a source."""
+SEGMENTS_OF_UNILM_V1 = 6
+"""Rows of the segment table of UniLM v1, which names sequence-to-sequence rows by segments of their own."""
+
+
+class Stream(IntEnum):
+    """Independent streams of a row's draws, beside those of the objectives."""
+
+    NOISED = 2001
+    NOISE = 2002
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTarget:
+    """A source and its target as tokens, without [SOS] and the two [EOS].
+
+    Args:
+        record: Number of the record they are from.
+        source: *Shape:* (tokens,)
+        target: None where it is unknown. *Shape:* (tokens,)
+        slots: Slots of the row they are learned by.
+    """
+
+    record: int
+    source: Ints
+    target: Ints | None
+    slots: int
+
+
+def learning_of(recipe: Recipe) -> Learning:
+    """How a recipe of a task learns targets: as its setting says, or as its model was trained."""
+    if recipe.generation.learning is not None:
+        return recipe.generation.learning
+    return "next" if all("lm" in part.settings.targets for part in parts(recipe.objective)) else "pseudo"
+
+
+def reads_left_to_right(recipe: Recipe) -> bool:
+    """Whether the source reads from left to right as the target does."""
+    causal = recipe.use.visibility == "left_to_right" or "local" in recipe.model.layer_visibility
+    return causal and learning_of(recipe) == "next"
+
+
+def pseudo_token(recipe: Recipe, vocabulary: Vocabulary) -> Literal["own", "mask"]:
+    """Whether the pseudo mask has an id of its own: only where the model was trained with one."""
+    if learning_of(recipe) != "pseudo" or vocabulary.pseudo is None:
+        return "mask"
+    trained = [part.settings for part in parts(recipe.objective) if part.settings.name == "unilmv2"]
+    return "own" if any("par" in part.targets and part.pseudo_token == "own" for part in trained) else "mask"
+
+
+def segments_of(recipe: Recipe) -> tuple[int, int]:
+    """Segments of source and target."""
+    if recipe.generation.segment_ids is not None:
+        return recipe.generation.segment_ids[0], recipe.generation.segment_ids[-1]
+    if recipe.model.num_segments >= SEGMENTS_OF_UNILM_V1:
+        return 4, 5
+    return 0, min(1, max(0, recipe.model.num_segments - 1))
+
+
+def room(recipe: Recipe) -> tuple[int, int]:
+    """Most tokens of a source and of a target, special tokens included."""
+    generation, longest = recipe.generation, recipe.task.max_length
+    target = min(generation.max_target, longest // 2)
+    return min(generation.max_source or longest, longest - target), target
+
+
+def with_targets(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
+    """The settings as they are, once every training record has a target.
+
+    Raises:
+        UniclozeError: One has none; the message names its line.
+    """
+    for record in records:
+        targets_of(record, settings)
+    return settings
+
+
+def heads(_settings: TaskSettings) -> Mapping[str, HeadSettings]:
+    """None: tokens are predicted by the head of pre-training."""
+    return {}
+
+
+def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[SourceTarget]:
+    """A row for each record, or for each target of each; without a target where a record has none.
+
+    Raises:
+        UniclozeError: A record lacks a part of its source, or its target is no text; the message names its line.
+    """
+    task, generation = recipe.task, recipe.generation
+    texts = [[" ".join(texts_of(record, task, role)) for role in generation.source] for record in records]
+    tokens = iter(tokenizer.encode_batch([text for each in texts for text in each]))
+    given = [[next(tokens) for _ in each] for each in texts]
+    several = [targets_of(record, task) if has_target(record, task) else [] for record in records]
+    answers = iter(tokenizer.encode_batch([text for each in several for text in each]))
+    for_source, for_target = room(recipe)
+    copies = 1 + (learning_of(recipe) == "pseudo")
+    rows, cut = [], [0, 0]
+    for number, (ids, targets) in enumerate(
+        zip(given, [[next(answers) for _ in each] for each in several], strict=True)
+    ):
+        kept = cut_parts(ids, for_source - SOURCE_SPECIALS, generation.keep)
+        source = join_parts(kept, tokenizer.vocabulary.eos)
+        shown: list[Ints | None] = [target[: for_target - 1] for target in targets]
+        cut[0] += sum(map(len, kept)) < sum(map(len, ids))
+        cut[1] += any(len(target) >= for_target for target in targets)
+        for target in (shown if generation.targets == "all" else shown[:1]) or [None]:
+            slots = len(source) + SOURCE_SPECIALS + copies * (1 + len(() if target is None else target))
+            rows.append(SourceTarget(record=number, source=source, target=target, slots=slots))
+    if any(cut):
+        warnings.warn(
+            f"{cut[0]} of {len(records)} sources are longer than {for_source} tokens, special tokens included, and {cut[1]} "
+            f"targets longer than {for_target}: they are cut (generation.max_source and max_target, within task.max_length "
+            "and the model's positions)",
+            stacklevel=2,
+        )
+    return rows
+
+
+def lay_out(
+    rows: Sequence[SourceTarget], vocabulary: Vocabulary, recipe: Recipe, keys: npt.NDArray[np.uint64] | None
+) -> Examples:
+    """Rows to examples with the predictions `target`.
+
+    Args:
+        rows: Each with a target.
+        vocabulary: Ids of the special tokens and of those a random one is drawn from.
+        recipe: How targets are learned.
+        keys: Key of each row's draws; if None nothing is drawn, and every token is predicted.
+
+    Raises:
+        UniclozeError: A row has no target.
+    """
+    learning = learning_of(recipe)
+    windows = _windows(rows, vocabulary, keys)
+    if learning == "next":
+        examples = _next(windows, rows, vocabulary, recipe)
+    elif learning == "masked" and keys is not None:
+        examples = _masked(windows, vocabulary, recipe)
+    else:
+        examples = _pseudo(windows, vocabulary, recipe, drawn=keys is not None)
+    (target,) = examples.targets.values()
+    return dataclasses.replace(examples, targets={TARGET: target})
+
+
+def _windows(rows: Sequence[SourceTarget], vocabulary: Vocabulary, keys: npt.NDArray[np.uint64] | None) -> Windows:
+    """Windows "[SOS] source [EOS] target [EOS]" in which the target may be masked, its [EOS] included."""
+    sequences = []
+    for row in rows:
+        if row.target is None:
+            raise UniclozeError("a record without a target cannot be learned from: give it one")
+        sequences.append([row.source, row.target])
+    drawn = np.zeros(len(rows), dtype=np.uint64) if keys is None else keys
+    windows = windows_of(sequences, vocabulary, keys=drawn)
+    return dataclasses.replace(windows, maskable=windows.segment_ids == 1)
+
+
+def _pseudo(windows: Windows, vocabulary: Vocabulary, recipe: Recipe, *, drawn: bool) -> Examples:
+    """The source as context, then the target's own tokens by step, then their pseudo masks by step."""
+    generation = recipe.generation
+    steps = (np.cumsum(windows.maskable, axis=1, dtype=np.int32) - 1) * windows.maskable - ~windows.maskable
+    if drawn:
+        if generation.any_order:
+            steps = masking.shuffle_tokens(steps, windows.keys)
+        steps = np.where(windows.maskable, steps // generation.block_size, np.int32(-1))
+    settings = ObjectiveSettings(
+        targets=["par"],
+        masks_in_context=False,
+        pseudo_token=pseudo_token(recipe, vocabulary),
+        mask_share=generation.mask_share if drawn else 1.0,
+        random_share=generation.random_share if drawn else 0.0,
+    )
+    ids = np.array(segments_of(recipe), dtype=np.int32)
+    in_segments = dataclasses.replace(windows, segment_ids=ids[windows.segment_ids])
+    examples = unilmv2.lay_out(in_segments, steps, vocabulary, settings, rate=0.0)
+    if drawn and generation.target_noise > 0:
+        _add_noise(examples, windows, MaskedTokens.of(steps), vocabulary, settings, generation.target_noise)
+    return examples
+
+
+def _add_noise(
+    examples: Examples,
+    windows: Windows,
+    masked_tokens: MaskedTokens,
+    vocabulary: Vocabulary,
+    settings: ObjectiveSettings,
+    share: float,
+) -> None:
+    """Let a share of the target's own tokens show, in place, what a masked token shows; drawn anew for each."""
+    row, position = masked_tokens.row, masked_tokens.position
+    slot = examples.mutual[row] + masked_tokens.rank
+    keys = keyed.bits(windows.keys, Stream.NOISE, np.zeros(1, np.int64))
+    own = windows.token_ids[row, position]
+    noise = unilmv2.corrupt(dataclasses.replace(windows, keys=keys), masked_tokens, own, vocabulary, settings)[0]
+    noised = keyed.uniform(keyed.bits(windows.keys[row], Stream.NOISED, position)) < share
+    examples.input_ids[row[noised], slot[noised]] = noise[noised]
+
+
+def _masked(windows: Windows, vocabulary: Vocabulary, recipe: Recipe) -> Examples:
+    """A share of the target masked in place."""
+    generation = recipe.generation
+    rates = np.full(len(windows), generation.mask_rate)
+    steps = masking.single_tokens(windows.maskable, windows.keys, rates=rates)
+    settings = ObjectiveSettings(
+        name="masked",
+        targets=["ae"],
+        visibility="prefix",
+        segment_ids=list(segments_of(recipe)),
+        mask_share=generation.mask_share,
+        random_share=generation.random_share,
+    )
+    return masked.lay_out(windows, steps, vocabulary, settings, rate=0.0)
+
+
+def _next(windows: Windows, rows: Sequence[SourceTarget], vocabulary: Vocabulary, recipe: Recipe) -> Examples:
+    """Each slot of the target predicts the next token, the source's [EOS] the first."""
+    settings = ObjectiveSettings(name="prefix", targets=["lm"], mask_rate=1.0, segment_ids=list(segments_of(recipe)))
+    targets = windows.token_ids[windows.maskable]
+    source = seq2seq.Ragged(
+        np.concatenate([row.source for row in rows]).astype(np.int32), np.array([len(row.source) for row in rows])
+    )
+    target = seq2seq.Ragged(targets, np.count_nonzero(windows.maskable, axis=1))
+    examples = seq2seq.lay_out(windows, source, target, vocabulary, settings, rates=np.ones(len(windows)))
+    if not reads_left_to_right(recipe):
+        return examples
+    intervals = visibility.left_to_right_rows(examples.lengths, capacity=examples.input_ids.shape[1])
+    width = recipe.objective.local_width
+    local = None if width is None else visibility.nearby(intervals, width)
+    return dataclasses.replace(examples, intervals=intervals, local=local, mutual=np.zeros_like(examples.mutual))

@@ -1,0 +1,144 @@
+"""Records that are no file of one record after the other, and what lies inside the fields of records."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from unicloze.errors import UniclozeError
+from unicloze.settings import TaskSettings
+from unicloze.tasks.collections import PYTHON_DOCS_PARTS
+from unicloze.tasks.records import Record, read_records
+from unicloze.tasks.texts import reference, targets_of, texts_of
+from unicloze.text import python_docs
+
+AUTO = TaskSettings(kind="generation")
+
+
+def test_two_files_match_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "a.en").write_text("one\n\n three \n", encoding="utf-8")
+    (tmp_path / "a.de.gz").write_bytes(gzip.compress(b"eins\nzwei\ndrei\n"))
+    records = read_records(Path(f"{tmp_path}/a.en,{tmp_path}/a.de.gz"), AUTO)
+    assert [dict(record.fields) for record in records] == [
+        {"source": "one", "target": "eins"},
+        {"source": "", "target": "zwei"},
+        {"source": "three", "target": "drei"},
+    ]
+    assert [record.id for record in records] == ["0", "1", "2"] and records[2].place.endswith("line 3")
+    alone = read_records(tmp_path / "a.en", TaskSettings(kind="generation", format="parallel"))
+    assert [dict(record.fields) for record in alone] == [{"source": "one"}, {"source": ""}, {"source": "three"}]
+    (tmp_path / "b.txt").write_text("one\ntwo")
+    assert len(read_records(tmp_path / "b.txt", AUTO)) == 2
+    for names, message in (
+        (f"{tmp_path}/a.en,{tmp_path}/b.txt", "a.en has 3 lines and .*b.txt 2"),
+        (f"{tmp_path}/a.en,{tmp_path}/none", "there is no file .*none"),
+        (f"{tmp_path}/a.en,{tmp_path}/b.txt,{tmp_path}/b.txt", "names 3 files"),
+    ):
+        with pytest.raises(UniclozeError, match=message):
+            read_records(Path(names), AUTO)
+
+
+def archive(path: Path, **tables: str) -> Path:
+    with tarfile.open(path, "w:gz") as file:
+        for name, text in tables.items():
+            member = tarfile.TarInfo(f"folder/dstc7-task2-{name}.tsv")
+            member.size = len(text.encode())
+            file.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+def test_dstc7(tmp_path: Path) -> None:
+    settings = TaskSettings(kind="generation", format="dstc7")
+    responses = "InstanceID\tReference1\t...\nx\tyes .\tno .\ny\tfine\n"
+    good = archive(
+        tmp_path / "a.tgz", context="InstanceID\tDepth\tContext\ny\t2\tb c\nx\t1\td\n", gold_responses=responses
+    )
+    records = read_records(good, settings)
+    assert [(record.id, record.get(AUTO, "context"), reference(record, AUTO)) for record in records] == [
+        ("y", "b c", ["fine"]),
+        ("x", "d", ["yes .", "no ."]),
+    ]
+    assert targets_of(records[1], AUTO) == ["yes .", "no ."]
+    for path, message in (
+        (
+            archive(tmp_path / "b.tgz", context="InstanceID\tDepth\tContext\nz\t2\tb\n", gold_responses=responses),
+            "line 2",
+        ),
+        (archive(tmp_path / "c.tgz", context="x"), "holds no dstc7-task2-gold_responses.tsv"),
+        (tmp_path / "none.tgz", "there is no file"),
+    ):
+        with pytest.raises(UniclozeError, match=message):
+            read_records(path, settings)
+    (tmp_path / "d.tgz").write_text("nonsense")
+    with pytest.raises(UniclozeError, match="this is no archive"):
+        read_records(tmp_path / "d.tgz", settings)
+
+
+def test_docstrings_are_parted_by_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "What follows the summary\n    goes on over lines."
+    source = f'def f():\n    """Say it.\n\n    {body}\n    """\n\n\ndef g():\n    """No body."""\n\n\n'
+    modules = [
+        (f"m{i}", ast.parse(source.replace("Say it", f"Say {i}") + f'"""Say {i} of all.\n\n{body}\n"""'))
+        for i in range(40)
+    ]
+    monkeypatch.setattr(python_docs, "_modules", lambda: iter([*modules, modules[0]]))
+    python_docs.summaries.cache_clear()
+    try:
+        train, dev = (read_records(Path(part), AUTO) for part in PYTHON_DOCS_PARTS)
+        with pytest.raises(UniclozeError, match="there are no records python-docs/test"):
+            read_records(Path("python-docs/test"), AUTO)
+    finally:
+        python_docs.summaries.cache_clear()
+    assert len(train) + len(dev) == 40 and 0 < len(dev) < 15, "what is said twice is there once"
+    assert train[0].fields == {
+        "id": train[0].id,
+        "source": "What follows the summary goes on over lines.",
+        "target": train[0].fields["target"],
+    }
+    assert not {record.id.split(":")[0] for record in train} & {record.id.split(":")[0] for record in dev}
+
+
+def test_what_lies_inside_a_field() -> None:
+    fields = {
+        "a.b": "plain",
+        "answers": [{"text": "one"}, {"text": "two"}],
+        "story": {"text": "s"},
+        "lines": ["x", "y"],
+    }
+    record = Record("0", fields, "line 1")
+
+    def given(name: str) -> TaskSettings:
+        return TaskSettings(kind="generation", fields={"role": name})
+
+    assert record.get(given("a.b"), "role") == "plain"
+    assert record.get(given("answers.1.text"), "role") == "two"
+    assert texts_of(record, given("answers.0"), "role") == ["one"]
+    assert texts_of(record, given("answers"), "role") == ["one", "two"]
+    assert texts_of(record, given("story"), "role") == ["s"]
+    assert texts_of(record, given("lines"), "role") == ["x", "y"]
+    for name in ("answers.2", "story.none", "lines.x", "a.c"):
+        assert record.get(given(name), "role") is None
+        with pytest.raises(UniclozeError, match=f"line 1: the field '{name}' is missing"):
+            texts_of(record, given(name), "role")
+
+
+def test_the_real_files(shared_data: Path) -> None:
+    pairs = read_records(Path(f"{shared_data}/mt/val.en.gz,{shared_data}/mt/val.de.gz"), AUTO)
+    assert len(pairs) == 1014 and pairs[0].fields["target"].startswith("Eine Gruppe")
+    questions = read_records(
+        Path(f"{shared_data}/qg/du2017_src-dev.txt.gz,{shared_data}/qg/du2017_tgt-dev.txt.gz"), AUTO
+    )
+    assert len(questions) == 10570 and questions[0].fields["target"].endswith("super bowl 50 ?")
+    responses = TaskSettings(kind="generation", format="dstc7")
+    dialogues = read_records(shared_data / "dialog" / "dstc7-task2-human_eval.tgz", responses)
+    assert len(dialogues) > 900 and all(reference(record, responses) for record in dialogues)
+    papers = read_records(shared_data / "summarization" / "scitldr-A_dev.jsonl.gz", AUTO)
+    assert len(papers) == 619 and len(reference(papers[0], AUTO)) > 1 and len(texts_of(papers[0], AUTO, "source")) == 6
+    tales = TaskSettings(kind="generation", fields={"answer": "answers.0", "target": "question"})
+    told = read_records(shared_data / "qa" / "fairytaleqa_val.jsonl.gz", tales)
+    assert len(told) == 1025 and texts_of(told[0], tales, "answer") == ["a well-to-do farmer"]

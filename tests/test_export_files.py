@@ -1,0 +1,136 @@
+"""Exports: only what is the model is kept, only an earlier export is replaced; the card; the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file, save_file
+
+from corpora import write_corpus
+from decoding_toys import loaded
+from interop_toys import save
+from unicloze import cli, verbs
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.interop import peer as peers
+from unicloze.interop.export import stock_format, write_export
+from unicloze.recipes import load_recipe
+from unicloze.settings import Recipe
+from unicloze.training.ledger import read_ledger
+from unicloze.training.models import load_model
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> Any:
+    with peers.quietly(transformers):
+        yield
+
+
+def test_a_difference_deletes_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded()
+    export = stock_format(model, "bert")
+
+    def wrongly(folder: Path) -> None:
+        export.write(folder)
+        weights = load_file(folder / "model.safetensors")
+        weights["bert.encoder.layer.1.output.dense.bias"][3] += 0.01
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(UniclozeError, match=r"BertForMaskedLM differs from the model by .*e-03 .* was not written"):
+        write_export(model, dataclasses.replace(export, write=wrongly), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+    def without(folder: Path) -> None:
+        export.write(folder)
+        weights = load_file(folder / "model.safetensors")
+        del weights["bert.encoder.layer.1.output.dense.bias"]
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(UniclozeError, match=r"other weights than a BertForMaskedLM has: bert.encoder.layer.1.output"):
+        write_export(model, dataclasses.replace(export, write=without), tmp_path / "out")
+
+    def otherwise(folder: Path) -> None:
+        export.write(folder)
+        file = folder / "tokenizer.json"
+        file.write_text(file.read_text().replace('"lowercase": true', '"lowercase": false'))
+
+    with pytest.raises(UniclozeError, match="AutoTokenizer gives other ids than ours for 'The quick"):
+        write_export(model, dataclasses.replace(export, write=otherwise), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_an_earlier_export_is_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    verbs.export(loaded(), "bert", out)
+    (out / "left.txt").write_text("of the earlier one")
+    verbs.export(loaded(), "roberta", out)
+    assert json.loads((out / "config.json").read_text())["model_type"] == "roberta"
+    assert not (out / "left.txt").exists()
+    with pytest.raises(UsageError, match=r"model.relative_bias"):
+        verbs.export(loaded(relative=True), "bert", out)
+    assert (out / "model.safetensors").is_file()
+    (out / "unicloze_export.json").unlink()
+    with pytest.raises(UsageError, match="holds something that is no export: give another --out"):
+        verbs.export(loaded(), "bert", out)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file is a file"):
+        verbs.export(loaded(), "bert", tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    verbs.export(loaded(), "bert", tmp_path / "empty")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "out"]
+    with pytest.raises(UsageError, match="out is not given"):
+        verbs.export(loaded(), "bert")
+
+
+def test_without_transformers_one_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UniclozeError, match=r"pip install \"unicloze\[hf\]\""):
+        verbs.export(loaded(), "bert", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_card_tells_what_the_ledger_does(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "private")
+    overrides = {"data.corpus": [str(corpus)], "tokenizer.vocab_size": 300}
+    verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=overrides)
+    assert cli.main(["export", str(tmp_path / "run"), "--to", "mpnet"]) == 0
+    card = (tmp_path / "run-mpnet/README.md").read_text()
+    front = yaml.safe_load(card.split("---")[1])
+    assert front == {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["unicloze", "unilmv2"]}
+    assert "# license: name one before you publish" in card
+    assert str(tmp_path) not in card
+    evaluation = [event for event in read_ledger(tmp_path / "run/ledger.jsonl") if event["event"] == "evaluate"][-1]
+    assert f"perplexity, ae | {evaluation['perplexity']['ae']:,.3f} |" in " ".join(card.split())
+    assert f"- text: {corpus.name} (" in card
+    assert "unicloze pretrain --recipe recipe.yaml" in card
+    recipe = load_recipe_text(card.split("```yaml\n")[1].split("```")[0], tmp_path)
+    ours = load_model(tmp_path / "run").recipe
+    assert recipe.model == ours.model
+    assert recipe.objective == ours.objective
+
+
+def load_recipe_text(text: str, folder: Path) -> Recipe:
+    (folder / "again.yaml").write_text(text)
+    return load_recipe(folder / "again.yaml")
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save("BertForMaskedLM", tmp_path / "theirs")
+    assert cli.main(["export", str(tmp_path / "theirs"), "--to", "bert"]) == 0
+    said = capsys.readouterr().out
+    assert "theirs-bert: BertForMaskedLM" in said
+    assert "loaded back, it differs from the model by at most: single texts" in said
+    card = (tmp_path / "theirs-bert/README.md").read_text()
+    assert "No evaluation of this checkpoint is on record." in card
+    assert str(tmp_path) not in card
+    assert cli.main(["export", str(tmp_path / "theirs"), "--to", "mpnet"]) == 2
+    assert "model.relative_bias is false" in capsys.readouterr().err
+    assert cli.main(["export", str(tmp_path / "nothing"), "--to", "bert"]) == 1
+    assert "nothing" in capsys.readouterr().err

@@ -1,0 +1,506 @@
+"""Fine-tuning a generator: who reads whom, what is drawn, that it learns by heart and decodes as it was trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import toys
+from unicloze import keyed, verbs, visibility
+from unicloze.decoding.generate import generate_tokens
+from unicloze.decoding.layout import layout_of
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import Kind, collate
+from unicloze.finetuning.data import encoded, sample
+from unicloze.finetuning.generate import target_loss
+from unicloze.finetuning.predict import TaskModel
+from unicloze.finetuning.run import finetune_run, task_recipe
+from unicloze.model.heads import cross_entropy
+from unicloze.recipes import load_recipe, task_names
+from unicloze.settings import (
+    DecodingSettings,
+    GenerationSettings,
+    ModelSettings,
+    ObjectiveSettings,
+    Recipe,
+    TaskSettings,
+    TokenizerSettings,
+    UseSettings,
+)
+from unicloze.tasks import TASKS, generation
+from unicloze.tasks.generation import SourceTarget, lay_out
+from unicloze.tasks.parts import chunk, cut_parts
+from unicloze.tasks.records import Record
+from unicloze.tasks.texts import targets_of
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.loop import Compute
+from unicloze.training.models import LoadedModel, build_model, load_model
+
+WORDS = ["alpha", "beta", "gamma", "delta", "eps", "zeta", "eta", "theta"]
+WORDS += ["iota", "kappa", "mu", "nu", "xi", "pi", "rho", "chi"]
+HEART = {
+    "finetuning.epochs": 120,
+    "finetuning.evaluations": 0.001,
+    "training.batch_size": 16,
+    "training.learning_rate": 1e-2,
+    "training.precision": "fp32",
+    "task.metrics": ["coco"],
+    "decoding.beams": 1,
+    "decoding.no_repeat_ngram": 0,
+    "generation.target_noise": 0.0,
+    "training.label_smoothing": 0.0,
+}
+
+
+@pytest.fixture(scope="module")
+def start() -> LoadedModel:
+    """A small model whose weights are as drawn."""
+    tokenizer = Tokenizer.train([" ".join(WORDS)] * 5, TokenizerSettings(vocab_size=140))
+    shape = {"data.window": 32, "model.hidden_size": 48, "model.intermediate_size": 96, "model.max_positions": 48}
+    recipe = load_recipe("quickstart", shape)
+    model = build_model(recipe, tokenizer.vocabulary.size).for_use().eval()
+    return LoadedModel(model, tokenizer, recipe, Path("start"), 0)
+
+
+def pairs(count: int = 16) -> list[dict[str, Any]]:
+    return [
+        {
+            "source": f"{WORDS[i]} {WORDS[(i * 7 + 3) % 16]}",
+            "target": " ".join(WORDS[(i * 5 + j * 3) % 16] for j in range(1 + i % 3)),
+        }
+        for i in range(count)
+    ]
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def recipe_for(start: LoadedModel, **overrides: Any) -> Recipe:
+    settings = {**HEART, **{key.replace("__", "."): value for key, value in overrides.items()}}
+    return task_recipe(load_recipe("generation", settings), start, list(settings))
+
+
+def recipe_of(objective: str = "unilmv2", **settings: Any) -> Recipe:
+    """A recipe for toy rows of toy tokens."""
+    targets = {"unilmv2": ["ae", "par"], "causal": ["lm"], "prefix": ["lm"], "masked": ["ae"]}[objective]
+    return Recipe(
+        objective=ObjectiveSettings(name=objective, targets=targets),
+        task=TaskSettings(kind="generation", max_length=64, metrics=["coco"]),
+        generation=GenerationSettings(**settings),
+    )
+
+
+def rows_of(*lengths: tuple[int, int], seed: int = 0) -> list[SourceTarget]:
+    rng = np.random.default_rng(seed)
+    return [
+        SourceTarget(
+            record=number,
+            source=rng.integers(toys.FIRST_ORDINARY, 50, source).astype(np.int32),
+            target=rng.integers(toys.FIRST_ORDINARY, 50, target).astype(np.int32),
+            slots=source + 3 + target,
+        )
+        for number, (source, target) in enumerate(lengths)
+    ]
+
+
+def keys_of(count: int) -> keyed.Bits:
+    return keyed.key(5, np.arange(count))
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+@pytest.mark.parametrize("any_order", [False, True])
+def test_pseudo_rows_read_what_the_paper_says(block_size: int, any_order: bool) -> None:
+    """Section 3.4, written out slot by slot; with blocks, a token and its mask read the steps before theirs."""
+    recipe = recipe_of(block_size=block_size, any_order=any_order, target_noise=0.5)
+    rows = rows_of((4, 5), (1, 1), (3, 0), (0, 2))
+    examples = lay_out(rows, toys.vocabulary(), recipe, keys_of(len(rows)))
+    for number, row in enumerate(rows):
+        assert row.target is not None
+        source, target = len(row.source) + 2, len(row.target) + 1
+        step = {}
+        for slot in range(source, source + target):
+            step[int(examples.position_ids[number, slot])] = int(examples.steps[number, slot])
+        assert sorted(step) == list(range(source, source + target))
+        counts = np.bincount(list(step.values()))
+        assert (counts[:-1] == block_size).all() and 0 < counts[-1] <= block_size
+        if not any_order:
+            assert [step[p] for p in sorted(step)] == sorted(step.values())
+        seen = examples.visible(number)
+        assert len(seen) == source + 2 * target
+        for query, key in np.ndindex(seen.shape):
+            own = int(examples.position_ids[number, query])
+            other = int(examples.position_ids[number, key])
+            if query < source:
+                reads = key < source
+            elif query < source + target:
+                reads = key < source or (key < source + target and step[other] <= step[own])
+            elif key < source + target:
+                reads = key < source or step[other] < step[own]
+            else:
+                reads = step[other] == step[own]
+            assert seen[query, key] == reads, (number, query, key)
+        predicted = examples.targets["target"]
+        asked = predicted.slots[number, :target]
+        assert (predicted.weights[number] > 0).sum() == target
+        assert (examples.kinds[number, asked] == Kind.PSEUDO).all()
+        labels = dict(
+            zip(examples.position_ids[number, asked].tolist(), predicted.labels[number].tolist(), strict=False)
+        )
+        assert [labels[p] for p in sorted(labels)] == [*row.target.tolist(), toys.EOS]
+
+
+def test_the_other_rows_read_the_source_and_their_past() -> None:
+    rows = rows_of((4, 5), (1, 1), (3, 0), (0, 2))
+    for learning in ("masked", "next"):
+        examples = lay_out(rows, toys.vocabulary(), recipe_of(learning=learning), keys_of(4))
+        for number, row in enumerate(rows):
+            source = len(row.source) + 2
+            seen = examples.visible(number)
+            expected = [[key < max(source, query + 1) for key in range(len(seen))] for query in range(len(seen))]
+            assert seen.tolist() == expected
+            assert examples.segment_ids[number, : len(seen)].tolist() == [int(s >= source) for s in range(len(seen))]
+    causal = dataclasses.replace(recipe_of("causal"), use=UseSettings(visibility="left_to_right"))
+    banded = dataclasses.replace(causal, objective=dataclasses.replace(causal.objective, local_width=3))
+    examples = lay_out(rows, toys.vocabulary(), banded, keys_of(4))
+    assert examples.visible(0).tolist() == np.tri(12, dtype=bool).tolist()
+    assert examples.local is not None
+    near = visibility.bool_mask(examples.local[0, :12], 12)
+    assert near.tolist() == [[query - 3 <= key <= query for key in range(12)] for query in range(12)]
+
+
+def test_a_row_as_text() -> None:
+    """Two tokens of source and three of target in steps of two, half of the target's own tokens noised."""
+    source, target = np.array([10, 11], np.int32), np.array([20, 21, 22], np.int32)
+    row = SourceTarget(record=0, source=source, target=target, slots=0)
+    recipe = recipe_of(block_size=2, target_noise=0.5)
+    examples = lay_out([row], toys.vocabulary(), recipe, keys_of(1))
+    names = [
+        f"{kind}{position}" for kind, position in zip("CCCCOOOOPPPP", examples.position_ids[0].tolist(), strict=False)
+    ]
+    shown = visibility.text(examples.intervals[0, :12], 12, query_names=names, groups=[4, 4, 4])
+    assert shown.splitlines() == [
+        "C0  1111 0000 0000",
+        "C1  1111 0000 0000",
+        "C2  1111 0000 0000",
+        "C3  1111 0000 0000",
+        "O4  1111 1100 0000",
+        "O5  1111 1100 0000",
+        "O6  1111 1111 0000",
+        "O7  1111 1111 0000",
+        "P4  1111 0000 1100",
+        "P5  1111 0000 1100",
+        "P6  1111 1100 0011",
+        "P7  1111 1100 0011",
+    ]
+    assert examples.input_ids[0, :4].tolist() == [toys.SOS, 10, 11, toys.EOS]
+    assert examples.targets["target"].labels[0, :4].tolist() == [20, 21, 22, toys.EOS]
+    assert examples.segment_ids[0].tolist()[:12] == [0] * 4 + [1] * 8
+
+
+def test_no_pseudo_mask_sees_its_own_or_a_later_token() -> None:
+    """Bit for bit: the logits up to a token are those of a row with another token there and behind it."""
+    model = toys.model(positions=32).eval()
+    for settings in ({}, {"block_size": 2}, {"learning": "next"}):
+        recipe = recipe_of(mask_share=1.0, random_share=0.0, **settings)
+        (row,) = rows_of((4, 6))
+        assert row.target is not None
+
+        def logits(target: Any, recipe: Recipe = recipe, row: SourceTarget = row) -> torch.Tensor:
+            changed = dataclasses.replace(row, target=target)
+            with torch.no_grad():
+                return model.logits(collate(lay_out([changed], toys.vocabulary(), recipe, keys_of(1))))["target"][0]
+
+        before = logits(row.target)
+        for place in range(6):
+            other = row.target.copy()
+            other[place:] = (other[place:] - 7 + 3) % 43 + 7
+            after = logits(other)
+            same = place // recipe.generation.block_size * recipe.generation.block_size
+            same = same + recipe.generation.block_size if recipe.generation.block_size > 1 else place + 1
+            assert torch.equal(before[:same], after[:same])
+            assert same > 6 or not torch.equal(before[same], after[same])
+
+
+def test_how_often_tokens_are_noised_and_masked() -> None:
+    rows = rows_of(*[(3, 9)] * 4000)
+    recipe = recipe_of(target_noise=0.6)
+    examples = lay_out(rows, toys.vocabulary(), recipe, keys_of(len(rows)))
+    labels = examples.targets["target"].labels
+    pseudo = np.take_along_axis(examples.input_ids, examples.targets["target"].slots, axis=1)
+    own = np.take_along_axis(examples.input_ids, examples.targets["target"].slots - 10, axis=1)
+    ordinary = labels != toys.EOS
+    chance = 1 / 43
+    assert (pseudo == toys.PSEUDO).mean() == pytest.approx(0.8, abs=0.01)
+    assert (pseudo == labels)[ordinary].mean() == pytest.approx(0.1 + 0.1 * chance, abs=0.01)
+    assert (own == toys.MASK).mean() == pytest.approx(0.6 * 0.8, abs=0.01)
+    assert (own == labels)[ordinary].mean() == pytest.approx(0.4 + 0.6 * (0.1 + 0.1 * chance), abs=0.01)
+    both = (own == toys.MASK) & (pseudo == toys.PSEUDO)
+    assert both.mean() == pytest.approx(0.48 * 0.8, abs=0.01), "one is drawn apart from the other"
+
+    masked = lay_out(rows, toys.vocabulary(), recipe_of(learning="masked", mask_rate=0.7), keys_of(len(rows)))
+    target = masked.targets["target"]
+    assert (target.weights.sum(axis=1) == 7).all(), "70 % of nine tokens and [EOS]"
+    real = target.weights > 0
+    assert ((target.labels == toys.EOS) & real).sum(axis=1).mean() == pytest.approx(0.7, abs=0.025)
+    shown = np.take_along_axis(masked.input_ids, target.slots, axis=1)[real]
+    assert (shown == toys.MASK).mean() == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_row_depends_on_its_key_alone_and_changes_with_it() -> None:
+    rows, keys = rows_of((3, 9), (5, 2), (2, 12)), keys_of(3)
+    for settings in ({"target_noise": 0.5, "any_order": True}, {"learning": "masked"}):
+        recipe = recipe_of(**settings)
+        together = lay_out(rows, toys.vocabulary(), recipe, keys)
+        for number, row in enumerate(rows):
+            alone = lay_out([row], toys.vocabulary(), recipe, keys[number : number + 1])
+            length = int(alone.lengths[0])
+            assert together.lengths[number] == length
+            assert together.input_ids[number, :length].tolist() == alone.input_ids[0, :length].tolist()
+            assert together.intervals[number, :length].tolist() == alone.intervals[0, :length].tolist()
+        other = lay_out(rows, toys.vocabulary(), recipe, keys_of(4)[1:])
+        assert (other.input_ids != together.input_ids[:, : other.input_ids.shape[1]]).any()
+
+
+@pytest.mark.parametrize("learning", ["pseudo", "masked", "next"])
+def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path, learning: str) -> None:
+    train = write(tmp_path / "train.jsonl", pairs())
+    more = {"generation__mask_share": 1.0, "generation__random_share": 0.0} if learning == "masked" else {}
+    recipe = recipe_for(start, generation__learning=learning, **more, finetuning__epochs=EPOCHS[learning])
+    result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    said = verbs.generate(tmp_path / "run", file=train, out=tmp_path / "said.jsonl", quiet=True)
+    assert [each["prediction"] for each in said] == [record["target"] for record in pairs()]
+    assert [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()] == said
+    assert result.scores["coco"].values["bleu_1"] > 99 and result.scores["loss"].values["perplexity"] < 2
+    assert "".join(verbs.stream(tmp_path / "run", pairs()[2]["source"])) == pairs()[2]["target"]
+    assert verbs.predict(tmp_path / "run", train, quiet=True) == said
+
+
+EPOCHS = {"pseudo": 100, "masked": 150, "next": 50}
+
+
+LAYOUTS: dict[str, tuple[Recipe, dict[str, Any]]] = {
+    "pseudo": (recipe_of(), {}),
+    "masked": (recipe_of("masked", learning="masked"), {}),
+    "next": (recipe_of("prefix"), {}),
+    "v1": (recipe_of("masked", learning="masked"), {"num_segments": 6}),
+    "causal": (recipe_of("causal"), {"norm": "pre", "relative_bias": False, "layer_visibility": ["full", "local"]}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_loss_is_what_decoding_says(name: str) -> None:
+    """The teacher-forced loss of a generated text is minus the sum of the decoder's log-probabilities."""
+    recipe, shape = LAYOUTS[name]
+    model = toys.model(positions=40, **shape).eval()
+    recipe = dataclasses.replace(recipe, model=ModelSettings(**shape))
+    if name == "causal":
+        local = dataclasses.replace(recipe.objective, local_width=3)
+        recipe = dataclasses.replace(recipe, objective=local, use=UseSettings(visibility="left_to_right"))
+    vocabulary = toys.vocabulary()
+    layout = layout_of(recipe, vocabulary)
+    assert (layout.source_segment, layout.target_segment) == ((4, 5) if name == "v1" else (0, 1))
+    rows = rows_of((5, 1), (0, 1), (9, 1))
+    settings = DecodingSettings(sample=True, max_length=12, seed=3)
+    found = generate_tokens(model, [row.source for row in rows], settings, dataclasses.replace(layout, never=()))
+    told = [
+        dataclasses.replace(row, target=np.array(one.tokens, np.int32)) for row, (one,) in zip(rows, found, strict=True)
+    ]
+    with torch.no_grad():
+        for row, (one,) in zip(told, found, strict=True):
+            examples = lay_out([row], vocabulary, recipe, None)
+            if not one.ended:
+                examples.targets["target"].weights[0, len(one.tokens)] = 0
+            loss = model(collate(examples))["target"]
+            assert float(loss.total) == pytest.approx(-one.log_probability, rel=1e-4)
+
+
+def test_the_loss_of_the_right_targets_is_a_mean_over_tokens(start: LoadedModel) -> None:
+    recipe = recipe_for(start, task__evaluate_records=5)
+    records = [Record(str(i), fields, f"line {i}") for i, fields in enumerate(pairs())]
+    data = encoded(records, recipe, start.tokenizer)
+    few = sample(data, 5)
+    assert [record.id for record in few.records] == ["0", "3", "6", "9", "12"]
+    assert [row.record for row in few.rows] == [0, 1, 2, 3, 4]
+    task_model = TaskModel(start.model, start.tokenizer, recipe, Compute(device=torch.device("cpu"), precision="fp32"))
+    total = tokens = 0.0
+    for row in data.rows:
+        loss = start.model(collate(lay_out([row], start.tokenizer.vocabulary, recipe, None)))["target"]
+        total, tokens = total + float(loss.total.detach()), tokens + loss.weight
+    assert target_loss(task_model, data).values["loss"] == pytest.approx(total / tokens, rel=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_label_smoothing_is_torchs(smoothing: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(90, 37) * 4).to(dtype)
+    labels, weights = torch.randint(0, 37, (90,)), torch.rand(90)
+    values, gradients = [], []
+    for ours in (True, False):
+        given = logits.clone().requires_grad_() if ours else logits.float().requires_grad_()
+        if ours:
+            losses = cross_entropy(given, labels, smoothing)
+        else:
+            losses = functional.cross_entropy(given, labels, reduction="none", label_smoothing=smoothing)
+        (losses * weights).sum().backward()
+        values.append(losses.detach())
+        gradients.append(given.grad.float())
+    exact = dtype == torch.float32
+    torch.testing.assert_close(*values, atol=1e-5 if exact else 2e-2, rtol=1e-5)
+    torch.testing.assert_close(*gradients, atol=1e-6 if exact else 1e-2, rtol=1e-4 if exact else 1e-2)
+
+
+def test_labels_are_smoothed_in_training_only() -> None:
+    model = toys.model(positions=32)
+    batch = collate(lay_out(rows_of((4, 6)), toys.vocabulary(), recipe_of(), None))
+    model.label_smoothing = 0.3
+    smoothed = float(model.train()(batch)["target"].total.detach())
+    plain = float(model.eval()(batch)["target"].total.detach())
+    logits = model.logits(batch)["target"][0].detach()
+    labels = batch.targets["target"].labels[0]
+    for value, smoothing in ((plain, 0.0), (smoothed, 0.3)):
+        expected = functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+        assert value == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_odd_records_are_survived(start: LoadedModel, tmp_path: Path) -> None:
+    records = [
+        {"source": "alpha beta", "target": ""},
+        {"source": "", "target": "beta"},
+        {"source": "alpha " * 10_000, "target": "gamma " * 100},
+        {"source": "\u96ea \u0645\u0631\u062d\u0628\u0627 \U0001f600", "target": "\u00e9t\u00e9"},
+    ]
+    train = write(tmp_path / "train.jsonl", records)
+    recipe = recipe_for(start, finetuning__epochs=2, finetuning__evaluations=1)
+    with pytest.warns(UserWarning, match="1 of 4 sources are longer than 24 tokens.*and 1 targets longer than 24"):
+        finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    one = write(tmp_path / "one.jsonl", pairs(1))
+    finetune_run(recipe, start, one, one, tmp_path / "alone", progress=False)
+    assert (
+        len(verbs.generate(tmp_path / "alone", file=write(tmp_path / "two.jsonl", [{"source": "x"}]), quiet=True)) == 1
+    )
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ('{"source": "a"}', "line 2: the field 'target' is missing"),
+    ('{"target": "a"}', "line 2: the field 'source' is missing"),
+    ('{"source": "a", "target": 3}', "line 2: the field 'target' is no text"),
+    ('{"source": "a", "target": []}', "line 2: the field 'target' is no text"),
+    ('{"source": ["a", 1], "target": "b"}', "line 2: the field 'source' is no text"),
+])  # fmt: skip
+def test_a_record_that_cannot_be_used_is_named(start: LoadedModel, tmp_path: Path, line: str, message: str) -> None:
+    train = tmp_path / "train.jsonl"
+    train.write_text('{"source": "a", "target": "b"}\n' + line + "\n")
+    with pytest.raises(UniclozeError, match=message):
+        finetune_run(recipe_for(start), start, train, None, tmp_path / "run", progress=False)
+
+
+def test_parts_lists_and_references(start: LoadedModel) -> None:
+    recipe = recipe_for(
+        start,
+        generation__source=["history", "question", "context"],
+        generation__targets="all",
+        task__fields={"target": "answers", "history": "before"},
+    )
+    fields = {
+        "before": [["alpha", "beta"], ["gamma", "delta"]],
+        "question": "eta",
+        "context": "theta iota",
+        "answers": [{"text": "mu", "answer_start": 3}, {"text": "nu"}],
+    }
+    record = Record("0", fields, "line 1")
+    rows = generation.encode([record], start.tokenizer, recipe)
+    eos = start.tokenizer.vocabulary.eos
+    ids = start.tokenizer.encode_batch(["alpha beta gamma delta", "eta", "theta iota", "mu", "nu"])
+    assert rows[0].source.tolist() == [*ids[0], eos, *ids[1], eos, *ids[2]]
+    assert [row.target.tolist() for row in rows if row.target is not None] == [ids[3].tolist(), ids[4].tolist()]
+    assert TASKS["generation"].reference(record, recipe.task) == ["mu", "nu"]
+    first = dataclasses.replace(recipe.task, fields={**recipe.task.fields, "target": "answers.0.text"})
+    assert record.get(first, "target") == "mu"
+    only_references = Record("1", {"references": ["mu", "nu"], **fields, "answers": None}, "line 2")
+    assert targets_of(only_references, recipe.task) == ["mu", "nu"]
+
+
+def test_long_parts_are_cut_first_and_chunks_hold_the_answer() -> None:
+    long, short, middle = np.arange(100, 160), np.arange(2), np.arange(200, 212)
+    kept = cut_parts([long, short, middle], 34, "beginning")
+    assert [len(part) for part in kept] == [18, 2, 12] and kept[0].tolist() == list(range(100, 118))
+    kept = cut_parts([long, short, middle], 20, "end")
+    assert [len(part) for part in kept] == [8, 2, 8] and kept[2].tolist() == list(range(204, 212))
+    assert [len(part) for part in cut_parts([long, short], 63, "end")] == [60, 2]
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        passage, size = rng.integers(0, 12, 40), int(rng.integers(5, 15))
+        answer = passage[(at := int(rng.integers(0, 36))) : at + 4]
+        starts = range(len(passage) - size + 1)
+
+        def score(first: int, passage: Any = passage, size: int = size, answer: Any = answer) -> int:
+            window = passage[first : first + size].tolist()
+            whole = any(window[i : i + 4] == answer.tolist() for i in range(size - 3))
+            return len(passage) * whole + len(set(answer.tolist()) & set(window))
+
+        best = max(starts, key=score)
+        assert chunk(passage, [answer], size).tolist() == passage[best : best + size].tolist()
+
+
+def test_sources_are_no_longer_than_the_model_reads(start: LoadedModel) -> None:
+    recipe = recipe_for(start, generation__max_source=20, generation__max_target=10, decoding__max_length=64)
+    assert generation.room(recipe) == (20, 10) and recipe.decoding.max_length == 10
+    assert generation.room(recipe_for(start)) == (24, 24), "half of the row at most is the target's"
+    with pytest.raises(UsageError, match="num_results is 3 and beams 2"):
+        recipe_for(start, decoding__beams=2, decoding__num_results=3)
+
+
+def test_generate_says_what_is_wrong(start: LoadedModel, tmp_path: Path) -> None:
+    tuned = dataclasses.replace(start, recipe=recipe_for(start, generation__source=["context", "answer"]))
+    assert len(verbs.generate(tuned, ["alpha", "beta"])) == 1
+    for arguments, message in (
+        ({"text": "alpha"}, "context and answer: give 2 texts, not 1"),
+        ({"text": ["alpha", " "]}, "the answer is empty"),
+        ({}, "a text or a file"),
+        ({"text": ["a", "b"], "overrides": {"task.kind": "generation"}}, "only settings of decoding"),
+        ({"text": ["a", "b"], "overrides": {"decoding.max_length": 60}}, "give no more"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            verbs.generate(tuned, **arguments)
+    classifier = dataclasses.replace(start.recipe, task=TaskSettings(kind="classification", labels=["a", "b"]))
+    with pytest.raises(UsageError, match="fine-tuned for classification cannot generate text"):
+        verbs.generate(dataclasses.replace(start, recipe=classifier), "alpha")
+    bert = dataclasses.replace(start.recipe, objective=ObjectiveSettings(name="masked", targets=["ae"]))
+    with pytest.raises(UsageError, match="cannot generate text"):
+        verbs.generate(dataclasses.replace(start, recipe=bert), "alpha")
+    records = write(tmp_path / "x.jsonl", [{"source": "alpha beta", "id": "7"}])
+    (made,) = verbs.generate(start, file=records, into="made", quiet=True, overrides={"decoding.max_length": 4})
+    assert made["source"] == "alpha beta" and made["id"] == "7" and isinstance(made["made"], str)
+    several = {"decoding.beams": 3, "decoding.num_results": 2, "decoding.max_length": 4}
+    (found,) = verbs.generate(tuned, ["alpha", "beta"], overrides=several)
+    scores = [each["score"] for each in found["candidates"]]
+    assert len(scores) == 2 and scores == sorted(scores, reverse=True)
+
+
+def test_the_best_model_is_loaded_with_its_decoding(start: LoadedModel, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", pairs(4))
+    recipe = recipe_for(start, finetuning__epochs=1, decoding__beams=2, training__label_smoothing=0.1)
+    finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    loaded = load_model(tmp_path / "run")
+    assert loaded.recipe.decoding.beams == 2 and loaded.recipe.generation == recipe.generation
+
+
+def test_how_the_recipes_learn() -> None:
+    for name in task_names():
+        recipe = load_recipe(name)
+        if recipe.task.kind == "generation":
+            source, target = generation.room(recipe)
+            assert source + target <= recipe.task.max_length and recipe.decoding.max_length <= target
+            assert (recipe.generation.learning == "masked") == name.endswith("-v1")
+    assert generation.learning_of(recipe_of("causal")) == "next"
+    assert generation.learning_of(recipe_of("masked")) == "pseudo"
