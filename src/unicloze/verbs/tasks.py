@@ -95,6 +95,10 @@ def predict(
     chosen = by_name if format is None else format
     if chosen not in room.PREDICTION_FORMATS:
         raise UsageError(f"format is {format!r}: give one of {', '.join(room.PREDICTION_FORMATS)}.")
+    if out is not None and (Path(out).is_dir() or not Path(out).parent.is_dir()):
+        raise UsageError(
+            f"{out} is a folder, or in a folder that is not there: give a file to write the predictions to"
+        )
     task_model = load_task_model(open_model(opening(model)))
     data = open_records(Path(file), task_model.recipe, task_model.tokenizer)
     predictions = room.predict(task_model, data, progress=not quiet)
