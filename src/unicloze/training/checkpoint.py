@@ -153,8 +153,8 @@ def set_aside_newer(path: Path) -> None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints of a folder, oldest first."""
-    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+    """Checkpoints of a folder, oldest first; what else lies there, such as the export of one, is none."""
+    return sorted(path for path in folder.glob("step-*") if path.name[5:].isdecimal() and path.is_dir())
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
