@@ -460,6 +460,15 @@ def test_sources_are_no_longer_than_the_model_reads(start: LoadedModel) -> None:
         recipe_for(start, decoding__beams=2, decoding__num_results=3)
 
 
+def test_a_files_fields_may_have_other_names(start: LoadedModel, tmp_path: Path) -> None:
+    tuned = dataclasses.replace(start, recipe=recipe_for(start))
+    file = write(tmp_path / "f.jsonl", [{"text": "alpha"}])
+    with pytest.raises(UniclozeError, match=r"say where it is with --task.fields '{source: NAME}'"):
+        verbs.generate(tuned, file=file, quiet=True)
+    named = verbs.generate(tuned, file=file, quiet=True, overrides={"task.fields": "{source: text}"})
+    assert named == verbs.generate(tuned, "alpha", quiet=True)
+
+
 def test_generate_says_what_is_wrong(start: LoadedModel, tmp_path: Path) -> None:
     tuned = dataclasses.replace(start, recipe=recipe_for(start, generation__source=["context", "answer"]))
     assert len(verbs.generate(tuned, ["alpha", "beta"])) == 1

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from unicloze.tasks.task import Prediction
     from unicloze.training.models import LoadedModel
 
+OF_FILES = "task.fields", "task.format"
+"""Settings that say how a file of sources is read, which may be another than that of training."""
+
 
 def finetune(
     task: PathLike,
@@ -115,13 +118,13 @@ def generate(
     """Texts that a model generates: fine-tuned for it, or as it was pre-trained, going on with a text.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
         text: One source; several texts are its parts (`generation.source`), such as a passage and an answer.
         file: A file of sources instead, in any format of records; a .txt has one a line.
         out: Write a JSON object a line into this file.
         into: Put what is generated into this field of the record it is for, and write these records.
         quiet: Show no progress.
-        overrides: Settings of `decoding` by dotted name.
+        overrides: Settings of `decoding` by dotted name, or `task.fields` and `task.format` of the file.
 
     Returns:
         One for each source, in their order: `id`, `prediction`, and `candidates` if there are several.
@@ -169,9 +172,9 @@ def _generator(model: PathLike | LoadedModel, overrides: Overrides | None) -> Lo
     from unicloze.recipes import with_overrides
 
     for key in overrides or {}:
-        if not key.startswith("decoding"):
+        if not key.startswith("decoding") and key not in OF_FILES:
             raise UsageError(f"{key} is fixed once a model is trained: only settings of decoding can be changed.")
-    loaded = open_model(model)
+    loaded = open_model(opening(model))
     recipe = with_overrides(loaded.recipe, overrides) if overrides else loaded.recipe
     if not recipe.task.kind and "decoding.max_length" not in (overrides or {}):  # it was made for no length
         longest = min(recipe.decoding.max_length, loaded.model.max_positions // 2)
