@@ -362,6 +362,10 @@ def test_a_prompt_without_a_blank_is_gone_on_with(name: str, tmp_path: Path) -> 
     ({"shots": 3}, "there is no key 'shots'"),
     ({"generate": {"beams": 2}}, "generate goes without"),
     ({"template": "{text}", "generate": {"beam": 2}}, "no setting 'beam' of generation"),
+    ({"template": "{text}", "generate": {"beams": "four"}}, "decoding.beams is 'four'; expected a whole number"),
+    ({"template": "{text}", "generate": {"max_length": None}}, "decoding.max_length is None; expected"),
+    ({"fields": {"text": 3}}, "fields is {'text': 3}: a name in it is no text"),
+    ({"metrics": [1]}, "metrics is .1.: a name in it is no text"),
 ])  # fmt: skip
 def test_a_prompt_file_that_cannot_be_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
