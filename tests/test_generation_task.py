@@ -465,6 +465,10 @@ def test_a_files_fields_may_have_other_names(start: LoadedModel, tmp_path: Path)
     file = write(tmp_path / "f.jsonl", [{"text": "alpha"}])
     with pytest.raises(UniclozeError, match=r"say where it is with --task.fields '{source: NAME}'"):
         verbs.generate(tuned, file=file, quiet=True)
+    for out, message in ((tmp_path / "no" / "x.jsonl", "there is no folder"), (tmp_path, "is a folder: give --out a")):
+        for verb in (verbs.generate, verbs.predict):
+            with pytest.raises(UsageError, match=message):  # before anything is computed
+                verb("no model", file=file, out=out, quiet=True)  # type: ignore[operator]
     named = verbs.generate(tuned, file=file, quiet=True, overrides={"task.fields": "{source: text}"})
     assert named == verbs.generate(tuned, "alpha", quiet=True)
 

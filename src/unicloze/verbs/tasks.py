@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unicloze.errors import UsageError
-from unicloze.verbs.common import RUNS, Overrides, PathLike, opening
+from unicloze.verbs.common import RUNS, Overrides, PathLike, check_file, opening
 
 if TYPE_CHECKING:
     from unicloze.finetuning.seeds import FinetuneSummary
@@ -98,6 +98,7 @@ def predict(
     chosen = by_name if format is None else format
     if chosen not in room.PREDICTION_FORMATS:
         raise UsageError(f"format is {format!r}: give one of {', '.join(room.PREDICTION_FORMATS)}.")
+    check_file(out)
     task_model = load_task_model(open_model(opening(model)))
     data = open_records(Path(file), task_model.recipe, task_model.tokenizer)
     predictions = room.predict(task_model, data, progress=not quiet)
@@ -141,6 +142,7 @@ def generate(
 
     if (text is None) == (file is None):
         raise UsageError("Give a text or a file of sources to generate from, and not both.")
+    check_file(out)
     loaded = _generator(model, overrides)
     records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
     predictions = generate_for_records(loaded, records, progress=not quiet)
