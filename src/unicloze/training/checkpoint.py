@@ -136,9 +136,10 @@ def write_checkpoint(
         shutil.rmtree(building, ignore_errors=True)
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         reason = "the disk is full" if full else str(error)
+        cure = "free some space" if full else "mend that, or give another --out,"
         raise UniclozeError(
-            f"could not write the checkpoint {final}: {reason}; earlier checkpoints are untouched: free some space and "
-            "run the same command again"
+            f"could not write the checkpoint {final}: {reason}; earlier checkpoints are untouched: {cure} and run the same "
+            "command again"
         ) from error
     return final
 
