@@ -35,14 +35,15 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
 
     import unicloze.finetuning.run as room
     from unicloze.finetuning.data import TaskData, open_records
-    from unicloze.finetuning.predict import measure, predict
+    from unicloze.finetuning.predict import load_task_model, measure, predict
+    from unicloze.finetuning.start import task_recipe
     from unicloze.interop.read import load_any
     from unicloze.recipes import load_recipe
     from unicloze.training.loop import fit
 
     settings = {**spec["settings"], "training.seed": spec["seed"]}
     start = load_any(Path(spec["model"]))
-    recipe = room.task_recipe(load_recipe(spec["task"], settings), start, list(settings))
+    recipe = task_recipe(load_recipe(spec["task"], settings), start, list(settings))
     seconds = []
 
     def timed(*arguments: Any) -> Any:
@@ -62,7 +63,7 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
         room.finetune_run(recipe, start, Path(spec["train"]), None, out, progress=False)
         from unicloze.training.models import load_model
 
-        model = room.load_task_model(load_model(out))
+        model = load_task_model(load_model(out))
         data = open_records(Path(spec["test"]), model.recipe, model.tokenizer)
         results = measure(predict(model, data), data, model.recipe)
     scores = {key: value for result in results.values() for key, value in result.values.items()}

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from unicloze.finetuning.run import task_recipe
+from unicloze.finetuning.start import task_recipe
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import Recipe, TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer

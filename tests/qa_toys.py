@@ -8,7 +8,7 @@ from typing import Any
 
 from corpora import write_corpus
 from unicloze import verbs
-from unicloze.finetuning.run import task_recipe
+from unicloze.finetuning.start import task_recipe
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.training.models import LoadedModel, load_model

@@ -16,7 +16,8 @@ from qa_toys import questions, recipe_for, small_model, write
 from unicloze.errors import UsageError
 from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.data import finetuning_steps, open_records
-from unicloze.finetuning.run import finetune_run, start_weights
+from unicloze.finetuning.run import finetune_run
+from unicloze.finetuning.start import start_weights
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks.extraction import answers_of

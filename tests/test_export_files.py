@@ -69,10 +69,15 @@ def test_a_difference_deletes_the_output(tmp_path: Path, monkeypatch: pytest.Mon
 def test_only_an_earlier_export_is_replaced(tmp_path: Path) -> None:
     out = tmp_path / "out"
     verbs.export(loaded(), "bert", out)
-    (out / "left.txt").write_text("of the earlier one")
-    verbs.export(loaded(), "roberta", out)
+    (tmp_path / "link").symlink_to(out)
+    verbs.export(loaded(), "roberta", tmp_path / "link")
     assert json.loads((out / "config.json").read_text())["model_type"] == "roberta"
-    assert not (out / "left.txt").exists()
+    (tmp_path / "link").unlink()
+    (out / ".git").mkdir()
+    (out / ".git" / "HEAD").write_text("somebody's")
+    with pytest.raises(UsageError, match=r"out holds .git/HEAD beside an export, which would be lost: give another"):
+        verbs.export(loaded(), "bert", out)
+    (out / ".git" / "HEAD").unlink()
     with pytest.raises(UsageError, match=r"model.relative_bias"):
         verbs.export(loaded(relative=True), "bert", out)
     assert (out / "model.safetensors").is_file()

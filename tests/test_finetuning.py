@@ -15,7 +15,8 @@ from corpora import write_corpus
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.data import finetuning_steps, open_records, passes
-from unicloze.finetuning.run import finetune_run, task_recipe
+from unicloze.finetuning.run import finetune_run
+from unicloze.finetuning.start import task_recipe
 from unicloze.recipes import load_recipe
 from unicloze.tasks.rows import Row, cut_pair, lay_out
 from unicloze.training.checkpoint import load_checkpoint

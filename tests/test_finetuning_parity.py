@@ -12,7 +12,7 @@ import torch
 
 from unicloze.example import collate
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.run import start_weights, task_recipe
+from unicloze.finetuning.start import start_weights, task_recipe
 from unicloze.interop.read import import_checkpoint
 from unicloze.recipes import load_recipe
 from unicloze.tasks import TASKS

@@ -15,8 +15,9 @@ import unicloze.finetuning.run as room
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.finetuning.run import FinetuneResult, finetune_run, start_weights
+from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.finetuning.seeds import finetune_seeds
+from unicloze.finetuning.start import start_weights
 from unicloze.settings import Recipe
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.training.models import LoadedModel, load_model, ready_model

@@ -16,7 +16,7 @@ from test_generate import PSEUDO_LAYOUT, approximately, sources
 from toys import EOS, PSEUDO
 from unicloze.decoding.generate import generate, generate_tokens, stream
 from unicloze.decoding.layout import layout_of
-from unicloze.errors import UsageError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Kind, Target, collate
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import load_recipe
@@ -121,6 +121,15 @@ def test_what_is_refused() -> None:
     with pytest.raises(UsageError, match="'zebra'"):
         generate(model, ["x"], DecodingSettings(no_repeat_ngram=2, may_repeat=["zebra"], max_length=8))
     assert generate(model, [], DecodingSettings(max_length=8)) == []
+
+
+@pytest.mark.parametrize("settings", [{}, {"beams": 2}, {"sample": True}, {"parallel": 2}])
+def test_a_model_that_predicts_no_numbers_is_refused(settings: dict[str, Any]) -> None:
+    model = toys.model().eval()
+    with torch.no_grad():
+        model.backbone.embeddings.tokens.weight[5] = torch.nan
+    with pytest.raises(UniclozeError, match=r"the model predicts nan: .* generate with another checkpoint"):
+        generate_tokens(model, sources(3), DecodingSettings(max_length=4, **settings), PSEUDO_LAYOUT)
 
 
 def test_tokens_are_told_as_they_come() -> None:

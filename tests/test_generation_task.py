@@ -21,7 +21,8 @@ from unicloze.example import Kind, collate
 from unicloze.finetuning.data import encoded, sample
 from unicloze.finetuning.generate import target_loss
 from unicloze.finetuning.predict import TaskModel
-from unicloze.finetuning.run import finetune_run, task_recipe
+from unicloze.finetuning.run import finetune_run
+from unicloze.finetuning.start import task_recipe
 from unicloze.model.heads import cross_entropy
 from unicloze.recipes import load_recipe, task_names
 from unicloze.settings import (
@@ -458,6 +459,19 @@ def test_sources_are_no_longer_than_the_model_reads(start: LoadedModel) -> None:
     assert generation.room(recipe_for(start)) == (24, 24), "half of the row at most is the target's"
     with pytest.raises(UsageError, match="num_results is 3 and beams 2"):
         recipe_for(start, decoding__beams=2, decoding__num_results=3)
+
+
+def test_a_files_fields_may_have_other_names(start: LoadedModel, tmp_path: Path) -> None:
+    tuned = dataclasses.replace(start, recipe=recipe_for(start))
+    file = write(tmp_path / "f.jsonl", [{"text": "alpha"}])
+    with pytest.raises(UniclozeError, match=r"say where it is with --task.fields '{source: NAME}'"):
+        verbs.generate(tuned, file=file, quiet=True)
+    for out, message in ((tmp_path / "no" / "x.jsonl", "there is no folder"), (tmp_path, "is a folder: give --out a")):
+        for verb in (verbs.generate, verbs.predict):
+            with pytest.raises(UsageError, match=message):  # before anything is computed
+                verb("no model", file=file, out=out, quiet=True)  # type: ignore[operator]
+    named = verbs.generate(tuned, file=file, quiet=True, overrides={"task.fields": "{source: text}"})
+    assert named == verbs.generate(tuned, "alpha", quiet=True)
 
 
 def test_generate_says_what_is_wrong(start: LoadedModel, tmp_path: Path) -> None:

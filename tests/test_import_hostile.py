@@ -227,6 +227,9 @@ def test_pickles_that_would_run_code(folder: Path, plain: bool) -> None:
         ([1, 2], "something other than tensors by name"),
         ({"a": [torch.zeros(2)]}, "something other than tensors by name"),
         ({"a": torch.zeros(2, dtype=torch.int8)}, "int8 numbers"),
+        ({"a": torch.zeros(1).expand(1 << 20, 1 << 18)}, "a does not hold the numbers its shape says"),
+        ({"a": torch.zeros(2, device="meta")}, "a does not hold the numbers its shape says"),
+        ({"a": torch.eye(2).to_sparse()}, "a does not hold the numbers its shape says"),
     ],
 )
 def test_bins_that_hold_something_else(folder: Path, content: Any, match: str) -> None:

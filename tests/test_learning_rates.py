@@ -16,7 +16,8 @@ from corpora import write_corpus
 from unicloze import verbs
 from unicloze.errors import UsageError
 from unicloze.finetuning.data import finetuning_steps
-from unicloze.finetuning.run import finetune_run, task_recipe
+from unicloze.finetuning.run import finetune_run
+from unicloze.finetuning.start import task_recipe
 from unicloze.model.task_heads import HeadSettings
 from unicloze.recipes import load_recipe
 from unicloze.settings import TrainingSettings

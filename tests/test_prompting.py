@@ -22,6 +22,8 @@ from unicloze.evaluation.choices import PromptResult
 from unicloze.evaluation.lambada import LambadaResult, lambada, spelling
 from unicloze.evaluation.prompt_files import read_prompt
 from unicloze.evaluation.prompting import draw_examples, prompted
+from unicloze.settings import TaskSettings
+from unicloze.tasks.records import Record, read_records
 from unicloze.training.models import LoadedModel
 
 CAUSAL: dict[str, Any] = {"name": "causal", "targets": ["lm"], "visibility": "left_to_right"}
@@ -276,7 +278,7 @@ def test_examples_stand_before_the_record(tmp_path: Path) -> None:
     records, train = write(tmp_path / "dev.jsonl", LABELLED), write(tmp_path / "train.jsonl", TRAIN)
     path = prompt_file(tmp_path, instruction="return the state")
     result = prompted(model, path, records, examples=train, shots=1, seed=5, progress=False)
-    drawn = draw_examples(read_prompt(path), 3, train, 1, 5)
+    drawn = draw_examples(read_prompt(path), read_records(records, TaskSettings()), train, 1, 5)
     for said, record, (example,) in zip(result.predictions, LABELLED, drawn, strict=True):
         answer = {"0": "empty", "1": "not given"}[example.fields["label"]]
         context = f"return the state and {example.fields['text']} is {answer} . and {record['text']} is"
@@ -286,15 +288,27 @@ def test_examples_stand_before_the_record(tmp_path: Path) -> None:
 
 def test_examples_are_different_and_depend_on_seed_and_record_alone(tmp_path: Path) -> None:
     prompt, train = read_prompt(prompt_file(tmp_path)), write(tmp_path / "train.jsonl", TRAIN)
-    few = draw_examples(prompt, 40, train, 3, 1)
+    asked = [Record(str(number), {"text": f"record {number}"}, "here") for number in range(900)]
+    few = draw_examples(prompt, asked[:40], train, 3, 1)
     assert all(len({record.id for record in drawn}) == 3 for drawn in few)
-    assert few[:10] == draw_examples(prompt, 10, train, 3, 1) != draw_examples(prompt, 10, train, 3, 2)
-    counts = np.bincount([int(record.id) for drawn in draw_examples(prompt, 900, train, 2, 0) for record in drawn])
+    assert few[:10] == draw_examples(prompt, asked[:10], train, 3, 1) != draw_examples(prompt, asked[:10], train, 3, 2)
+    counts = np.bincount([int(record.id) for drawn in draw_examples(prompt, asked, train, 2, 0) for record in drawn])
     assert len(counts) == len(TRAIN) and counts.min() > 60 and counts.max() < 145  # 100 each
     with pytest.raises(UsageError, match="has 18 records: give as many"):
-        draw_examples(prompt, 1, train, 19, 0)
+        draw_examples(prompt, asked[:1], train, 19, 0)
     with pytest.raises(UsageError, match="examples and shots go together"):
-        draw_examples(prompt, 1, train, 0, 0)
+        draw_examples(prompt, asked[:1], train, 0, 0)
+
+
+def test_a_record_is_no_example_of_itself(tmp_path: Path) -> None:
+    prompt, file = read_prompt(prompt_file(tmp_path)), write(tmp_path / "all.jsonl", [*LABELLED, LABELLED[0]])
+    records = read_records(file, prompt.records)
+    for seed in range(20):
+        drawn = draw_examples(prompt, records, file, 2, seed)
+        pairs = zip(records, drawn, strict=True)
+        assert all(len(few) == 2 and record.fields not in [one.fields for one in few] for record, few in pairs)
+    with pytest.raises(UsageError, match=r"shots is 3 and .* has 2 records other than the one that is asked"):
+        draw_examples(prompt, records, file, 3, 0)
 
 
 def test_a_record_may_bring_its_own_options(tmp_path: Path) -> None:
@@ -348,6 +362,10 @@ def test_a_prompt_without_a_blank_is_gone_on_with(name: str, tmp_path: Path) -> 
     ({"shots": 3}, "there is no key 'shots'"),
     ({"generate": {"beams": 2}}, "generate goes without"),
     ({"template": "{text}", "generate": {"beam": 2}}, "no setting 'beam' of generation"),
+    ({"template": "{text}", "generate": {"beams": "four"}}, "decoding.beams is 'four'; expected a whole number"),
+    ({"template": "{text}", "generate": {"max_length": None}}, "decoding.max_length is None; expected"),
+    ({"fields": {"text": 3}}, "fields is {'text': 3}: a name in it is no text"),
+    ({"metrics": [1]}, "metrics is .1.: a name in it is no text"),
 ])  # fmt: skip
 def test_a_prompt_file_that_cannot_be_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):

@@ -199,6 +199,20 @@ def test_a_damaged_newer_checkpoint_costs_no_good_one(tmp_path: Path) -> None:
     assert (tmp_path / "damaged-step-00000004").is_dir()
 
 
+def test_an_export_beside_a_checkpoint_is_none(tmp_path: Path) -> None:
+    """`export runs/x/checkpoints/step-00000001` writes there; it must not count, be removed or be set aside."""
+    state = trained()
+    checkpoint_at(tmp_path, 1, state.model, state.optimizers)
+    (tmp_path / "step-00000001-bert").mkdir()
+    newest = load_newest(tmp_path)
+    assert newest is not None and newest.path.name == "step-00000001"
+    set_aside_newer(newest.path)
+    for step in (2, 3):
+        checkpoint_at(tmp_path, step, state.model, state.optimizers)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
+    assert (tmp_path / "step-00000001-bert").is_dir()
+
+
 def test_a_checkpoint_of_another_format_is_not_passed_over(tmp_path: Path) -> None:
     state = trained()
     for step in (1, 2):

@@ -152,7 +152,7 @@ VERBS = {
         settings=(
             "decoding.beams", "decoding.max_length", "decoding.min_length", "decoding.length_penalty",
             "decoding.no_repeat_ngram", "decoding.sample", "decoding.temperature", "decoding.top_k", "decoding.top_p",
-            "decoding.num_results", "decoding.parallel", "decoding.seed",
+            "decoding.num_results", "decoding.parallel", "decoding.seed", "task.fields",
         ),
     ),
 }  # fmt: skip

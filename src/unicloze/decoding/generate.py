@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.integer]
 OnStep = Callable[[int, list[int]], None]
+
+STEEPEST = 10
+"""Largest exponent of a length penalty; that of far larger ones is no number any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +98,10 @@ def check_settings(settings: DecodingSettings, layout: GenerationLayout | None =
             raise UsageError(f"{name} is {getattr(settings, name)}: give 0 or more")
     if settings.min_length > settings.max_length:
         raise UsageError(f"min_length is {settings.min_length}, above max_length, {settings.max_length}: give less")
-    if settings.temperature <= 0:
+    if not 0 < settings.temperature < math.inf:
         raise UsageError(f"temperature is {settings.temperature}: give more than 0, or set sample to false")
+    if not abs(settings.length_penalty) <= STEEPEST:
+        raise UsageError(f"length_penalty is {settings.length_penalty}: give a number from -{STEEPEST} to {STEEPEST}")
     if settings.top_p is not None and not 0 < settings.top_p <= 1:
         raise UsageError(f"top_p is {settings.top_p}: give more than 0 and at most 1")
     if settings.sample and settings.beams > 1:

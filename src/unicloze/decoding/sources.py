@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unicloze.decoding.layout import GenerationLayout
-from unicloze.errors import UsageError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.model.packed import IncrementalModel
 
 PAIRS_AT_ONCE = 1 << 20
@@ -72,7 +72,18 @@ class Sources:
 
         Returns:
             Logits of the first token of each target. *Shape:* (rows, vocabulary)
+
+        Raises:
+            UniclozeError: They are no numbers.
         """
+        logits = self._logits()
+        if bool(logits.isnan().any()):
+            raise UniclozeError(
+                "the model predicts nan: its training diverged or its weights are damaged: generate with another checkpoint"
+            )
+        return logits
+
+    def _logits(self) -> Tensor:
         layout, width = self.layout, self._ids.shape[1]
         at_once = max(1, PAIRS_AT_ONCE // width**2)
         parts = [self._encode(slice(i, i + at_once)) for i in range(0, len(self), at_once)]

@@ -20,6 +20,7 @@ import yaml
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.choices import NORMALISERS, Normaliser
+from unicloze.recipes.entries import typed
 from unicloze.settings import DecodingSettings, TaskSettings
 from unicloze.tasks.records import Record
 
@@ -178,7 +179,7 @@ def _spelled(label: Any) -> str:
 
 
 def _check_types(path: Path, values: Mapping[str, Any]) -> None:
-    kinds: Mapping[str, tuple[type, str]] = {
+    kinds: Mapping[str, tuple[type[Any], str]] = {
         **dict.fromkeys(("labels", "fields", "generate"), (dict, "a mapping")),
         "metrics": (list, "a list of names"),
     }
@@ -186,6 +187,9 @@ def _check_types(path: Path, values: Mapping[str, Any]) -> None:
         kind, said = kinds.get(key, (str, "a text"))
         if not isinstance(value, kind) and not (key == "options" and value is None):
             raise UsageError(f"{path}: {key} is {value!r}: give {said}.")
+        names = value.values() if key == "fields" else value if key == "metrics" else ()
+        if not all(isinstance(name, str) for name in names):
+            raise UsageError(f"{path}: {key} is {value!r}: a name in it is no text.")
 
 
 def _check(path: Path, prompt: Prompt) -> None:
@@ -205,3 +209,4 @@ def _check(path: Path, prompt: Prompt) -> None:
     if unknown or (prompt.generate and prompt.has_blank):
         which = f"there is no setting '{min(unknown)}' of generation" if unknown else "generate goes without {label}"
         raise UsageError(f"{path}: {which}: see DecodingSettings.")
+    typed({f"decoding.{key}": value for key, value in prompt.generate.items()}, str(path))

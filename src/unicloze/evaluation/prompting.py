@@ -6,6 +6,7 @@ blank is gone on with, as in GPT-2's "TL;DR:" (Radford et al. 2019, Section 3.6)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,7 +65,7 @@ def prompted(
         raise UsageError(f"limit is {limit}: give 1 or more")
     asked = prompt if isinstance(prompt, Prompt) else read_prompt(Path(prompt))
     chosen = read_records(Path(records), asked.records)[:limit]
-    drawn = draw_examples(asked, len(chosen), None if examples is None else Path(examples), shots, seed)
+    drawn = draw_examples(asked, chosen, None if examples is None else Path(examples), shots, seed)
     loaded = open_model(model)
     if loaded is not model:
         to_fastest_device(loaded)
@@ -77,8 +78,10 @@ def prompted(
     )  # fmt: skip
 
 
-def draw_examples(prompt: Prompt, records: int, path: Path | None, shots: int, seed: int) -> list[list[Record]]:
-    """The examples of each record: different ones, drawn evenly.
+def draw_examples(
+    prompt: Prompt, records: Sequence[Record], path: Path | None, shots: int, seed: int
+) -> list[list[Record]]:
+    """The examples of each record: different ones, drawn evenly, and none that says what the record says.
 
     Raises:
         UsageError: There is no file to draw from, or it has too few records.
@@ -88,13 +91,22 @@ def draw_examples(prompt: Prompt, records: int, path: Path | None, shots: int, s
     if (shots > 0) != (path is not None):
         raise UsageError("examples and shots go together: give a file to draw from and how many, or neither")
     if path is None:
-        return [[] for _ in range(records)]
+        return [[] for _ in records]
     known = read_records(path, prompt.records)
-    if len(known) < shots:
-        raise UsageError(f"shots is {shots} and {path} has {len(known)} records: give as many")
-    places = np.arange(shots)
-    numbers = (keyed.permutation(places, len(known), keyed.key(seed, SHOTS, record)[0]) for record in range(records))
-    return [[known[int(number)] for number in few] for few in numbers]
+    said = [prompt.sides(example) for example in known]
+    times = Counter(said)
+    drawn = []
+    for number, asked in enumerate(map(prompt.sides, records)):
+        if len(known) - times[asked] < shots:
+            other = " other than the one that is asked" if times[asked] else ""
+            raise UsageError(
+                f"shots is {shots} and {path} has {len(known) - times[asked]} records{other}: give as many"
+            )
+        places = np.arange(shots + times[asked])
+        order = keyed.permutation(places, len(known), keyed.key(seed, SHOTS, number)[0])
+        # The record itself, where it is among them, would tell its answer.
+        drawn.append([known[place] for place in order.tolist() if said[place] != asked][:shots])
+    return drawn
 
 
 def _choice(prompt: Prompt, record: Record, examples: Sequence[Record]) -> Choice:

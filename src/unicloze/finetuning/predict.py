@@ -29,6 +29,7 @@ from unicloze.tasks import TASKS
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loop import Compute
+from unicloze.training.models import LoadedModel
 
 BY_ID: Mapping[str, Callable[[Any], Any]] = {
     "squad": lambda texts: texts,
@@ -55,6 +56,18 @@ class TaskModel:
     tokenizer: Tokenizer
     recipe: Recipe
     compute: Compute
+
+
+def load_task_model(loaded: LoadedModel) -> TaskModel:
+    """A fine-tuned model, ready to predict.
+
+    Raises:
+        UsageError: It has no task.
+    """
+    if not loaded.recipe.task.kind:
+        raise UsageError(f"{loaded.path} is no fine-tuned model: give the --out of `unicloze finetune`")
+    compute = Compute(device=torch.device("cpu"), precision="fp32")
+    return TaskModel(loaded.model, loaded.tokenizer, loaded.recipe, compute)
 
 
 def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list[Prediction]:

@@ -5,28 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import platform
 import shutil
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from unicloze import __version__
-from unicloze.decoding.abilities import objective_of
-from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
-from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.checks import Origin, check_answers, check_metrics, origin_of, refuse_other_origin
 from unicloze.finetuning.data import (
     TaskData,
@@ -37,13 +29,14 @@ from unicloze.finetuning.data import (
     segments_of,
     steps_per_epoch,
 )
-from unicloze.finetuning.generate import ready_to_generate, target_loss
+from unicloze.finetuning.generate import target_loss
 from unicloze.finetuning.predict import TaskModel, as_json_lines, headline, measure, predict, with_errors
 from unicloze.finetuning.samples import samples, with_references
+from unicloze.finetuning.start import start_weights
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
-from unicloze.settings import Recipe, TaskSettings
+from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.records import read_records
 from unicloze.tasks.task import Prediction
@@ -54,22 +47,21 @@ from unicloze.training.checkpoint import (
     checkpoint_name,
     list_checkpoints,
     load_newest,
-    save_checkpoint,
     set_aside_newer,
 )
-from unicloze.training.ledger import Ledger, read_ledger
+from unicloze.training.ledger import read_ledger
 from unicloze.training.lock import RunLock
-from unicloze.training.loop import Compute, Hooks, TrainState, fit
-from unicloze.training.models import BEST, LoadedModel, fit_weights, ready_model
-from unicloze.training.optimizers import build_optimizers, schedule_factor
+from unicloze.training.loop import Compute, Hooks, TrainState
+from unicloze.training.models import BEST, LoadedModel, ready_model
+from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device, choose_precision
-from unicloze.training.run import device_name, refuse_changes
+from unicloze.training.process import RECIPE, RunProcess
+from unicloze.training.run import refuse_changes
 
 DEV_PREDICTIONS = "dev_predictions.jsonl"
 """Predictions of the best checkpoint, each beside its reference."""
 DEV_SAMPLES = "dev_samples.jsonl"
 """Some of them with the text of their records, for people to look at."""
-RECIPE = "recipe.yaml"
 
 
 @dataclass(frozen=True)
@@ -89,38 +81,6 @@ class FinetuneResult:
     best_step: int
     stopped_by: int
     scores: Mapping[str, MetricResult]
-
-
-def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = ()) -> Recipe:
-    """A recipe of a task for one model: data, tokenizer, objective and model are the model's.
-
-    Args:
-        recipe: Of the task.
-        start: The model.
-        overridden: Dotted keys that the recipe keeps, such as `model.dropout`.
-
-    Raises:
-        UsageError: The recipe has no task, or the model no such auxiliary objective.
-    """
-    if not recipe.task.kind:
-        raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
-    own, sections = dataclasses.replace(start.recipe, objective=objective_of(start.recipe)), {}
-    for section in ("data", "tokenizer", "objective", "model", "use"):
-        kept = [key.partition(".")[2] for key in overridden if key.startswith(f"{section}.")]
-        values = {name: getattr(getattr(recipe, section), name) for name in kept}
-        sections[section] = dataclasses.replace(getattr(own, section), **values)
-    sections["model"] = dataclasses.replace(
-        sections["model"], max_positions=start.model.max_positions, generator_size=0.0, memory=0, pooler=False
-    )
-    longest = min(recipe.task.max_length, start.model.max_positions)
-    recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
-    if TASKS[recipe.task.kind].predict is None:
-        recipe = ready_to_generate(recipe, start.tokenizer)
-    if recipe.finetuning.auxiliary:
-        auxiliary_objective(recipe)
-        if not hasattr(start.model, "token_head"):
-            raise UsageError(f"{start.path} has no head that predicts tokens: leave finetuning.auxiliary out")
-    return recipe
 
 
 def finetune_run(
@@ -188,30 +148,8 @@ def _with_precision(recipe: Recipe, precision: Any) -> Recipe:
     return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
 
 
-def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings) -> list[str]:
-    """Copy a trained model's weights into a model of a task, its pooler into the task's dense layers.
-
-    The output layers of a model that was fine-tuned before are copied where they tell the same classes apart.
-
-    Returns:
-        Names of the weights that stay as drawn.
-    """
-    own, theirs = model.state_dict(), start.model.state_dict()
-    fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
-    for name in own:
-        if name.startswith("task_heads.") and ".output." in name and start.recipe.task.labels != task.labels:
-            fitting.pop(name, None)
-        if name.startswith("task_heads.") and ".dense." in name:
-            kind = name.rpartition(".")[2]
-            pooler = theirs.get(f"pooler.{kind}", theirs.get(f"pair_head.dense.{kind}"))
-            if pooler is not None and name not in fitting:
-                fitting[name] = pooler
-    model.load_state_dict(fitting, strict=False)
-    return sorted(own.keys() - fitting.keys())
-
-
-class _Run:
-    """One process's work on a run directory it has locked."""
+class _Run(RunProcess):
+    """One process's work on a fine-tuning run."""
 
     def __init__(
         self,
@@ -224,23 +162,21 @@ class _Run:
         origin: Origin,
         progress: bool,
     ) -> None:
-        self.recipe, self.start, self.train_data, self.dev, self.out = recipe, start, train, dev, out
-        self.checkpoint, self.origin, self.progress = checkpoint, origin, progress
+        self.start, self.train_data, self.dev, self.origin = start, train, dev, origin
         self.measured = dev and sample(dev, recipe.task.evaluate_records)
-        self.compute = Compute(device=choose_device(recipe.training), precision=recipe.training.precision)
-        model = ready_model(recipe, start.model.vocab_size, self.compute.device)
+        compute = Compute(device=choose_device(recipe.training), precision=recipe.training.precision)
+        model = ready_model(recipe, start.model.vocab_size, compute.device)
         self.drawn = start_weights(model, start, recipe.task)
-        self.state = TrainState(model=model, optimizers=self._optimizers(model))
+        state = TrainState(model=model, optimizers=self._optimizers(model, recipe))
+        super().__init__(recipe, out, checkpoint, state, compute, progress=progress)
         self.best: tuple[float, int] | None = None
         self.scores: Mapping[str, MetricResult] = {}
         self.waited = 0
         self.segments = segments_of(train, recipe, self.tokenizer.vocabulary)
-        self.signal = 0
-        self.started = time.perf_counter()
 
-    def _optimizers(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    def _optimizers(self, model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
         """Says how much of the model never learns, if gradual unfreezing does not come down to its embeddings."""
-        settings, training = self.recipe.finetuning, self.recipe.training
+        settings, training = recipe.finetuning, recipe.training
         each_epoch = steps_per_epoch(len(self.train_data.rows), training.batch_size)
         every = (settings.unfreeze_epochs or 0.0) * each_epoch
         optimizers = build_optimizers(model, training, layer_decay=settings.layer_decay, unfreeze_every=every)
@@ -259,18 +195,6 @@ class _Run:
         """That of the model."""
         return self.start.tokenizer
 
-    def __enter__(self) -> _Run:
-        self.ledger = Ledger(self.out / "ledger.jsonl")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            with suppress(UniclozeError):
-                self.ledger.write("failed", step=self.state.step, message=str(error) or type(error).__name__)
-        self.ledger.close()
-
     def train(self) -> FinetuneResult:
         """Resume, train, save."""
         training = self.recipe.training
@@ -284,21 +208,14 @@ class _Run:
             steps = finetuning_steps(
                 self.train_data, self.recipe, self.tokenizer.vocabulary, self.compute.device.type, self.state.step
             )
-            hooks = Hooks(log=self._log, evaluate=self._evaluate, save=self._save, describe=_describe)
+            hooks = Hooks(log=self.log, evaluate=self._evaluate, save=self._save, describe=_describe)
             settings = dataclasses.replace(training, save_every=0)  # each evaluation saves
-            with tqdm(
-                total=training.steps,
-                initial=self.state.step,
-                unit="step",
-                disable=not self.progress,
-                dynamic_ncols=True,
-            ) as self.bar:
-                self.signal = fit(self.state, steps, settings, self.compute, hooks).signal
+            self.learn(steps, settings, hooks)
         stopped = self.signal if self.state.step < training.steps and not self._is_enough() else 0
         if stopped:
             self.ledger.write("stop", step=self.state.step, signal=stopped)
         elif not ended:
-            self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1))
+            self.write_end()
         best_step = self.best[1] if self.best else self.state.step
         if self.best and self.measured is not None:
             lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -307,10 +224,7 @@ class _Run:
 
     def _resume(self, checkpoint: Checkpoint) -> bool:
         """Take over a checkpoint; says whether the run had come to its end."""
-        fit_weights(self.state.model, checkpoint)
-        for optimizer, state in zip(self.state.optimizers, checkpoint.optimizers, strict=True):
-            optimizer.load_state_dict(state)
-        self.state.step, self.state.text_tokens = checkpoint.state["step"], checkpoint.state["text_tokens"]
+        self.take_over(checkpoint)
         events = [event for event in self._former_events() if event.get("step", 0) <= self.state.step]
         evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
         for step in sorted(evaluations):
@@ -346,39 +260,12 @@ class _Run:
         return False
 
     def _write_start(self) -> None:
-        self.ledger.write(
-            "start",
-            step=self.state.step,
-            recipe=self.recipe.to_dict(),
+        self.write_start(
             task=self.recipe.task.kind,
             model=str(self.start.path),
             model_step=self.start.step,
             drawn=self.drawn,
             records={"train": len(self.train_data.records), "dev": len(self.dev.records) if self.dev else 0},
-            parameters=self.state.model.num_parameters(),
-            device=device_name(self.compute.device),
-            precision=self.compute.precision,
-            threads=torch.get_num_threads(),
-            versions={"unicloze": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            resumed_from=None if self.checkpoint is None else self.checkpoint.path.name,
-        )
-
-    def _log(self, state: TrainState, measures: Mapping[str, Any]) -> None:
-        training = self.recipe.training
-        self.bar.update()
-        if state.step % training.log_every and state.step != training.steps:
-            return
-        losses = {name: round(value, 4) for name, value in measures["loss"].items()}
-        speed = measures["text_tokens_per_second"]
-        self.bar.set_postfix_str(", ".join([*(f"{n} {v:.3f}" for n, v in losses.items()), f"{speed:,.0f} tokens/s"]))
-        self.ledger.write(
-            "step",
-            step=state.step,
-            loss=losses,
-            gradient_norm=round(measures["gradient_norm"], 4),
-            learning_rate=training.learning_rate * schedule_factor(state.step - 1, training),
-            text_tokens=state.text_tokens,
-            text_tokens_per_second=round(speed, 1),
         )
 
     def _evaluate(self, state: TrainState) -> bool:
@@ -392,7 +279,7 @@ class _Run:
                 results = {**results, "loss": target_loss(model, self.dev)}
             if self._compare_with_best(value, state.step):
                 self.scores = results
-                self._keep_best(state, recipe, predictions)
+                self._keep_best(recipe, predictions)
             self.ledger.write(  # only now: a run that goes on takes what stands there for kept
                 "evaluate",
                 step=state.step,
@@ -414,11 +301,11 @@ class _Run:
             if self.best is None or path.name != checkpoint_name(self.best[1]):
                 shutil.rmtree(path)
 
-    def _keep_best(self, state: TrainState, recipe: Recipe, predictions: Sequence[Prediction]) -> None:
+    def _keep_best(self, recipe: Recipe, predictions: Sequence[Prediction]) -> None:
         assert self.measured is not None
         (self.out / BEST).mkdir(exist_ok=True)
         save_recipe(recipe, self.out / BEST / RECIPE)
-        self._write_checkpoint(state, self.out / BEST, [], self.out / BEST / RECIPE, keep=2)  # till this one is saved
+        self.write_checkpoint(BEST, [], self.out / BEST / RECIPE, self._facts(), keep=2)  # till this one is saved
         answered = with_references(predictions, self.measured.records, self.recipe.task)
         for name, lines in (
             (DEV_PREDICTIONS, answered),
@@ -426,41 +313,12 @@ class _Run:
         ):
             replace_file(self.out / name, as_json_lines(lines))
 
-    def _save(self, state: TrainState) -> None:
-        path = self._write_checkpoint(state, self.out / "checkpoints", state.optimizers, self.out / RECIPE)
-        self.ledger.write("save", step=state.step, checkpoint=path.name)
+    def _save(self, _state: TrainState) -> None:
+        self.save(self._facts(), keep=1)
 
-    def _write_checkpoint(
-        self, state: TrainState, folder: Path, optimizers: list[torch.optim.Optimizer], recipe: Path, keep: int = 1
-    ) -> Path:
-        return save_checkpoint(
-            folder,
-            step=state.step,
-            model=state.model.state_dict(),
-            optimizers=optimizers,
-            state={
-                "text_tokens": state.text_tokens,
-                "origin": self.origin,
-                "segments": self.segments,
-                "vocab_size": state.model.vocab_size,
-                "max_positions": state.model.max_positions,
-            },
-            files=[recipe, *(self.out / name for name in ("tokenizer.json", "tokenizer_config.json"))],
-            keep=keep,
-        )
+    def _facts(self) -> dict[str, Any]:
+        return {"origin": self.origin, "segments": self.segments}
 
 
 def _describe(micro_batch: MicroBatch) -> str:
     return micro_batch.place
-
-
-def load_task_model(loaded: LoadedModel) -> TaskModel:
-    """A fine-tuned model, ready to predict.
-
-    Raises:
-        UsageError: It has no task.
-    """
-    if not loaded.recipe.task.kind:
-        raise UsageError(f"{loaded.path} is no fine-tuned model: give the --out of `unicloze finetune`")
-    compute = Compute(device=torch.device("cpu"), precision="fp32")
-    return TaskModel(loaded.model, loaded.tokenizer, loaded.recipe, compute)

@@ -8,7 +8,7 @@ from unicloze.decoding.generate import generate, stream, stream_tokens, with_tok
 from unicloze.decoding.layout import layout_of
 from unicloze.finetuning.data import encoded
 from unicloze.finetuning.generate import generated, prediction_of
-from unicloze.finetuning.run import load_task_model
+from unicloze.finetuning.predict import load_task_model
 from unicloze.tasks.records import Record
 from unicloze.tasks.task import Prediction
 from unicloze.training.models import LoadedModel

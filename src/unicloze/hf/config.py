@@ -41,7 +41,7 @@ class UniclozeConfig(PreTrainedConfig):
         source_visibility: How a source is read when a target is written after it.
         generation_segments: Rows of the segment table of a source and its target.
         pseudo_token_id: The pseudo mask's, [P] of the paper.
-        label_smoothing: Share of a label's probability spread over the vocabulary in the loss of a target.
+        label_smoothing: Share of a label's probability spread over the vocabulary in the loss of a target, in training mode.
     """
 
     model_type = "unicloze"

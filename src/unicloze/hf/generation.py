@@ -147,7 +147,8 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         return logits
 
     def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
-        return summed_loss(logits, labels, count, label_smoothing=self.config.label_smoothing)
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        return summed_loss(logits, labels, count, label_smoothing=smoothing)
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self,

@@ -13,6 +13,7 @@ from unicloze import __version__
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.card import model_card
 from unicloze.interop.check import LARGEST_DIFFERENCE, compare
+from unicloze.interop.config import read_json
 from unicloze.interop.limits import check_format
 from unicloze.interop.peer import load_stock, transformers_library
 from unicloze.interop.stock import STOCK
@@ -87,7 +88,7 @@ def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str
     Args:
         loaded: The model.
         export: How.
-        out: The folder; an earlier export in it is replaced, when the new one is whole.
+        out: The folder; an earlier export in it is replaced, when the new one is whole, if it is all there is.
 
     Raises:
         UsageError: There is something else at `out`.
@@ -95,6 +96,7 @@ def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str
             installed.
     """
     folder = Path(out)
+    folder = folder.resolve() if folder.is_symlink() else folder
     _check_place(folder)
     transformers_library()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -104,9 +106,6 @@ def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str
         building.mkdir()
         export.write(building)
         differences = _checked(export, building, folder)
-        content = {"schema": SCHEMA, "version": __version__, "to": export.to, "architecture": export.architecture,
-                   "step": loaded.step, "differences": differences, "said": export.said}  # fmt: skip
-        (building / MARK).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         card = model_card(
             loaded,
             to=export.to,
@@ -118,6 +117,10 @@ def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str
         (building / "README.md").write_text(card, encoding="utf-8")
         for file in building.glob("*.safetensors"):
             file.chmod(0o644)  # the library keeps it from others
+        content = {"schema": SCHEMA, "version": __version__, "to": export.to, "architecture": export.architecture,
+                   "step": loaded.step, "differences": differences, "said": export.said,
+                   "files": sorted({MARK, *_files(building)})}  # fmt: skip
+        (building / MARK).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         _put_in_place(building, folder)
     except OSError as error:
         raise UniclozeError(f"cannot write the export {folder}: {error.strerror or error}") from error
@@ -129,8 +132,18 @@ def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str
 def _check_place(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: give another --out")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / MARK).is_file():
         raise UsageError(f"{folder} holds something that is no export: give another --out")
+    strange = sorted(_files(folder) - set(read_json(folder / MARK).get("files", [])))
+    if strange:
+        raise UsageError(f"{folder} holds {strange[0]} beside an export, which would be lost: give another --out")
+
+
+def _files(folder: Path) -> set[str]:
+    """Names of all files of a folder and of those in it."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
 
 
 def _checked(export: Export, building: Path, folder: Path) -> dict[str, float]:

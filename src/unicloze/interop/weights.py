@@ -200,9 +200,16 @@ def _binary(file: Path) -> Opened:
     ):
         raise UniclozeError(f"{file} holds something other than tensors by name: give a checkpoint's state")
     for name, tensor in content.items():
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or not _is_whole(tensor):
+            raise UniclozeError(f"{file}: {name} does not hold the numbers its shape says: it is not read")
         if not tensor.is_floating_point() and not name.endswith(("position_ids", "token_type_ids")):
             raise UniclozeError(f"{file}: {name} holds {tensor.dtype} numbers: take the unquantised checkpoint")
     return {name: tuple(tensor.shape) for name, tensor in content.items()}, content.__getitem__
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a file holds every number of a tensor: a pickle can repeat one up to any shape."""
+    return tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 
 def _current(name: str) -> str:

@@ -38,7 +38,7 @@ def typed_mixture(entries: list[Any], origin: str) -> list[dict[str, Any]]:
         for key in changes:
             if key not in KEYS:
                 raise unknown_key(key, place)
-        values = _typed(changes, place).get("objective", {})
+        values = typed(changes, place).get("objective", {})
         label = beside.get("label", values.get("name", f"part-{number}"))
         if not isinstance(label, str) or not label.strip():
             raise UsageError(f"{place}: label is {label!r}; expected text.")
@@ -70,7 +70,7 @@ def typed_phases(entries: list[Any], origin: str) -> list[dict[str, Any]]:
                 raise UsageError(
                     f"{place}: {key} cannot change during a run; settings of objective can, and {', '.join(PHASE_SETTINGS)}."
                 )
-        values = _typed({key: setting.value for key, setting in flat.items()}, place)
+        values = typed({key: setting.value for key, setting in flat.items()}, place)
         if values.get("objective", {}).get("mixture"):
             values["objective"]["mixture"] = typed_mixture(values["objective"]["mixture"], place)
         found.append({"share": entry.get("share", 1), **values})
@@ -92,8 +92,16 @@ def _check_share(entry: Mapping[str, Any], place: str) -> None:
         raise UsageError(f"{place}: share is {share!r}; it must be above 0 and finite.")
 
 
-def _typed(values: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Values by dotted key, nested and of the types of their settings."""
+def typed(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Values by dotted key, nested and of the types of their settings.
+
+    Args:
+        values: Their keys are those of settings.
+        place: Where they stand, for messages.
+
+    Raises:
+        UsageError: A value is of another type.
+    """
     for key, value in values.items():
         if value is None and not KEYS[key].optional:
             raise UsageError(f"{place}: {key} is None; expected {expected(KEYS[key].type)}.")

@@ -136,9 +136,10 @@ def write_checkpoint(
         shutil.rmtree(building, ignore_errors=True)
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         reason = "the disk is full" if full else str(error)
+        cure = "free some space" if full else "mend that, or give another --out,"
         raise UniclozeError(
-            f"could not write the checkpoint {final}: {reason}; earlier checkpoints are untouched: free some space and "
-            "run the same command again"
+            f"could not write the checkpoint {final}: {reason}; earlier checkpoints are untouched: {cure} and run the same "
+            "command again"
         ) from error
     return final
 
@@ -158,8 +159,8 @@ def checkpoint_name(step: int) -> str:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints of a folder, oldest first."""
-    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+    """Checkpoints of a folder, oldest first; what else lies there, such as the export of one, is none."""
+    return sorted(path for path in folder.glob("step-*") if path.name[5:].isdecimal() and path.is_dir())
 
 
 def load_newest(folder: Path) -> Checkpoint | None:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import platform
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from unicloze import __version__
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import parts, phases
 from unicloze.model.model import perplexity
@@ -30,15 +25,15 @@ from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import WindowSampler
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, training_steps
-from unicloze.training.checkpoint import Checkpoint, load_newest, save_checkpoint, set_aside_newer
+from unicloze.training.checkpoint import Checkpoint, load_newest, set_aside_newer
 from unicloze.training.initial import Open, initialize_from
-from unicloze.training.ledger import Ledger, read_ledger
+from unicloze.training.ledger import read_ledger
 from unicloze.training.lock import RunLock
-from unicloze.training.loop import Compute, Hooks, TrainState, evaluate, fit
-from unicloze.training.models import fit_weights, load_model, ready_model
-from unicloze.training.optimizers import build_optimizers, schedule_factor
+from unicloze.training.loop import Compute, Hooks, TrainState, evaluate
+from unicloze.training.models import load_model, ready_model
+from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device, choose_precision
-from unicloze.training.recurrence import pack, unpack
+from unicloze.training.process import RunProcess
 from unicloze.training.samples import heldout_samples
 
 FREE_TO_CHANGE = {
@@ -192,8 +187,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-class _Run:
-    """One process's work on a run directory it has locked."""
+class _Run(RunProcess):
+    """One process's work on a pre-training run."""
 
     def __init__(
         self,
@@ -205,12 +200,10 @@ class _Run:
         progress: bool,
         open_model: Open,
     ) -> None:
-        self.open_model = open_model
-        self.recipe, self.out, self.prepared, self.checkpoint = recipe, out, prepared, checkpoint
-        self.phrases, self.progress = phrases, progress
+        self.prepared, self.phrases = prepared, phrases
         training = recipe.training
         device = choose_device(training)
-        self.compute = Compute(
+        compute = Compute(
             device=device,
             precision=training.precision,
             fixed_shape=training.compile or device.type == "cuda",
@@ -228,40 +221,26 @@ class _Run:
             training.evaluate_windows,
             lanes=training.micro_batch_size or training.batch_size,
         )
-        self.state = self._initial_state()
+        state = self._initial_state(recipe, device, None if checkpoint else open_model)
         self.perplexity: dict[str, float] = {}
-        self.signal = 0
-        self.started = time.perf_counter()
+        super().__init__(recipe, out, checkpoint, state, compute, progress=progress)
 
     def _sampler(self, recipe: Recipe, *, heldout: bool = False) -> WindowSampler:
         return build_sampler(recipe, self.prepared, heldout=heldout, phrases=self.phrases)
 
-    def _initial_state(self) -> TrainState:
-        vocabulary = self.prepared.tokenizer.vocabulary
-        model = ready_model(self.recipe, vocabulary.size, self.compute.device)
-        if self.recipe.training.initialize_from is not None and self.checkpoint is None:
-            other = self.open_model(self.recipe.training.initialize_from)
-            initialize_from(model, other, self.prepared.tokenizer, self.recipe)
-        return TrainState(model=model, optimizers=build_optimizers(model, self.recipe.training))
-
-    def __enter__(self) -> _Run:
-        self.ledger = Ledger(self.out / "ledger.jsonl")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            with suppress(UniclozeError):
-                self.ledger.write("failed", step=self.state.step, message=str(error) or type(error).__name__)
-        self.ledger.close()
+    def _initial_state(self, recipe: Recipe, device: torch.device, open_model: Open | None) -> TrainState:
+        model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, device)
+        if recipe.training.initialize_from is not None and open_model is not None:
+            other = open_model(recipe.training.initialize_from)
+            initialize_from(model, other, self.prepared.tokenizer, recipe)
+        return TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
 
     def train(self) -> RunResult:
         """Resume, train, save."""
         training = self.recipe.training
         if self.checkpoint is not None:
-            self._resume(self.checkpoint)
-        self._write_start()
+            self.take_over(self.checkpoint)
+        self.write_start(lineage=self.prepared.lineage)
         if self.state.step >= training.steps:
             return self._finish(already=True)
         if self.state.step == 0:
@@ -271,15 +250,11 @@ class _Run:
             for network in model.networks:
                 network.backbone.compile()
         steps = training_steps(self.recipe, self._sampler, self.state.step)
-        hooks = Hooks(log=self._log, evaluate=self._evaluate, save=self._save, describe=self._describe)
-        with tqdm(
-            total=training.steps, initial=self.state.step, unit="step", disable=not self.progress, dynamic_ncols=True
-        ) as self.bar:
-            interruption = fit(self.state, steps, training, self.compute, hooks)
-        self.signal = interruption.signal
+        hooks = Hooks(log=self.log, evaluate=self._evaluate, save=self._save, describe=self._describe)
+        self.learn(steps, training, hooks)
         if self.state.step < training.steps:
-            self.ledger.write("stop", step=self.state.step, signal=interruption.signal)
-            return RunResult(self.out, self.state.step, interruption.signal, self.perplexity, self.part)
+            self.ledger.write("stop", step=self.state.step, signal=self.signal)
+            return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part)
         return self._finish(already=False)
 
     def _finish(self, *, already: bool) -> RunResult:
@@ -291,57 +266,16 @@ class _Run:
             if already:
                 self._evaluate(self.state)
             self._write_samples()
-            self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1))
+            self.write_end()
         else:
             note = f"{self.out} is trained to step {self.state.step}; raise --training.steps to train on"
             warnings.warn(note, stacklevel=2)
         return RunResult(self.out, self.state.step, 0, self.perplexity, self.part)
 
-    def _resume(self, checkpoint: Checkpoint) -> None:
-        fit_weights(self.state.model, checkpoint)
-        for optimizer, state in zip(self.state.optimizers, checkpoint.optimizers, strict=True):
-            optimizer.load_state_dict(state)
-        self.state.step, self.state.text_tokens = checkpoint.state["step"], checkpoint.state["text_tokens"]
-        self.state.memories = unpack(checkpoint.memories, self.compute.device)
-
-    def _write_start(self) -> None:
-        self.ledger.write(
-            "start",
-            step=self.state.step,
-            recipe=self.recipe.to_dict(),
-            lineage=self.prepared.lineage,
-            parameters=self.state.model.num_parameters(),
-            device=device_name(self.compute.device),
-            precision=self.compute.precision,
-            threads=torch.get_num_threads(),
-            versions={"unicloze": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            resumed_from=None if self.checkpoint is None else self.checkpoint.path.name,
-        )
-
     def _write_samples(self) -> None:
         objective = phases(self.recipe)[-1].recipe.objective
         samples = heldout_samples(self.state.model, self.heldout, self.prepared.tokenizer, objective, self.compute)
         self.ledger.write("samples", step=self.state.step, samples=samples)
-
-    def _log(self, state: TrainState, measures: Mapping[str, Any]) -> None:
-        training = self.recipe.training
-        self.bar.update()
-        if state.step % training.log_every and state.step != training.steps:
-            return
-        losses = {name: round(value, 4) for name, value in measures["loss"].items()}
-        speed = measures["text_tokens_per_second"]
-        self.bar.set_postfix_str(
-            ", ".join([*(f"{n} {v:.2f}" for n, v in losses.items()), f"{speed:,.0f} text tokens/s"])
-        )
-        self.ledger.write(
-            "step",
-            step=state.step,
-            loss=losses,
-            gradient_norm=round(measures["gradient_norm"], 4),
-            learning_rate=training.learning_rate * schedule_factor(state.step - 1, training),
-            text_tokens=state.text_tokens,
-            text_tokens_per_second=round(speed, 1),
-        )
 
     def _evaluate(self, state: TrainState) -> bool:
         training = self.recipe.training
@@ -374,23 +308,8 @@ class _Run:
             )
         return False
 
-    def _save(self, state: TrainState) -> None:
-        path = save_checkpoint(
-            self.out / "checkpoints",
-            step=state.step,
-            model=state.model.state_dict(),
-            optimizers=state.optimizers,
-            state={
-                "text_tokens": state.text_tokens,
-                "fingerprint": self.prepared.fingerprint,
-                "vocab_size": state.model.vocab_size,
-                "max_positions": state.model.max_positions,
-            },
-            files=[self.out / name for name in ("recipe.yaml", "tokenizer.json", "tokenizer_config.json")],
-            keep=self.recipe.training.keep_checkpoints,
-            memories=pack(state.memories),
-        )
-        self.ledger.write("save", step=state.step, checkpoint=path.name)
+    def _save(self, _state: TrainState) -> None:
+        self.save({"fingerprint": self.prepared.fingerprint}, keep=self.recipe.training.keep_checkpoints)
 
     def _describe(self, micro_batch: MicroBatch) -> str:
         windows = micro_batch.windows
@@ -438,8 +357,3 @@ def tokens_per_byte(prepared: Prepared) -> float | None:
     if any(entry["bytes"] is None for entry in entries):
         return None
     return float(sum(entry["tokens"] for entry in entries) / max(1, sum(entry["bytes"] for entry in entries)))
-
-
-def device_name(device: torch.device) -> str:
-    """What a device is called in the ledger."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unicloze.errors import UsageError
+
 if TYPE_CHECKING:
     from unicloze.training.models import LoadedModel
 
@@ -29,3 +31,20 @@ def opening(model: PathLike | LoadedModel) -> LoadedModel | Callable[[], LoadedM
         return load_any(model)
 
     return open_it
+
+
+def check_file(out: PathLike | None) -> None:
+    """Refuse a file that cannot be written, before the work whose fruit it is to hold.
+
+    Raises:
+        UsageError: Its folder is not there or cannot be written to, or it is a folder itself.
+    """
+    if out is None:
+        return
+    file = Path(out)
+    if file.is_dir():
+        raise UsageError(f"{file} is a folder: give --out a file in it.")
+    if not file.parent.is_dir():
+        raise UsageError(f"there is no folder {file.parent} for {file.name}: make it, or give another --out.")
+    if not os.access(file.parent, os.W_OK):
+        raise UsageError(f"the folder {file.parent} cannot be written to: give another --out.")

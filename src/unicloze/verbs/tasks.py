@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unicloze.errors import UsageError
-from unicloze.verbs.common import RUNS, Overrides, PathLike, opening
+from unicloze.verbs.common import RUNS, Overrides, PathLike, check_file, opening
 
 if TYPE_CHECKING:
     from unicloze.finetuning.seeds import FinetuneSummary
     from unicloze.tasks.records import Record
     from unicloze.tasks.task import Prediction
     from unicloze.training.models import LoadedModel
+
+OF_FILES = "task.fields", "task.format"
+"""Settings that say how a file of sources is read, which may be another than that of training."""
 
 
 def finetune(
@@ -50,8 +53,8 @@ def finetune(
     recipe = load_recipe(task, overrides)
     tune_allocator()
     from unicloze.decoding.texts import open_model
-    from unicloze.finetuning.run import task_recipe
     from unicloze.finetuning.seeds import finetune_seeds
+    from unicloze.finetuning.start import task_recipe
 
     start = open_model(opening(model))
     recipe = task_recipe(recipe, start, list(overrides or {}))
@@ -89,16 +92,13 @@ def predict(
     from unicloze.decoding.texts import open_model
     from unicloze.finetuning import predict as room
     from unicloze.finetuning.data import open_records
-    from unicloze.finetuning.run import load_task_model
+    from unicloze.finetuning.predict import load_task_model
 
     by_name = "json" if out is not None and Path(out).suffix == ".json" else "jsonl"
     chosen = by_name if format is None else format
     if chosen not in room.PREDICTION_FORMATS:
         raise UsageError(f"format is {format!r}: give one of {', '.join(room.PREDICTION_FORMATS)}.")
-    if out is not None and (Path(out).is_dir() or not Path(out).parent.is_dir()):
-        raise UsageError(
-            f"{out} is a folder, or in a folder that is not there: give a file to write the predictions to"
-        )
+    check_file(out)
     task_model = load_task_model(open_model(opening(model)))
     data = open_records(Path(file), task_model.recipe, task_model.tokenizer)
     predictions = room.predict(task_model, data, progress=not quiet)
@@ -119,13 +119,13 @@ def generate(
     """Texts that a model generates: fine-tuned for it, or as it was pre-trained, going on with a text.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
         text: One source; several texts are its parts (`generation.source`), such as a passage and an answer.
         file: A file of sources instead, in any format of records; a .txt has one a line.
         out: Write a JSON object a line into this file.
         into: Put what is generated into this field of the record it is for, and write these records.
         quiet: Show no progress.
-        overrides: Settings of `decoding` by dotted name.
+        overrides: Settings of `decoding` by dotted name, or `task.fields` and `task.format` of the file.
 
     Returns:
         One for each source, in their order: `id`, `prediction`, and `candidates` if there are several.
@@ -142,6 +142,7 @@ def generate(
 
     if (text is None) == (file is None):
         raise UsageError("Give a text or a file of sources to generate from, and not both.")
+    check_file(out)
     loaded = _generator(model, overrides)
     records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
     predictions = generate_for_records(loaded, records, progress=not quiet)
@@ -173,9 +174,9 @@ def _generator(model: PathLike | LoadedModel, overrides: Overrides | None) -> Lo
     from unicloze.recipes import with_overrides
 
     for key in overrides or {}:
-        if not key.startswith("decoding"):
+        if not key.startswith("decoding") and key not in OF_FILES:
             raise UsageError(f"{key} is fixed once a model is trained: only settings of decoding can be changed.")
-    loaded = open_model(model)
+    loaded = open_model(opening(model))
     recipe = with_overrides(loaded.recipe, overrides) if overrides else loaded.recipe
     if not recipe.task.kind and "decoding.max_length" not in (overrides or {}):  # it was made for no length
         longest = min(recipe.decoding.max_length, loaded.model.max_positions // 2)

@@ -130,8 +130,11 @@ def evaluate(
         "prompt": {"records": records, "examples": examples, "shots": shots or None, "seed": seed or None},
     }
     if metric is not None:
-        if any(given is not None for given in (model, blimp, mode, limit, filter, lambada, cbt, prompt)):
-            raise UsageError("A metric compares files: leave out model, blimp, mode, limit and filter.")
+        others = {"model": model, "limit": limit, "blimp": blimp, "lambada": lambada, "cbt": cbt, "prompt": prompt}
+        others |= {option: value for options_of in asked.values() for option, value in options_of.items()}
+        strange = next((option for option, value in others.items() if value is not None), None)
+        if strange is not None:
+            raise UsageError(f"A metric compares files: leave out {strange}.")
         return _measure(metric, predictions, references, na_probabilities, options or {})
     if predictions is not None or references or na_probabilities is not None or options:
         raise UsageError("Predictions and references need a metric: name one.")

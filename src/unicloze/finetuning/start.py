@@ -1,0 +1,70 @@
+"""What a fine-tuning starts from: a recipe of a task for one model, and that model's weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from unicloze.decoding.abilities import objective_of
+from unicloze.errors import UsageError
+from unicloze.finetuning.auxiliary import auxiliary_objective
+from unicloze.finetuning.generate import ready_to_generate
+from unicloze.settings import Recipe, TaskSettings
+from unicloze.tasks import TASKS
+from unicloze.training.models import LoadedModel
+
+
+def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = ()) -> Recipe:
+    """A recipe of a task for one model: data, tokenizer, objective and model are the model's.
+
+    Args:
+        recipe: Of the task.
+        start: The model.
+        overridden: Dotted keys that the recipe keeps, such as `model.dropout`.
+
+    Raises:
+        UsageError: The recipe has no task, or the model no such auxiliary objective.
+    """
+    if not recipe.task.kind:
+        raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
+    own, sections = dataclasses.replace(start.recipe, objective=objective_of(start.recipe)), {}
+    for section in ("data", "tokenizer", "objective", "model", "use"):
+        kept = [key.partition(".")[2] for key in overridden if key.startswith(f"{section}.")]
+        values = {name: getattr(getattr(recipe, section), name) for name in kept}
+        sections[section] = dataclasses.replace(getattr(own, section), **values)
+    sections["model"] = dataclasses.replace(
+        sections["model"], max_positions=start.model.max_positions, generator_size=0.0, memory=0, pooler=False
+    )
+    longest = min(recipe.task.max_length, start.model.max_positions)
+    recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
+    if TASKS[recipe.task.kind].predict is None:
+        recipe = ready_to_generate(recipe, start.tokenizer)
+    if recipe.finetuning.auxiliary:
+        auxiliary_objective(recipe)
+        if not hasattr(start.model, "token_head"):
+            raise UsageError(f"{start.path} has no head that predicts tokens: leave finetuning.auxiliary out")
+    return recipe
+
+
+def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings) -> list[str]:
+    """Copy a trained model's weights into a model of a task, its pooler into the task's dense layers.
+
+    The output layers of a model that was fine-tuned before are copied where they tell the same classes apart.
+
+    Returns:
+        Names of the weights that stay as drawn.
+    """
+    own, theirs = model.state_dict(), start.model.state_dict()
+    fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
+    for name in own:
+        if name.startswith("task_heads.") and ".output." in name and start.recipe.task.labels != task.labels:
+            fitting.pop(name, None)
+        if name.startswith("task_heads.") and ".dense." in name:
+            kind = name.rpartition(".")[2]
+            pooler = theirs.get(f"pooler.{kind}", theirs.get(f"pair_head.dense.{kind}"))
+            if pooler is not None and name not in fitting:
+                fitting[name] = pooler
+    model.load_state_dict(fitting, strict=False)
+    return sorted(own.keys() - fitting.keys())

@@ -1,0 +1,161 @@
+"""What every run is, whatever it learns from: a process at work on a directory, its ledger, its progress, its checkpoints."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from tqdm import tqdm
+
+from unicloze import __version__
+from unicloze.errors import UniclozeError
+from unicloze.settings import Recipe, TrainingSettings
+from unicloze.training.batches import MicroBatch
+from unicloze.training.checkpoint import Checkpoint, save_checkpoint
+from unicloze.training.ledger import Ledger
+from unicloze.training.loop import Compute, Hooks, TrainState, fit
+from unicloze.training.models import fit_weights
+from unicloze.training.optimizers import schedule_factor
+from unicloze.training.recurrence import pack, unpack
+
+RECIPE = "recipe.yaml"
+LEDGER = "ledger.jsonl"
+CHECKPOINTS = "checkpoints"
+
+
+class RunProcess:
+    """One process's work on a run directory it has locked.
+
+    Args:
+        recipe: All settings.
+        out: The directory; it holds the recipe and the tokenizer.
+        checkpoint: The one to go on from.
+        state: What is trained.
+        compute: Where and how.
+        progress: Show progress on stderr.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        out: Path,
+        checkpoint: Checkpoint | None,
+        state: TrainState,
+        compute: Compute,
+        *,
+        progress: bool,
+    ) -> None:
+        self.recipe, self.out, self.checkpoint, self.progress = recipe, out, checkpoint, progress
+        self.state, self.compute = state, compute
+        self.signal = 0
+        self.started = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        self.ledger = Ledger(self.out / LEDGER)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            with suppress(UniclozeError):
+                self.ledger.write("failed", step=self.state.step, message=str(error) or type(error).__name__)
+        self.ledger.close()
+
+    def take_over(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        fit_weights(self.state.model, checkpoint)
+        for optimizer, state in zip(self.state.optimizers, checkpoint.optimizers, strict=True):
+            optimizer.load_state_dict(state)
+        self.state.step, self.state.text_tokens = checkpoint.state["step"], checkpoint.state["text_tokens"]
+        self.state.memories = unpack(checkpoint.memories, self.compute.device)
+
+    def write_start(self, **facts: Any) -> None:
+        """Note in the ledger what begins, with facts of its own kind of run."""
+        self.ledger.write(
+            "start",
+            step=self.state.step,
+            recipe=self.recipe.to_dict(),
+            **facts,
+            parameters=self.state.model.num_parameters(),
+            device=device_name(self.compute.device),
+            precision=self.compute.precision,
+            threads=torch.get_num_threads(),
+            versions={"unicloze": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            resumed_from=None if self.checkpoint is None else self.checkpoint.path.name,
+        )
+
+    def write_end(self) -> None:
+        """Note in the ledger that the run came to its end."""
+        self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1))
+
+    def learn(self, steps: Iterator[list[MicroBatch]], settings: TrainingSettings, hooks: Hooks) -> None:
+        """Take the steps under a progress bar; afterwards `signal` says what stopped it early."""
+        with tqdm(
+            total=settings.steps, initial=self.state.step, unit="step", disable=not self.progress, dynamic_ncols=True
+        ) as self.bar:
+            self.signal = fit(self.state, steps, settings, self.compute, hooks).signal
+
+    def log(self, state: TrainState, measures: Mapping[str, Any]) -> None:
+        """Show a step, and write it into the ledger at intervals."""
+        training = self.recipe.training
+        self.bar.update()
+        if state.step % training.log_every and state.step != training.steps:
+            return
+        losses = {name: round(value, 4) for name, value in measures["loss"].items()}
+        speed = measures["text_tokens_per_second"]
+        self.bar.set_postfix_str(
+            ", ".join([*(f"{n} {v:.2f}" for n, v in losses.items()), f"{speed:,.0f} text tokens/s"])
+        )
+        self.ledger.write(
+            "step",
+            step=state.step,
+            loss=losses,
+            gradient_norm=round(measures["gradient_norm"], 4),
+            learning_rate=training.learning_rate * schedule_factor(state.step - 1, training),
+            text_tokens=state.text_tokens,
+            text_tokens_per_second=round(speed, 1),
+        )
+
+    def save(self, facts: Mapping[str, Any], *, keep: int) -> None:
+        """Write a checkpoint to go on from, with facts of its own kind of run, and keep the newest few."""
+        path = self.write_checkpoint(CHECKPOINTS, self.state.optimizers, self.out / RECIPE, facts, keep=keep)
+        self.ledger.write("save", step=self.state.step, checkpoint=path.name)
+
+    def write_checkpoint(
+        self,
+        folder: str,
+        optimizers: Sequence[torch.optim.Optimizer],
+        recipe: Path,
+        facts: Mapping[str, Any],
+        *,
+        keep: int,
+    ) -> Path:
+        """Write a checkpoint into a folder of the directory, complete in itself."""
+        state = self.state
+        return save_checkpoint(
+            self.out / folder,
+            step=state.step,
+            model=state.model.state_dict(),
+            optimizers=list(optimizers),
+            state={
+                "text_tokens": state.text_tokens,
+                **facts,
+                "vocab_size": state.model.vocab_size,
+                "max_positions": state.model.max_positions,
+            },
+            files=[recipe, *(self.out / name for name in ("tokenizer.json", "tokenizer_config.json"))],
+            keep=keep,
+            memories=pack(state.memories) if optimizers else None,
+        )
+
+
+def device_name(device: torch.device) -> str:
+    """What a device is called in the ledger."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
