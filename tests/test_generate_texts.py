@@ -128,7 +128,7 @@ def test_a_model_that_predicts_no_numbers_is_refused(settings: dict[str, Any]) -
     model = toys.model().eval()
     with torch.no_grad():
         model.backbone.embeddings.tokens.weight[5] = torch.nan
-    with pytest.raises(UniclozeError, match="the model predicts nan: .* generate with another checkpoint"):
+    with pytest.raises(UniclozeError, match=r"the model predicts nan: .* generate with another checkpoint"):
         generate_tokens(model, sources(3), DecodingSettings(max_length=4, **settings), PSEUDO_LAYOUT)
 
 

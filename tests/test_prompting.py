@@ -307,7 +307,7 @@ def test_a_record_is_no_example_of_itself(tmp_path: Path) -> None:
         drawn = draw_examples(prompt, records, file, 2, seed)
         pairs = zip(records, drawn, strict=True)
         assert all(len(few) == 2 and record.fields not in [one.fields for one in few] for record, few in pairs)
-    with pytest.raises(UsageError, match="shots is 3 and .* has 2 records other than the one that is asked"):
+    with pytest.raises(UsageError, match=r"shots is 3 and .* has 2 records other than the one that is asked"):
         draw_examples(prompt, records, file, 3, 0)
 
 

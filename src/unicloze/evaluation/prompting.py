@@ -99,7 +99,9 @@ def draw_examples(
     for number, asked in enumerate(map(prompt.sides, records)):
         if len(known) - times[asked] < shots:
             other = " other than the one that is asked" if times[asked] else ""
-            raise UsageError(f"shots is {shots} and {path} has {len(known) - times[asked]} records{other}: give as many")
+            raise UsageError(
+                f"shots is {shots} and {path} has {len(known) - times[asked]} records{other}: give as many"
+            )
         places = np.arange(shots + times[asked])
         order = keyed.permutation(places, len(known), keyed.key(seed, SHOTS, number)[0])
         # The record itself, where it is among them, would tell its answer.
