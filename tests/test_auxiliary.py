@@ -48,7 +48,7 @@ def first_step(recipe: Recipe, start: LoadedModel, train: Path, device: str = "c
 
 def gradients(recipe: Recipe, start: LoadedModel, step: list[MicroBatch]) -> dict[str, torch.Tensor]:
     model = ready_model(recipe, start.model.vocab_size, torch.device("cpu"))
-    start_weights(model, start)
+    start_weights(model, start, recipe.task)
     state = TrainState(model=model, optimizers=[])
     accumulate_gradients(state, step, recipe.training, CPU, lambda batch: batch.place)
     return {
@@ -273,7 +273,7 @@ def test_generated_questions_come_first_and_the_real_ones_then(start: LoadedMode
     train = write(tmp_path / "train.jsonl", questions(answerable=9))
     recipe = recipe_for(first, "squad-v2-generated", finetuning__epochs=1)
     model = ready_model(recipe, first.model.vocab_size, torch.device("cpu"))
-    assert start_weights(model, first) == []
+    assert start_weights(model, first, recipe.task) == []
     assert all(torch.equal(weight, first.model.state_dict()[name]) for name, weight in model.state_dict().items())
     result = finetune_run(recipe, first, train, train, tmp_path / "second", progress=False)
     assert result.scores["squad"].items == 16

@@ -338,7 +338,7 @@ def test_a_record_that_cannot_be_used_is_named(
     ("{}", "'data' is missing"),
     ("[3]", "entry 1: a record is a JSON object"),
     ('{"data": []}', "holds no records"),
-    ('[{"context": "a \\ud800", "question": "b", "answers": []}]', "entry 1: character 2 of its text is half of"),
+    ('[{"context": "a \\ud800", "question": "b", "answers": []}]', "train.json: half of a surrogate pair stands behind"),
 ])  # fmt: skip
 def test_a_file_of_another_form_is_refused(start: LoadedModel, tmp_path: Path, text: str, message: str) -> None:
     train = tmp_path / "train.json"

@@ -171,7 +171,7 @@ def test_packed_sequences_read_themselves_only(start: LoadedModel) -> None:
     ids = np.arange(7, 14, dtype=np.int32)
     packed = Row(record=0, input_ids=np.concatenate([ids[:4], ids[4:]]), segment_ids=ids * 0, lengths=(4, 3))
     plain = Row(record=0, input_ids=ids[:2], segment_ids=ids[:2] * 0)
-    examples = lay_out([packed, plain], start.tokenizer.vocabulary, start.recipe.use)
+    examples = lay_out([packed, plain], start.tokenizer.vocabulary, start.recipe)
     seen = examples.visible(0)
     assert seen.tolist() == [[i // 4 == j // 4 for j in range(7)] for i in range(7)]
     assert examples.position_ids[0].tolist() == [0, 1, 2, 3, 0, 1, 2]

@@ -56,7 +56,7 @@ def test_a_class_or_quantity_is_that_of_transformers(folder: Path, tmp_path: Pat
         recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["no", "yes"]))
     data = open_records(train, recipe, start.tokenizer)
     model = ready_model(recipe, start.model.vocab_size, torch.device("cpu"))
-    drawn = start_weights(model, start)
+    drawn = start_weights(model, start, recipe.task)
     assert drawn == ["task_heads.label.output.bias", "task_heads.label.output.weight"]
 
     outputs = 2 if kind == "classification" else 1

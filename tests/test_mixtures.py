@@ -227,8 +227,9 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path: Path) -> None:
     torch.testing.assert_close(one[name], other[name])
     start["tokenizer.path"] = None
     start["tokenizer.kind"] = "bpe"
-    with pytest.warns(UserWarning, match=r"of \d+ tokens have their rows from"):
+    with pytest.warns(UserWarning) as said:
         pretrain_run(load_recipe("unilmv2-base", start), tmp_path / "third", progress=False)
+    assert any("tokens have their rows from" in str(warning.message) for warning in said)
 
 
 def test_a_loss_that_is_no_number_in_an_early_phase_names_its_window(

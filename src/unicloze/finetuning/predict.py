@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from unicloze.errors import UsageError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.coqa import Gold
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
@@ -95,7 +96,7 @@ def measure(predictions: Sequence[Prediction], data: TaskData, recipe: Recipe) -
     for name in recipe.task.metrics:
         by_id = BY_ID.get(metric(name).compares)
         given = by_id and (dict(zip(ids, answers, strict=True)), dict(zip(ids, map(by_id, references), strict=True)))
-        results[name] = metric(name)(*(given or (answers, references)), **_options(name, recipe))
+        results[name] = metric(name)(*(given or (answers, references)), **options_of(name, recipe))
     return results
 
 
@@ -105,12 +106,12 @@ def with_errors(
     """The results with the standard errors of their values, where they have one that is quickly found."""
     references, answers = _references(data, recipe), _answers(predictions)
     errors = {
-        name: standard_errors(name, answers, references, **_options(name, recipe)) for name in recipe.task.metrics
+        name: standard_errors(name, answers, references, **options_of(name, recipe)) for name in recipe.task.metrics
     }
     return {name: dataclasses.replace(result, errors=errors.get(name, {})) for name, result in results.items()}
 
 
-def _options(name: str, recipe: Recipe) -> dict[str, str]:
+def options_of(name: str, recipe: Recipe) -> dict[str, str]:
     """The options of the task that a metric has."""
     return {key: value for key, value in recipe.task.metric_options.items() if key in metric(name).options}
 
@@ -144,11 +145,19 @@ def as_glue(predictions: Sequence[Prediction]) -> str:
 
 
 def as_official(predictions: Sequence[Prediction]) -> str:
-    """What the official scripts read: of CoQA's turns a list of answers, else the answers by id, as SQuAD's does."""
+    """What the official scripts read: of CoQA's turns a list of answers, else the answers by id, as SQuAD's does.
+
+    Raises:
+        UsageError: Two predictions have the same id.
+    """
     if all("story" in said and "turn" in said for said in predictions):
         turns = [{"id": said["story"], "turn_id": said["turn"], "answer": said["prediction"]} for said in predictions]
         return json.dumps(turns, ensure_ascii=False) + "\n"
-    return json.dumps({said["id"]: said["prediction"] for said in predictions}, ensure_ascii=False) + "\n"
+    answers = {said["id"]: said["prediction"] for said in predictions}
+    if len(answers) < len(predictions):
+        again = Counter(said["id"] for said in predictions).most_common(1)[0][0]
+        raise UsageError(f"two records have the id '{again}', by which json keeps predictions: give another --format")
+    return json.dumps(answers, ensure_ascii=False) + "\n"
 
 
 PREDICTION_FORMATS: Mapping[str, Callable[[Sequence[Prediction]], str]] = {
@@ -166,11 +175,15 @@ def write_predictions(predictions: Sequence[Prediction], path: Path, format: str
 
     Raises:
         UsageError: The predictions do not fit the format.
+        UniclozeError: The file cannot be written.
     """
-    replace_file(path, PREDICTION_FORMATS[format](predictions))
     sure = {said["id"]: said["na_probability"] for said in predictions if "na_probability" in said}
-    if sure and format == "json":
-        replace_file(path.with_suffix(".na_probabilities.json"), json.dumps(sure) + "\n")
+    try:
+        replace_file(path, PREDICTION_FORMATS[format](predictions))
+        if sure and format == "json":
+            replace_file(path.with_suffix(".na_probabilities.json"), json.dumps(sure) + "\n")
+    except OSError as error:
+        raise UniclozeError(f"{path}: cannot write the predictions: {error.strerror}; give another --out") from error
 
 
 def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import platform
+import shutil
 import signal
 import sys
 import time
@@ -26,19 +27,36 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
 from unicloze.finetuning.auxiliary import auxiliary_objective
-from unicloze.finetuning.data import TaskData, finetuning_steps, open_records, sample, segments_of, steps_per_epoch
+from unicloze.finetuning.checks import Origin, check_answers, check_metrics, origin_of, refuse_other_origin
+from unicloze.finetuning.data import (
+    TaskData,
+    encoded,
+    finetuning_steps,
+    open_records,
+    sample,
+    segments_of,
+    steps_per_epoch,
+)
 from unicloze.finetuning.generate import ready_to_generate, target_loss
 from unicloze.finetuning.predict import TaskModel, as_json_lines, headline, measure, predict, with_errors
 from unicloze.finetuning.samples import samples, with_references
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, save_recipe
-from unicloze.settings import Recipe
+from unicloze.recipes.validation import validate
+from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.records import read_records
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import MicroBatch
-from unicloze.training.checkpoint import Checkpoint, load_newest, save_checkpoint, set_aside_newer
+from unicloze.training.checkpoint import (
+    Checkpoint,
+    checkpoint_name,
+    list_checkpoints,
+    load_newest,
+    save_checkpoint,
+    set_aside_newer,
+)
 from unicloze.training.ledger import Ledger, read_ledger
 from unicloze.training.lock import RunLock
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
@@ -125,22 +143,26 @@ def finetune_run(
     out.mkdir(parents=True, exist_ok=True)
     with RunLock(out):
         checkpoint = load_newest(out / "checkpoints")
-        task = TASKS[recipe.task.kind].resolve(recipe.task, read_records(train, recipe.task))
-        recipe = dataclasses.replace(recipe, task=task)
-        training = open_records(train, recipe, start.tokenizer)
+        check_metrics(recipe)
+        records = read_records(train, recipe.task)
+        recipe = dataclasses.replace(recipe, task=TASKS[recipe.task.kind].resolve(recipe.task, records))
+        training = encoded(records, recipe, start.tokenizer)
         development = None if dev is None else open_records(dev, recipe, start.tokenizer)
+        if development is not None:
+            check_answers(development, recipe)
         recipe = _with_steps(recipe, len(training.rows))
+        validate(recipe)  # with its steps: what is saved must be read again
+        origin = origin_of(start, training, development)
         if checkpoint is not None:
             former = load_recipe(checkpoint.path / RECIPE)
             recipe = _with_precision(recipe, former.training.precision)
             refuse_changes(former, recipe, out, "leave the changed setting out to go on")
-            if checkpoint.state["fingerprint"] != training.fingerprint:
-                raise UniclozeError(f"{out} was trained on another {train.name}: give the new run another --out")
+            refuse_other_origin(checkpoint.state.get("origin", {}), origin, out)
             set_aside_newer(checkpoint.path)
         recipe = _with_precision(recipe, choose_precision(recipe.training, choose_device(recipe.training)))
         start.tokenizer.save(out)
         save_recipe(recipe, out / RECIPE)
-        with _Run(recipe, start, training, development, out, checkpoint, progress) as run:
+        with _Run(recipe, start, training, development, out, checkpoint, origin, progress) as run:
             result = run.train()
     if run.signal and not result.stopped_by:
         signal.raise_signal(run.signal)
@@ -166,8 +188,10 @@ def _with_precision(recipe: Recipe, precision: Any) -> Recipe:
     return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
 
 
-def start_weights(model: torch.nn.Module, start: LoadedModel) -> list[str]:
+def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings) -> list[str]:
     """Copy a trained model's weights into a model of a task, its pooler into the task's dense layers.
+
+    The output layers of a model that was fine-tuned before are copied where they tell the same classes apart.
 
     Returns:
         Names of the weights that stay as drawn.
@@ -175,6 +199,8 @@ def start_weights(model: torch.nn.Module, start: LoadedModel) -> list[str]:
     own, theirs = model.state_dict(), start.model.state_dict()
     fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
     for name in own:
+        if name.startswith("task_heads.") and ".output." in name and start.recipe.task.labels != task.labels:
+            fitting.pop(name, None)
         if name.startswith("task_heads.") and ".dense." in name:
             kind = name.rpartition(".")[2]
             pooler = theirs.get(f"pooler.{kind}", theirs.get(f"pair_head.dense.{kind}"))
@@ -195,14 +221,15 @@ class _Run:
         dev: TaskData | None,
         out: Path,
         checkpoint: Checkpoint | None,
+        origin: Origin,
         progress: bool,
     ) -> None:
         self.recipe, self.start, self.train_data, self.dev, self.out = recipe, start, train, dev, out
-        self.checkpoint, self.progress = checkpoint, progress
+        self.checkpoint, self.origin, self.progress = checkpoint, origin, progress
         self.measured = dev and sample(dev, recipe.task.evaluate_records)
         self.compute = Compute(device=choose_device(recipe.training), precision=recipe.training.precision)
         model = ready_model(recipe, start.model.vocab_size, self.compute.device)
-        self.drawn = start_weights(model, start)
+        self.drawn = start_weights(model, start, recipe.task)
         self.state = TrainState(model=model, optimizers=self._optimizers(model))
         self.best: tuple[float, int] | None = None
         self.scores: Mapping[str, MetricResult] = {}
@@ -250,6 +277,8 @@ class _Run:
         ended = False
         if self.checkpoint is not None:
             ended = self._resume(self.checkpoint)
+        else:
+            self._drop_other_bests()
         if not ended:
             self._write_start()
             steps = finetuning_steps(
@@ -282,19 +311,28 @@ class _Run:
         for optimizer, state in zip(self.state.optimizers, checkpoint.optimizers, strict=True):
             optimizer.load_state_dict(state)
         self.state.step, self.state.text_tokens = checkpoint.state["step"], checkpoint.state["text_tokens"]
-        events = [event for event in read_ledger(self.out / "ledger.jsonl") if event.get("step", 0) <= self.state.step]
+        events = [event for event in self._former_events() if event.get("step", 0) <= self.state.step]
         evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
         for step in sorted(evaluations):
             self._compare_with_best(evaluations[step]["headline"], step)
         if self.best is not None:
             said = evaluations[self.best[1]]["results"]
             self.scores = {name: MetricResult(**values) for name, values in said.items()}
-        done = self.state.step >= self.recipe.training.steps or self._is_enough()
-        if done and self.state.step not in evaluations:
+        self._drop_other_bests()
+        step, training = self.state.step, self.recipe.training
+        due = step == training.steps or (step > 0 and step % training.evaluate_every == 0)
+        if self.dev is not None and due and step not in evaluations:  # stopped between saving and evaluating
             self._evaluate(self.state)
+        done = step >= training.steps or self._is_enough()
         if done:
             warnings.warn(f"{self.out} is trained to its end: give another --out to train anew", stacklevel=2)
         return done and any(event["event"] == "end" for event in events)
+
+    def _former_events(self) -> list[dict[str, Any]]:
+        """What the ledger says of this run, without one that began in the same directory and left no checkpoint."""
+        events = list(read_ledger(self.out / "ledger.jsonl"))
+        begins = [n for n, event in enumerate(events) if event["event"] == "start" and event["resumed_from"] is None]
+        return events[begins[-1] :] if begins else events
 
     def _is_enough(self) -> bool:
         patience = self.recipe.finetuning.patience
@@ -352,7 +390,10 @@ class _Run:
             value = headline(results, self.recipe)
             if TASKS[self.recipe.task.kind].predict is None:
                 results = {**results, "loss": target_loss(model, self.dev)}
-            self.ledger.write(
+            if self._compare_with_best(value, state.step):
+                self.scores = results
+                self._keep_best(state, recipe, predictions)
+            self.ledger.write(  # only now: a run that goes on takes what stands there for kept
                 "evaluate",
                 step=state.step,
                 headline=value,
@@ -363,17 +404,21 @@ class _Run:
             if self.progress:
                 shown = ", ".join(f"{k} {v:.2f}" for result in results.values() for k, v in result.values.items())
                 tqdm.write(f"step {state.step}: {shown}", file=sys.stderr)
-            if self._compare_with_best(value, state.step):
-                self.scores = results
-                self._keep_best(state, recipe, predictions)
         self._save(state)
+        self._drop_other_bests()
         return self._is_enough()
+
+    def _drop_other_bests(self) -> None:
+        """Remove what was kept before the best, or by a run that was stopped before it had saved as much itself."""
+        for path in list_checkpoints(self.out / BEST):
+            if self.best is None or path.name != checkpoint_name(self.best[1]):
+                shutil.rmtree(path)
 
     def _keep_best(self, state: TrainState, recipe: Recipe, predictions: Sequence[Prediction]) -> None:
         assert self.measured is not None
         (self.out / BEST).mkdir(exist_ok=True)
         save_recipe(recipe, self.out / BEST / RECIPE)
-        self._write_checkpoint(state, self.out / BEST, [], self.out / BEST / RECIPE)
+        self._write_checkpoint(state, self.out / BEST, [], self.out / BEST / RECIPE, keep=2)  # till this one is saved
         answered = with_references(predictions, self.measured.records, self.recipe.task)
         for name, lines in (
             (DEV_PREDICTIONS, answered),
@@ -386,7 +431,7 @@ class _Run:
         self.ledger.write("save", step=state.step, checkpoint=path.name)
 
     def _write_checkpoint(
-        self, state: TrainState, folder: Path, optimizers: list[torch.optim.Optimizer], recipe: Path
+        self, state: TrainState, folder: Path, optimizers: list[torch.optim.Optimizer], recipe: Path, keep: int = 1
     ) -> Path:
         return save_checkpoint(
             folder,
@@ -395,13 +440,13 @@ class _Run:
             optimizers=optimizers,
             state={
                 "text_tokens": state.text_tokens,
-                "fingerprint": self.train_data.fingerprint,
+                "origin": self.origin,
                 "segments": self.segments,
                 "vocab_size": state.model.vocab_size,
                 "max_positions": state.model.max_positions,
             },
             files=[recipe, *(self.out / name for name in ("tokenizer.json", "tokenizer_config.json"))],
-            keep=1,
+            keep=keep,
         )
 
 

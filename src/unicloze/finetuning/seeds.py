@@ -98,13 +98,13 @@ def finetune_seeds(
 
 
 def _spreads(runs: Sequence[FinetuneResult]) -> Mapping[str, Mapping[str, Spread]]:
-    names = runs[0].scores if runs else {}
-    return {
-        name: {
-            key: _spread([run.scores[name].values[key] for run in runs if name in run.scores]) for key in first.values
-        }
-        for name, first in names.items()
-    }
+    """Of the values that all runs have: a class that only one of them predicts has no F1 in the others."""
+    found: dict[str, dict[str, Spread]] = {}
+    for name in runs[0].scores if runs else ():
+        each = [run.scores[name].values for run in runs if name in run.scores]
+        common = [key for key in each[0] if all(key in values for values in each)]
+        found[name] = {key: _spread([values[key] for values in each]) for key in common}
+    return found
 
 
 def _spread(values: Sequence[float]) -> Spread:

@@ -18,7 +18,8 @@ def model_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "model.generator_size", "it must lie between 0 and 1"
     if model.generator_size > 0 and "rtd" not in objective.targets:
         yield "model.generator_size", "only a model with the target 'rtd' has a generator; it must be 0"
-    if model.generator_size == 0 and "rtd" in objective.targets and objective.name != NO_TRAINING:
+    learns_rtd = "rtd" in objective.targets and objective.name != NO_TRAINING and not recipe.task.kind
+    if model.generator_size == 0 and learns_rtd:
         yield "model.generator_size", "the target 'rtd' needs a generator; it must be above 0"
     needed = capacity.positions(objective, data.window)
     if model.max_positions is not None and model.max_positions < needed:

@@ -77,7 +77,7 @@ def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
             said = f"{key} is {_value(variant.recipe, key)!r}; {problem}"
             raise error(variant.set_by.get(key, key), said, variant.place)
         rows = variant.share * variant.recipe.training.batch_size
-        if rows < 1:
+        if rows < 1 and not recipe.task.kind:  # a task has the objective of its model, and rows of its own
             said = f"its share of training.batch_size {variant.recipe.training.batch_size} is less than one row"
             raise error(variant.mixture_key, f"{said}; raise the batch size or the share", variant.place)
     for key, problem in _problems_of_phases(recipe):

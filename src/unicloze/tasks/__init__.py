@@ -24,7 +24,7 @@ from unicloze.text.tokenizers import Vocabulary
 def _as_they_are(
     rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe, _keys: npt.NDArray[np.uint64] | None
 ) -> Examples:
-    return lay_out(rows, vocabulary, recipe.use)
+    return lay_out(rows, vocabulary, recipe)
 
 
 def _windows(
@@ -43,6 +43,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=classification.predict,
         reference=classification.reference,
+        compares=("labels",),
     ),
     "regression": Task(
         purpose="A quantity for a text or a pair of texts.",
@@ -53,6 +54,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=classification.predict,
         reference=classification.reference,
+        compares=("numbers",),
     ),
     "generation": Task(
         purpose="A text for another: a summary, a question, an answer, a response, a translation.",
@@ -74,6 +76,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=choice.predict,
         reference=choice.right_choice,
+        compares=("labels",),
     ),
     "tagging": Task(
         purpose="A tag for each word of a sentence.",
@@ -84,6 +87,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=tagging.predict,
         reference=tagging.reference,
+        compares=("tags",),
     ),
     "extraction": Task(
         purpose="The span of a passage that answers a question, or none.",
@@ -94,6 +98,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_windows,
         predict=extraction.predict,
         reference=extraction.reference,
+        compares=("squad",),
     ),
     "conversation": Task(
         purpose="The answer to a question of a conversation about a passage: a span of it, yes, no or unknown.",
@@ -104,6 +109,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=conversation.lay_out,
         predict=conversation.predict,
         reference=conversation.reference,
+        compares=("coqa",),
     ),
 }
 """Every kind of task, by `TaskSettings.kind`."""

@@ -14,14 +14,13 @@ Labels are numbers from 0 here, whatever the file counts from; a file without th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 from xml.etree import ElementTree
 
 from unicloze.errors import UniclozeError
-from unicloze.tasks.plain_formats import Reader, comma_separated, jsonl
+from unicloze.tasks.plain_formats import Reader, comma_separated, jsonl, parse_json
 
 GAP = "_"
 """What the candidates of a sentence are put in place of."""
@@ -39,13 +38,18 @@ def read_race(text: str, path: Path) -> Fields:
         UniclozeError: It is no article of RACE.
     """
     try:
-        articles: Iterator[tuple[int, Any]] = iter([(1, json.loads(text))])
-    except ValueError:
+        articles: Iterator[tuple[int, Any]] = iter([(1, parse_json(text, str(path)))])
+    except UniclozeError:
         articles = jsonl(text, path)
     for line, article in articles:
         _check(article, ("article", "questions", "options"), path, line, "article of RACE")
-        questions, options = article["questions"], article["options"]
-        answers = article.get("answers", [None] * len(questions))
+        questions, options, answers = article["questions"], article["options"], article.get("answers")
+        answers = [None] * len(questions) if answers is None and isinstance(questions, list) else answers
+        lists = questions, options, answers, *(options if isinstance(options, list) else ())
+        if not all(isinstance(each, list) for each in lists):
+            raise UniclozeError(
+                f"{path}, line {line}: its questions, options and answers, and the options of each, are no lists"
+            )
         name = str(article.get("id", path.name)).removesuffix(".txt")
         if not len(questions) == len(options) == len(answers):
             counts = f"{len(questions)} questions, {len(options)} lists of options and {len(answers)} answers"
@@ -88,7 +92,7 @@ def _copa(
     row: Mapping[str, Any], names: tuple[str, str, str], name: Any, answer: Any, first: int, path: Path, line: int
 ) -> dict[str, Any]:
     _check(row, names, path, line, "item of COPA")
-    if row.get("question") not in ASKS_FOR:
+    if row.get("question") not in list(ASKS_FOR):  # it may be anything
         raise UniclozeError(f"{path}, line {line}: COPA asks for {' or '.join(ASKS_FOR)}, not {row.get('question')!r}")
     context, *choices = (row[part] for part in names)
     fields = {"context": context, "question": ASKS_FOR[row["question"]], "choices": choices}

@@ -16,6 +16,9 @@ from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_sl
 from unicloze.tasks.task import Outputs, Prediction, cut_note
 from unicloze.text.tokenizers import Tokenizer
 
+LARGEST = float(np.finfo(np.float32).max)
+"""Largest quantity that can be learned."""
+
 
 def with_labels(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
     """The settings with the classes of the training records, where none are given.
@@ -125,10 +128,10 @@ def quantity_of(record: Record, settings: TaskSettings) -> float:
     value = record.get(settings, "label")
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = np.nan
-    if not np.isfinite(number):
-        raise UniclozeError(f"{record.place}: the label {value!r} is no number, as a regression needs")
+    if isinstance(value, bool) or not abs(number) <= LARGEST:
+        raise UniclozeError(f"{record.place}: the label {value!r:.40} is no number that a regression can learn")
     return number
 
 

@@ -90,7 +90,9 @@ def answers_of(record: Record, settings: TaskSettings) -> list[Answer] | None:
         return None
     if isinstance(given, dict) and isinstance(given.get("text"), list):
         starts = given.get("answer_start") or [None] * len(given["text"])
-        given = [{"text": text, "answer_start": start} for text, start in zip(given["text"], starts, strict=False)]
+        if not isinstance(starts, list) or len(starts) != len(given["text"]):
+            raise UniclozeError(f"{record.place}: the answers have not as many answer_start as text: mend the record")
+        given = [{"text": text, "answer_start": start} for text, start in zip(given["text"], starts, strict=True)]
     found = []
     for answer in given if isinstance(given, list) else [None]:
         text, start = (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (answer, None)
@@ -170,10 +172,11 @@ def refuse_repeated(records: Sequence[Record]) -> None:
     """
     known: dict[str, str] = {}
     for record in records:
-        if known.setdefault(record.id, record.place) != record.place:
+        if record.id in known:
             raise UniclozeError(
                 f"{record.place}: the id '{record.id}' is also that of {known[record.id]}; give each its own"
             )
+        known[record.id] = record.place
 
 
 def span_of(answer: Answer, passage: Passage) -> tuple[int, int] | None:

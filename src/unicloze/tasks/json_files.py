@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError
+from unicloze.tasks.plain_formats import parse_json
 
 Found = tuple[str, dict[str, Any]]
 """Where in its file a record stands, and what it holds."""
@@ -24,10 +24,7 @@ def json_records(text: str, path: Path) -> Iterator[Found]:
     Raises:
         UniclozeError: It is no JSON, or of none of these forms; the message says where.
     """
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UniclozeError(f"{path}: this is no JSON ({error})") from error
+    document = parse_json(text, str(path))
     if isinstance(document, list):
         yield from _listed(document, path)
         return

@@ -143,7 +143,7 @@ def lay_out_windows(
     """
     segments = (0, min(1, max(0, recipe.model.num_segments - 1)))
     names = ("start", "end", *classes)
-    return lay_out([_row(row, vocabulary, segments, names) for row in rows], vocabulary, recipe.use)
+    return lay_out([_row(row, vocabulary, segments, names) for row in rows], vocabulary, recipe)
 
 
 def _row(window: Window, vocabulary: Vocabulary, segments: tuple[int, int], names: Sequence[str]) -> Row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,28 @@ Reader = Callable[[str, Path], Iterator[tuple[int | str, dict[str, Any]]]]
 """The text of a file and its path, for messages, to the line of each record, or in words where it stands, and its fields."""
 
 
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""How JSON may spell half of a surrogate pair."""
+
+
+def parse_json(text: str, place: str) -> Any:
+    """What a text says in JSON.
+
+    Raises:
+        UniclozeError: It is no JSON, or half of a surrogate pair stands in it, which is no text.
+    """
+    try:
+        value = json.loads(text)
+        if _HALF.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        before = error.object[max(0, error.start - 30) : error.start]
+        raise UniclozeError(f"{place}: half of a surrogate pair stands behind '{before}'; mend the file") from error
+    except (ValueError, RecursionError) as error:
+        raise UniclozeError(f"{place}: this is no JSON ({error})") from error
+    return value
+
+
 def jsonl(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Records of a file with a JSON object a line.
 
@@ -26,10 +49,7 @@ def jsonl(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     for line, content in enumerate(text.split("\n"), 1):
         if content.strip():
-            try:
-                fields = json.loads(content)
-            except ValueError as error:
-                raise UniclozeError(f"{path}, line {line}: this is no JSON ({error})") from error
+            fields = parse_json(content, f"{path}, line {line}")
             if not isinstance(fields, dict):
                 raise UniclozeError(f"{path}, line {line}: a record is a JSON object; this is none")
             yield line, fields
@@ -41,7 +61,7 @@ def separated(
     """Records of a file with a line each and a header, or with the given names of its columns.
 
     Raises:
-        UniclozeError: A line has another number of columns than the header.
+        UniclozeError: A line has another number of columns than the header, or two columns have one name.
     """
     csv.field_size_limit(LARGEST_FIELD)
     rows = csv.reader(
@@ -57,6 +77,9 @@ def separated(
             return
         if row and names is None:
             names = row
+            twice = next((name for name in names if name and names.count(name) > 1), None)
+            if twice is not None:
+                raise UniclozeError(f"{path}, line {first}: two columns have the name '{twice}': rename one")
         elif row and names is not None:
             if len(row) != len(names):
                 raise UniclozeError(

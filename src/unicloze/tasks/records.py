@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,12 +42,6 @@ class Record:
         value = self.get(settings, role)
         if not isinstance(value, str):
             raise self._without(settings, role, "text")
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise UniclozeError(
-                f"{self.place}: character {error.start} of its text is half of a surrogate pair; mend the file"
-            ) from error
         return value
 
     def texts(self, settings: TaskSettings, role: str) -> list[str]:
@@ -115,7 +110,7 @@ def read_records(path: Path, settings: TaskSettings) -> list[Record]:
 
 
 def _read_file(path: Path, settings: TaskSettings, first: int) -> list[Record]:
-    name = _format_of(path, settings)
+    name, name_of_id = _format_of(path, settings), settings.fields.get("id", "id")
     if name not in FORMATS and name not in COLLECTIONS:
         known = ", ".join([*FORMATS, *COLLECTIONS])
         raise UsageError(f"{path}: '{name}' is no known format of records: set --task.format to one of {known}")
@@ -123,13 +118,13 @@ def _read_file(path: Path, settings: TaskSettings, first: int) -> list[Record]:
         lines = COLLECTIONS[name](path) if name in COLLECTIONS else FORMATS[name](read_text(path), path)
         return [
             Record(
-                id=str(fields.get(settings.fields.get("id", "id"), number)),
+                id=str(number if fields.get(name_of_id) is None else fields[name_of_id]),
                 fields=fields,
                 place=f"{path}, {f'line {where}' if isinstance(where, int) else where}",
             )
             for number, (where, fields) in enumerate(lines, first)
         ]
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UniclozeError(f"{path}: it cannot be read ({error})") from error
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.example import Examples, Kind, Target
-from unicloze.settings import Recipe, UseSettings
+from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Vocabulary
+from unicloze.visibility import nearby
 
 Ints = npt.NDArray[np.int32]
 
@@ -52,13 +53,13 @@ class Row:
         return len(self.input_ids)
 
 
-def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, use: UseSettings) -> Examples:
+def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Examples:
     """Pad rows to one length.
 
     Args:
         rows: All with the same targets.
         vocabulary: Has the id of padding.
-        use: Who reads whom.
+        recipe: Who reads whom.
     """
     lengths = np.array([row.slots for row in rows], dtype=np.int32)
     shape = len(rows), int(lengths.max(initial=1))
@@ -73,11 +74,12 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, use: UseSettings) -> Ex
     begins = np.concatenate([np.cumsum([0, *inner[:-1]], dtype=np.int32) for inner in packed])
     starts, ends = np.tile(slot, (len(rows), 1)), np.tile(slot + 1, (len(rows), 1))
     starts[real] = np.repeat(begins, sizes)
-    both_ways = use.visibility == "bidirectional"
+    both_ways = recipe.use.visibility == "bidirectional"
     if both_ways:
         ends[real] = np.repeat(begins + sizes, sizes)
     intervals = np.zeros((*shape, 4), dtype=np.int32)
     intervals[:, :, 0], intervals[:, :, 1] = starts, ends
+    width = None if both_ways else recipe.objective.local_width
     alone = np.array([len(inner) == 1 for inner in packed])
     return Examples(
         input_ids=input_ids,
@@ -89,6 +91,7 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, use: UseSettings) -> Ex
         lengths=lengths,
         mutual=np.where(alone & both_ways, lengths, 0).astype(np.int32),
         text_tokens=lengths,
+        local=None if width is None else nearby(intervals, width),
         targets={name: _target([row.targets[name] for row in rows]) for name in rows[0].targets},
     )
 

@@ -50,6 +50,7 @@ class Task:
         predict: What a model says of the rows, to a prediction for each record; None where predictions are generated from
             rows with a `source`.
         reference: What a record's prediction is compared with.
+        compares: What its metrics may compare (see `unicloze.evaluation.metrics.registry`); anything if empty.
     """
 
     purpose: str
@@ -61,6 +62,7 @@ class Task:
     predict: Callable[[Sequence[Record], Sequence[Any], Sequence[Outputs], Recipe], list[Prediction]] | None
     reference: Callable[[Record, TaskSettings], Any]
     token_targets: tuple[str, ...] = ()
+    compares: tuple[str, ...] = ()
 
 
 def cut_note(cut: int, records: int, longest: int) -> None:

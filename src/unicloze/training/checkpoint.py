@@ -79,7 +79,7 @@ def save_checkpoint(
     Raises:
         UniclozeError: The disk is full; earlier checkpoints are untouched.
     """
-    final = folder / f"step-{step:08d}"
+    final = folder / checkpoint_name(step)
     if final.exists():
         return final
     write_checkpoint(final, step=step, model=model, optimizers=optimizers, state=state, files=files, memories=memories)
@@ -151,6 +151,11 @@ def set_aside_newer(path: Path) -> None:
             aside = newer.with_name(f"damaged-{newer.name}")
             shutil.rmtree(aside, ignore_errors=True)
             newer.rename(aside)
+
+
+def checkpoint_name(step: int) -> str:
+    """The name of the checkpoint of a step; names sort as steps do."""
+    return f"step-{step:08d}"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, task_heads
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.checkpoint import Checkpoint, load_checkpoint, load_newest
+from unicloze.training.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest
 
 BEST = "best"
 """Folder of the best checkpoint of a run, where one is kept beside the newest."""
@@ -103,12 +103,15 @@ def load_model(path: str | os.PathLike[str]) -> LoadedModel:
     place = Path(path)
     if not place.exists():
         raise UniclozeError(f"there is no model at {place}: give the --out of a pretrain run")
-    folder = next((folder for folder in (place / BEST, place / "checkpoints") if folder.is_dir()), place)
+    folder = next((folder for folder in (place / BEST, place / "checkpoints") if list_checkpoints(folder)), place)
     checkpoint = (
         load_checkpoint(place, weights_only=True) if (place / "manifest.json").is_file() else load_newest(folder)
     )
     if checkpoint is None:
-        raise UniclozeError(f"{place} holds no checkpoint yet: give the --out of a pretrain run that has saved one")
+        inside = sorted(file.parent.name for file in place.glob("*/ledger.jsonl"))
+        if inside:
+            raise UniclozeError(f"{place} holds several runs: give one of its folders {', '.join(inside)}")
+        raise UniclozeError(f"{place} holds no checkpoint yet: give the --out of a run that has saved one")
     recipe = load_recipe(checkpoint.path / "recipe.yaml")
     tokenizer = Tokenizer.load(checkpoint.path / "tokenizer.json")
     model = build_model(recipe, tokenizer.vocabulary.size)

@@ -1,0 +1,83 @@
+"""What is refused before anything is learned: metrics that cannot measure, and a run that began otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.registry import metric
+from unicloze.finetuning.data import TaskData
+from unicloze.finetuning.predict import options_of
+from unicloze.settings import Recipe
+from unicloze.tasks import TASKS
+from unicloze.training.models import LoadedModel
+
+Origin = Mapping[str, str | None]
+"""Fingerprints of what a run began with; None of what it has not."""
+
+
+def check_metrics(recipe: Recipe) -> None:
+    """Refuse metrics that there are not, or that compare something else than the task predicts.
+
+    Raises:
+        UsageError: One of `task.metrics` is such.
+    """
+    allowed = TASKS[recipe.task.kind].compares
+    for name in recipe.task.metrics:
+        compares = metric(name).compares
+        if allowed and compares not in allowed:
+            raise UsageError(
+                f"task.metrics names {name}, which compares {compares}, and a task of the kind {recipe.task.kind} predicts "
+                f"{' or '.join(allowed)}: name another metric"
+            )
+
+
+def check_answers(dev: TaskData, recipe: Recipe) -> None:
+    """Refuse a development file without right answers, or whose answers the metrics cannot compare.
+
+    Raises:
+        UniclozeError: A record has no answer, a library that a metric needs is absent, or F1 finds no positive record.
+    """
+    task = TASKS[recipe.task.kind]
+    references = [task.reference(record, recipe.task) for record in dev.records]
+    for name in recipe.task.metrics:
+        compares = metric(name).compares
+        wanted = references[:1] if compares == "texts" else references  # some metrics of texts take long
+        tried = [texts[0] for texts in wanted] if compares == "texts" else wanted
+        if compares in ("texts", "labels", "numbers", "tags"):
+            try:
+                metric(name)(tried, wanted, **options_of(name, recipe))
+            except UsageError as error:
+                raise UsageError(
+                    f"task.metrics names {name}, which does not fit the development file: {error}"
+                ) from error
+
+
+def origin_of(start: LoadedModel, train: TaskData, dev: TaskData | None) -> Origin:
+    """Fingerprints of what a run begins with, by what it is."""
+    weights = hashlib.sha256(start.tokenizer.fingerprint.encode())
+    for name, tensor in sorted(start.model.state_dict().items()):
+        weights.update(name.encode())
+        weights.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
+    return {
+        "training file": train.fingerprint,
+        "development file": None if dev is None else dev.fingerprint,
+        "model": weights.hexdigest(),
+    }
+
+
+def refuse_other_origin(former: Origin, now: Origin, out: Path) -> None:
+    """Refuse to go on with a run on other records or from another model: its evaluations could not be compared.
+
+    Raises:
+        UniclozeError: One is another.
+    """
+    other = next((what for what, fingerprint in now.items() if former.get(what) != fingerprint), None)
+    if other is not None:
+        raise UniclozeError(
+            f"{out} holds a run with another {other}, or with one that has changed since: give the new run another --out"
+        )

@@ -1,0 +1,50 @@
+"""The examples run as they stand."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import REPOSITORY
+from corpora import write_corpus
+from unicloze import verbs
+
+EXAMPLES = {
+    "fill": ["RUN", "the [MASK] cat [MASK] the dog"],
+    "embed": ["RUN", "the cat", "a dog", "the old house"],
+    "classify": ["RUN", "train.tsv", "new.tsv", "OUT"],
+    "generate": ["RUN", "train.jsonl", "the cat", "OUT"],
+}
+
+
+def test_every_example_is_run_here() -> None:
+    assert {file.stem for file in (REPOSITORY / "examples").glob("*.py")} == EXAMPLES.keys()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("examples")
+    overrides = {"data.corpus": [str(write_corpus(folder))], "tokenizer.vocab_size": 300}
+    verbs.pretrain("quickstart", folder / "run", toy=True, quiet=True, overrides=overrides)
+    return folder / "run"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(
+    name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.tsv").write_text("text\tlabel\nthe cat\tyes\na dog\tno\n")
+    Path("new.tsv").write_text("text\nthe cat\nthe old dog\n")
+    records = [{"source": "the cat", "target": "a dog"}, {"source": "the old house", "target": "a tree"}]
+    Path("train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    words = [{"RUN": str(run), "OUT": str(tmp_path / "out")}.get(word, word) for word in EXAMPLES[name]]
+    file = REPOSITORY / "examples" / f"{name}.py"
+    monkeypatch.setattr(sys, "argv", [str(file), *words])
+    runpy.run_path(str(file), run_name="__main__")
+    said = capsys.readouterr().out
+    assert len(said.splitlines()) >= (1 if name == "generate" else 2)

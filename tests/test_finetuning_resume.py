@@ -1,0 +1,220 @@
+"""A fine-tuning run goes on with what it began with, whenever it was stopped; it begins only with what can be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import nlu_toys
+import unicloze.finetuning.run as room
+from unicloze import verbs
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.finetuning.run import FinetuneResult, finetune_run, start_weights
+from unicloze.finetuning.seeds import finetune_seeds
+from unicloze.settings import Recipe
+from unicloze.tasks.rows import Row, lay_out
+from unicloze.training.models import LoadedModel, load_model, ready_model
+from unicloze.visibility import bool_mask
+
+SHORT = {"finetuning__epochs": 3, "finetuning__evaluations": 1, "training__batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def start() -> LoadedModel:
+    return nlu_toys.start()
+
+
+def records(count: int = 24, labels: Sequence[str] = "ab") -> list[dict[str, Any]]:
+    words = nlu_toys.WORDS
+    return [{"text": f"{words[i % 6]} {words[i // 6]}", "label": labels[i * 7 % 3 % 2]} for i in range(count)]
+
+
+def files(folder: Path) -> tuple[Path, Path]:
+    train = nlu_toys.write(folder / "train.jsonl", records())
+    return train, nlu_toys.write(folder / "dev.jsonl", records(9))
+
+
+def recipe_for(start: LoadedModel, **settings: Any) -> Recipe:
+    return nlu_toys.recipe_for(start, "classification", **{**SHORT, **settings})
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("place", ["_keep_best", "_save", "replace_file", "write"])
+def test_a_kill_at_any_place_of_the_last_evaluation_changes_nothing(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The best is the last one, and the checkpoint of the last step is there before it is evaluated."""
+    train, dev = files(tmp_path)
+    steps = iter(range(100))
+    monkeypatch.setattr(room, "headline", lambda *_: float(next(steps)))
+    recipe = recipe_for(start)
+
+    def run(out: str) -> FinetuneResult:
+        return finetune_run(recipe, start, train, dev, tmp_path / out, progress=False)
+
+    assert run("whole").best_step == 9
+    with monkeypatch.context() as patch:
+        run_class: Any = room._Run
+        original = run_class._evaluate
+
+        def last(self: Any, state: Any) -> bool:
+            def kill(*arguments: Any, **_: Any) -> None:
+                if arguments[0] != "failed":
+                    raise Killed
+
+            if state.step == 9:
+                target = {"replace_file": room, "write": self.ledger}.get(place, run_class)
+                patch.setattr(target, place, kill)
+            return bool(original(self, state))
+
+        patch.setattr(run_class, "_evaluate", last)
+        with pytest.raises(Killed):
+            run("broken")
+    with pytest.warns(UserWarning, match="trained to its end"):
+        assert run("broken").best_step == 9
+    one, other = load_model(tmp_path / "whole"), load_model(tmp_path / "broken")
+    assert one.step == other.step == 9
+    assert all(map(torch.equal, one.model.state_dict().values(), other.model.state_dict().values()))
+    for name in ("best", "checkpoints"):
+        assert [path.name for path in (tmp_path / "broken" / name).glob("step-*")] == ["step-00000009"]
+    assert len((tmp_path / "broken" / "dev_predictions.jsonl").read_text().splitlines()) == 9
+
+
+def test_what_a_run_without_a_checkpoint_kept_is_not_taken_for_the_next_ones(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, dev = files(tmp_path)
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(room._Run, "_save", kill)
+        with pytest.raises(Killed):
+            finetune_run(recipe_for(start), start, train, dev, tmp_path / "run", progress=False)
+    assert load_model(tmp_path / "run").step == 3
+    finetune_run(recipe_for(start, training__learning_rate=1e-9), start, train, dev, tmp_path / "run", progress=False)
+    assert load_model(tmp_path / "run").recipe.training.learning_rate == 1e-9
+
+
+def test_a_run_does_not_go_on_with_other_files_or_from_another_model(start: LoadedModel, tmp_path: Path) -> None:
+    train, dev = files(tmp_path)
+    recipe, out = recipe_for(start), tmp_path / "run"
+    finetune_run(recipe, start, train, dev, out, progress=False)
+    longer = nlu_toys.write(tmp_path / "longer.jsonl", records(12))
+    for other, message in ((longer, "another development file"), (None, "another development file")):
+        with pytest.raises(UniclozeError, match=message):
+            finetune_run(recipe, start, train, other, out, progress=False)
+    with pytest.raises(UniclozeError, match="another model"):
+        finetune_run(recipe, nlu_toys.start(training__seed=3), train, dev, out, progress=False)
+    nlu_toys.write(train, records(labels="ba"))
+    with pytest.raises(UniclozeError, match="another training file"):
+        finetune_run(recipe, start, train, dev, out, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ("acuracy", "did you mean accuracy"),
+        ("squad", "squad, which compares squad, and a task of the kind classification predicts labels"),
+        ("f1", "does not fit the development file: No reference has the label 1"),
+    ],
+)
+def test_a_metric_that_cannot_measure_is_refused_before_anything_is_learned(
+    start: LoadedModel, tmp_path: Path, metric: str, message: str
+) -> None:
+    train, dev = files(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        finetune_run(recipe_for(start, task__metrics=[metric]), start, train, dev, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def test_a_development_file_without_labels_is_refused_before_anything_is_learned(
+    start: LoadedModel, tmp_path: Path
+) -> None:
+    train, _ = files(tmp_path)
+    dev = nlu_toys.write(tmp_path / "dev.jsonl", [{"text": "anna"}])
+    with pytest.raises(UniclozeError, match=r"dev\.jsonl, line 1: the field 'label' is missing"):
+        finetune_run(recipe_for(start), start, train, dev, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def test_output_layers_of_other_classes_are_not_taken_over(start: LoadedModel, tmp_path: Path) -> None:
+    train, _ = files(tmp_path)
+    finetune_run(recipe_for(start, finetuning__epochs=1), start, train, None, tmp_path / "run", progress=False)
+    first = load_model(tmp_path / "run")
+    for labels, drawn in ((["a", "b"], 0), (["b", "a"], 2), (["x", "y"], 2)):
+        recipe = recipe_for(first, task__labels=labels)
+        model = ready_model(recipe, first.model.vocab_size, torch.device("cpu"))
+        names = start_weights(model, first, recipe.task)
+        assert len(names) == drawn and all(".output." in name for name in names)
+
+
+def test_seeds_whose_metrics_have_other_values_have_those_in_common(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kind of entity that only one seed predicts, and wrongly, has no F1 with another seed."""
+
+    def run(recipe: Recipe, *arguments: Any, **_: Any) -> FinetuneResult:
+        values = {"f1": 50.0 + recipe.training.seed} | ({"f1_LOC": 0.0} if recipe.training.seed == 0 else {})
+        scores = {"entity-f1": MetricResult(metric="entity-f1", values=values, items=2)}
+        return FinetuneResult(tmp_path, 1, 1, 0, scores)
+
+    monkeypatch.setattr("unicloze.finetuning.seeds.finetune_run", run)
+    summary = finetune_seeds(recipe_for(start), start, tmp_path, None, tmp_path, seeds=2)
+    assert list(summary.scores["entity-f1"]) == ["f1"]
+    assert summary.scores["entity-f1"]["f1"].mean == 50.5
+
+
+def test_predictions_go_where_they_can(start: LoadedModel, tmp_path: Path) -> None:
+    train, dev = files(tmp_path)
+    overrides = {**nlu_toys.QUICK, "finetuning.epochs": 1}
+    verbs.finetune("classification", start, train, dev, tmp_path / "runs", seeds=2, quiet=True, overrides=overrides)
+    with pytest.raises(UniclozeError, match="several runs: give one of its folders seed-0, seed-1"):
+        verbs.predict(tmp_path / "runs", dev, quiet=True)
+    for out in (tmp_path, tmp_path / "nowhere" / "said.jsonl"):
+        with pytest.raises(UsageError, match="give a file to write the predictions to"):
+            verbs.predict(tmp_path / "runs" / "seed-0", dev, out=out, quiet=True)
+    twice = nlu_toys.write(tmp_path / "twice.jsonl", [{"id": "x", "text": "anna"}, {"id": "x", "text": "eva"}])
+    with pytest.raises(UsageError, match="two records have the id 'x'"):
+        verbs.predict(tmp_path / "runs" / "seed-0", twice, out=tmp_path / "said.json", quiet=True)
+
+
+@pytest.mark.parametrize("name", ["electra-base", "unilm-v1-base", "gpt-3-small"])
+def test_a_model_of_any_objective_learns_a_task_and_is_read_again(tmp_path: Path, name: str) -> None:
+    """Neither a generator nor a row for each part of a mixture is needed for a task; local layers read nearby slots."""
+    start = nlu_toys.start(name)
+    train, dev = files(tmp_path)
+    recipe = recipe_for(start, finetuning__epochs=1, training__batch_size=4)
+    finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+    assert len(verbs.predict(tmp_path / "run", dev, quiet=True)) == 9
+    with pytest.warns(UserWarning, match="trained to its end"):
+        finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+
+
+def test_a_schedule_longer_than_the_run_is_refused_before_anything_is_learned(
+    start: LoadedModel, tmp_path: Path
+) -> None:
+    train, dev = files(tmp_path)
+    recipe = recipe_for(start, training__schedule="wsd", training__decay_steps=100)
+    with pytest.raises(UsageError, match="decay_steps"):
+        finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+
+
+def test_local_layers_read_nearby_slots_of_their_own_sequence() -> None:
+    start = nlu_toys.start("gpt-3-small", objective__local_width=2)
+    ids = np.arange(7, 14, dtype=np.int32)
+    row = Row(record=0, input_ids=ids, segment_ids=ids * 0, lengths=(4, 3))
+    examples = lay_out([row], start.tokenizer.vocabulary, start.recipe)
+    assert examples.local is not None
+    near = [[i // 4 == j // 4 and 0 <= i - j <= 2 for j in range(7)] for i in range(7)]
+    assert bool_mask(examples.local[0], 7).tolist() == near
