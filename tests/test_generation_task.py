@@ -461,6 +461,24 @@ def test_sources_are_no_longer_than_the_model_reads(start: LoadedModel) -> None:
         recipe_for(start, decoding__beams=2, decoding__num_results=3)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"learning": "pseudo"}, {"learning": "masked"}, {"learning": "next"}, {"segment_ids": [1, 0]}]
+)
+def test_transformers_writes_as_the_task_was_learned(start: LoadedModel, settings: dict[str, Any]) -> None:
+    """Not as the objective of pre-training says: it may have learned with other masks, slots and segments."""
+    hf = pytest.importorskip("unicloze.hf")
+    changes = {f"generation__{name}": value for name, value in settings.items()}
+    tuned = dataclasses.replace(start, recipe=recipe_for(start, **changes, decoding__max_length=6))
+    vocabulary = start.tokenizer.vocabulary
+    source = start.tokenizer.encode("alpha beta gamma")
+    layout = layout_of(tuned.recipe, vocabulary)
+    ((best,),) = generate_tokens(tuned.model, [source], tuned.recipe.decoding, layout)
+    row = torch.tensor([[vocabulary.sos, *source.tolist(), vocabulary.eos]])
+    written = hf.UniclozeForConditionalGeneration.of(tuned).generate(row, max_new_tokens=6, do_sample=False)
+    beams = tuned.recipe.decoding.beams
+    assert beams == 1 and written[0, row.shape[1] :].tolist()[: len(best.tokens)] == best.tokens
+
+
 def test_a_files_fields_may_have_other_names(start: LoadedModel, tmp_path: Path) -> None:
     tuned = dataclasses.replace(start, recipe=recipe_for(start))
     file = write(tmp_path / "f.jsonl", [{"text": "alpha"}])

@@ -187,9 +187,9 @@ def _check_types(path: Path, values: Mapping[str, Any]) -> None:
         kind, said = kinds.get(key, (str, "a text"))
         if not isinstance(value, kind) and not (key == "options" and value is None):
             raise UsageError(f"{path}: {key} is {value!r}: give {said}.")
-        names = value.values() if key == "fields" else value if key == "metrics" else ()
+    for key, names in (("fields", [*values.get("fields", {}).values()]), ("metrics", values.get("metrics", []))):
         if not all(isinstance(name, str) for name in names):
-            raise UsageError(f"{path}: {key} is {value!r}: a name in it is no text.")
+            raise UsageError(f"{path}: {key} is {values[key]!r}: a name in it is no text.")
 
 
 def _check(path: Path, prompt: Prompt) -> None:

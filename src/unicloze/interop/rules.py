@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unicloze.decoding.abilities import objective_of
+from unicloze.decoding.layout import layout_of
 from unicloze.mixtures import parts
 from unicloze.model.padded import EncodingRule
 from unicloze.model.steps import StepRule
@@ -25,8 +26,11 @@ def encoding_rule(recipe: Recipe) -> EncodingRule:
 def step_rule(recipe: Recipe, vocabulary: Vocabulary) -> StepRule | None:
     """How a model writes a target: as the first part of its objective that trains to; None if no part does.
 
-    Parts with a source of its own come before those that go on with a text.
+    Parts with a source of its own come before those that go on with a text. A fine-tuned model writes as it learned to, if
+    its task is to write.
     """
+    if recipe.task.kind:
+        return _of_task(recipe, vocabulary)
     found = [_of_part(recipe, part.settings, vocabulary) for part in parts(objective_of(recipe))]
     rules = [rule for rule in found if rule is not None]
     return min(rules, key=lambda rule: rule.source == "left_to_right", default=None)
@@ -34,9 +38,24 @@ def step_rule(recipe: Recipe, vocabulary: Vocabulary) -> StepRule | None:
 
 def never_written(recipe: Recipe, vocabulary: Vocabulary) -> list[int]:
     """Tokens that a target never holds: all special ones but [EOS], and but the sentinels where targets are made of them."""
-    sentinels = any(part.settings.name == "span_corruption" for part in parts(objective_of(recipe)))
+    sentinels = not recipe.task.kind and any(
+        part.settings.name == "span_corruption" for part in parts(objective_of(recipe))
+    )
     written = {vocabulary.eos, *(vocabulary.extra.tolist() if sentinels else [])}
     return sorted({*vocabulary.special.tolist()} - written)
+
+
+def _of_task(recipe: Recipe, vocabulary: Vocabulary) -> StepRule | None:
+    if recipe.task.kind != "generation":
+        return None
+    layout = layout_of(recipe, vocabulary)
+    return StepRule(
+        predicts=layout.predicts,
+        source="left_to_right" if layout.decoder_only else "bidirectional",
+        segment_ids=(layout.source_segment, layout.target_segment),
+        pseudo=layout.pseudo,
+        local_width=layout.local_width,
+    )
 
 
 def _of_part(recipe: Recipe, settings: ObjectiveSettings, vocabulary: Vocabulary) -> StepRule | None:

@@ -12,7 +12,6 @@ So one rule of visibility serves prompts, steps and whole rows, and padding may 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -22,8 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from unicloze.errors import UsageError
-from unicloze.example import Batch, Leading
-from unicloze.model.attention import Backend, Region, SelfAttention, attend
+from unicloze.model.attention import Backend, Region, SelfAttention, additive, attend
 from unicloze.model.backbone import Backbone, Layer, choose_backend, score_dtype
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.padded import check_positions, named_segments, positions_of
@@ -176,7 +174,7 @@ def step_states(
         *Shape:* (rows, slots, hidden size) each
     """
     positions, key_positions = slots.positions, slots.key_positions
-    hidden = backbone.embeddings(_embedded(slots), dropout)
+    hidden = backbone.embeddings.embed(slots.input_ids, positions, slots.segment_ids, dropout)
     dtype = score_dtype(hidden)
     backend = backbone.backend or choose_backend(hidden, dtype, backbone.relative is not None)
     distance_bias = None if backbone.relative is None else backbone.relative(positions, key_positions).to(dtype)
@@ -189,16 +187,16 @@ def step_states(
                     "a layer of the model reads nearby slots only: the rule of its steps needs local_width"
                 )
             visible = visible & (positions[:, :, None] - key_positions[:, None, :] <= local_width)
-        zero = torch.zeros((), dtype=dtype, device=hidden.device)
-        bias = torch.where(visible, zero, zero - torch.inf).unsqueeze(1)
+        bias = additive(visible, dtype)
         regions[name] = Region(
             0, positions.shape[1], key_positions.shape[1], bias if distance_bias is None else distance_bias + bias
         )
     states = [hidden]
     for number, (layer, name) in enumerate(zip(backbone.layers, backbone.visibility, strict=True)):
         assert isinstance(layer, Layer)
-        attention = functools.partial(_attention, layer.attention, number, extend, regions[name], backend, dropout)
-        states.append(_layer(layer, states[-1], attention, dropout))
+        normed = layer.attention_norm(states[-1]) if layer.norm_first else states[-1]
+        update = _attention(layer.attention, number, extend, regions[name], backend, dropout, normed)
+        states.append(layer.complete(states[-1], update, dropout))
     states[-1] = backbone.final_norm(states[-1])
     return states
 
@@ -220,31 +218,3 @@ def _attention(
     attended = attend(query, key, value, region, backend=backend, dropout=dropout, rate=attention.rate)
     projected: Tensor = attention.output(attended.transpose(1, 2).flatten(2))
     return projected
-
-
-def _layer(layer: Layer, hidden: Tensor, attention: Callable[[Tensor], Tensor], dropout: DropoutKey | None) -> Tensor:
-    """A layer whose attention is given from outside, because it reads more than the layer sees."""
-
-    def add(residual: Tensor, update: Tensor) -> Tensor:
-        return residual + (update if dropout is None else dropout(update, layer.rate))
-
-    if layer.norm_first:
-        attended = add(hidden, attention(layer.attention_norm(hidden)))
-        return add(attended, layer.feed_forward(layer.feed_forward_norm(attended)))
-    attended = layer.attention_norm(add(hidden, attention(hidden)))
-    normalised: Tensor = layer.feed_forward_norm(add(attended, layer.feed_forward(attended)))
-    return normalised
-
-
-def _embedded(slots: Slots) -> Batch:
-    """The slots as the embeddings want them, which read no visibility."""
-    nobody = Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None)
-    return Batch(
-        input_ids=slots.input_ids,
-        position_ids=slots.positions,
-        segment_ids=slots.segment_ids,
-        intervals=slots.positions.new_zeros(*slots.positions.shape, 4),
-        leading=nobody,
-        targets={},
-        text_tokens=0,
-    )
