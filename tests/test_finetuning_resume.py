@@ -183,7 +183,7 @@ def test_predictions_go_where_they_can(start: LoadedModel, tmp_path: Path) -> No
     with pytest.raises(UniclozeError, match="several runs: give one of its folders seed-0, seed-1"):
         verbs.predict(tmp_path / "runs", dev, quiet=True)
     for out in (tmp_path, tmp_path / "nowhere" / "said.jsonl"):
-        with pytest.raises(UsageError, match="give a file to write the predictions to"):
+        with pytest.raises(UsageError, match=r"give --out a file|give another --out"):
             verbs.predict(tmp_path / "runs" / "seed-0", dev, out=out, quiet=True)
     twice = nlu_toys.write(tmp_path / "twice.jsonl", [{"id": "x", "text": "anna"}, {"id": "x", "text": "eva"}])
     with pytest.raises(UsageError, match="two records have the id 'x'"):
