@@ -30,16 +30,18 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
     from unicloze.training.allocator import tune_allocator
 
     tune_allocator()
-    import dataclasses
     import tempfile
 
-    import unicloze.finetuning.run as room
-    from unicloze.finetuning.data import TaskData, open_records
+    from unicloze.finetuning import run as room
+    from unicloze.finetuning.data import open_records
     from unicloze.finetuning.predict import load_task_model, measure, predict
     from unicloze.finetuning.start import task_recipe
     from unicloze.interop.read import load_any
     from unicloze.recipes import load_recipe
+    from unicloze.tasks.records import Record, read_records
+    from unicloze.training import process
     from unicloze.training.loop import fit
+    from unicloze.training.models import load_model
 
     settings = {**spec["settings"], "training.seed": spec["seed"]}
     start = load_any(Path(spec["model"]))
@@ -52,17 +54,14 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
         seconds.append(time.perf_counter() - began)
         return result
 
-    def cut(path: Path, *arguments: Any) -> TaskData:
-        data = open_records(path, *arguments)
-        return dataclasses.replace(data, records=data.records[: spec["limit"]], rows=data.rows[: spec["limit"]])
+    def first_records(*arguments: Any) -> list[Record]:
+        return read_records(*arguments)[: spec["limit"]]
 
-    room.fit = timed  # type: ignore[attr-defined]
-    room.open_records = cut  # type: ignore[attr-defined]
+    process.fit = timed
+    room.read_records = first_records
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         room.finetune_run(recipe, start, Path(spec["train"]), None, out, progress=False)
-        from unicloze.training.models import load_model
-
         model = load_task_model(load_model(out))
         data = open_records(Path(spec["test"]), model.recipe, model.tokenizer)
         results = measure(predict(model, data), data, model.recipe)
