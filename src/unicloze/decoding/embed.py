@@ -16,6 +16,7 @@ from unicloze.example import Examples, Kind, collate
 from unicloze.mixtures import parts
 from unicloze.settings import Recipe
 from unicloze.text.windows import Windows
+from unicloze.visibility import nearby
 
 if TYPE_CHECKING:
     from unicloze.decoding.texts import ModelLike
@@ -87,8 +88,7 @@ def rows_to_encode(windows: Windows, recipe: Recipe) -> Examples:
     intervals[:, :, 1] = np.where(is_text & both_ways, windows.lengths[:, None], slot + 1)
     local = None
     if settings.local_width is not None and not both_ways:
-        local = intervals.copy()
-        local[:, :, 0] = np.maximum(local[:, :, 0], slot - settings.local_width)
+        local = nearby(intervals, settings.local_width)
     segment_ids = windows.segment_ids
     if settings.segment_ids is not None:
         segment_ids = np.array(settings.segment_ids, dtype=np.int32)[segment_ids]

@@ -85,17 +85,26 @@ def layout_of(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout:
     Raises:
         UsageError: No part of its objective can generate, or it is fine-tuned for another task.
     """
+    found = find_layout(recipe, vocabulary)
+    if found is not None:
+        return found
     if recipe.task.kind:
-        return _of_task(recipe, vocabulary)
-    objective = objective_of(recipe)
-    found = [layout for part in parts(objective) if (layout := _of_part(part.settings, vocabulary)) is not None]
-    if not found:
-        names = ", ".join(dict.fromkeys(part.settings.name for part in parts(objective)))
         raise UsageError(
-            f"a model trained by {names} cannot generate text: use one of another objective, such as unilmv2 with the target "
-            "par, prefix or causal"
+            f"a model fine-tuned for {recipe.task.kind} cannot generate text: use one of a task that generates"
         )
-    return min(found, key=lambda layout: layout.decoder_only)
+    names = ", ".join(dict.fromkeys(part.settings.name for part in parts(objective_of(recipe))))
+    raise UsageError(
+        f"a model trained by {names} cannot generate text: use one of another objective, such as unilmv2 with the target "
+        "par, prefix or causal"
+    )
+
+
+def find_layout(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout | None:
+    """As `layout_of`, None if the model cannot generate."""
+    if recipe.task.kind:
+        return _of_task(recipe, vocabulary) if recipe.task.kind == "generation" else None
+    options = (_of_part(part.settings, vocabulary) for part in parts(objective_of(recipe)))
+    return min((layout for layout in options if layout is not None), key=lambda each: each.decoder_only, default=None)
 
 
 def _of_part(settings: ObjectiveSettings, vocabulary: Vocabulary) -> GenerationLayout | None:
@@ -128,10 +137,6 @@ def _of_part(settings: ObjectiveSettings, vocabulary: Vocabulary) -> GenerationL
 
 def _of_task(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout:
     """How a fine-tuned model generates: as `unicloze.tasks.generation` lays out its rows."""
-    if recipe.task.kind != "generation":
-        raise UsageError(
-            f"a model fine-tuned for {recipe.task.kind} cannot generate text: use one of a task that generates"
-        )
     by_next = generation.learning_of(recipe) == "next"
     own = generation.pseudo_token(recipe, vocabulary) == "own"
     source, target = generation.segments_of(recipe)
