@@ -37,7 +37,8 @@ def start(name: str = "bert-base", **settings: Any) -> LoadedModel:
     }
     recipe = load_recipe(name, overrides)
     texts = [" ".join(WORDS), "the old cat, the dog _ and a bird.", "abcdefghijklmnopqrstuvwxyz 0123456789"] * 3
-    tokenizer = Tokenizer.train(texts, TokenizerSettings(kind=recipe.tokenizer.kind, vocab_size=300))
+    kind, extra = recipe.tokenizer.kind, recipe.tokenizer.extra_tokens
+    tokenizer = Tokenizer.train(texts, TokenizerSettings(kind=kind, vocab_size=300 + extra, extra_tokens=extra))
     model = build_model(recipe, tokenizer.vocabulary.size)
     return LoadedModel(model.for_use().eval(), tokenizer, recipe, Path("none"), 0)
 

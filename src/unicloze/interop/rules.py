@@ -23,9 +23,13 @@ def encoding_rule(recipe: Recipe) -> EncodingRule:
 
 
 def step_rule(recipe: Recipe, vocabulary: Vocabulary) -> StepRule | None:
-    """How a model writes a target, as `unicloze.decoding.layout` says; None if it cannot, or opens the target by a token."""
+    """How a model writes a target, as `unicloze.decoding.layout` says.
+
+    None if it cannot, or if its rows hold more than source, target and what the tokenizer puts around them: a token that
+    opens the target (MASS) or names the task (UL2).
+    """
     layout = find_layout(recipe, vocabulary)
-    if layout is None or layout.opening is not None:
+    if layout is None or layout.opening is not None or len(layout.start) > 1:
         return None
     last = max(0, recipe.model.num_segments - 1)
     return StepRule(
