@@ -6,9 +6,10 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from unicloze.errors import UsageError
+from unicloze.settings import Precision
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,6 +56,25 @@ def model_option(parser: Parser, required: bool = True) -> None:
         metavar="DIR",
         required=required,
         help="directory of a run, one of its checkpoints, or a folder of another library's",
+    )
+
+
+def device_option(parser: Parser) -> None:
+    """`--device`."""
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        default="auto",
+        help="where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one (default: auto)",
+    )
+
+
+def precision_option(parser: Parser, otherwise: str = "fp32") -> None:
+    """`--precision`."""
+    parser.add_argument(
+        "--precision",
+        choices=get_args(Precision),
+        help=f"of the forward passes; auto is bf16 where it is faster (default: {otherwise})",
     )
 
 
