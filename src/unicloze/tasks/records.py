@@ -18,7 +18,6 @@ from unicloze.tasks.json_files import json_records
 from unicloze.tasks.plain_formats import Reader, comma_separated, jsonl, tsv
 from unicloze.tasks.text_file import read_text
 
-
 OPTION = "--task.{} '{}'"
 """How a user says to a verb in which fields and format a file has its records: the setting, its value."""
 

@@ -63,8 +63,7 @@ def _check_place(model: LoadedModel, device: torch.device) -> None:
     lies = model.compute.device
     if device.type != lies.type or device.index not in (None, lies.index):
         raise UsageError(
-            f"device is {device} and the model given is on {lies}: leave device out, or load the model there with "
-            f"load_model(..., device={str(device)!r})."
+            f"the model given is on {lies}, not on {device}: load it there with load_model(..., device={str(device)!r})."
         )
 
 
