@@ -326,9 +326,7 @@ def test_predict_reads_the_fields_it_is_told(
 
 
 def test_predict_changes_nothing_else(places: Places) -> None:
-    with pytest.raises(
-        UsageError, match=r"task\.labels is fixed once a model is trained: only task\.fields, task\.format"
-    ):
+    with pytest.raises(UsageError, match=r"task\.labels cannot be changed here: only task\.fields, task\.format can"):
         verbs.predict(places.classifier, places.records, overrides={"task.labels": ["a", "b"]})
 
 

@@ -501,7 +501,7 @@ def test_generate_says_what_is_wrong(start: LoadedModel, tmp_path: Path) -> None
         ({}, "a text or a file"),
         (
             {"text": ["a", "b"], "overrides": {"task.kind": "generation"}},
-            "only decoding, task.fields, task.format can be changed",
+            "only decoding, task.fields, task.format can",
         ),
         ({"text": ["a", "b"], "overrides": {"decoding.max_length": 60}}, "give no more"),
     ):

@@ -185,10 +185,10 @@ def stream(
 
 
 def _check_fixed(overrides: Overrides | None, free: Sequence[str]) -> None:
-    """Refuse to change what is no setting, or of no section, that is free."""
+    """Refuse to change a setting that is not free, nor its section: a trained model is as it is."""
     for key in overrides or {}:
         if key not in free and key.partition(".")[0] not in free:
-            raise UsageError(f"{key} is fixed once a model is trained: only {', '.join(free)} can be changed.")
+            raise UsageError(f"{key} cannot be changed here: only {', '.join(free)} can.")
 
 
 def _with(model: LoadedModel, overrides: Overrides | None) -> LoadedModel:
