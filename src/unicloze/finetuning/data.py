@@ -27,7 +27,7 @@ ORDER, DRAWS, AUXILIARY = 1, 2, 3
 ROWS_SEEN = 256
 """Rows that tell how many segments all have."""
 
-BLOCK_COST = {"cpu": 8, "cuda": 1 << 20}
+BLOCK_COST = {"cpu": 24, "cuda": 1 << 20}
 """What attention to a block of its own costs, in slots: on a GPU a step is one block, whatever the padding."""
 
 
