@@ -165,8 +165,8 @@ def _rows_by_group(
     Args:
         context: Slots of the context of each row. *Shape:* (rows,)
         row: Row of each masked token, in ascending order. *Shape:* (masked,)
-        of_context: Intervals of the context slots, a number or one for each row.
-        groups: Intervals of the slots of each group, a number or one for each masked token.
+        of_context: Intervals of the context slots, 0 or a number for each row.
+        groups: Intervals of the slots of each group, 0 or a number for each masked token.
         capacity: Slots of a row.
     """
     masked = np.bincount(row, minlength=len(context))
@@ -177,9 +177,11 @@ def _rows_by_group(
     for column, (bound, of_padding) in enumerate(zip(of_context, padding, strict=True)):
         if np.ndim(bound) or np.ndim(of_padding):
             result[:, :, column] = np.where(in_context, np.reshape(bound, (-1, 1)), of_padding)
-    place = context[row] + ranks(row, len(context))
+    place = row * capacity + context[row] + ranks(row, len(context))
     for group in groups:
-        result[row, place] = np.stack(np.broadcast_arrays(np.zeros_like(place), *group)[1:], axis=1)
+        for column, (bound, of_padding) in enumerate(zip(group, padding, strict=True)):
+            if np.ndim(bound) or np.ndim(of_padding):
+                result.reshape(-1)[4 * place + column] = bound
         place = place + masked[row]
     return result
 
