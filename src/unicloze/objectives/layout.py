@@ -37,10 +37,10 @@ class MaskedTokens:
     """
 
     row: npt.NDArray[np.int64]
-    position: npt.NDArray[np.int64]
-    step: npt.NDArray[np.int32]
-    rank: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
+    position: Ids
+    step: Ids
+    rank: Ids
+    counts: Ids
 
     @classmethod
     def of(cls, steps: Steps) -> MaskedTokens:
@@ -48,24 +48,22 @@ class MaskedTokens:
         row, position, counts = flagged(steps >= 0)
         window = steps.shape[1]
         step = steps.reshape(-1)[row * window + position]
-        step, position = np.divmod(sorted_in_rows(step * window + position, counts), window)
-        return cls(row, position, step.astype(np.int32), ranks(row, len(steps)), counts)
+        step, position = np.divmod(sorted_in_rows(step * np.int64(window) + position, counts), window)
+        rank = ranks(row, len(steps)).astype(np.int32)
+        return cls(row, position.astype(np.int32), step.astype(np.int32), rank, counts.astype(np.int32))
 
-    def place(self, column: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+    def place(self, column: Ids, width: int) -> npt.NDArray[np.int64]:
         """Index of a column of each token's row in a flattened array of `width` columns. *Shape:* (masked,)"""
         return self.row * width + column
 
-    def step_bounds(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def step_bounds(self) -> tuple[Ids, Ids]:
         """Rank of the first token of each token's step, and of the first after it."""
-        if not len(self.row):
-            return self.rank, self.rank
-        change = np.flatnonzero((np.diff(self.row) != 0) | (np.diff(self.step) != 0)) + 1
-        first = np.concatenate([[0], change])
-        sizes = np.diff(np.concatenate([first, [len(self.row)]]))
+        first = np.flatnonzero((self.rank == 0) | (np.diff(self.step, prepend=-1) != 0))
+        sizes = np.diff(first, append=len(self.row)).astype(np.int32)
         starts = np.repeat(self.rank[first], sizes)
         return starts, starts + np.repeat(sizes, sizes)
 
-    def target(self, slot: npt.NDArray[np.int64], labels: Ids, most: int) -> Target:
+    def target(self, slot: Ids, labels: Ids, most: int) -> Target:
         """Predict every masked token at the given slot, in at most `most` predictions a row."""
         shape = len(self.counts), most
         slots, answers = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.int32)
@@ -104,12 +102,13 @@ class Rows:
         """
         windows, masked, window = self.windows, self.masked, self.windows.token_ids.shape[1]
         self.input_ids[:, :window] = windows.token_ids
-        self.input_ids[masked.row, masked.position] = shown
+        place = masked.place(masked.position, self.input_ids.shape[1])
+        self.input_ids.reshape(-1)[place] = shown
         self.position_ids[:, :window] = np.arange(window, dtype=np.int32)
         self.segment_ids[:, :window] = windows.segment_ids
         self.kinds[:, :window] = Kind.CONTEXT
-        self.kinds[masked.row, masked.position] = Kind.MASK
-        self.steps[masked.row, masked.position] = masked.step
+        self.kinds.reshape(-1)[place] = Kind.MASK
+        self.steps.reshape(-1)[place] = masked.step
         if windows.lengths.min(initial=window) < window:
             self.kinds[:, :window][np.arange(window) >= windows.lengths[:, None]] = Kind.PADDING
         return windows.lengths
@@ -133,7 +132,7 @@ class Rows:
         self.kinds[in_context] = Kind.CONTEXT
         return context
 
-    def put_masked(self, slot: npt.NDArray[np.int64], ids: Ids, kind: Kind) -> None:
+    def put_masked(self, slot: Ids, ids: Ids, kind: Kind) -> None:
         """One slot for every masked token.
 
         Args:

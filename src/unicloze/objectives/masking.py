@@ -27,7 +27,9 @@ Rates = npt.NDArray[np.float64]
 SpanLengths = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.int64]]
 """Draws that are uniform in [0, 1) to the number of units of a span each."""
 
-PROPOSALS_OF_A_STREAM, PROPOSALS_AT_ONCE = 32, 16
+PROPOSALS_OF_A_STREAM = 32
+PROPOSALS_AT_ONCE = 16
+"""Resolved together: few for short windows, many for long ones. Any divisor of the former makes the same draws."""
 LONGEST_UNIT = 16
 """Tokens of a unit at most. What is longer (an address, a text that marks no words) falls into several, so that the width of
 a row is known before anything is drawn."""
@@ -95,7 +97,8 @@ class Units:
     def spread(self, steps: Steps) -> Steps:
         """The steps of units as those of their tokens. *Shape:* (rows, window) both"""
         window = steps.shape[1]
-        return steps.reshape(-1)[self.of_position + np.arange(len(steps))[:, None] * window]
+        spread: Steps = steps.reshape(-1)[self.of_position + np.arange(len(steps))[:, None] * window]
+        return spread
 
 
 def units_of(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Units | None:
@@ -173,41 +176,41 @@ def spans(
     rows, window = maskable.shape
     wanted = np.ceil(rates * maskable.sum(axis=1) - 1e-9).astype(np.int64)
     taken = ~(maskable if units is None else units.maskable).reshape(-1)
-    tokens_before = np.arange(taken.size + 1) if units is None else np.append(0, np.cumsum(units.sizes))
+    tokens_before = None if units is None else np.append(0, np.cumsum(units.sizes))
     steps = np.full((rows, window), -1, dtype=np.int32)
-    masked, next_step = np.zeros((2, rows), dtype=np.int64)
-    active = np.flatnonzero(masked < wanted)
+    active = np.flatnonzero(wanted > 0)
+    wanted, next_step = wanted[active], np.zeros(len(active), dtype=np.int32)
     proposal = 0
     while len(active):
         stream, number = divmod(proposal, PROPOSALS_OF_A_STREAM)
         bits = keyed.bits(keys[active], Stream.BLOCKS + stream, number + np.arange(PROPOSALS_AT_ONCE)[:, None])
-        row_end = (active + 1) * window
         first = keyed.below(bits, lengths[active]) + active * window
+        accepted = np.ones(first.shape, dtype=bool)
         if units is not None:
-            begins = units.begins.reshape(-1)[first]
+            accepted = units.begins.reshape(-1)[first]
             first = units.of_position.reshape(-1)[first] + active * window
         # The high half of the bits draws the index, the low half the length.
         end = first + lengths_of((bits & np.uint64(0xFFFFFFFF)).astype(np.float64) * 2.0**-32)
-        accepted = end <= row_end
+        row_end = (active + 1) * window
+        accepted &= end <= row_end
         end = np.minimum(end, row_end)
-        taken_before = np.cumsum(np.append(False, taken))
+        taken_before = np.cumsum(np.append(False, taken), dtype=np.int32)
         accepted &= taken_before[first] == taken_before[end]
-        if units is not None:
-            accepted &= begins
-        overlaps = (first[:, None] < end) & (first < end[:, None])
-        for later in range(1, len(first)):
-            accepted[later] &= ~(overlaps[later, :later] & accepted[:later]).any(axis=0)
-        tokens = np.where(accepted, tokens_before[end] - tokens_before[first], 0)
-        masked_before = masked[active] + np.cumsum(tokens, axis=0) - tokens
-        accepted &= masked_before < wanted[active]
-        step = (next_step[active] + np.cumsum(accepted, axis=0) - 1)[accepted]
-        size = (end - first)[accepted]
-        position = np.repeat(first[accepted] - np.cumsum(size) + size, size) + np.arange(size.sum())
-        taken[position] = True
-        steps.reshape(-1)[position] = np.repeat(step, size)
-        masked[active] += (tokens * accepted).sum(axis=0)
-        next_step[active] += accepted.sum(axis=0)
-        active = active[masked[active] < wanted[active]]
+        tokens = end - first if tokens_before is None else tokens_before[end] - tokens_before[first]
+        step = np.empty(first.shape, dtype=np.int32)
+        for this in range(len(first)):
+            overlaps = (first[:this] < end[this]) & (first[this] < end[:this])
+            accepted[this] &= (wanted > 0) & ~(overlaps & accepted[:this]).any(axis=0)
+            wanted -= tokens[this] * accepted[this]
+            step[this] = next_step
+            next_step += accepted[this]
+        chosen = np.flatnonzero(accepted)
+        size = (end - first).reshape(-1)[chosen]
+        covered = np.repeat(first.reshape(-1)[chosen] - np.cumsum(size) + size, size) + np.arange(size.sum())
+        taken[covered] = True
+        steps.reshape(-1)[covered] = np.repeat(step.reshape(-1)[chosen], size)
+        unfinished = wanted > 0
+        active, wanted, next_step = active[unfinished], wanted[unfinished], next_step[unfinished]
         proposal += PROPOSALS_AT_ONCE
     return steps if units is None else units.spread(steps)
 
