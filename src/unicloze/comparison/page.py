@@ -112,11 +112,12 @@ def _probes(comparison: Comparison) -> str:
         "for all. What it takes is no part of the budget. Curves are of the first seed."
     )
     keys = dict.fromkeys(key for probe in comparison.probes for key in probe.settings)
-    heading = ["probe", "scored by", "training records", "development records", *keys]
+    settings = [key.rpartition(".")[2].replace("_", " ") for key in keys]
+    heading = ["probe", "scored by", "training records", "development records", *settings]
     lines = [
         [
             f"<th>{escape(probe.name)}</th>",
-            *map(_cell, (f"{probe.metric}: {probe.value}", *(f"{count:,}" for count in probe.records))),
+            *map(_cell, (_measure(probe), *(f"{count:,}" for count in probe.records))),
             *(_cell(f"{probe.settings[key]:g}") for key in keys),
         ]
         for probe in comparison.probes
@@ -128,6 +129,10 @@ def _probes(comparison: Comparison) -> str:
     charts = "".join(_probe_chart(comparison, probe) for probe in comparison.probes)
     tables = _panel(heading, lines) + _panel(["recipe", "read, pooled", *measures], spent)
     return f'<p class="lead">{lead}</p>{tables}<div class="grid">{charts}</div>'
+
+
+def _measure(probe: ProbeColumn) -> str:
+    return probe.value if probe.value == probe.metric else f"{probe.metric}: {probe.value}"
 
 
 def _spent(comparison: Comparison, row: Row) -> list[str]:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ SCHEMA = 1
 SCORES = "scores.json"
 PROBES = "probes"
 """Folder of the fine-tunings of a run, and what files call their settings and scores."""
+
+CUT = r"\d+ of \d+ records are longer than"
+"""How the warning begins that `unicloze.tasks.task.cut_note` gives."""
 
 Evaluator = Callable[[Path], Mapping[str, float | None]]
 """More scores of a run, from its directory."""
@@ -80,15 +84,18 @@ def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bo
         Interrupted: It was stopped by a signal; what is done is saved.
     """
     start, out, (train, dev) = load_model(run), run / PROBES / probe.name, probe.files
-    result = finetune_run(recipe_for(probe, start), start, train, dev, out, progress=progress)
-    if result.stopped_by:
-        raise Interrupted(result.stopped_by, out)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=CUT)  # the same for every run: said when the probe was fitted
+        result = finetune_run(recipe_for(probe, start), start, train, dev, out, progress=progress)
+        if result.stopped_by:
+            raise Interrupted(result.stopped_by, out)
+        flops = finetuning_flops(load_recipe(out / "recipe.yaml"), train, start.tokenizer, result.step)
     column = probe.column("")
     score = result.scores[column.metric]
     known[PROBES][probe.name] = {
         "score": score.values[column.value],
         "unit": score.units.get(column.value, "%"),
-        "flops": finetuning_flops(load_recipe(out / "recipe.yaml"), train, start.tokenizer, result.step),
+        "flops": flops,
         "seconds": History.read(out).seconds,
         "best_step": result.best_step,
         "results": {name: dict(found.values) for name, found in result.scores.items()},
