@@ -220,6 +220,12 @@ def test_a_record_that_cannot_be_used_is_named(start: LoadedModel, tmp_path: Pat
         finetune_run(recipe_for(start), start, train, None, tmp_path / "run", progress=False)
 
 
+def test_records_without_labels_are_not_learned_where_the_classes_are_named(start: LoadedModel, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", [{"text": record["text"]} for record in pairs(4)])
+    with pytest.raises(UniclozeError, match=r"train.jsonl, line 1: the field 'label' is missing"):
+        finetune_run(recipe_for(start, task__labels=["a", "b"]), start, train, None, tmp_path / "run", progress=False)
+
+
 def test_an_unseen_label_is_refused_with_its_line(start: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", pairs(4))
     dev = write(tmp_path / "dev.jsonl", [*pairs(2), {"text": "a", "pair": "b", "label": "perhaps"}])

@@ -35,6 +35,7 @@ class Verb:
         options: Adds its own options to a parser.
         run: Does it and prints the result. Called with its options and the overrides; returns the exit code.
         settings: Dotted settings to show in its help; it takes none if there are none.
+        prefix: What dotted settings may begin with that are of something else than the recipe; nothing if empty.
     """
 
     purpose: str
@@ -42,6 +43,7 @@ class Verb:
     options: Callable[[Parser], None]
     run: Callable[[argparse.Namespace, dict[str, Any]], int]
     settings: tuple[str, ...] = ()
+    prefix: str = ""
 
 
 def recipe_option(parser: Parser, default: str) -> None:
