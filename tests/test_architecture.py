@@ -18,7 +18,7 @@ from corpora import write_corpus
 from toys import random_windows, vocabulary
 from unicloze.errors import UniclozeError
 from unicloze.example import Batch, collate
-from unicloze.model import attention
+from unicloze.model import plan as planning
 from unicloze.model.backbone import PARTS, SHARED_PARTS
 from unicloze.model.model import UnifiedModel, step_flops
 from unicloze.objectives.causal import causal
@@ -221,7 +221,7 @@ def test_selecting_slots_early_or_late_changes_nothing(
     batch = collate(causal(random_windows(5, 24, short=True), vocabulary(), objective))
     results = []
     for most in (0.0, 2.0):
-        monkeypatch.setattr(attention, "MOST_SELECTED", most)
+        monkeypatch.setattr(planning, "MOST_SELECTED", most)
         model = toys.model(layer_visibility=layer_visibility, norm=norm)
         model(batch)["lm"].total.backward()
         results.append([model.backbone(batch, select=True)[-1], *(p.grad for p in model.parameters())])
@@ -236,8 +236,8 @@ def test_the_last_layer_computes_all_slots_where_nearly_all_predict() -> None:
         "all": collate(causal(windows, vocabulary(), CAUSAL)),
         "few": collate(unilmv2(windows, vocabulary(), ObjectiveSettings(targets=["ae"]))),
     }
-    plans = {name: attention.plan(batch, None, None, "sdpa", torch.float32, True) for name, batch in batches.items()}
-    assert plans["all"].selected is None and plans["all"].last is plans["all"].regions
+    plans = {name: planning.plan(batch, None, [None], "sdpa", torch.float32, True) for name, batch in batches.items()}
+    assert plans["all"].selected is None and plans["all"].last is plans["all"].blocks
     assert plans["few"].selected is not None
 
 

@@ -15,11 +15,12 @@ import torch
 import toys
 from corpora import write_corpus
 from unicloze import verbs
-from unicloze.comparison import compare
-from unicloze.comparison.compare import Comparison, Row, Spread, compare_recipes
+from unicloze.comparison import runs
+from unicloze.comparison.compare import compare_recipes
 from unicloze.comparison.measures import held_out
 from unicloze.comparison.page import page
 from unicloze.comparison.plan import Budget, contestants, measure_slots, plan
+from unicloze.comparison.results import Comparison, Row, Spread
 from unicloze.comparison.table import as_markdown, as_text
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.model.model import step_flops
@@ -89,7 +90,7 @@ def test_what_is_done_is_not_done_again(corpus: Path, tmp_path: Path, monkeypatc
             raise KeyboardInterrupt
         return pretrain_run(recipe, out, progress=progress)
 
-    monkeypatch.setattr(compare, "pretrain_run", counted)
+    monkeypatch.setattr(runs, "pretrain_run", counted)
     with pytest.raises(KeyboardInterrupt):
         run(corpus, tmp_path / "c", "steps=3")
     first = run(corpus, tmp_path / "c", "steps=3")
@@ -227,7 +228,7 @@ def test_a_signal_ends_the_comparison_with_its_number(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = RunResult(out=tmp_path, step=1, stopped_by=15, perplexity={}, part="held-out")
-    monkeypatch.setattr(compare, "pretrain_run", lambda *_, **__: stopped)
+    monkeypatch.setattr(runs, "pretrain_run", lambda *_, **__: stopped)
     with pytest.raises(UniclozeError, match="stopped by signal 15") as error:
         run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
     assert error.value.exit_code == 143

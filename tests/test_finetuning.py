@@ -14,7 +14,7 @@ import torch
 from corpora import write_corpus
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.finetuning.data import finetuning_steps, open_records, passes
+from unicloze.finetuning.data import block_sizes, finetuning_steps, open_records
 from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.start import task_recipe
 from unicloze.recipes import load_recipe
@@ -137,7 +137,7 @@ def test_seeds_give_mean_and_spread(start: LoadedModel, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "runs" / "results.json").read_text()) == json.loads(json.dumps(summary.to_dict()))
 
 
-def test_passes_cover_a_step_and_change_only_the_padding(start: LoadedModel, tmp_path: Path) -> None:
+def test_blocks_cover_a_step_and_change_only_the_padding(start: LoadedModel, tmp_path: Path) -> None:
     """The gradient is that of one padded pass."""
     records = [{"text": "a " * (1 + i % 7 * 4), "label": str(i % 2)} for i in range(24)]
     recipe = recipe_for(start, training__batch_size=24, model__dropout=0.0)
@@ -153,19 +153,28 @@ def test_passes_cover_a_step_and_change_only_the_padding(start: LoadedModel, tmp
         compute = Compute(device=torch.device("cpu"), precision="fp32")
         accumulate_gradients(state, steps, recipe.training, compute, lambda batch: batch.place)
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
-        assert sum(len(step.examples) for step in steps) == 24
-        assert len(steps) > 1 if device == "cpu" else len(steps) == 1
+        assert sum(len(step.examples) for step in steps) == 24 and len(steps) == 1
+        assert sum(steps[0].blocks) == 24
+        assert len(steps[0].blocks) > 1 if device == "cpu" else len(steps[0].blocks) == 1
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
 
 
-def test_passes_are_the_cheapest_cut() -> None:
-    rows = [
-        Row(record=0, input_ids=np.zeros(n, np.int32), segment_ids=np.zeros(n, np.int32)) for n in [90, 9, 10, 95, 11]
-    ]
-    blocks = passes(rows, np.arange(5), "cpu", None)
-    assert [sorted(block.tolist()) for block in blocks] == [[0, 3], [1, 2, 4]]
-    assert len(passes(rows, np.arange(5), "cpu", 1)) == 5
+def test_blocks_are_the_cheapest_cut() -> None:
+    lengths = np.array([95, 90, 11, 10, 9])
+    assert block_sizes(lengths, 8) == [2, 3]
+    assert block_sizes(lengths, 0) == [1, 1, 1, 1, 1]
+    assert block_sizes(lengths, 1 << 20) == [5]
+
+
+def test_micro_batches_of_a_step_have_at_most_so_many_rows(start: LoadedModel, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", [{"text": "a " * i, "label": str(i % 2)} for i in range(10)])
+    recipe = recipe_for(start, training__batch_size=12, training__micro_batch_size=4)
+    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["0", "1"]))
+    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=1))
+    data = open_records(train, recipe, start.tokenizer)
+    (step,) = finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 0)
+    assert [len(each.examples) for each in step] == [4, 4, 2]
 
 
 def test_packed_sequences_read_themselves_only(start: LoadedModel) -> None:
@@ -209,6 +218,12 @@ def test_a_record_that_cannot_be_used_is_named(start: LoadedModel, tmp_path: Pat
     train.write_text(lines)
     with pytest.raises(UniclozeError, match=message):
         finetune_run(recipe_for(start), start, train, None, tmp_path / "run", progress=False)
+
+
+def test_records_without_labels_are_not_learned_where_the_classes_are_named(start: LoadedModel, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", [{"text": record["text"]} for record in pairs(4)])
+    with pytest.raises(UniclozeError, match=r"train.jsonl, line 1: the field 'label' is missing"):
+        finetune_run(recipe_for(start, task__labels=["a", "b"]), start, train, None, tmp_path / "run", progress=False)
 
 
 def test_an_unseen_label_is_refused_with_its_line(start: LoadedModel, tmp_path: Path) -> None:

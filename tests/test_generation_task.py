@@ -499,7 +499,10 @@ def test_generate_says_what_is_wrong(start: LoadedModel, tmp_path: Path) -> None
         ({"text": "alpha"}, "context and answer: give 2 texts, not 1"),
         ({"text": ["alpha", " "]}, "the answer is empty"),
         ({}, "a text or a file"),
-        ({"text": ["a", "b"], "overrides": {"task.kind": "generation"}}, "only settings of decoding"),
+        (
+            {"text": ["a", "b"], "overrides": {"task.kind": "generation"}},
+            "only decoding, task.fields, task.format can",
+        ),
         ({"text": ["a", "b"], "overrides": {"decoding.max_length": 60}}, "give no more"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
     {"errors", "settings", "files"},
-    {"capacity", "keyed", "mixtures", "ragged", "recipes", "visibility", "example"},
+    {"capacity", "keyed", "mixtures", "ragged", "recipes", "visibility", "example", "blocks"},
     {"text", "objectives", "tasks", "model"},
     {"training", "decoding"},
     {"evaluation", "interop"},

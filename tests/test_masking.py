@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -197,15 +199,14 @@ def units_by_hand(tokens: list[int], maskable: list[bool]) -> list[list[int]]:
     return units
 
 
-def spans_by_hand(one: Windows, law: list[float], rate: float, draw: random.Random) -> list[int]:
-    """Spans of units as the papers describe them, one row, as step of each position."""
-    maskable, length = one.maskable[0].tolist(), int(one.lengths[0])
+def spans_by_hand(one: Windows, proposals: Iterator[tuple[int, int]], rate: float) -> list[int]:
+    """Spans of units as the papers describe them, one row, as step of each position; proposed: an index and a number."""
+    maskable = one.maskable[0].tolist()
     units = units_by_hand(one.token_ids[0].tolist(), maskable)
     number = {unit[0]: i for i, unit in enumerate(units)}
     steps, step = [-1] * len(maskable), 0
     while sum(s >= 0 for s in steps) < rate * sum(maskable):
-        index = draw.randint(0, length - 1)
-        (size,) = draw.choices(range(1, len(law) + 1), law)
+        index, size = next(proposals)
         if index not in number or number[index] + size > len(units):
             continue
         covered = [p for unit in units[number[index] : number[index] + size] for p in unit]
@@ -241,8 +242,9 @@ def test_spans_of_words_are_distributed_as_by_hand(name: str) -> None:
     one = random_windows(1, 28, seed=8)
     rows = 24_000
     ours = draw_steps(repeated(one, rows), settings_of(name, mask_unit="word"), np.full(rows, 0.3), vocabulary())
-    draw = random.Random(0)
-    theirs = np.array([spans_by_hand(one, LAWS[name], 0.3, draw) for _ in range(rows // 3)])
+    draw, sizes = random.Random(0), range(1, len(LAWS[name]) + 1)
+    proposals = ((draw.randrange(28), draw.choices(sizes, LAWS[name])[0]) for _ in itertools.count())
+    theirs = np.array([spans_by_hand(one, proposals, 0.3) for _ in range(rows // 3)])
     error = 4.5 * math.sqrt(0.25 * (1 / len(ours) + 1 / len(theirs)))
     assert np.abs((ours >= 0).mean(axis=0) - (theirs >= 0).mean(axis=0)).max() < error
     assert np.abs((ours == 0).mean(axis=0) - (theirs == 0).mean(axis=0)).max() < error
@@ -280,6 +282,23 @@ def test_units_of_one_token_change_no_draw(name: str) -> None:
         draw_steps(windows, settings_of(name, mask_unit=unit), np.full(300, 0.3), apart) for unit in ("token", "word")
     )
     assert np.array_equal(by_token, by_word)
+
+
+@pytest.mark.parametrize("rate", [0.15, 0.9])
+def test_spans_drawn_together_are_those_drawn_one_by_one(rate: float) -> None:
+    windows, settings = random_windows(60, 48, seed=9, short=True), settings_of("ngram", mask_unit="word")
+    found = draw_steps(windows, settings, np.full(60, rate), vocabulary())
+    law = masking.span_lengths(settings)
+
+    def proposals(row: int) -> Iterator[tuple[int, int]]:
+        for number in itertools.count():
+            stream, counter = masking.Stream.BLOCKS + number // 32, np.array([number % 32])
+            bits = keyed.bits(windows.keys[row : row + 1], stream, counter)
+            length = law((bits & np.uint64(2**32 - 1)).astype(np.float64) / 2**32)
+            yield int(keyed.below(bits, int(windows.lengths[row]))[0]), int(length[0])
+
+    for row in range(60):
+        assert found[row].tolist() == spans_by_hand(windows[row : row + 1], proposals(row), rate)
 
 
 def test_single_words_are_drawn_evenly() -> None:

@@ -165,7 +165,7 @@ def test_a_record_that_cannot_be_tagged_is_named(bert: LoadedModel, fields: dict
 
 def test_a_model_of_one_segment_has_the_predicate_repeated(gpt: LoadedModel) -> None:
     one = record(tokens=["anna", "sees"], predicate=1)
-    with pytest.raises(UsageError, match=r"set --task\.predicate repeat"):
+    with pytest.raises(UsageError, match=r"fine-tune with --task\.predicate repeat"):
         rows_of(gpt, recipe_with(gpt, ["O"], "srl", task__predicate="segment"), one)
     assert rows_of(gpt, recipe_with(gpt, ["O"], "srl"), one)
 

@@ -251,6 +251,7 @@ class Batch:
         local: Visibility in the layers that read nearby slots only, None where there are none. *Shape:* (rows, slots, 4)
         memory: What the rows read of the text before them; None if they stand alone.
         text_slots: Which slots a memory remembers, see `Examples.text_slots`. *Shape:* (rows, tokens)
+        blocks: What is laid end to end in the only row, see `unicloze.blocks`; empty if nothing is.
     """
 
     input_ids: torch.Tensor
@@ -263,6 +264,12 @@ class Batch:
     local: torch.Tensor | None = None
     memory: Memory | None = None
     text_slots: torch.Tensor | None = None
+    blocks: tuple[Batch, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Batch, ...]:
+        """What attention computes apart: the blocks, or the batch itself."""
+        return self.blocks or (self,)
 
     def under(self, visibility: str) -> Batch:
         """The batch as the layers of one visibility read it.
@@ -281,7 +288,8 @@ class Batch:
                 "causal with objective.local_width, or name 'full' alone"
             )
         nobody = Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None)
-        return dataclasses.replace(self, intervals=self.local, leading=nobody)
+        blocks = tuple(block.under(visibility) for block in self.blocks)
+        return dataclasses.replace(self, intervals=self.local, leading=nobody, blocks=blocks)
 
 
 def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_shape: bool = False) -> Batch:

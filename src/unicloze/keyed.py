@@ -22,9 +22,12 @@ _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
 def _mix(bits: Bits) -> Bits:
     with np.errstate(over="ignore"):
-        bits = (bits ^ (bits >> _SHIFTS[0])) * _MULTIPLIERS[0]
-        bits = (bits ^ (bits >> _SHIFTS[1])) * _MULTIPLIERS[1]
-        return bits ^ (bits >> _SHIFTS[2])
+        bits = bits ^ (bits >> _SHIFTS[0])
+        bits *= _MULTIPLIERS[0]
+        bits ^= bits >> _SHIFTS[1]
+        bits *= _MULTIPLIERS[1]
+        bits ^= bits >> _SHIFTS[2]
+        return bits
 
 
 def key(*parts: int | npt.NDArray[np.integer]) -> Bits:

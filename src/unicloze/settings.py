@@ -13,6 +13,12 @@ from typing import Any, Literal
 PYTHON_DOCS = "python-docs"
 """Name of the built-in corpus: the documentation found in every Python installation."""
 
+DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
+"""Names of devices; `auto` is a CUDA device where there is one, else the CPU."""
+
+Precision = Literal["auto", "bf16", "fp32"]
+"""Of forward passes: `bf16` by autocast, `fp32`, or `auto`: bf16 where it is faster."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
@@ -282,7 +288,7 @@ class TrainingSettings:
     initialize_from: str | None = None
     seed: int = 0
     device: str = "auto"
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    precision: Precision = "auto"
     attention: Literal["auto", "explicit", "sdpa", "flex"] = "auto"
     compile: bool = False
     evaluate_every: int = 1000
@@ -346,7 +352,7 @@ class DecodingSettings:
     parallel: int | None = None
     seed: int = 0
     batch_size: int = 16
-    precision: Literal["auto", "bf16", "fp32"] = "fp32"
+    precision: Precision = "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from unicloze.errors import UniclozeError
 
 if TYPE_CHECKING:
-    from unicloze.comparison.compare import Comparison
+    from unicloze.comparison.results import Comparison
     from unicloze.decoding.infill import FillResult
     from unicloze.decoding.likelihood import TextScore
     from unicloze.finetuning.seeds import FinetuneSummary

@@ -70,7 +70,8 @@ def prefix_rows(source: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer
         lengths: Slots of each row, of the source and the target. *Shape:* (rows,)
         capacity: Slots of a row.
     """
-    return _padded_rows(lengths, 0, np.maximum(source[:, None], np.arange(1, capacity + 1)), capacity)
+    after = np.arange(1, capacity + 1, dtype=np.int32)
+    return _padded_rows(lengths, 0, np.maximum(source[:, None].astype(np.int32), after), capacity)
 
 
 def right_to_left_rows(lengths: npt.NDArray[np.integer], *, capacity: int) -> Intervals:
@@ -165,22 +166,26 @@ def _rows_by_group(
     Args:
         context: Slots of the context of each row. *Shape:* (rows,)
         row: Row of each masked token, in ascending order. *Shape:* (masked,)
-        of_context: Intervals of the context slots, a number or one for each row.
-        groups: Intervals of the slots of each group, a number or one for each masked token.
+        of_context: Intervals of the context slots, 0 or a number for each row.
+        groups: Intervals of the slots of each group, 0 or a number for each masked token.
         capacity: Slots of a row.
     """
     masked = np.bincount(row, minlength=len(context))
     slot = np.arange(capacity, dtype=np.int32)
-    in_context = slot[None, :] < context[:, None]
+    in_context = slot < context[:, None].astype(np.int32)
+    in_padding = slot >= (context + len(groups) * masked)[:, None].astype(np.int32)
     result = np.zeros((len(context), capacity, 4), dtype=np.int32)
-    padding: tuple[Any, ...] = (slot, slot + 1, 0, 0)
-    for column, (bound, of_padding) in enumerate(zip(of_context, padding, strict=True)):
-        if np.ndim(bound) or np.ndim(of_padding):
-            result[:, :, column] = np.where(in_context, np.reshape(bound, (-1, 1)), of_padding)
-    place = context[row] + ranks(row, len(context))
+    for column, bound in enumerate((slot, slot + 1)):
+        np.copyto(result[:, :, column], bound, where=in_padding)
+    for column, bound in enumerate(of_context):
+        if np.ndim(bound):
+            np.copyto(result[:, :, column], bound[:, None], where=in_context)
+    place = 4 * (row * capacity + context[row] + ranks(row, len(context)))
     for group in groups:
-        result[row, place] = np.stack(np.broadcast_arrays(np.zeros_like(place), *group)[1:], axis=1)
-        place = place + masked[row]
+        for column, bound in enumerate(group):
+            if np.ndim(bound):
+                result.reshape(-1)[place + column] = bound.astype(np.int32)
+        place = place + 4 * masked[row]
     return result
 
 

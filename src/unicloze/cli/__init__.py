@@ -76,7 +76,8 @@ def _run(words: list[str]) -> int:
     options, extra = parser.parse_known_args(rest)
     overrides = _overrides(name, verb, extra)
     if verb.settings and options.help_settings:
-        print(terminal.all_settings(getattr(options, "task", getattr(options, "recipe", None)), overrides))
+        own = {key: value for key, value in overrides.items() if not verb.prefix or not key.startswith(verb.prefix)}
+        print(terminal.all_settings(getattr(options, "task", getattr(options, "recipe", None)), own))
         return 0
     return verb.run(options, overrides)
 
@@ -131,7 +132,7 @@ def _overrides(name: str, verb: Verb, extra: list[str]) -> dict[str, Any]:
         raise UsageError(f"{name}: what is '{extra[0]}'? `unicloze {name} --help` shows how.")
     from unicloze.recipes import parse_options
 
-    return parse_options(extra)
+    return parse_options(extra, prefix=verb.prefix)
 
 
 def _guess(near: Sequence[str]) -> str:

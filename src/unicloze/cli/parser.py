@@ -6,9 +6,10 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from unicloze.errors import UsageError
+from unicloze.settings import Precision
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,6 +35,7 @@ class Verb:
         options: Adds its own options to a parser.
         run: Does it and prints the result. Called with its options and the overrides; returns the exit code.
         settings: Dotted settings to show in its help; it takes none if there are none.
+        prefix: What dotted settings may begin with that are of something else than the recipe; nothing if empty.
     """
 
     purpose: str
@@ -41,6 +43,7 @@ class Verb:
     options: Callable[[Parser], None]
     run: Callable[[argparse.Namespace, dict[str, Any]], int]
     settings: tuple[str, ...] = ()
+    prefix: str = ""
 
 
 def recipe_option(parser: Parser, default: str) -> None:
@@ -55,6 +58,25 @@ def model_option(parser: Parser, required: bool = True) -> None:
         metavar="DIR",
         required=required,
         help="directory of a run, one of its checkpoints, or a folder of another library's",
+    )
+
+
+def device_option(parser: Parser) -> None:
+    """`--device`."""
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        default="auto",
+        help="where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one (default: auto)",
+    )
+
+
+def precision_option(parser: Parser, otherwise: str = "fp32") -> None:
+    """`--precision`."""
+    parser.add_argument(
+        "--precision",
+        choices=get_args(Precision),
+        help=f"of the forward passes; auto is bf16 where it is faster (default: {otherwise})",
     )
 
 

@@ -9,6 +9,9 @@ from unicloze import terminal, verbs
 from unicloze.cli.parser import Parser, Verb, clean, json_option, quiet_option, recipe_option, show
 from unicloze.errors import UsageError
 
+PROBE_PREFIX = "probe."
+"""Of settings of the probes of a comparison."""
+
 
 def _prepare_options(parser: Parser) -> None:
     recipe_option(parser, verbs.DEFAULT_RECIPE)
@@ -99,6 +102,14 @@ def _compare_options(parser: Parser) -> None:
     )
     parser.add_argument("--blimp", metavar="PATH", help="folder or archive of BLiMP, to judge every model by")
     parser.add_argument("--blimp-limit", metavar="N", type=int, help="take only so many pairs of each set")
+    parser.add_argument(
+        "--probe",
+        metavar=("TASK", "TRAIN", "DEV"),
+        nargs=3,
+        action="append",
+        default=[],
+        help="fine-tune every model on a task and measure it, may be given again; --probe.SECTION.SETTING VALUE for all",
+    )
     quiet_option(parser)
     json_option(parser)
     parser.set_defaults(recipe=verbs.DEFAULT_RECIPE)
@@ -107,6 +118,9 @@ def _compare_options(parser: Parser) -> None:
 def _compare(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
     if options.blimp_limit is not None and options.blimp is None:
         raise UsageError("compare: --blimp-limit needs --blimp.")
+    of_probes = {key: value for key, value in overrides.items() if key.startswith(PROBE_PREFIX)}
+    if of_probes and not options.probe:
+        raise UsageError(f"compare: --{next(iter(of_probes))} needs --probe TASK TRAIN DEV.")
     comparison = verbs.compare(
         recipes=options.recipes,
         budget=options.budget,
@@ -115,8 +129,10 @@ def _compare(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
         like=options.like,
         blimp=options.blimp,
         blimp_limit=options.blimp_limit,
+        probes=options.probe,
+        probe_overrides={key.removeprefix(PROBE_PREFIX): value for key, value in of_probes.items()},
         quiet=options.quiet,
-        overrides=overrides,
+        overrides={key: value for key, value in overrides.items() if key not in of_probes},
     )
     show(options, comparison.to_dict(), terminal.comparison_text(comparison))
     return 0
@@ -182,9 +198,12 @@ VERBS = {
             "unicloze compare unilmv2-ablation-ae unilmv2-ablation-ae-par gpt --like quickstart --budget flops=2e13",
             "unicloze compare unilmv2-ablation-ae unilmv2-ablation-par --like quickstart --budget steps=500 --seeds 3"
             " --data.corpus my_text/ --out runs/mine-compared",
+            "unicloze compare unilmv2-ablation-ae gpt --like quickstart --budget steps=500"
+            " --probe docstring-summary python-docs/train python-docs/dev --probe.finetuning.epochs 1",
         ),
         options=_compare_options,
         run=_compare,
+        prefix=PROBE_PREFIX,
         settings=(
             "data.corpus", "data.window", "tokenizer.vocab_size", "model.hidden_size", "model.num_layers",
             "training.batch_size", "training.learning_rate", "training.evaluate_windows",

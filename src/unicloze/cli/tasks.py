@@ -7,7 +7,17 @@ import json
 from typing import Any
 
 from unicloze import terminal, verbs
-from unicloze.cli.parser import Parser, Verb, clean, json_option, model_option, quiet_option, show
+from unicloze.cli.parser import (
+    Parser,
+    Verb,
+    clean,
+    device_option,
+    json_option,
+    model_option,
+    precision_option,
+    quiet_option,
+    show,
+)
 from unicloze.errors import UsageError
 
 
@@ -54,12 +64,21 @@ def _predict_options(parser: Parser) -> None:
         choices=("jsonl", "json", "glue"),
         help="json: as official scripts read them; glue: as GLUE's server does (default: as --out ends, else jsonl)",
     )
+    device_option(parser)
+    precision_option(parser, "fp32; a task that generates: its decoding.precision")
     quiet_option(parser)
 
 
 def _predict(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
     predictions = verbs.predict(
-        model=options.model, file=options.file, out=options.out, format=options.format, quiet=options.quiet
+        model=options.model,
+        file=options.file,
+        out=options.out,
+        format=options.format,
+        device=options.device,
+        precision=options.precision,
+        quiet=options.quiet,
+        overrides=overrides,
     )
     if options.out:
         print(f"{options.out}: {len(predictions):,} predictions")
@@ -85,6 +104,7 @@ def _generate_options(parser: Parser) -> None:
         "--into", metavar="FIELD", help="write the records of --file with what is generated in this field"
     )
     parser.add_argument("--stream", action="store_true", help="print the text for --text while it is generated")
+    device_option(parser)
     quiet_option(parser)
     json_option(parser)
 
@@ -95,7 +115,7 @@ def _generate(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
             raise UsageError(
                 "generate: --stream prints the text for --text: leave --file, --out, --into and --json out."
             )
-        for piece in verbs.stream(model=options.model, text=options.text, overrides=overrides):
+        for piece in verbs.stream(model=options.model, text=options.text, device=options.device, overrides=overrides):
             print(piece, end="", flush=True)
         print()
         return 0
@@ -105,6 +125,7 @@ def _generate(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
         file=options.file,
         out=options.out,
         into=options.into,
+        device=options.device,
         quiet=options.quiet or options.text is not None,
         overrides=overrides,
     )
@@ -137,6 +158,7 @@ VERBS = {
         examples=("unicloze predict --model runs/classification --file test.jsonl --out predictions.jsonl",),
         options=_predict_options,
         run=_predict,
+        settings=("task.fields", "task.format"),
     ),
     "generate": Verb(
         purpose="Texts that a model generates for sources it was fine-tuned on, or that go on with a prompt.",
@@ -152,7 +174,7 @@ VERBS = {
         settings=(
             "decoding.beams", "decoding.max_length", "decoding.min_length", "decoding.length_penalty",
             "decoding.no_repeat_ngram", "decoding.sample", "decoding.temperature", "decoding.top_k", "decoding.top_p",
-            "decoding.num_results", "decoding.parallel", "decoding.seed", "task.fields",
+            "decoding.num_results", "decoding.parallel", "decoding.seed", "decoding.precision", "task.fields",
         ),
     ),
 }  # fmt: skip

@@ -7,7 +7,17 @@ from dataclasses import asdict
 from typing import Any
 
 from unicloze import terminal, verbs
-from unicloze.cli.parser import Parser, Verb, clean, json_option, model_option, quiet_option, show
+from unicloze.cli.parser import (
+    Parser,
+    Verb,
+    clean,
+    device_option,
+    json_option,
+    model_option,
+    precision_option,
+    quiet_option,
+    show,
+)
 from unicloze.errors import UsageError
 
 ORDERS = "confidence", "left-to-right", "span"
@@ -29,11 +39,14 @@ def _fill_options(parser: Parser) -> None:
         choices=ORDERS,
         help="fill one mask after the other by PAR in this order (default: all at once by AE)",
     )
+    device_option(parser)
     json_option(parser)
 
 
 def _fill(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
-    result = verbs.fill(model=options.model, text=options.text, top_k=options.top_k, order=options.order)
+    result = verbs.fill(
+        model=options.model, text=options.text, top_k=options.top_k, order=options.order, device=options.device
+    )
     show(options, asdict(result), terminal.fill_text(result))
     return 0
 
@@ -43,11 +56,12 @@ def _score_options(parser: Parser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", metavar="TEXT", type=clean, help="text to score")
     source.add_argument("--file", metavar="FILE", help="file to score: .txt, .jsonl or .parquet, also .gz and .zst")
+    device_option(parser)
     json_option(parser)
 
 
 def _score(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
-    scores = verbs.score(model=options.model, text=options.text, file=options.file)
+    scores = verbs.score(model=options.model, text=options.text, file=options.file, device=options.device)
     for note in dict.fromkeys(score.note for score in scores if score.note):
         terminal.say("note", note)
     show(options, [asdict(score) for score in scores], terminal.scores_text(scores))
@@ -108,6 +122,8 @@ def _evaluate_options(parser: Parser) -> None:
         default=[],
         help="setting of the metric, such as profile=cnndm, tokenize=none or positive=yes; may be repeated",
     )
+    device_option(parser)
+    precision_option(parser)
     quiet_option(parser)
     json_option(parser)
 
@@ -138,6 +154,8 @@ def _evaluate(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
         examples=options.examples,
         shots=options.shots,
         seed=options.seed,
+        device=options.device,
+        precision=options.precision,
     )
     show(options, result.to_dict(), str(result))
     return 0

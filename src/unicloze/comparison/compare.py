@@ -3,6 +3,7 @@
 OUT/data                     the text, prepared once
 OUT/comparison.json          the plan, then the results
 OUT/NAME/seed-S              one run each, with `scores.json` beside its checkpoints
+OUT/NAME/seed-S/probes/TASK  the same run fine-tuned on a task; `predict` reads it
 OUT/table.md, OUT/index.html
 """
 
@@ -10,100 +11,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unicloze.comparison.measures import bits_per_byte, held_out
 from unicloze.comparison.plan import Budget, Contestant, check_text, contestants, plan, with_one_precision
+from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
+from unicloze.comparison.results import Comparison, ProbeColumn, Row, Spent, Spread
+from unicloze.comparison.runs import PROBES, SCHEMA, Evaluator, fine_tune, run_once, scores_of, write
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import replace_file
 from unicloze.mixtures import describe, longest_window
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
-from unicloze.training.loop import Compute
-from unicloze.training.models import load_model
-from unicloze.training.precision import choose_device
-from unicloze.training.run import build_sampler, pretrain_run, tokens_per_byte
+from unicloze.training.run import build_sampler
 
-SCHEMA = 1
 PLAN = "comparison.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """A figure over the seeds.
-
-    Args:
-        mean: Its mean.
-        deviation: Its standard deviation over the seeds, None for a single one.
-    """
-
-    mean: float
-    deviation: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Mean and sample standard deviation."""
-        return cls(mean=statistics.fmean(values), deviation=statistics.stdev(values) if len(values) > 1 else None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One contestant's results.
-
-    Args:
-        name: Of its recipe.
-        objective: What it trains on.
-        parameters: Weights that are trained, tied ones counted once.
-        steps: Optimiser steps.
-        text_tokens: Text tokens it was trained on.
-        flops: Floating-point operations spent: slots and predictions.
-        seconds: Wall-clock time of a run, over its starts.
-        scores: Figures by measure over the seeds; None where the objective does not define it.
-    """
-
-    name: str
-    objective: str
-    parameters: int
-    steps: int
-    text_tokens: float
-    flops: float
-    seconds: float
-    scores: Mapping[str, Spread | None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """A finished comparison.
-
-    Args:
-        out: Its folder.
-        budget: What each could spend.
-        seeds: Number of seeds.
-        windows: Held-out windows it was measured on.
-        window: Their length in tokens.
-        rows: One for each contestant, in the order given.
-    """
-
-    out: Path
-    budget: str
-    seeds: int
-    windows: int
-    window: int
-    rows: tuple[Row, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its fields, fit for JSON."""
-        return {**dataclasses.asdict(self), "out": str(self.out)}
-
-
-Evaluator = Callable[[Path], Mapping[str, float | None]]
-"""More scores of a run, from its directory."""
 
 
 def compare_recipes(
@@ -115,6 +39,7 @@ def compare_recipes(
     like: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     evaluators: Mapping[str, Evaluator] | None = None,
+    probes: Sequence[Probe] = (),
     progress: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
@@ -128,6 +53,7 @@ def compare_recipes(
         like: A recipe to take sizes, tokenizer, text and training from.
         overrides: Settings of all of them, by dotted name.
         evaluators: More scores by a name for each run; part of the plan by that name.
+        probes: Tasks that every run is fine-tuned on, with its seed; they cost nothing of the budget.
         progress: Show progress on stderr.
         say: Is told what is being done.
 
@@ -148,11 +74,13 @@ def compare_recipes(
     prepared, window = _prepare(recipes, out, progress)
     for recipe in recipes:
         check_text(recipe, prepared, out)
+    fitted = fit_probes(probes, recipes, prepared.tokenizer)
     planned = _plan(recipes, prepared, budget, out / PLAN, wanted, say)
+    _note_probes(fitted, out / PLAN, say)
     windows = build_sampler(_measured_on(recipes[0], window), prepared, heldout=True).sequential(
         recipes[0].training.evaluate_windows
     )
-    runs: dict[str, list[tuple[Path, dict[str, float | None]]]] = {}
+    runs: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for seed in range(seeds):
         for contestant in planned:
             name = contestant.recipe.name
@@ -160,14 +88,25 @@ def compare_recipes(
             say(
                 f"{name}, seed {seed} ({seed * len(planned) + planned.index(contestant) + 1} of {seeds * len(planned)})"
             )
-            scores = _run_once(contestant.recipe, seed, run, prepared, windows, evaluators or {}, progress)
-            runs.setdefault(name, []).append((run, scores))
-    rows = tuple(_row(contestant, runs[contestant.recipe.name]) for contestant in planned)
-    comparison = Comparison(out=out, budget=str(budget), seeds=seeds, windows=len(windows), window=window, rows=rows)
-    results = comparison.to_dict()["rows"]
-    _write(
-        out / PLAN, json.dumps({**json.loads((out / PLAN).read_text()), "seeds": seeds, "results": results}, indent=1)
+            known = run_once(contestant.recipe, seed, run, prepared, windows, evaluators or {}, progress)
+            for probe in fitted:
+                if name not in probe.not_defined and probe.name not in known[PROBES]:
+                    say(f"{name}, seed {seed}: fine-tuned on {probe.name}")
+                    fine_tune(probe, run, known, progress)
+            runs.setdefault(name, []).append((run, known))
+    rows = tuple(_row(contestant, runs[contestant.recipe.name], evaluators or {}, fitted) for contestant in planned)
+    comparison = Comparison(
+        out=out,
+        budget=str(budget),
+        seeds=seeds,
+        windows=len(windows),
+        window=window,
+        rows=rows,
+        probes=tuple(_column(probe, runs) for probe in fitted),
     )
+    found = comparison.to_dict()
+    results = {"seeds": seeds, "results": found["rows"], **({"probed": found["probes"]} if fitted else {})}
+    write(out / PLAN, json.dumps({**json.loads((out / PLAN).read_text()), **results}, indent=1))
     return comparison
 
 
@@ -238,8 +177,23 @@ def _plan(
         }
         for contestant in planned
     ]
-    _write(path, json.dumps({**wanted, "plan": entries}, indent=1))
+    write(path, json.dumps({**wanted, "plan": entries}, indent=1))
     return planned
+
+
+def _note_probes(probes: Sequence[FittedProbe], path: Path, say: Callable[[str], None]) -> None:
+    """Write the probes into the plan, beside those of before.
+
+    Raises:
+        UsageError: The plan has one of them with other files or settings.
+    """
+    planned = json.loads(path.read_text(encoding="utf-8"))
+    noted = agreed(probes, planned.get(PROBES, {}), path)
+    if noted != planned.get(PROBES, {}):
+        write(path, json.dumps({**planned, PROBES: noted}, indent=1))
+    for probe in probes:
+        for name, why in probe.not_defined.items():
+            say(f"probe {probe.name} is not defined for {name}: {why}")
 
 
 def _planned(recipe: Recipe, entry: Mapping[str, Any]) -> Contestant:
@@ -251,74 +205,30 @@ def _planned(recipe: Recipe, entry: Mapping[str, Any]) -> Contestant:
     )
 
 
-def _run_once(
-    recipe: Recipe,
-    seed: int,
-    run: Path,
-    prepared: Prepared,
-    windows: Any,
-    evaluators: Mapping[str, Evaluator],
-    progress: bool,
-) -> dict[str, float | None]:
-    """Train one run to its end and measure it, or read what was measured.
-
-    Raises:
-        Interrupted: It was stopped by a signal; what is done is saved.
-    """
-    scores_file = run / "scores.json"
-    known = _read_scores(scores_file)
-    wanted = {"schema": SCHEMA, "steps": recipe.training.steps, "windows": len(windows)}
-    if any(known.get(key) != value for key, value in wanted.items()):
-        training = dataclasses.replace(recipe.training, seed=seed)
-        result = pretrain_run(dataclasses.replace(recipe, training=training), run, progress=progress)
-        if result.stopped_by:
-            raise Interrupted(result.stopped_by, run)
-        compute = Compute(device=choose_device(training), precision=training.precision)
-        loaded = load_model(run)
-        rows = training.micro_batch_size or training.batch_size
-        loaded.model.to(compute.device)
-        nats = held_out(loaded, windows, compute, rows)
-        known = {**wanted, "nats": nats, "scores": {}}
-        known["bits_per_byte"] = bits_per_byte(nats["causal"], tokens_per_byte(prepared))
-        _write(scores_file, json.dumps(known, indent=1))
-    for name, evaluator in evaluators.items():
-        if name not in known["scores"]:
-            known["scores"][name] = dict(evaluator(run))
-            _write(scores_file, json.dumps(known, indent=1))
-    perplexities = {name: None if value is None else math.exp(value) for name, value in known["nats"].items()}
-    more = {key: value for name in evaluators for key, value in known["scores"][name].items()}
-    return {**perplexities, "bits_per_byte": known["bits_per_byte"], **more}
+def _column(probe: FittedProbe, runs: Mapping[str, Sequence[tuple[Path, Mapping[str, Any]]]]) -> ProbeColumn:
+    """What the scores of a probe are of, in the unit they were found in."""
+    found = [known[PROBES][probe.name] for each in runs.values() for _, known in each if probe.name in known[PROBES]]
+    return probe.column(found[0]["unit"])
 
 
-def _read_scores(path: Path) -> dict[str, Any]:
-    """What was measured of a run; nothing if the file is missing or damaged, so that it is measured again."""
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
+def _spent(probe: FittedProbe, runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> Spent:
+    each = [known[PROBES][probe.name] for _, known in runs]
+    flops, seconds = (statistics.fmean(one[key] for one in each) for key in ("flops", "seconds"))
+    return Spent(flops=flops, seconds=seconds)
 
 
-class Interrupted(UniclozeError):
-    """A signal stopped the comparison; the same command goes on with it.
-
-    Args:
-        number: The signal.
-        run: The run it stopped.
-    """
-
-    def __init__(self, number: int, run: Path) -> None:
-        super().__init__(f"stopped by signal {number} in {run}; run the same command again to go on.")
-        self.exit_code = 128 + number
-
-
-def _row(contestant: Contestant, runs: Sequence[tuple[Path, Mapping[str, float | None]]]) -> Row:
+def _row(
+    contestant: Contestant,
+    runs: Sequence[tuple[Path, Mapping[str, Any]]],
+    evaluators: Iterable[str],
+    probes: Sequence[FittedProbe],
+) -> Row:
     recipe = contestant.recipe
     histories = [History.read(run) for run, _ in runs]
-    measures = runs[0][1]
+    each = [scores_of(known, evaluators, probes) for _, known in runs]
     scores = {}
-    for name in measures:
-        values = [scores_of[name] for _, scores_of in runs]
+    for name in each[0]:
+        values = [found[name] for found in each]
         known = [value for value in values if value is not None]
         scores[name] = Spread.of(known) if len(known) == len(values) else None
     tokens = [points[-1][1] for history in histories if (points := history.curve("text_tokens"))]
@@ -331,11 +241,6 @@ def _row(contestant: Contestant, runs: Sequence[tuple[Path, Mapping[str, float |
         flops=contestant.flops_per_step * recipe.training.steps,
         seconds=statistics.fmean(history.seconds for history in histories),
         scores=scores,
+        reads=f"{recipe.use.visibility}, {recipe.use.pooling}",
+        probes={probe.name: _spent(probe, runs) for probe in probes if recipe.name not in probe.not_defined},
     )
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        replace_file(path, text)
-    except OSError as error:
-        raise UniclozeError(f"{path}: cannot write it: {error.strerror}; run the same command again.") from error

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from unicloze.comparison.compare import Comparison
-from unicloze.comparison.table import NOT_DEFINED, TITLES, caption, cells, columns, figure
+from unicloze.comparison.results import Comparison, ProbeColumn, Row
+from unicloze.comparison.runs import PROBES
+from unicloze.comparison.table import NOT_DEFINED, caption, cells, columns
 from unicloze.report.curves import Line, line_chart
 from unicloze.report.frame import frame
 from unicloze.report.history import History
+from unicloze.report.task_history import TaskRun
 
 _COLOURS = 16
 """Of the style sheet: `c0` to `c15`."""
@@ -17,50 +19,64 @@ _COLOURS = 16
 
 def page(comparison: Comparison) -> str:
     """The whole page as HTML."""
+    sections = [("Table", _table(comparison)), ("Scores", _bars(comparison)), ("Curves", _curves(comparison))]
+    if comparison.probes:
+        sections.append(("Probes", _probes(comparison)))
     return frame(
         name="Objectives compared",
         window_title="Objectives compared - unicloze",
         status=comparison.budget,
         subtitle=caption(comparison),
-        sections=[("Table", _table(comparison)), ("Scores", _bars(comparison)), ("Curves", _curves(comparison))],
+        sections=sections,
         styles=[("unicloze.comparison", "comparison.css")],
     )
 
 
 def _table(comparison: Comparison) -> str:
     heading, *lines = cells(comparison)
+    return _panel(heading, [[_dotted(i, line[0]), *map(_cell, line[1:])] for i, line in enumerate(lines)])
+
+
+def _panel(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table: its heading as plain text, and lines of cells as HTML."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
-    body = "".join(
-        f'<tr><th class="c{i % _COLOURS}"><span class="dot"></span>{escape(line[0])}</th>'
-        + "".join(f'<td class="{"none" if cell == NOT_DEFINED else ""}">{escape(cell)}</td>' for cell in line[1:])
-        + "</tr>"
-        for i, line in enumerate(lines)
-    )
+    body = "".join(f"<tr>{''.join(line)}</tr>" for line in lines)
     table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
     return f'<div class="panel scroll"><table class="comparison">{table}</table></div>'
+
+
+def _dotted(number: int, name: str) -> str:
+    """The name of a contestant in its colour."""
+    return f'<th class="c{number % _COLOURS}"><span class="dot"></span>{escape(name)}</th>'
+
+
+def _cell(text: str) -> str:
+    return f'<td class="{"none" if text == NOT_DEFINED else ""}">{escape(text)}</td>'
 
 
 def _bars(comparison: Comparison) -> str:
     """For each score its bars, the best first; lower is better for perplexities, higher for accuracies."""
     panels = []
-    for name in columns(comparison):
-        known = [(i, row, spread) for i, row in enumerate(comparison.rows) if (spread := row.scores[name]) is not None]
+    for column in columns(comparison):
+        known = [(i, row, spread) for i, row in enumerate(comparison.rows) if (spread := row.scores[column.key])]
         if not known:
             continue
-        higher = name.startswith("blimp")
-        known.sort(key=lambda entry: -entry[2].mean if higher else entry[2].mean)
+        known.sort(key=lambda entry: entry[2].mean, reverse=column.higher_is_better)
         most = max(spread.mean for _, _, spread in known)
         bars = "".join(
             f'<div class="bar c{i % _COLOURS}"><span class="name">{escape(row.name)}</span>'
-            f'<span class="track"><span class="length" style="width:{100 * spread.mean / most:.1f}%"></span></span>'
-            f'<span class="value">{escape(figure(spread, name))}</span></div>'
+            f'<span class="track"><span class="length" style="width:{_share(spread.mean, most):.1f}%"></span></span>'
+            f'<span class="value">{escape(column.figure(spread))}</span></div>'
             for i, row, spread in known
         )
-        better = "higher is better" if higher else "lower is better"
-        panels.append(
-            f'<figure class="panel"><h3>{escape(TITLES.get(name, name))} <small>{better}</small></h3>{bars}</figure>'
-        )
+        better = "higher is better" if column.higher_is_better else "lower is better"
+        panels.append(f'<figure class="panel"><h3>{escape(column.title)} <small>{better}</small></h3>{bars}</figure>')
     return f'<div class="grid">{"".join(panels)}</div>'
+
+
+def _share(value: float, most: float) -> float:
+    """A value in percent of the largest; nothing of one below zero, as a correlation may be."""
+    return 100 * max(0.0, value) / most if most > 0 else 0.0
 
 
 def _curves(comparison: Comparison) -> str:
@@ -87,3 +103,51 @@ def _curves(comparison: Comparison) -> str:
 def _target_panel(target: str, lines: Sequence[Line]) -> str:
     chart = line_chart(lines, title=f"held-out loss of {target}", width=640, height=340)
     return f'<figure class="panel"><h3>Held-out loss, {escape(target)}, nats a prediction</h3>{chart}</figure>'
+
+
+def _probes(comparison: Comparison) -> str:
+    """How each probe was fine-tuned, what that took, and the scores on the way."""
+    lead = (
+        "Every run is fine-tuned with its own seed, read and pooled as its recipe declares; files and settings are the same "
+        "for all. What it takes is no part of the budget. Curves are of the first seed."
+    )
+    keys = dict.fromkeys(key for probe in comparison.probes for key in probe.settings)
+    settings = [key.rpartition(".")[2].replace("_", " ") for key in keys]
+    heading = ["probe", "scored by", "training records", "development records", *settings]
+    lines = [
+        [
+            f"<th>{escape(probe.name)}</th>",
+            *map(_cell, (_measure(probe), *(f"{count:,}" for count in probe.records))),
+            *(_cell(f"{probe.settings[key]:g}") for key in keys),
+        ]
+        for probe in comparison.probes
+    ]
+    spent = [
+        [_dotted(i, row.name), _cell(row.reads), *_spent(comparison, row)] for i, row in enumerate(comparison.rows)
+    ]
+    measures = [f"{probe.name}, {what}" for probe in comparison.probes for what in ("FLOPs", "seconds")]
+    charts = "".join(_probe_chart(comparison, probe) for probe in comparison.probes)
+    tables = _panel(heading, lines) + _panel(["recipe", "read, pooled", *measures], spent)
+    return f'<p class="lead">{lead}</p>{tables}<div class="grid">{charts}</div>'
+
+
+def _measure(probe: ProbeColumn) -> str:
+    return probe.value if probe.value == probe.metric else f"{probe.metric}: {probe.value}"
+
+
+def _spent(comparison: Comparison, row: Row) -> list[str]:
+    """What fine-tuning on each probe took."""
+    found = [row.probes.get(probe.name) for probe in comparison.probes]
+    texts = [(f"{one.flops:.2e}", f"{one.seconds:,.0f}") if one else (NOT_DEFINED,) * 2 for one in found]
+    return [_cell(text) for pair in texts for text in pair]
+
+
+def _probe_chart(comparison: Comparison, probe: ProbeColumn) -> str:
+    lines = []
+    for i, row in enumerate(comparison.rows):
+        if probe.name in row.probes:
+            run = TaskRun.read(comparison.out / row.name / "seed-0" / PROBES / probe.name)
+            points = run.points(probe.metric, probe.value)
+            lines.append(Line(name=row.name, style=f"c{i % _COLOURS}", points=points))
+    chart = line_chart(lines, title=probe.title, width=640, height=340)
+    return f'<figure class="panel"><h3>{escape(probe.title)} on the development file</h3>{chart}</figure>'

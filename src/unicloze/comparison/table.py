@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from unicloze.comparison.compare import Comparison, Row, Spread
+from unicloze.comparison.results import Comparison, Row, Spread
 from unicloze.report.curves import short
 
 NOT_DEFINED = "-"
@@ -22,42 +23,90 @@ TITLES: Mapping[str, str] = {
 _DECIMALS = {"bits_per_byte": 3}
 
 
-def figure(spread: Spread | None, name: str) -> str:
-    """A score with its spread over the seeds."""
-    if spread is None:
-        return NOT_DEFINED
-    decimals = _DECIMALS.get(name, 1)
-    said = f"{spread.mean:,.{decimals}f}"
-    return said if spread.deviation is None else f"{said} ± {spread.deviation:,.{decimals}f}"
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A score of the table.
+
+    Args:
+        key: Its name among the scores of a row.
+        title: How it is called.
+        decimals: How precisely it is given.
+        higher_is_better: Whether more of it is better.
+    """
+
+    key: str
+    title: str
+    decimals: int
+    higher_is_better: bool
+
+    def figure(self, spread: Spread | None) -> str:
+        """A score with its spread over the seeds."""
+        if spread is None:
+            return NOT_DEFINED
+        said = f"{spread.mean:,.{self.decimals}f}"
+        return said if spread.deviation is None else f"{said} ± {spread.deviation:,.{self.decimals}f}"
 
 
-def columns(comparison: Comparison) -> list[str]:
-    """Names of the scores, in order."""
-    return list(comparison.rows[0].scores) if comparison.rows else []
+def columns(comparison: Comparison) -> list[Column]:
+    """The scores, in order."""
+    probes = {probe.key: probe for probe in comparison.probes}
+    found = []
+    for key in comparison.rows[0].scores if comparison.rows else ():
+        probe = probes.get(key)
+        if probe is None:
+            title, decimals, higher = TITLES.get(key, key), _DECIMALS.get(key, 1), key.startswith("blimp")
+        else:
+            title, decimals, higher = probe.title, 1 if probe.unit == "%" else 3, probe.higher_is_better
+        found.append(Column(key=key, title=title, decimals=decimals, higher_is_better=higher))
+    return found
 
 
 def cells(comparison: Comparison) -> list[list[str]]:
     """The table with its heading."""
-    names = columns(comparison)
+    scores, probed = columns(comparison), bool(comparison.probes)
     spent = ["parameters", "steps", "text tokens", "FLOPs", "seconds"]
-    heading = ["recipe", "objective", *(TITLES.get(name, name) for name in names), *spent]
-    return [heading, *(_line(row, names) for row in comparison.rows)]
+    spent += ["probes: read, pooled", "probes: FLOPs", "probes: seconds"] * probed
+    heading = ["recipe", "objective", *(column.title for column in scores), *spent]
+    return [heading, *(_line(row, scores, probed) for row in comparison.rows)]
 
 
-def _line(row: Row, names: list[str]) -> list[str]:
+def _line(row: Row, scores: Sequence[Column], probed: bool) -> list[str]:
     spent = [short(row.parameters), f"{row.steps:,}", short(row.text_tokens), f"{row.flops:.2e}", f"{row.seconds:,.0f}"]
-    return [row.name, row.objective, *(figure(row.scores[name], name) for name in names), *spent]
+    if probed:
+        flops, seconds = (sum(getattr(one, key) for one in row.probes.values()) for key in ("flops", "seconds"))
+        spent += [row.reads, f"{flops:.2e}", f"{seconds:,.0f}"] if row.probes else [row.reads, *[NOT_DEFINED] * 2]
+    return [row.name, row.objective, *(column.figure(row.scores[column.key]) for column in scores), *spent]
 
 
 def caption(comparison: Comparison) -> str:
     """What the figures are."""
     spread = "mean ± standard deviation over" if comparison.seeds > 1 else "of"
-    return (
+    return " ".join([
         f"Budget {comparison.budget} for each run, {spread} {comparison.seeds} seed{'s' * (comparison.seeds != 1)}. "
         f"Measured on the same {comparison.windows:,} held-out windows of {comparison.window} tokens, with the same masks; "
         f"{NOT_DEFINED}: the objective does not define it. FLOPs count slots and predictions, seconds the whole run with its "
-        "evaluations."
-    )
+        "evaluations.",
+        *_of_probes(comparison),
+    ])  # fmt: skip
+
+
+def _of_probes(comparison: Comparison) -> list[str]:
+    """What is to be known of the probes, a sentence or two each."""
+    if not comparison.probes:
+        return []
+    said = [
+        f"Then every run was fine-tuned with its seed on {_list([probe.name for probe in comparison.probes])}, read and "
+        "pooled as its recipe declares; the score is that of the best evaluation on the development file. FLOPs and seconds "
+        "of the probes are those of all of them and no part of the budget."
+    ]
+    for probe in comparison.probes:
+        why = [f"{name} ({reason.rstrip('.')})" for name, reason in probe.not_defined.items()]
+        said += [f"{probe.name} is not defined for {_list(why)}."] if why else []
+    return said
+
+
+def _list(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def as_text(comparison: Comparison) -> str:

@@ -193,9 +193,10 @@ def _ask(
     model: LoadedModel, examples: Examples, special: torch.Tensor, never_first: torch.Tensor
 ) -> tuple[npt.NDArray[np.float64], Flags]:
     """log p of each label, and whether it is the likeliest ordinary token. *Shape:* (rows, predictions) each"""
-    device = next(model.model.parameters()).device
+    device = model.compute.device
     batch = collate(examples, device=device)
-    ((name, logits),) = model.model.logits(batch).items()
+    with model.compute.autocast():
+        ((name, logits),) = model.model.logits(batch).items()
     labels = batch.targets[name].labels
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten()).unflatten(0, labels.shape)
     logits[:, :, special.to(device)] = -torch.inf

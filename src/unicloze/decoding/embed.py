@@ -51,7 +51,6 @@ def embed(
     loaded = open_model(model)
     pooling = pooling or loaded.recipe.use.pooling
     backbone = loaded.model.backbone
-    device = next(backbone.parameters()).device
     tokens, pieces = cut(loaded, texts)
     if pooling == "first":
         pieces = [piece for piece in pieces if piece.first == 0]
@@ -62,8 +61,8 @@ def embed(
     for block in by_length([len(piece) for piece in pieces], batch_size):
         windows = one_segment([pieces[i].tokens for i in block], loaded.tokenizer.vocabulary)
         examples = rows_to_encode(windows, loaded.recipe)
-        with torch.inference_mode():
-            hidden = backbone(collate(examples, device=device))[-1].double().cpu().numpy()
+        with torch.inference_mode(), loaded.compute.autocast():
+            hidden = backbone(collate(examples, device=loaded.compute.device))[-1].double().cpu().numpy()
         for row, i in enumerate(block):
             states = hidden[row, : windows.lengths[row]]
             pooled = {"first": states[:1], "last": states[-1:], "mean": states}[pooling]

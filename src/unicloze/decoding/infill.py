@@ -344,9 +344,10 @@ class _Filler:
     @torch.inference_mode()
     def _guesses(self, examples: Examples) -> list[list[Guesses]]:
         """The most likely ordinary tokens of each prediction of each row."""
-        model = self.loaded.model
+        compute = self.loaded.compute
         ordinary = torch.from_numpy(self.loaded.tokenizer.vocabulary.ordinary).long()
-        (predicted,) = model.logits(collate(examples, device=next(model.parameters()).device)).values()
+        with compute.autocast():
+            (predicted,) = self.loaded.model.logits(collate(examples, device=compute.device)).values()
         logits = predicted.float().cpu()
         best = torch.softmax(logits[:, :, ordinary], dim=-1).topk(min(self.top_k, len(ordinary)), dim=-1)
         ids = ordinary[best.indices].tolist()

@@ -19,7 +19,7 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, collate, select_rows
 from unicloze.mixtures import parts
 from unicloze.model.heads import cross_entropy
-from unicloze.model.model import UnifiedModel, perplexity
+from unicloze.model.model import perplexity
 from unicloze.objectives import defined
 from unicloze.settings import ObjectiveSettings
 
@@ -171,7 +171,7 @@ def _chain(
     result = [np.full(len(piece), np.nan) for piece in pieces]
     for block in by_length([len(piece) for piece in pieces], batch_size, slots_per_token=3):
         windows = one_segment([pieces[i].tokens for i in block], vocabulary)
-        logs = _log_probabilities(loaded.model, lay_out(windows, vocabulary, settings))
+        logs = _log_probabilities(loaded, lay_out(windows, vocabulary, settings))
         for row, i in enumerate(block):
             scored = windows.maskable[row, 1 : len(pieces[i]) + 1]
             result[i][scored] = logs[row, : scored.sum()]
@@ -199,7 +199,7 @@ def _pseudo(
         windows = select_rows(one_segment([pieces[i].tokens for i in together], vocabulary), row_of)
         steps = np.full(windows.token_ids.shape, -1, dtype=np.int32)
         steps[np.arange(len(block)), place_of[block] + 1] = 0
-        asked[block] = _log_probabilities(loaded.model, lay_out(windows, steps, vocabulary, settings))[:, 0]
+        asked[block] = _log_probabilities(loaded, lay_out(windows, steps, vocabulary, settings))[:, 0]
         progress(len(block))
     result = np.full(len(scored), np.nan)
     result[scored] = asked
@@ -207,10 +207,11 @@ def _pseudo(
 
 
 @torch.inference_mode()
-def _log_probabilities(model: UnifiedModel, examples: Examples) -> Logs:
+def _log_probabilities(loaded: LoadedModel, examples: Examples) -> Logs:
     """log p of the label of each prediction of the only target. *Shape:* (rows, predictions)"""
-    batch = collate(examples, device=next(model.parameters()).device)
-    ((name, logits),) = model.logits(batch).items()
+    batch = collate(examples, device=loaded.compute.device)
+    with loaded.compute.autocast():
+        ((name, logits),) = loaded.model.logits(batch).items()
     labels = batch.targets[name].labels
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten()).unflatten(0, labels.shape)
     logs: Logs = -losses.double().cpu().numpy()

@@ -136,8 +136,6 @@ def blimp(
 ) -> BlimpResult:
     """Compare the sentences of all pairs.
 
-    A model given by its path computes on a CUDA device where there is one, a loaded one where it lies.
-
     Args:
         model: A run directory, a checkpoint or a loaded model.
         path: The folder of the .jsonl files, an archive of them, or one of them.
@@ -160,8 +158,6 @@ def blimp(
     sets = read_pairs(path)
     loaded = open_model(model)
     measures = _measures(objective_of(loaded.recipe), mode)
-    if loaded is not model:
-        to_fastest_device(loaded)
     sets = _chosen(sets, loaded, filter_by, limit, progress)
     sentences = dict.fromkeys(text for one in sets for pair in one.pairs for text in pair)
     if not sentences:
@@ -213,14 +209,6 @@ def _measures(objective: ObjectiveSettings, mode: Mode | None) -> list[Measure]:
     for measure in measures:
         check_defines(objective, measure)
     return measures
-
-
-def to_fastest_device(loaded: LoadedModel) -> None:
-    """Move a model to a CUDA device, where there is one."""
-    import torch
-
-    if torch.cuda.is_available():
-        loaded.model.to("cuda")
 
 
 def _chosen(

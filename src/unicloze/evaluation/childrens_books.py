@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from unicloze.decoding.texts import open_model
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.blimp import to_fastest_device
 from unicloze.evaluation.choices import Choice, Normaliser, PromptResult, choose
 from unicloze.evaluation.metrics.plain_files import read_text
 
@@ -34,8 +33,6 @@ def childrens_books(
 ) -> PromptResult:
     """Choose the missing word of every question.
 
-    A model given by its path computes on a CUDA device where there is one, a loaded one where it lies.
-
     Args:
         model: A run directory, a checkpoint or a loaded model.
         path: One of the test's text files.
@@ -52,8 +49,6 @@ def childrens_books(
         raise UsageError(f"limit is {limit}: give 1 or more")
     questions = read_questions(Path(path))[:limit]
     loaded = open_model(model)
-    if loaded is not model:
-        to_fastest_device(loaded)
     return choose(
         loaded, questions, task="Children's Book Test", normalise=normalise, batch_size=batch_size, progress=progress
     )

@@ -21,7 +21,6 @@ from tqdm import tqdm
 from unicloze.decoding.blanks import Blank, By, fill_blanks, way_of
 from unicloze.decoding.texts import open_model
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.blimp import to_fastest_device
 from unicloze.evaluation.known_words import listed_words
 from unicloze.evaluation.metrics.spread import binomial_error
 from unicloze.settings import TaskSettings
@@ -106,8 +105,6 @@ def lambada(
 ) -> LambadaResult:
     """Predict the last word of every passage.
 
-    A model given by its path computes on a CUDA device where there is one, a loaded one where it lies.
-
     Args:
         model: A run directory, a checkpoint or a loaded model.
         path: Records with `context` and `continuation`, or with `text`, whose last word is asked.
@@ -123,12 +120,10 @@ def lambada(
     """
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}: give 1 or more")
-    blanks = [_blank(record) for record in read_records(Path(path), TaskSettings())[:limit]]
+    blanks = [_blank(record) for record in read_records(Path(path), TaskSettings(), cure=None)[:limit]]
     words = None if stop_words is None else STOP_WORDS if stop_words == ENGLISH else listed_words(stop_words)
     loaded = open_model(model)
     by = way_of(loaded.recipe)
-    if loaded is not model:
-        to_fastest_device(loaded)
     never = None if words is None else spelling(words, loaded.tokenizer)
     with tqdm(total=len(blanks), desc="LAMBADA", unit=" passages", disable=not progress, file=sys.stderr) as bar:
         found = fill_blanks(loaded, blanks, batch_size=batch_size, never_first=never, progress=bar.update)

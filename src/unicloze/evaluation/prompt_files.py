@@ -27,6 +27,9 @@ from unicloze.tasks.records import Record
 LABEL = "label"
 """The blank in a template, and the role of the right answer."""
 
+IN_FILE = "`{}: {}` in the prompt file"
+"""How to say there in which fields and format a file has its records; see `unicloze.tasks.records.OPTION`."""
+
 Parts = Sequence[tuple[str, str | None]]
 """Literal text and the field that comes after it, None at the end."""
 

@@ -16,9 +16,8 @@ import numpy as np
 from unicloze import keyed
 from unicloze.decoding.texts import open_model
 from unicloze.errors import UsageError
-from unicloze.evaluation.blimp import to_fastest_device
 from unicloze.evaluation.choices import Choice, PromptResult, choose, measure
-from unicloze.evaluation.prompt_files import LABEL, Prompt, read_prompt
+from unicloze.evaluation.prompt_files import IN_FILE, LABEL, Prompt, read_prompt
 from unicloze.settings import DecodingSettings
 from unicloze.tasks.records import Record, read_records
 
@@ -44,8 +43,6 @@ def prompted(
 ) -> PromptResult:
     """Answer a file of records by a prompt.
 
-    A model given by its path computes on a CUDA device where there is one, a loaded one where it lies.
-
     Args:
         model: A run directory, a checkpoint or a loaded model.
         prompt: A prompt file, see `unicloze.evaluation.prompt_files`.
@@ -64,11 +61,9 @@ def prompted(
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}: give 1 or more")
     asked = prompt if isinstance(prompt, Prompt) else read_prompt(Path(prompt))
-    chosen = read_records(Path(records), asked.records)[:limit]
+    chosen = read_records(Path(records), asked.records, cure=IN_FILE)[:limit]
     drawn = draw_examples(asked, chosen, None if examples is None else Path(examples), shots, seed)
     loaded = open_model(model)
-    if loaded is not model:
-        to_fastest_device(loaded)
     if not asked.has_blank:
         return _generated(loaded, asked, chosen, drawn, shots, progress)
     choices = [_choice(asked, record, few) for record, few in zip(chosen, drawn, strict=True)]
@@ -92,7 +87,7 @@ def draw_examples(
         raise UsageError("examples and shots go together: give a file to draw from and how many, or neither")
     if path is None:
         return [[] for _ in records]
-    known = read_records(path, prompt.records)
+    known = read_records(path, prompt.records, cure=IN_FILE)
     said = [prompt.sides(example) for example in known]
     times = Counter(said)
     drawn = []
@@ -135,7 +130,9 @@ def _generated(
     from unicloze.decoding.generate import generate
 
     sources = [prompt.text(record, few)[0].rstrip() for record, few in zip(records, examples, strict=True)]
-    written = generate(model, sources, DecodingSettings(**prompt.generate), progress=progress)
+    written = generate(
+        model, sources, DecodingSettings(**{"precision": model.precision, **prompt.generate}), progress=progress
+    )
     predictions = []
     for record, one in zip(records, written, strict=True):
         text = one.text.partition(prompt.separator)[0] if prompt.separator else one.text

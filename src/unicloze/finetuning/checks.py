@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from unicloze.finetuning.data import TaskData
 from unicloze.finetuning.predict import options_of
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
+from unicloze.tasks.records import Record
 from unicloze.training.models import LoadedModel
 
 Origin = Mapping[str, str | None]
@@ -34,6 +35,16 @@ def check_metrics(recipe: Recipe) -> None:
                 f"task.metrics names {name}, which compares {compares}, and a task of the kind {recipe.task.kind} predicts "
                 f"{' or '.join(allowed)}: name another metric"
             )
+
+
+def check_labels(records: Sequence[Record], recipe: Recipe) -> None:
+    """Refuse training records of which one has no label: where the recipe names the classes, nothing else misses them.
+
+    Raises:
+        UniclozeError: One has none; the message names its line.
+    """
+    for record in records:
+        TASKS[recipe.task.kind].reference(record, recipe.task)
 
 
 def check_answers(dev: TaskData, recipe: Recipe) -> None:

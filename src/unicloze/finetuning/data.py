@@ -27,8 +27,8 @@ ORDER, DRAWS, AUXILIARY = 1, 2, 3
 ROWS_SEEN = 256
 """Rows that tell how many segments all have."""
 
-PASS_COST = {"cpu": 64, "cuda": 1 << 20}
-"""What a forward pass costs beside its slots, in slots: on a GPU a step is one pass, whatever the padding."""
+BLOCK_COST = {"cpu": 24, "cuda": 1 << 20}
+"""What attention to a block of its own costs, in slots: on a GPU a step is one block, whatever the padding."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def finetuning_steps(
 ) -> Iterator[list[MicroBatch]]:
     """The micro-batches of each step from `first_step` to the last; a function of the seed and the step alone.
 
-    The rows of a step are those of a random order of the epoch. Rows of like length share a forward pass, which changes
-    the padding and not the gradient.
+    The rows of a step are those of a random order of the epoch. They are laid end to end in blocks of like length, which
+    changes the padding and not the gradient.
     """
     batch_size, seed = recipe.training.batch_size, recipe.training.seed
     weights = recipe.finetuning.auxiliary
@@ -104,39 +104,38 @@ def finetuning_steps(
         epoch, number = divmod(step, each_epoch)
         places = np.arange(number * batch_size, min((number + 1) * batch_size, len(data.rows)))
         chosen = keyed.permutation(places, len(data.rows), keyed.key(seed, ORDER, epoch)[0])
+        lengths = np.array([data.rows[number].slots for number in chosen])
+        chosen, most = chosen[np.argsort(-lengths, kind="stable")], recipe.training.micro_batch_size or len(chosen)
         step_batches: list[MicroBatch] = []
-        for block in passes(data.rows, chosen, device, recipe.training.micro_batch_size):
-            batch = _micro_batch(data, block, recipe, vocabulary, keyed.key(seed, DRAWS, epoch, block))
-            keys = keyed.key(seed, AUXILIARY, epoch, block)
+        for first in range(0, len(chosen), most):
+            numbers = chosen[first : first + most]
+            batch = _micro_batch(data, numbers, recipe, vocabulary, keyed.key(seed, DRAWS, epoch, numbers), device)
+            keys = keyed.key(seed, AUXILIARY, epoch, numbers)
             step_batches += [batch] if beside is None else with_auxiliary(batch, beside, weights, vocabulary, keys)
         yield step_batches
 
 
-def passes(
-    rows: Sequence[Any], chosen: npt.NDArray[np.int64], device: str, most: int | None
-) -> list[npt.NDArray[np.int64]]:
-    """Rows by length, cut into the forward passes that cost least, padding and a constant for each pass counted.
+def block_sizes(lengths: npt.NDArray[np.integer], cost: int) -> list[int]:
+    """Cut rows into the blocks that cost least, padding and a constant for each block counted.
 
     Args:
-        rows: All rows.
-        chosen: Numbers of those of a step.
-        device: Type of the device, a key of `PASS_COST`.
-        most: Most rows of a pass; no limit if None.
+        lengths: Slots of each row, the longest first. *Shape:* (rows,)
+        cost: Of a block, in slots.
+
+    Returns:
+        Rows of each block.
     """
-    lengths = np.array([rows[number].slots for number in chosen])
-    order = np.argsort(-lengths, kind="stable")
-    lengths, count = lengths[order], len(chosen)
-    cost, best = np.zeros(count + 1), np.zeros(count + 1, dtype=np.int64)
-    for end in range(1, count + 1):  # the cheapest way to cut the longest `end` rows
-        starts = np.arange(max(0, end - (most or count)), end)
-        options = cost[starts] + (end - starts) * lengths[starts] + PASS_COST[device]
-        best[end] = starts[options.argmin()]
-        cost[end] = options.min()
-    found, end = [], count
+    least, best = np.zeros(len(lengths) + 1), np.zeros(len(lengths) + 1, dtype=np.int64)
+    for end in range(1, len(lengths) + 1):  # the cheapest way to cut the longest `end` rows
+        starts = np.arange(end)
+        options = least[starts] + (end - starts) * lengths[starts] + cost
+        best[end] = options.argmin()
+        least[end] = options.min()
+    sizes, end = [], len(lengths)
     while end:
-        found.append(chosen[order[best[end] : end]])
+        sizes.append(int(end - best[end]))
         end = int(best[end])
-    return found[::-1]
+    return sizes[::-1]
 
 
 def blocks_by_length(rows: Sequence[Any], most_slots: int) -> Iterator[npt.NDArray[np.int64]]:
@@ -150,10 +149,16 @@ def blocks_by_length(rows: Sequence[Any], most_slots: int) -> Iterator[npt.NDArr
 
 
 def _micro_batch(
-    data: TaskData, block: npt.NDArray[np.int64], recipe: Recipe, vocabulary: Vocabulary, keys: npt.NDArray[np.uint64]
+    data: TaskData,
+    numbers: npt.NDArray[np.int64],
+    recipe: Recipe,
+    vocabulary: Vocabulary,
+    keys: npt.NDArray[np.uint64],
+    device: str,
 ) -> MicroBatch:
-    rows = [data.rows[number] for number in block]
+    rows = [data.rows[number] for number in numbers]
     examples = TASKS[recipe.task.kind].lay_out(rows, vocabulary, recipe, keys)
     others = f" and {len(rows) - 1} more records" if len(rows) > 1 else ""
     place = f"{data.records[rows[0].record].place}{others}"
-    return MicroBatch(examples, None, recipe.objective.coefficients, place)
+    blocks = block_sizes(examples.lengths, BLOCK_COST[device])
+    return MicroBatch(examples, None, recipe.objective.coefficients, place, blocks)

@@ -66,8 +66,7 @@ def load_task_model(loaded: LoadedModel) -> TaskModel:
     """
     if not loaded.recipe.task.kind:
         raise UsageError(f"{loaded.path} is no fine-tuned model: give the --out of `unicloze finetune`")
-    compute = Compute(device=torch.device("cpu"), precision="fp32")
-    return TaskModel(loaded.model, loaded.tokenizer, loaded.recipe, compute)
+    return TaskModel(loaded.model, loaded.tokenizer, loaded.recipe, loaded.compute)
 
 
 def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list[Prediction]:

@@ -19,7 +19,14 @@ from tqdm import tqdm
 
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
-from unicloze.finetuning.checks import Origin, check_answers, check_metrics, origin_of, refuse_other_origin
+from unicloze.finetuning.checks import (
+    Origin,
+    check_answers,
+    check_labels,
+    check_metrics,
+    origin_of,
+    refuse_other_origin,
+)
 from unicloze.finetuning.data import (
     TaskData,
     encoded,
@@ -106,6 +113,7 @@ def finetune_run(
         check_metrics(recipe)
         records = read_records(train, recipe.task)
         recipe = dataclasses.replace(recipe, task=TASKS[recipe.task.kind].resolve(recipe.task, records))
+        check_labels(records, recipe)
         training = encoded(records, recipe, start.tokenizer)
         development = None if dev is None else open_records(dev, recipe, start.tokenizer)
         if development is not None:

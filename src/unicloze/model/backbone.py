@@ -11,17 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unicloze.example import Batch
-from unicloze.model.attention import (
-    Backend,
-    Plan,
-    Region,
-    RelativeBias,
-    SelfAttention,
-    plan,
-    predicted_slots,
-    select_slots,
-)
+from unicloze.model.attention import SelfAttention, select_slots
 from unicloze.model.dropout import DropoutKey
+from unicloze.model.plan import Backend, Block, Plan, RelativeBias, plan, predicted_slots
 from unicloze.model.transformer_xl import Relations
 from unicloze.settings import ModelSettings
 
@@ -140,7 +132,7 @@ class Layer(nn.Module):
         self,
         hidden: Tensor,
         memory: Tensor | None,
-        regions: tuple[Region, ...],
+        blocks: tuple[Block, ...],
         selected: Tensor | None,
         backend: Backend,
         dropout: DropoutKey | None,
@@ -153,7 +145,7 @@ class Layer(nn.Module):
         normed = self.attention_norm(hidden) if self.norm_first else hidden
         if memory is not None and self.norm_first:
             memory = self.attention_norm(memory)
-        return self.complete(residual, self.attention(normed, memory, regions, selected, backend, dropout), dropout)
+        return self.complete(residual, self.attention(normed, memory, blocks, selected, backend, dropout), dropout)
 
     def complete(self, residual: Tensor, update: Tensor, dropout: DropoutKey | None) -> Tensor:
         """What follows attention: its residual and the feed-forward network. *Shape:* (rows, queries, hidden size)"""
@@ -199,8 +191,9 @@ class Backbone(nn.Module):
         """
         hidden = self.embeddings(batch, dropout)
         dtype = score_dtype(hidden)
-        relations = Relations(batch, self.settings, dropout) if self.settings.positions == "transformer_xl" else None
-        backend = self.backend or choose_backend(hidden, dtype, self.relative is not None or relations is not None)
+        encoded = self.settings.positions == "transformer_xl"
+        relations = [Relations(part, self.settings, dropout) if encoded else None for part in batch.parts]
+        backend = self.backend or choose_backend(hidden, dtype, self.relative is not None or encoded)
         plans = {
             name: plan(
                 batch.under(name), self.relative, relations, backend, dtype, select and name == self.visibility[-1]
@@ -215,8 +208,8 @@ class Backbone(nn.Module):
         if batch.memory is not None and batch.text_slots is not None:
             batch.memory.remember(states[:-1], batch.text_slots)
         states[-1] = self.final_norm(states[-1])
-        if select and plans[self.visibility[-1]].selected is None:
-            states[-1] = select_slots(states[-1], predicted_slots(batch))
+        if select:
+            states[-1] = _predicted(states[-1], batch, plans[self.visibility[-1]].selected)
         return states
 
     def residual_writers(self) -> list[nn.Module]:
@@ -234,9 +227,20 @@ class Backbone(nn.Module):
         *,
         last: bool,
     ) -> Tensor:
-        regions, selected = (plan.last, plan.selected) if last else (plan.regions, None)
-        result: Tensor = layer(hidden, memory, regions, selected, backend, dropout)
+        blocks, selected = (plan.last, plan.selected) if last else (plan.blocks, None)
+        result: Tensor = layer(hidden, memory, blocks, selected, backend, dropout)
         return result
+
+
+def _predicted(hidden: Tensor, batch: Batch, computed: Tensor | None) -> Tensor:
+    """The hidden states of the predicted slots in the targets' order, of all slots' or of the computed ones'."""
+    if computed is None:
+        return select_slots(hidden, predicted_slots(batch))
+    if not batch.blocks:
+        return hidden
+    number = torch.empty(batch.input_ids.shape[1], dtype=torch.long, device=hidden.device)
+    number[computed[0]] = torch.arange(computed.shape[1], device=hidden.device)
+    return hidden.index_select(1, number[predicted_slots(batch)[0]])
 
 
 def score_dtype(hidden: Tensor) -> torch.dtype:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unicloze.errors import UniclozeError
-from unicloze.model.attention import RelativeBias, SelfAttention, additive, select_slots
+from unicloze.model.attention import SelfAttention, select_slots
 from unicloze.model.backbone import Backbone, Layer, score_dtype
 from unicloze.model.cache import Cache
+from unicloze.model.plan import RelativeBias, additive
 
 FEW = 8
 """If the keys are so many times the slots, the slots attend to the cache's whole capacity under their mask: in bf16 torch

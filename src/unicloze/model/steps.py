@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from unicloze.errors import UsageError
-from unicloze.model.attention import Backend, Region, SelfAttention, additive, attend
+from unicloze.model.attention import SelfAttention, attend
 from unicloze.model.backbone import Backbone, Layer, choose_backend, score_dtype
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.padded import check_positions, named_segments, positions_of
+from unicloze.model.plan import Backend, Region, additive
 
 Extend = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 """New keys and values of a layer to those of all slots. *Shape:* (rows, heads, slots, head size) each"""

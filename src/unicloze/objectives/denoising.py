@@ -82,22 +82,24 @@ def corrupt_spans(
     before[1:] = noise[:-1]
     before[text.starts[text.counts > 0]] = False
     begins = noise & ~before
+    noise_at, span_at = np.flatnonzero(noise), np.flatnonzero(begins)
     row = text.row
-    noise_counts = np.bincount(row[noise], minlength=len(windows))
-    spans = Ragged(np.flatnonzero(begins), np.bincount(row[begins], minlength=len(windows)))
+    noise_counts = np.bincount(row[noise_at], minlength=len(windows))
+    spans = Ragged(span_at, np.bincount(row[span_at], minlength=len(windows)))
     sentinels = vocabulary.extra[spans.rank]
 
     shown = text.values.copy()
-    shown[spans.values] = sentinels
-    in_source = ~noise | begins
+    shown[span_at] = sentinels
+    in_source = np.flatnonzero(~noise | begins)
     source = Ragged(shown[in_source], text.counts - noise_counts + spans.counts)
 
     target = Ragged(np.empty(0, np.int32), noise_counts + spans.counts + 2)
     values = np.full(int(target.counts.sum()), vocabulary.eos, dtype=np.int32)
     values[target.ends - 2] = vocabulary.extra[spans.counts]
-    place = np.arange(int(noise_counts.sum())) + np.cumsum(begins[noise]) + 2 * row[noise]
-    values[place] = text.values[noise]
-    values[place[begins[noise]] - 1] = sentinels
+    opens = begins[noise_at]
+    place = np.arange(len(noise_at)) + np.cumsum(opens) + 2 * row[noise_at]
+    values[place] = text.values[noise_at]
+    values[place[np.flatnonzero(opens)] - 1] = sentinels
     return lay_out(
         windows,
         source,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from unicloze.example import Examples, Kind, Target
 from unicloze.objectives.masking import Steps
-from unicloze.ragged import ranks
+from unicloze.ragged import flagged, ranks, sorted_in_rows
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.visibility import Intervals
@@ -37,40 +37,41 @@ class MaskedTokens:
     """
 
     row: npt.NDArray[np.int64]
-    position: npt.NDArray[np.int64]
-    step: npt.NDArray[np.int32]
-    rank: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
+    position: Ids
+    step: Ids
+    rank: Ids
+    counts: Ids
 
     @classmethod
     def of(cls, steps: Steps) -> MaskedTokens:
         """List the positions with a step >= 0. *Shape:* (rows, window)"""
-        row, position = np.nonzero(steps >= 0)
-        step = steps[row, position]
+        row, position, counts = flagged(steps >= 0)
         window = steps.shape[1]
-        span = max(window, int(step.max(initial=0)) + 1)
-        order = np.argsort((row * span + step) * window + position)
-        counts = np.bincount(row, minlength=len(steps))
-        return cls(row, position[order], step[order], ranks(row, len(steps)), counts)
+        step = steps.reshape(-1)[row * window + position]
+        step, position = np.divmod(sorted_in_rows(step * np.int64(window) + position, counts), window)
+        rank = ranks(row, len(steps)).astype(np.int32)
+        return cls(row, position.astype(np.int32), step.astype(np.int32), rank, counts.astype(np.int32))
 
-    def step_bounds(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def place(self, column: Ids, width: int) -> npt.NDArray[np.int64]:
+        """Index of a column of each token's row in a flattened array of `width` columns. *Shape:* (masked,)"""
+        return self.row * width + column
+
+    def step_bounds(self) -> tuple[Ids, Ids]:
         """Rank of the first token of each token's step, and of the first after it."""
-        if not len(self.row):
-            return self.rank, self.rank
-        change = np.flatnonzero((np.diff(self.row) != 0) | (np.diff(self.step) != 0)) + 1
-        first = np.concatenate([[0], change])
-        sizes = np.diff(np.concatenate([first, [len(self.row)]]))
+        first = np.flatnonzero((self.rank == 0) | (np.diff(self.step, prepend=-1) != 0))
+        sizes = np.diff(first, append=len(self.row)).astype(np.int32)
         starts = np.repeat(self.rank[first], sizes)
         return starts, starts + np.repeat(sizes, sizes)
 
-    def target(self, slot: npt.NDArray[np.int64], labels: Ids, most: int) -> Target:
+    def target(self, slot: Ids, labels: Ids, most: int) -> Target:
         """Predict every masked token at the given slot, in at most `most` predictions a row."""
         shape = len(self.counts), most
         slots, answers = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.int32)
         weights = np.zeros(shape, dtype=np.float32)
-        slots[self.row, self.rank] = slot
-        answers[self.row, self.rank] = labels
-        weights[self.row, self.rank] = 1.0
+        place = self.place(self.rank, most)
+        slots.reshape(-1)[place] = slot
+        answers.reshape(-1)[place] = labels
+        weights.reshape(-1)[place] = 1.0
         return Target(slots=slots, labels=answers, weights=weights)
 
 
@@ -101,12 +102,13 @@ class Rows:
         """
         windows, masked, window = self.windows, self.masked, self.windows.token_ids.shape[1]
         self.input_ids[:, :window] = windows.token_ids
-        self.input_ids[masked.row, masked.position] = shown
+        place = masked.place(masked.position, self.input_ids.shape[1])
+        self.input_ids.reshape(-1)[place] = shown
         self.position_ids[:, :window] = np.arange(window, dtype=np.int32)
         self.segment_ids[:, :window] = windows.segment_ids
         self.kinds[:, :window] = Kind.CONTEXT
-        self.kinds[masked.row, masked.position] = Kind.MASK
-        self.steps[masked.row, masked.position] = masked.step
+        self.kinds.reshape(-1)[place] = Kind.MASK
+        self.steps.reshape(-1)[place] = masked.step
         if windows.lengths.min(initial=window) < window:
             self.kinds[:, :window][np.arange(window) >= windows.lengths[:, None]] = Kind.PADDING
         return windows.lengths
@@ -119,17 +121,18 @@ class Rows:
         """
         windows, masked = self.windows, self.masked
         context = (windows.lengths - masked.counts).astype(np.int32)
-        kept = np.arange(windows.token_ids.shape[1]) < windows.lengths[:, None]
-        kept[masked.row, masked.position] = False
-        row, position = np.nonzero(kept)
-        slot = ranks(row, len(windows))
-        self.input_ids[row, slot] = windows.token_ids[row, position]
-        self.position_ids[row, slot] = position
-        self.segment_ids[row, slot] = windows.segment_ids[row, position]
-        self.kinds[row, slot] = Kind.CONTEXT
+        window, capacity = windows.token_ids.shape[1], self.input_ids.shape[1]
+        kept = np.arange(window) < windows.lengths[:, None]
+        kept.reshape(-1)[masked.place(masked.position, window)] = False
+        row, position, _ = flagged(kept)
+        source, in_context = row * window + position, np.arange(capacity) < context[:, None]
+        self.input_ids[in_context] = windows.token_ids.reshape(-1)[source]
+        self.position_ids[in_context] = position
+        self.segment_ids[in_context] = windows.segment_ids.reshape(-1)[source]
+        self.kinds[in_context] = Kind.CONTEXT
         return context
 
-    def put_masked(self, slot: npt.NDArray[np.int64], ids: Ids, kind: Kind) -> None:
+    def put_masked(self, slot: Ids, ids: Ids, kind: Kind) -> None:
         """One slot for every masked token.
 
         Args:
@@ -137,12 +140,15 @@ class Rows:
             ids: What it shows. *Shape:* (masked,)
             kind: What it is.
         """
-        row, position = self.masked.row, self.masked.position
-        self.input_ids[row, slot] = ids
-        self.position_ids[row, slot] = position
-        self.segment_ids[row, slot] = self.windows.segment_ids[row, position]
-        self.kinds[row, slot] = kind
-        self.steps[row, slot] = self.masked.step
+        masked, segment_ids = self.masked, self.windows.segment_ids
+        place = masked.place(slot, self.input_ids.shape[1])
+        self.input_ids.reshape(-1)[place] = ids
+        self.position_ids.reshape(-1)[place] = masked.position
+        self.segment_ids.reshape(-1)[place] = segment_ids.reshape(-1)[
+            masked.place(masked.position, segment_ids.shape[1])
+        ]
+        self.kinds.reshape(-1)[place] = kind
+        self.steps.reshape(-1)[place] = masked.step
 
     def examples(
         self,

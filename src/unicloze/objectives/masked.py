@@ -132,17 +132,12 @@ def _boundary_target(ae: Target, steps: Ints) -> Target:
         steps: Step of each slot. *Shape:* (rows, slots)
     """
     real = ae.weights > 0
-    step = np.where(real, np.take_along_axis(steps, ae.slots, axis=1), -1)
-    index = np.arange(step.shape[1])
-    begins = np.diff(step, axis=1, prepend=-2) != 0
-    ends = np.diff(step, axis=1, append=-2) != 0
-    first = np.maximum.accumulate(np.where(begins, index, 0), axis=1)
-    last = np.minimum.accumulate(np.where(ends, index, index[-1])[:, ::-1], axis=1)[:, ::-1]
-    left = np.take_along_axis(ae.slots, first, axis=1) - 1
-    right = np.take_along_axis(ae.slots, last, axis=1) + 1
-    return Target(
-        slots=np.where(real[:, :, None], np.stack([left, right], axis=2), 0).astype(np.int32),
-        labels=ae.labels,
-        weights=ae.weights,
-        places=np.where(real, ae.slots - left, 0).astype(np.int32),
-    )
+    slot, row = ae.slots[real], np.repeat(np.arange(len(real)), np.count_nonzero(real, axis=1))
+    step = steps.reshape(-1)[row * steps.shape[1] + slot]
+    first = np.flatnonzero((np.diff(row, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0))
+    size = np.diff(first, append=len(slot))
+    left, right = np.repeat(slot[first] - 1, size), np.repeat(slot[first + size - 1] + 1, size)
+    slots, places = np.zeros((*real.shape, 2), dtype=np.int32), np.zeros(real.shape, dtype=np.int32)
+    slots[real] = np.stack([left, right], axis=1)
+    places[real] = slot - left
+    return Target(slots=slots, labels=ae.labels, weights=ae.weights, places=places)

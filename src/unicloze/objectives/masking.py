@@ -15,17 +15,21 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
+from unicloze.ragged import flagged, ranks, sorted_in_rows
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
 Steps = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.int64]
 Rates = npt.NDArray[np.float64]
 SpanLengths = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.int64]]
 """Draws that are uniform in [0, 1) to the number of units of a span each."""
 
-PROPOSALS_AT_ONCE = 32
+PROPOSALS_OF_A_STREAM = 32
+PROPOSALS_AT_ONCE = 16
+"""Resolved together: few for short windows, many for long ones. Any divisor of the former makes the same draws."""
 LONGEST_UNIT = 16
 """Tokens of a unit at most. What is longer (an address, a text that marks no words) falls into several, so that the width of
 a row is known before anything is drawn."""
@@ -48,7 +52,7 @@ class Stream(IntEnum):
     CORRUPTION = 2
     RANDOM_TOKEN = 3
     TOKENS = 4
-    BLOCKS = 16  # and upwards: one for every PROPOSALS_AT_ONCE proposals
+    BLOCKS = 16  # and upwards: one for every PROPOSALS_OF_A_STREAM proposals
 
 
 @dataclass(frozen=True)
@@ -75,19 +79,26 @@ class Units:
             follows: Whether a token belongs to the same unit as the token before it. *Shape:* (rows, window)
             maskable: Positions that hold text. *Shape:* (rows, window)
         """
-        rows, window = maskable.shape
-        follows = follows & maskable
-        follows[:, 0] = False
-        follows[:, 1:] &= maskable[:, :-1]
-        position = np.arange(window)
-        first = np.maximum.accumulate(np.where(follows, 0, position), axis=1)
-        begins = (position - first) % LONGEST_UNIT == 0
-        of_position = np.cumsum(begins, axis=1) - 1
-        flat = of_position + np.arange(rows)[:, None] * window
-        sizes = np.bincount(flat.ravel(), minlength=rows * window).reshape(rows, window)
-        holds_text = np.zeros(rows * window, dtype=bool)
-        holds_text[flat[begins]] = maskable[begins]
-        return cls(of_position, begins, holds_text.reshape(rows, window), sizes)
+        begins = ~(follows & maskable)
+        begins[:, 0] = True
+        begins[:, 1:] |= ~maskable[:, :-1]
+        first = np.flatnonzero(begins)
+        size = np.diff(first, append=begins.size)
+        for offset in range(LONGEST_UNIT, int(size.max(initial=0)), LONGEST_UNIT):
+            begins.reshape(-1)[first[size > offset] + offset] = True
+        row, position, _ = flagged(begins)
+        first = row * begins.shape[1] + position
+        place = first - position + ranks(row, len(begins))
+        holds_text, sizes = np.zeros(begins.shape, dtype=bool), np.zeros(begins.shape, dtype=np.int64)
+        holds_text.reshape(-1)[place] = maskable.reshape(-1)[first]
+        sizes.reshape(-1)[place] = np.diff(first, append=begins.size)
+        return cls(np.cumsum(begins, axis=1) - 1, begins, holds_text, sizes)
+
+    def spread(self, steps: Steps) -> Steps:
+        """The steps of units as those of their tokens. *Shape:* (rows, window) both"""
+        window = steps.shape[1]
+        spread: Steps = steps.reshape(-1)[self.of_position + np.arange(len(steps))[:, None] * window]
+        return spread
 
 
 def units_of(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Units | None:
@@ -164,46 +175,44 @@ def spans(
     """
     rows, window = maskable.shape
     wanted = np.ceil(rates * maskable.sum(axis=1) - 1e-9).astype(np.int64)
-    free = np.zeros((rows, window + max_span), dtype=bool)
-    free[:, :window] = maskable if units is None else units.maskable
-    steps = np.full((rows, window + max_span), -1, dtype=np.int32)
-    masked = np.zeros(rows, dtype=np.int64)
-    next_step = np.zeros(rows, dtype=np.int32)
-    within = np.arange(max_span)
-    active = np.flatnonzero(masked < wanted)
+    taken = ~(maskable if units is None else units.maskable).reshape(-1)
+    tokens_before = None if units is None else np.append(0, np.cumsum(units.sizes))
+    steps = np.full((rows, window), -1, dtype=np.int32)
+    active = np.flatnonzero(wanted > 0)
+    wanted, next_step = wanted[active], np.zeros(len(active), dtype=np.int32)
     proposal = 0
     while len(active):
-        column = proposal % PROPOSALS_AT_ONCE
-        if column == 0:
-            stream = Stream.BLOCKS + proposal // PROPOSALS_AT_ONCE
-            bits = keyed.bits(keys[active, None], stream, np.arange(PROPOSALS_AT_ONCE))
-            index_of = keyed.below(bits, lengths[active, None])
-            # The high half of the bits draws the index, the low half the length.
-            length_of = lengths_of((bits & np.uint64(0xFFFFFFFF)).astype(np.float64) * 2.0**-32)
-            drawn = np.arange(len(active))
-        first = index_of[drawn, column]
+        stream, number = divmod(proposal, PROPOSALS_OF_A_STREAM)
+        bits = keyed.bits(keys[active], Stream.BLOCKS + stream, number + np.arange(PROPOSALS_AT_ONCE)[:, None])
+        first = keyed.below(bits, lengths[active]) + active * window
+        accepted = np.ones(first.shape, dtype=bool)
         if units is not None:
-            begins = units.begins[active, first]
-            first = units.of_position[active, first]
-        covered = first[:, None] + within
-        inside = within < length_of[drawn, column, None]
-        accepted = (free[active[:, None], covered] | ~inside).all(axis=1)
-        if units is not None:
-            accepted &= begins
-        row = active[accepted]
-        which, offset = np.nonzero(inside[accepted])
-        position = covered[accepted][which, offset]
-        free[row[which], position] = False
-        steps[row[which], position] = next_step[row][which]
-        if units is None:
-            masked[row] += length_of[drawn, column][accepted]
-        else:
-            np.add.at(masked, row[which], units.sizes[row[which], position])
-        next_step[row] += 1
-        unfinished = masked[active] < wanted[active]
-        active, drawn = active[unfinished], drawn[unfinished]
-        proposal += 1
-    return steps[:, :window] if units is None else np.take_along_axis(steps, units.of_position, axis=1)
+            accepted = units.begins.reshape(-1)[first]
+            first = units.of_position.reshape(-1)[first] + active * window
+        # The high half of the bits draws the index, the low half the length.
+        end = first + lengths_of((bits & np.uint64(0xFFFFFFFF)).astype(np.float64) * 2.0**-32)
+        row_end = (active + 1) * window
+        accepted &= end <= row_end
+        end = np.minimum(end, row_end)
+        taken_before = np.cumsum(np.append(False, taken), dtype=np.int32)
+        accepted &= taken_before[first] == taken_before[end]
+        tokens = end - first if tokens_before is None else tokens_before[end] - tokens_before[first]
+        step = np.empty(first.shape, dtype=np.int32)
+        for this in range(len(first)):
+            overlaps = (first[:this] < end[this]) & (first[this] < end[:this])
+            accepted[this] &= (wanted > 0) & ~(overlaps & accepted[:this]).any(axis=0)
+            wanted -= tokens[this] * accepted[this]
+            step[this] = next_step
+            next_step += accepted[this]
+        chosen = np.flatnonzero(accepted)
+        size = (end - first).reshape(-1)[chosen]
+        covered = np.repeat(first.reshape(-1)[chosen] - np.cumsum(size) + size, size) + np.arange(size.sum())
+        taken[covered] = True
+        steps.reshape(-1)[covered] = np.repeat(step.reshape(-1)[chosen], size)
+        unfinished = wanted > 0
+        active, wanted, next_step = active[unfinished], wanted[unfinished], next_step[unfinished]
+        proposal += PROPOSALS_AT_ONCE
+    return steps if units is None else units.spread(steps)
 
 
 def blockwise(
@@ -245,29 +254,33 @@ def single_tokens(
     count = maskable.sum(axis=1)
     wanted = np.minimum(count, np.maximum(1, np.round(rates * count).astype(np.int64)))
     drawable = maskable if units is None else units.maskable
-    order, rank = _ranked(drawable, keys, Stream.TOKENS)
-    if units is None:
-        return np.where(rank < wanted[:, None], rank, np.int32(-1))
-    sizes = np.take_along_axis(np.where(drawable, units.sizes, 0), order, axis=1)
-    before = np.empty_like(sizes)
-    np.put_along_axis(before, order, np.cumsum(sizes, axis=1) - sizes, axis=1)
-    steps = np.where(before < wanted[:, None], rank, np.int32(-1))
-    return np.take_along_axis(steps, units.of_position, axis=1)
+    row, column, rank = _shuffled(drawable, keys, Stream.TOKENS)
+    place, before = row * drawable.shape[1] + column, rank
+    if units is not None:
+        sizes = units.sizes.reshape(-1)[place]
+        before = np.cumsum(sizes) - sizes
+        before -= before[np.arange(len(rank)) - rank]
+    drawn = before < wanted[row]
+    steps = np.full(drawable.shape, -1, dtype=np.int32)
+    steps.reshape(-1)[place[drawn]] = rank[drawn]
+    return steps if units is None else units.spread(steps)
 
 
-def _ranked(which: Flags, keys: keyed.Bits, stream: Stream) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """A uniformly random order of each row's flagged columns, the others behind them, and the rank of each column."""
-    draws = keyed.uniform(keyed.bits(keys[:, None], stream, np.arange(which.shape[1])))
-    order = np.argsort(np.where(which, draws, 2.0), axis=1)
-    rank = np.empty(which.shape, dtype=np.int32)
-    np.put_along_axis(rank, order, np.arange(which.shape[1], dtype=np.int32)[None, :], axis=1)
-    return order, rank
+def _shuffled(which: Flags, keys: keyed.Bits, stream: Stream) -> tuple[Places, Places, Places]:
+    """The flagged columns of each row in a uniformly random order: row, column and rank of each, row by row."""
+    row, column, counts = flagged(which)
+    # A draw carries its column in its lowest bits.
+    low = np.uint64((1 << which.shape[1].bit_length()) - 1)
+    draws = (keyed.bits(keys[row], stream, column) & ~low) | column.astype(np.uint64)
+    return row, (sorted_in_rows(draws, counts) & low).astype(np.int64), ranks(row, len(which))
 
 
 def shuffle_tokens(steps: Steps, keys: keyed.Bits) -> Steps:
     """Split the blocks: the same masked tokens, each a step of its own, in a uniformly random order (AR)."""
-    _, rank = _ranked(steps >= 0, keys, Stream.ORDER)
-    return np.where(steps >= 0, rank, np.int32(-1))
+    row, column, rank = _shuffled(steps >= 0, keys, Stream.ORDER)
+    shuffled = np.full(steps.shape, -1, dtype=np.int32)
+    shuffled.reshape(-1)[row * steps.shape[1] + column] = rank
+    return shuffled
 
 
 def most_masked(text_tokens: int, rate: float, max_span: int, longest: int = 1) -> int:

@@ -90,12 +90,13 @@ def section_parser(section: str) -> ArgumentParser:
     return parser
 
 
-def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
+def parse_options(arguments: Sequence[str], *, prefix: str = "") -> dict[str, Any]:
     """Command-line options as overrides for `load_recipe`, which checks their values.
 
     Args:
         arguments: `--training.steps 10 --training.seed=1 --data.corpus a.txt b.txt --training.compile`. A list takes
             all words up to the next option, and may be given again to add to it; a switch without a word is true.
+        prefix: Stands before settings of something else, as in `--probe.training.steps`; it stays before their keys.
 
     Raises:
         UsageError: An unknown option, a missing word or one too many.
@@ -110,19 +111,20 @@ def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
         else:
             raise UsageError(f"'{argument}' belongs to no option; a setting is given as --section.name VALUE.")
     for name, *values in words:
-        key = name.replace("-", "_")
+        given = name.replace("-", "_")
+        key = given.removeprefix(prefix)
         if key not in KEYS:
             raise unknown_key(key, f"option --{name}")
         if not values and KEYS[key].type is bool:
-            overrides[key] = True
+            overrides[given] = True
         elif not values:
             raise UsageError(f"option --{name}: it needs a value, {expected(KEYS[key].type)}.")
         elif KEYS[key].several and not (len(values) == 1 and re.fullmatch(r"\[.*\]|null", values[0], re.DOTALL)):
-            overrides[key] = [*(overrides[key] if isinstance(overrides.get(key), list) else []), *values]
+            overrides[given] = [*(overrides[given] if isinstance(overrides.get(given), list) else []), *values]
         elif len(values) > 1:
             raise UsageError(f"option --{name}: it takes one value; what is '{values[1]}'?")
         else:
-            overrides[key] = values[0]
+            overrides[given] = values[0]
     return overrides
 
 

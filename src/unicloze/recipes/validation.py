@@ -14,7 +14,7 @@ from unicloze.mixtures import parts, phases
 from unicloze.recipes.rules_model import model_problems
 from unicloze.recipes.rules_objective import OBJECTIVE_TARGETS, objective_problems
 from unicloze.recipes.rules_task import task_problems
-from unicloze.settings import Recipe
+from unicloze.settings import DEVICE, Recipe
 
 SMALLEST_VOCABULARY = 16
 """Special tokens and a few pieces."""
@@ -206,5 +206,5 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "training.betas", "both must be at least 0 and below 1"
     if training.seed >= 2**63:
         yield "training.seed", "it must be below 2**63"
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", training.device):
+    if not re.fullmatch(DEVICE, training.device):
         yield "training.device", "known devices: auto, cpu, cuda, cuda:N"

@@ -113,7 +113,7 @@ def _answers(records: Sequence[Record], settings: TaskSettings) -> list[int] | l
         if label not in numbers:
             raise UniclozeError(
                 f"{record.place}: the label '{label}' is none of those of the task ({', '.join(numbers)}): mend the record, "
-                "or name all labels with --task.labels"
+                "or fine-tune with --task.labels that name all"
             )
         found.append(numbers[label])
     return found

@@ -85,7 +85,7 @@ def read_glue(text: str, path: Path, *, task: str) -> Iterator[tuple[int, dict[s
         raise UniclozeError(
             f"{path}, line 1: the columns {', '.join(first)[:80]} are none of GLUE's {task}: "
             f"its header names {' and '.join(filter(None, (*layout.text[:1], *layout.pair[:1])))}; "
-            "choose another --task.format"
+            "choose another format (task.format)"
         )
     broken = []
     for number, cells in lines[headed:]:

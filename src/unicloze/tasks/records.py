@@ -18,6 +18,9 @@ from unicloze.tasks.json_files import json_records
 from unicloze.tasks.plain_formats import Reader, comma_separated, jsonl, tsv
 from unicloze.tasks.text_file import read_text
 
+OPTION = "--task.{} '{}'"
+"""How a user says to a verb in which fields and format a file has its records: the setting, its value."""
+
 
 @dataclass(frozen=True)
 class Record:
@@ -27,11 +30,13 @@ class Record:
         id: Its name in predictions: that of its field `id`, else its number in the file from 0.
         fields: What it holds.
         place: File and line, for messages.
+        cure: How to say where its fields are, for messages; none where nobody can say it.
     """
 
     id: str
     fields: Mapping[str, Any]
     place: str
+    cure: str | None = OPTION
 
     def text(self, settings: TaskSettings, role: str) -> str:
         """The text in a role.
@@ -65,7 +70,8 @@ class Record:
         has = ", ".join(map(str, self.fields)) or "nothing"
         present = name in self.fields or self.get(settings, role) is not None
         found = f"is no {wanted}" if present else f"is missing (it has {has})"
-        cure = "" if present else f"; say where it is with --task.fields '{{{role}: NAME}}'"
+        said = self.cure and f"say where it is with {self.cure.format('fields', f'{{{role}: NAME}}')}"
+        cure = "" if present else f"; {said or 'rename the one that holds it'}"
         return UniclozeError(f"{self.place}: the field '{name}' {found}{cure}")
 
 
@@ -94,8 +100,13 @@ def record_files(path: Path) -> list[Path]:
     return files
 
 
-def read_records(path: Path, settings: TaskSettings) -> list[Record]:
+def read_records(path: Path, settings: TaskSettings, *, cure: str | None = OPTION) -> list[Record]:
     """The records of a file, or of all files in a folder.
+
+    Args:
+        path: The file or folder.
+        settings: Fields and format of the records.
+        cure: How to say others, for messages; none where nobody can say them.
 
     Raises:
         UsageError: The format is unknown or does not show in the name.
@@ -103,17 +114,18 @@ def read_records(path: Path, settings: TaskSettings) -> list[Record]:
     """
     found: list[Record] = []
     for file in [path] if _format_of(path, settings) in COLLECTIONS else record_files(path):
-        found += _read_file(file, settings, len(found))
+        found += _read_file(file, settings, len(found), cure)
     if not found:
         raise UniclozeError(f"{path} holds no records: give a file with at least one")
     return found
 
 
-def _read_file(path: Path, settings: TaskSettings, first: int) -> list[Record]:
+def _read_file(path: Path, settings: TaskSettings, first: int, cure: str | None) -> list[Record]:
     name, name_of_id = _format_of(path, settings), settings.fields.get("id", "id")
     if name not in FORMATS and name not in COLLECTIONS:
         known = ", ".join([*FORMATS, *COLLECTIONS])
-        raise UsageError(f"{path}: '{name}' is no known format of records: set --task.format to one of {known}")
+        said = "give a file of" if cure is None else f"say it with {cure.format('format', 'NAME')}, NAME being"
+        raise UsageError(f"{path}: '{name}' is no known format of records: {said} one of {known}")
     try:
         lines = COLLECTIONS[name](path) if name in COLLECTIONS else FORMATS[name](read_text(path), path)
         return [
@@ -121,6 +133,7 @@ def _read_file(path: Path, settings: TaskSettings, first: int) -> list[Record]:
                 id=str(number if fields.get(name_of_id) is None else fields[name_of_id]),
                 fields=fields,
                 place=f"{path}, {f'line {where}' if isinstance(where, int) else where}",
+                cure=cure,
             )
             for number, (where, fields) in enumerate(lines, first)
         ]

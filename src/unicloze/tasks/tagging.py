@@ -64,7 +64,7 @@ def tags_of(record: Record, settings: TaskSettings) -> list[str]:
     if wrong is not None:
         raise UniclozeError(
             f"{record.place}: the tag '{wrong}' is none of B-KIND, I-KIND and O, whose entities are counted; for tags "
-            "of single words set --task.metrics tag-accuracy"
+            "of single words fine-tune with --task.metrics tag-accuracy"
         )
     return tags
 
@@ -175,7 +175,7 @@ def _answers(records: Sequence[Record], settings: TaskSettings) -> list[list[int
         if unknown is not None:
             raise UniclozeError(
                 f"{record.place}: the tag '{unknown}' is none of those of the task ({', '.join(numbers)}): mend the "
-                "record, or name all tags with --task.labels"
+                "record, or fine-tune with --task.labels that name all"
             )
         found.append([numbers[tag] for tag in tags])
     return found
@@ -193,7 +193,9 @@ def _predicates(records: Sequence[Record], recipe: Recipe) -> list[int | None]:
             known = f"the number of one of its {len(words)} tokens, from 0"
             raise UniclozeError(f"{record.place}: the predicate is {place!r}; it must be {known}")
     if task.predicate == "segment" and recipe.model.num_segments < 2:
-        raise UsageError("the model has no second segment to mark a predicate with: set --task.predicate repeat")
+        raise UsageError(
+            "the model has no second segment to mark a predicate with: fine-tune with --task.predicate repeat"
+        )
     return found
 
 

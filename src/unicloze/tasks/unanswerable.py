@@ -60,7 +60,7 @@ def write_training_records(
     """
     settings = settings or TaskSettings(kind="extraction")
     found: list[dict[str, Any]] = []
-    records = read_records(source, settings)
+    records = read_records(source, settings, cure="settings.{} {}")
     for record in records:
         context, question = record.text(settings, "context"), record.text(settings, "question")
         answers = answers_of(record, settings)

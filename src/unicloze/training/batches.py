@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
-from unicloze.example import Examples, select_rows
+from unicloze.blocks import lay_end_to_end
+from unicloze.example import Batch, Examples, collate, select_rows
 from unicloze.mixtures import Part, Phase, parts, phases
 from unicloze.objectives import defined, make_examples, without_noise
 from unicloze.settings import ObjectiveSettings, Recipe
@@ -29,12 +32,24 @@ class MicroBatch:
         windows: What they were made from; None if from labelled records.
         coefficients: Factor of each target's loss; 1 where not given.
         place: Where labelled records are from.
+        blocks: Rows of each block of like length, which are laid end to end; none if all are padded to the longest.
     """
 
     examples: Examples
     windows: Windows | None
     coefficients: Mapping[str, float] = field(default_factory=dict)
     place: str = ""
+    blocks: Sequence[int] = ()
+
+    def batch(self, device: torch.device, *, fixed_shape: bool = False) -> Batch:
+        """The rows as tensors; of a fixed shape only without blocks."""
+        ends = np.cumsum([0, *(self.blocks or [len(self.examples)])])
+        return lay_end_to_end(
+            [
+                collate(self.examples[int(first) : int(last)], device=device, fixed_shape=fixed_shape)
+                for first, last in itertools.pairwise(ends)
+            ]
+        )
 
 
 def training_steps(

@@ -146,7 +146,7 @@ def accumulate_gradients(
     state.model.train()
     state.model.zero_grad(set_to_none=True)
     for number, micro_batch in enumerate(micro_batches):
-        batch = collate(micro_batch.examples, device=compute.device, fixed_shape=compute.fixed_shape)
+        batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
         batch = with_memory(batch, micro_batch, state.memories.get(number), used)
         with compute.autocast():
             losses = state.model(batch, DropoutKey(settings.seed, state.step, number))

@@ -19,6 +19,7 @@ from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, task_heads
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest
+from unicloze.training.loop import Compute
 
 BEST = "best"
 """Folder of the best checkpoint of a run, where one is kept beside the newest."""
@@ -29,11 +30,12 @@ class LoadedModel:
     """A trained model ready for use.
 
     Args:
-        model: In evaluation mode, float32, on the CPU.
+        model: In evaluation mode, float32, on the device it computes on: the CPU unless it was moved.
         tokenizer: Its tokenizer.
         recipe: What it was trained with.
         path: The checkpoint it was read from.
         step: Steps it was trained for.
+        precision: `fp32`, or `bf16` (autocast), in which it reads. It generates in that of its recipe's `decoding`.
     """
 
     model: UnifiedModel
@@ -41,6 +43,12 @@ class LoadedModel:
     recipe: Recipe
     path: Path
     step: int
+    precision: str = "fp32"
+
+    @property
+    def compute(self) -> Compute:
+        """Where its weights are and in which precision it reads."""
+        return Compute(device=next(self.model.parameters()).device, precision=self.precision)
 
 
 def build_model(recipe: Recipe, vocab_size: int) -> Model:

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
 import torch
 
 from unicloze.errors import UsageError
-from unicloze.settings import TrainingSettings
+from unicloze.settings import DEVICE, TrainingSettings
 
 
 def choose_device(settings: TrainingSettings) -> torch.device:
-    """The device the settings name.
+    """The device the settings name; see `named_device`."""
+    return named_device(settings.device, "training.device")
+
+
+def named_device(name: str, setting: str = "device") -> torch.device:
+    """The device of a name.
+
+    Args:
+        name: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, else the CPU.
+        setting: What to call it in the message.
 
     Raises:
-        UsageError: It is not there.
+        UsageError: There is no such name, or the device is not there.
     """
-    if settings.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(settings.device)
-    except RuntimeError as error:
-        raise UsageError(f"training.device is {settings.device}: give auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"training.device is {settings.device}: only cpu and cuda are supported")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("training.device is cuda, but torch finds no CUDA device here: set --training.device cpu")
-    return device
+    if not re.fullmatch(DEVICE, name):
+        raise UsageError(f"{setting} is {name!r}: give auto, cpu, cuda or cuda:N")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda" if count else "cpu")
+    if name != "cpu" and int(name.partition(":")[2] or 0) >= count:
+        there = ", ".join(["auto", "cpu", *(f"cuda:{number}" for number in range(count))])
+        raise UsageError(f"{setting} is {name}, but torch finds no such device here: give one of {there}")
+    return torch.device(name)
 
 
 def choose_precision(settings: TrainingSettings, device: torch.device) -> str:

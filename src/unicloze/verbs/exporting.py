@@ -37,7 +37,7 @@ def export(model: PathLike | LoadedModel, to: str, out: PathLike | None = None) 
     if out is None and not isinstance(model, str | os.PathLike):
         raise UsageError("out is not given: name the folder to write, as a loaded model has no place of its own")
     check_name(to)
-    loaded = open_model(opening(model))
+    loaded = open_model(opening(model, "cpu"))
     folder = _beside(Path(str(model)), to) if out is None else Path(out)
     check_format(to, loaded)
     if to != OWN:

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unicloze.verbs.common import PathLike
+from unicloze.verbs.common import PathLike, opening
 
 if TYPE_CHECKING:
     from unicloze.training.models import LoadedModel
 
 
-def load_model(path: PathLike) -> LoadedModel:
+def load_model(path: PathLike, device: str = "cpu") -> LoadedModel:
     """A trained model: of a run, of a checkpoint, or of the folder of another library's checkpoint.
 
     Args:
         path: The directory.
+        device: Where to put it, and where whatever it is given to computes: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA
+            device where there is one.
 
     Raises:
+        UsageError: There is no such device.
         UniclozeError: There is no model, or it cannot be read.
     """
-    from unicloze.interop.read import load_any
+    from unicloze.decoding.texts import open_model
 
-    return load_any(path)
+    return open_model(opening(path, device))
 
 
 def import_checkpoint(

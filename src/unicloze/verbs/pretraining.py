@@ -10,7 +10,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike
 
 if TYPE_CHECKING:
-    from unicloze.comparison.compare import Comparison
+    from unicloze.comparison.results import Comparison
     from unicloze.report.example_view import ExampleView
     from unicloze.settings import Recipe
     from unicloze.text.prepare import Prepared
@@ -191,6 +191,8 @@ def compare(
     like: PathLike | None = None,
     blimp: PathLike | None = None,
     blimp_limit: int | None = None,
+    probes: Sequence[tuple[PathLike, PathLike, PathLike]] = (),
+    probe_overrides: Overrides | None = None,
     quiet: bool = False,
     overrides: Overrides | None = None,
 ) -> Comparison:
@@ -204,12 +206,15 @@ def compare(
         like: Take sizes, tokenizer, text and training from this recipe, so that nothing but the objective differs.
         blimp: Folder or archive of BLiMP's sets, to judge every model by.
         blimp_limit: Take only so many pairs of each set.
+        probes: Tasks that every trained model is fine-tuned on, as its own recipe declares (`use`): name or file of the
+            recipe of each, records to train on, records to measure on. They are no part of the budget.
+        probe_overrides: Settings of all probes by dotted name.
         quiet: Show no progress.
         overrides: Settings of all recipes by dotted name.
 
     Raises:
-        UsageError: Recipes, settings or budget cannot be, or the folder holds another comparison.
-        UniclozeError: As `pretrain`.
+        UsageError: Recipes, settings, probes or budget cannot be, or the folder holds another comparison.
+        UniclozeError: As `pretrain`, or a record of a probe cannot be used.
     """
     import sys
 
@@ -219,6 +224,7 @@ def compare(
     from unicloze.comparison.compare import compare_recipes
     from unicloze.comparison.page import page
     from unicloze.comparison.plan import Budget
+    from unicloze.comparison.probes import open_probe
     from unicloze.comparison.table import as_markdown
     from unicloze.files import replace_file
 
@@ -236,6 +242,7 @@ def compare(
         like=None if like is None else str(like),
         overrides=overrides,
         evaluators={} if blimp is None else {_check_blimp(blimp, blimp_limit): judged_by_blimp},
+        probes=[open_probe(str(task), Path(train), Path(dev), probe_overrides or {}) for task, train, dev in probes],
         progress=not quiet,
         say=(lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr)),
     )

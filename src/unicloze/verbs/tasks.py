@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +12,13 @@ from unicloze.verbs.common import RUNS, Overrides, PathLike, check_file, opening
 
 if TYPE_CHECKING:
     from unicloze.finetuning.seeds import FinetuneSummary
+    from unicloze.settings import Precision
     from unicloze.tasks.records import Record
     from unicloze.tasks.task import Prediction
     from unicloze.training.models import LoadedModel
 
 OF_FILES = "task.fields", "task.format"
-"""Settings that say how a file of sources is read, which may be another than that of training."""
+"""Settings that say how a file is read, which may be another than that of training."""
 
 
 def finetune(
@@ -70,7 +72,10 @@ def predict(
     file: PathLike,
     out: PathLike | None = None,
     format: str | None = None,
+    device: str = "auto",
+    precision: Precision | None = None,
     quiet: bool = False,
+    overrides: Overrides | None = None,
 ) -> list[Prediction]:
     """Predictions of a fine-tuned model for a file of records.
 
@@ -80,13 +85,18 @@ def predict(
         out: Write the predictions into this file too.
         format: How: `jsonl`, a JSON object a line, `json`, as the official scripts of SQuAD and CoQA read them, or `glue`, as
             the benchmark's server does; if not given, `json` where the file's name ends so, else `jsonl`.
+        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
+            where it is.
+        precision: `fp32`, `bf16`, or `auto`: bf16 where it is faster. If not given `fp32`, and texts are generated in that
+            of the recipe's `decoding`. Fine-tuning measures in that of its training.
         quiet: Show no progress.
+        overrides: `task.fields` and `task.format` of the file.
 
     Returns:
         One for each record, in their order.
 
     Raises:
-        UsageError: The model is not fine-tuned, there is no such format, or predictions do not fit it.
+        UsageError: The model is not fine-tuned, there is no such format or device, or predictions do not fit the format.
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
     """
     from unicloze.decoding.texts import open_model
@@ -98,8 +108,9 @@ def predict(
     chosen = by_name if format is None else format
     if chosen not in room.PREDICTION_FORMATS:
         raise UsageError(f"format is {format!r}: give one of {', '.join(room.PREDICTION_FORMATS)}.")
+    _check_fixed(overrides, OF_FILES)
     check_file(out)
-    task_model = load_task_model(open_model(opening(model)))
+    task_model = load_task_model(_with(open_model(opening(model, device, precision)), overrides))
     data = open_records(Path(file), task_model.recipe, task_model.tokenizer)
     predictions = room.predict(task_model, data, progress=not quiet)
     if out is not None:
@@ -113,6 +124,7 @@ def generate(
     file: PathLike | None = None,
     out: PathLike | None = None,
     into: str | None = None,
+    device: str = "auto",
     quiet: bool = False,
     overrides: Overrides | None = None,
 ) -> list[Prediction]:
@@ -124,6 +136,8 @@ def generate(
         file: A file of sources instead, in any format of records; a .txt has one a line.
         out: Write a JSON object a line into this file.
         into: Put what is generated into this field of the record it is for, and write these records.
+        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
+            where it is.
         quiet: Show no progress.
         overrides: Settings of `decoding` by dotted name, or `task.fields` and `task.format` of the file.
 
@@ -131,7 +145,7 @@ def generate(
         One for each source, in their order: `id`, `prediction`, and `candidates` if there are several.
 
     Raises:
-        UsageError: Neither or both of `text` and `file` are given, or the model cannot generate.
+        UsageError: Neither or both of `text` and `file` are given, there is no such device, or the model cannot generate.
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
     """
     import json
@@ -143,7 +157,7 @@ def generate(
     if (text is None) == (file is None):
         raise UsageError("Give a text or a file of sources to generate from, and not both.")
     check_file(out)
-    loaded = _generator(model, overrides)
+    loaded = _generator(model, device, overrides)
     records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
     predictions = generate_for_records(loaded, records, progress=not quiet)
     if into is not None:
@@ -158,26 +172,38 @@ def generate(
 
 
 def stream(
-    model: PathLike | LoadedModel, text: str | Sequence[str], overrides: Overrides | None = None
+    model: PathLike | LoadedModel,
+    text: str | Sequence[str],
+    device: str = "auto",
+    overrides: Overrides | None = None,
 ) -> Iterator[str]:
     """The text that `generate` gives for a source, piece by piece as soon as each is settled."""
     from unicloze.finetuning.texts import stream_for_record
 
-    loaded = _generator(model, overrides)
+    loaded = _generator(model, device, overrides)
     return stream_for_record(loaded, _record(loaded, text))
 
 
-def _generator(model: PathLike | LoadedModel, overrides: Overrides | None) -> LoadedModel:
-    import dataclasses
+def _check_fixed(overrides: Overrides | None, free: Sequence[str]) -> None:
+    """Refuse to change a setting that is not free, nor its section: a trained model is as it is."""
+    for key in overrides or {}:
+        if key not in free and key.partition(".")[0] not in free:
+            raise UsageError(f"{key} cannot be changed here: only {', '.join(free)} can.")
 
-    from unicloze.decoding.texts import open_model
+
+def _with(model: LoadedModel, overrides: Overrides | None) -> LoadedModel:
+    """The model with settings of its recipe changed."""
     from unicloze.recipes import with_overrides
 
-    for key in overrides or {}:
-        if not key.startswith("decoding") and key not in OF_FILES:
-            raise UsageError(f"{key} is fixed once a model is trained: only settings of decoding can be changed.")
-    loaded = open_model(opening(model))
-    recipe = with_overrides(loaded.recipe, overrides) if overrides else loaded.recipe
+    return dataclasses.replace(model, recipe=with_overrides(model.recipe, overrides)) if overrides else model
+
+
+def _generator(model: PathLike | LoadedModel, device: str, overrides: Overrides | None) -> LoadedModel:
+    from unicloze.decoding.texts import open_model
+
+    _check_fixed(overrides, ("decoding", *OF_FILES))
+    loaded = _with(open_model(opening(model, device)), overrides)
+    recipe = loaded.recipe
     if not recipe.task.kind and "decoding.max_length" not in (overrides or {}):  # it was made for no length
         longest = min(recipe.decoding.max_length, loaded.model.max_positions // 2)
         recipe = dataclasses.replace(recipe, decoding=dataclasses.replace(recipe.decoding, max_length=longest))

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from unicloze.evaluation.choices import PromptResult
     from unicloze.evaluation.lambada import LambadaResult
     from unicloze.evaluation.metrics.result import MetricResult
+    from unicloze.settings import Precision
     from unicloze.training.models import LoadedModel
 
 
-def fill(model: PathLike | LoadedModel, text: str, top_k: int = 5, order: Order | None = None) -> FillResult:
+def fill(
+    model: PathLike | LoadedModel, text: str, top_k: int = 5, order: Order | None = None, device: str = "auto"
+) -> FillResult:
     """Fill the masks of a text; see `unicloze.decoding.infill.fill`.
 
     Args:
@@ -31,26 +34,32 @@ def fill(model: PathLike | LoadedModel, text: str, top_k: int = 5, order: Order 
         text: Has `[MASK]` where a token is missing.
         top_k: Candidates to list for each mask.
         order: `confidence`, `left-to-right` or `span` fill step by step by PAR; AE fills all at once if not given.
+        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
+            where it is.
 
     Raises:
-        UsageError: There is nothing to fill, or the model was not trained for the order.
+        UsageError: There is nothing to fill, the model was not trained for the order, or there is no such device.
         UniclozeError: There is no whole checkpoint.
     """
     from unicloze.decoding import infill
 
-    return infill.fill(opening(model), text, top_k=top_k, order=order)
+    return infill.fill(opening(model, device), text, top_k=top_k, order=order)
 
 
-def score(model: PathLike | LoadedModel, text: str | None = None, file: PathLike | None = None) -> list[TextScore]:
+def score(
+    model: PathLike | LoadedModel, text: str | None = None, file: PathLike | None = None, device: str = "auto"
+) -> list[TextScore]:
     """Log-likelihood and pseudo-log-likelihood of texts; see `unicloze.decoding.likelihood.score`.
 
     Args:
         model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
         text: One text.
         file: A file of texts instead, read as a corpus is: in .txt blank lines part them.
+        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
+            where it is.
 
     Raises:
-        UsageError: Neither or both of `text` and `file` are given, or the text is blank.
+        UsageError: Neither or both of `text` and `file` are given, the text is blank, or there is no such device.
         UniclozeError: There is no whole checkpoint, or the file cannot be read.
     """
     from unicloze.decoding import likelihood
@@ -58,7 +67,7 @@ def score(model: PathLike | LoadedModel, text: str | None = None, file: PathLike
     if (text is None) == (file is None):
         raise UsageError("Give a text or a file to score, and not both.")
     texts = _texts(file) if text is None else [text]
-    return likelihood.score(opening(model), texts)
+    return likelihood.score(opening(model, device), texts)
 
 
 def _texts(file: PathLike | None) -> list[str]:
@@ -90,6 +99,8 @@ def evaluate(
     examples: PathLike | None = None,
     shots: int = 0,
     seed: int = 0,
+    device: str = "auto",
+    precision: Precision | None = None,
 ) -> BlimpResult | MetricResult | LambadaResult | PromptResult:
     """Measure a model on what it was not trained for, or predictions by a metric.
 
@@ -117,10 +128,14 @@ def evaluate(
         examples: Labelled records to draw the examples of each prompt from.
         shots: Examples in each prompt.
         seed: Names their draws.
+        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
+            where it is.
+        precision: `fp32`, `bf16`, or `auto`: bf16 where it is faster. `fp32` if not given. Texts that a prompt file lets
+            the model write are written in that of its `generate`, where it names one.
 
     Raises:
-        UsageError: The model's objective does not define the mode, there is no such metric or option, or an argument
-            is missing or of the other use.
+        UsageError: The model's objective does not define the mode, there is no such metric, option or device, or an
+            argument is missing or of the other use.
         UniclozeError: There is no whole checkpoint, a file cannot be read, files do not match, or an extra is absent.
     """
     asked: dict[str, dict[str, Any]] = {
@@ -131,6 +146,7 @@ def evaluate(
     }
     if metric is not None:
         others = {"model": model, "limit": limit, "blimp": blimp, "lambada": lambada, "cbt": cbt, "prompt": prompt}
+        others |= {"device": None if device == "auto" else device, "precision": precision}
         others |= {option: value for options_of in asked.values() for option, value in options_of.items()}
         strange = next((option for option, value in others.items() if value is not None), None)
         if strange is not None:
@@ -148,7 +164,7 @@ def evaluate(
     from unicloze.training.allocator import tune_allocator
 
     tune_allocator()
-    opened = opening(model)
+    opened = opening(model, device, precision)
     if lambada is not None:
         from unicloze.evaluation import lambada as last_words
 
@@ -194,7 +210,12 @@ def _measure(
 
 
 def embed(
-    model: PathLike | LoadedModel, texts: Sequence[str], pooling: Pooling | None = None, batch_size: int = 32
+    model: PathLike | LoadedModel,
+    texts: Sequence[str],
+    pooling: Pooling | None = None,
+    batch_size: int = 32,
+    device: str = "auto",
+    precision: Precision | None = None,
 ) -> npt.NDArray[np.float32]:
     """Vectors of texts; see `unicloze.decoding.embed.embed`. No verb of the command line.
 
@@ -203,14 +224,17 @@ def embed(
         texts: The texts.
         pooling: `mean` of the last hidden states, or that of the `first` or `last` token; the recipe's if not given.
         batch_size: Most rows of one forward pass.
+        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
+            where it is.
+        precision: `fp32`, `bf16`, or `auto`: bf16 where it is faster. `fp32` if not given.
 
     Returns:
         *Shape:* (texts, hidden size)
 
     Raises:
-        UsageError: A text is blank.
+        UsageError: A text is blank, or there is no such device.
         UniclozeError: There is no whole checkpoint.
     """
     from unicloze.decoding import embed as room
 
-    return room.embed(opening(model), texts, pooling=pooling, batch_size=batch_size)
+    return room.embed(opening(model, device, precision), texts, pooling=pooling, batch_size=batch_size)

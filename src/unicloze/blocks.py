@@ -1,0 +1,84 @@
+"""Rows of different lengths in one forward pass without padding: blocks of like length, laid end to end in one row.
+
+What slots do alone is done for all of them at once, attention block by block. The row is a batch like any other, whose
+slots read within their own text; that it has blocks only says how to compute it fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from unicloze.example import Batch, Leading, TargetBatch
+
+
+def lay_end_to_end(blocks: Sequence[Batch]) -> Batch:
+    """One row of all slots of some blocks; the block itself if there is only one.
+
+    Args:
+        blocks: Of the same targets, none with a memory.
+    """
+    if len(blocks) == 1:
+        return blocks[0]
+
+    def joined(parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([part.flatten(0, 1) for part in parts])[None]
+
+    has_local = blocks[0].local is not None
+    return Batch(
+        input_ids=joined([block.input_ids for block in blocks]),
+        position_ids=joined([block.position_ids for block in blocks]),
+        segment_ids=joined([block.segment_ids for block in blocks]),
+        intervals=end_to_end([block.intervals for block in blocks], blocks),
+        local=end_to_end([block.local for block in blocks if block.local is not None], blocks) if has_local else None,
+        leading=Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None),
+        targets={name: _target([block.targets[name] for block in blocks], blocks) for name in blocks[0].targets},
+        text_tokens=sum(block.text_tokens for block in blocks),
+        blocks=tuple(blocks),
+    )
+
+
+def end_to_end(slots: Sequence[Tensor], blocks: Sequence[Batch]) -> Tensor:
+    """Numbers of slots within the rows of each block, as numbers within all.
+
+    Args:
+        slots: *Shape:* (rows, n, ...) each
+        blocks: What they are numbers of.
+
+    Returns:
+        *Shape:* (1, sum of rows x n, ...)
+    """
+    found, first = [], 0
+    for numbers, block in zip(slots, blocks, strict=True):
+        rows, width = block.input_ids.shape
+        starts = torch.arange(first, first + rows * width, width, dtype=numbers.dtype, device=numbers.device)
+        found.append((numbers + starts.view(-1, *[1] * (numbers.ndim - 1))).flatten(0, 1))
+        first += rows * width
+    return torch.cat(found)[None]
+
+
+def _target(parts: Sequence[TargetBatch], blocks: Sequence[Batch]) -> TargetBatch:
+    """The predictions of all rows side by side."""
+
+    def joined(tensors: Sequence[Tensor]) -> Tensor:
+        return torch.cat([tensor.flatten(0, 1) for tensor in tensors])[None]
+
+    slots, present = [part.slots for part in parts], None
+    if any(part.present is not None for part in parts) or len({each.shape[2:] for each in slots}) > 1:
+        there = [torch.ones_like(p.slots, dtype=torch.bool) if p.present is None else p.present for p in parts]
+        if slots[0].ndim == 3:
+            most = max(each.shape[2] for each in slots)
+            slots = [torch.cat([each, each[:, :, :1].expand(-1, -1, most - each.shape[2])], dim=2) for each in slots]
+            there = [functional.pad(each, (0, most - each.shape[2])) for each in there]
+        present = joined(there)
+    return TargetBatch(
+        slots=end_to_end(slots, blocks),
+        labels=joined([part.labels for part in parts]),
+        weights=joined([part.weights for part in parts]),
+        normaliser=sum(part.normaliser for part in parts),
+        places=None if parts[0].places is None else joined([part.places for part in parts if part.places is not None]),
+        present=present,
+    )

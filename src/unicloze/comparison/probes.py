@@ -1,0 +1,267 @@
+"""Probes: tasks that every trained model is fine-tuned on in the same way, and what it is then worth there.
+
+A model is read and pooled as its own recipe declares (`use.visibility`, `use.pooling`); all else is the same for all: files,
+settings, the most tokens of a row, and for the runs with one seed the order of the records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unicloze.comparison.plan import measure_slots
+from unicloze.comparison.results import ProbeColumn
+from unicloze.errors import UsageError
+from unicloze.evaluation.metrics.registry import metric
+from unicloze.finetuning.checks import check_answers, check_labels, check_metrics
+from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, open_records
+from unicloze.finetuning.start import task_recipe
+from unicloze.model.build import shapes_only
+from unicloze.recipes import load_recipe
+from unicloze.settings import Recipe
+from unicloze.tasks import TASKS
+from unicloze.tasks.records import read_records
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.models import LoadedModel, shape_model
+from unicloze.training.run import FREE_TO_CHANGE
+
+PREFIX = "probe."
+"""Of the options that are settings of the probes."""
+
+SHARED = "task", "generation", "decoding", "finetuning", "training"
+"""Sections that the probes of all models have in common."""
+
+_SHOWN = "finetuning.epochs", "training.batch_size", "training.learning_rate", "task.max_length"
+_DROPOUTS = "model.dropout", "model.attention_dropout"
+_DECIDED = "training.seed", "training.steps", "training.warmup_steps", "training.initialize_from", "task.pooling"
+_POOLED = "classification", "regression", "choice"
+"""Kinds of tasks with a slot that stands for a text; only these are pooled as the model's recipe says."""
+_SAMPLED_STEPS = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A task with its files, the same for every model.
+
+    Args:
+        recipe: Of the task.
+        overridden: Dotted keys that were set for it.
+        files: The training and the development file.
+        records: Number of records in each.
+    """
+
+    recipe: Recipe
+    overridden: tuple[str, ...]
+    files: tuple[Path, Path]
+    records: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        """That of its recipe."""
+        return self.recipe.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedProbe(Probe):
+    """A probe for the models of one comparison.
+
+    Args:
+        fingerprints: Of its files, by what they are.
+        not_defined: By the name of a recipe why its model cannot do the task.
+    """
+
+    fingerprints: Mapping[str, str]
+    not_defined: Mapping[str, str]
+
+    def column(self, unit: str) -> ProbeColumn:
+        """What its scores are of."""
+        name = self.recipe.task.metrics[0]
+        return ProbeColumn(
+            name=self.name,
+            metric=name,
+            value=metric(name).headline,
+            unit=unit,
+            higher_is_better=metric(name).higher_is_better,
+            files=(str(self.files[0]), str(self.files[1])),
+            records=self.records,
+            settings={key: _value(self.recipe, key) for key in _SHOWN},
+            not_defined=self.not_defined,
+        )
+
+
+def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any]) -> Probe:
+    """A task and its records, all of them read and found labelled.
+
+    Args:
+        task: Name or file of the recipe of a task.
+        train: Records to train on.
+        dev: Records to measure on.
+        overrides: Settings of it by dotted name.
+
+    Raises:
+        UsageError: There is no such task or setting, or the comparison decides on it.
+        UniclozeError: A file is absent, or a record has no label or another that the metric cannot compare.
+    """
+    for key in overrides:
+        if key in _DECIDED or (key.partition(".")[0] not in SHARED and key not in _DROPOUTS):
+            raise UsageError(
+                f"option --{PREFIX}{key}: the comparison decides on that, by its seeds and by what each recipe declares; for "
+                f"probes there are settings of {', '.join(SHARED)}, and {' and '.join(_DROPOUTS)}."
+            )
+    try:
+        recipe = load_recipe(task, overrides)
+    except UsageError as error:
+        raise UsageError(str(error).replace("option --", f"option --{PREFIX}", 1)) from error
+    if not recipe.task.kind:
+        raise UsageError(
+            f"recipe {recipe.name} is for pre-training: give --probe a task (`unicloze recipes` lists them)."
+        )
+    check_metrics(recipe)
+    records, measured = read_records(train, recipe.task), read_records(dev, recipe.task)
+    task_settings = TASKS[recipe.task.kind].resolve(recipe.task, records)
+    resolved = dataclasses.replace(recipe, task=task_settings)
+    check_labels(records, resolved)
+    check_answers(TaskData(measured, (), ""), resolved)
+    return Probe(recipe=recipe, overridden=tuple(overrides), files=(train, dev), records=(len(records), len(measured)))
+
+
+def fit_probes(probes: Sequence[Probe], recipes: Sequence[Recipe], tokenizer: Tokenizer) -> list[FittedProbe]:
+    """The probes with rows that every model has positions for, each tried on every model's shape.
+
+    Raises:
+        UsageError: Two probes have one name, or no model can do a task.
+        UniclozeError: A record cannot be used; the message names its line.
+    """
+    names = [probe.name for probe in probes]
+    again = [name for name in names if names.count(name) > 1]
+    if again:
+        raise UsageError(
+            f"two probes are named {again[0]}: give one of them a recipe file of its own (base: {again[0]})."
+        )
+    starts = [_untrained(recipe, tokenizer) for recipe in recipes] if probes else []
+    return [_fitted(probe, starts) for probe in probes]
+
+
+def _untrained(recipe: Recipe, tokenizer: Tokenizer) -> LoadedModel:
+    """The shape of the model that a recipe will have trained."""
+    with shapes_only():
+        model = shape_model(recipe, tokenizer.vocabulary.size).for_use()
+    return LoadedModel(model, tokenizer, recipe, Path(recipe.name), 0)
+
+
+def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
+    longest = min(start.model.max_positions for start in starts)
+    task = dataclasses.replace(probe.recipe.task, max_length=min(probe.recipe.task.max_length, longest))
+    probe = dataclasses.replace(probe, recipe=dataclasses.replace(probe.recipe, task=task))
+    able: list[Recipe] = []
+    not_defined = {}
+    for start in starts:
+        try:
+            able.append(recipe_for(probe, start))
+        except UsageError as error:
+            not_defined[start.recipe.name] = str(error)
+    if not able:
+        raise UsageError(f"probe {probe.name}: {next(iter(not_defined.values()))}")
+    tokenizer, (train, dev) = starts[0].tokenizer, probe.files
+    records = read_records(train, task)
+    resolved = dataclasses.replace(able[0], task=TASKS[task.kind].resolve(able[0].task, records))
+    fingerprints = {
+        "training file": encoded(records, resolved, tokenizer).fingerprint,
+        "development file": open_records(dev, resolved, tokenizer).fingerprint,
+    }
+    fields = {field.name: getattr(probe, field.name) for field in dataclasses.fields(Probe)}
+    return FittedProbe(**fields, fingerprints=fingerprints, not_defined=not_defined)
+
+
+def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
+    """The recipe that fine-tunes a model on a probe: read and pooled as that model's recipe declares.
+
+    Seed, device and precision are those of its pre-training, the last two where the probe says nothing else.
+
+    Args:
+        probe: The task.
+        start: The model, trained by a recipe of the comparison.
+
+    Raises:
+        UsageError: The task is not defined for the model.
+    """
+    recipe, own = probe.recipe, start.recipe.training
+    inherited = {key: getattr(own, key) for key in ("device", "precision") if f"training.{key}" not in probe.overridden}
+    training = dataclasses.replace(recipe.training, seed=own.seed, **inherited)
+    task = recipe.task
+    if task.kind in _POOLED:
+        pooling = None if task.kind == "choice" and start.recipe.use.pooling == "mean" else start.recipe.use.pooling
+        task = dataclasses.replace(task, pooling=pooling)
+    return task_recipe(dataclasses.replace(recipe, training=training, task=task), start, probe.overridden)
+
+
+def agreed(probes: Sequence[FittedProbe], former: Mapping[str, Any], place: Path) -> dict[str, Any]:
+    """What is noted of all probes of a comparison, so that one that goes on does not mix two of one name.
+
+    Args:
+        probes: Those asked for.
+        former: What was noted of those of before.
+        place: Where, for messages.
+
+    Raises:
+        UsageError: One of them has other files or settings than before.
+    """
+    noted = {**former, **{probe.name: _noted(probe) for probe in probes}}
+    for name in former:
+        changes = _changes(former[name], noted[name])
+        if changes:
+            raise UsageError(f"{place} has a probe {name} with {changes}: give another --out, or leave it as it was.")
+    return noted
+
+
+def _noted(probe: FittedProbe) -> dict[str, Any]:
+    settings = {
+        f"{section}.{name}": value
+        for section in SHARED
+        for name, value in dataclasses.asdict(getattr(probe.recipe, section)).items()
+    }
+    settings |= {key: _value(probe.recipe, key) for key in probe.overridden}
+    kept = {key: value for key, value in settings.items() if key not in FREE_TO_CHANGE and key not in _DECIDED}
+    noted: dict[str, Any] = json.loads(json.dumps({"settings": kept, "files": probe.fingerprints}))
+    return noted
+
+
+def _changes(former: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What differs between two notes of one probe, in words; empty if nothing does."""
+    old, new = former["settings"], now["settings"]
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    if changed:
+        others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        return f"{changed[0]} {old.get(changed[0])}, this one asks for {new.get(changed[0])}{others}"
+    files = [what for what, fingerprint in now["files"].items() if former["files"].get(what) != fingerprint]
+    return f"another {' and another '.join(files)}, or one that has changed since" if files else ""
+
+
+def finetuning_flops(recipe: Recipe, train: Path, tokenizer: Tokenizer, steps: int) -> float:
+    """Floating-point operations of a fine-tuning's training steps, from a sample of them.
+
+    Args:
+        recipe: As the run saved it, with its steps and classes.
+        train: Its training file.
+        tokenizer: The model's.
+        steps: Steps that were taken.
+    """
+    data = open_records(train, recipe, tokenizer)
+    with shapes_only():
+        model = shape_model(recipe, tokenizer.vocabulary.size)
+    numbers = np.linspace(0, steps - 1, min(steps, _SAMPLED_STEPS)).round().astype(int)
+    sampled = [next(finetuning_steps(data, recipe, tokenizer.vocabulary, "cpu", int(number))) for number in numbers]
+    blocks = [micro_batch.examples for step in sampled for micro_batch in step]
+    costs = [model.flops(**measure_slots(block, recipe.model.layer_visibility)) for block in blocks]
+    return steps * sum(costs) / len(sampled)
+
+
+def _value(recipe: Recipe, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(recipe, section), name)

@@ -1,0 +1,148 @@
+"""One run of a comparison: trained, measured and fine-tuned on the probes; what is done is noted in its `scores.json`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from unicloze.comparison.measures import bits_per_byte, held_out
+from unicloze.comparison.probes import FittedProbe, finetuning_flops, recipe_for
+from unicloze.comparison.results import probe_key
+from unicloze.errors import UniclozeError
+from unicloze.files import replace_file
+from unicloze.finetuning.run import finetune_run
+from unicloze.recipes import load_recipe
+from unicloze.report.history import History
+from unicloze.settings import Recipe
+from unicloze.text.prepare import Prepared
+from unicloze.text.windows import Windows
+from unicloze.training.loop import Compute
+from unicloze.training.models import load_model
+from unicloze.training.precision import choose_device
+from unicloze.training.run import pretrain_run, tokens_per_byte
+
+SCHEMA = 1
+SCORES = "scores.json"
+PROBES = "probes"
+"""Folder of the fine-tunings of a run, and what files call their settings and scores."""
+
+CUT = r"\d+ of \d+ records are longer than"
+"""How the warning begins that `unicloze.tasks.task.cut_note` gives."""
+
+Evaluator = Callable[[Path], Mapping[str, float | None]]
+"""More scores of a run, from its directory."""
+
+
+def run_once(
+    recipe: Recipe,
+    seed: int,
+    run: Path,
+    prepared: Prepared,
+    windows: Windows,
+    evaluators: Mapping[str, Evaluator],
+    progress: bool,
+) -> dict[str, Any]:
+    """Train one run to its end and measure it, or read what was measured: what `scores.json` holds.
+
+    Raises:
+        Interrupted: It was stopped by a signal; what is done is saved.
+    """
+    scores_file = run / SCORES
+    known = _read_scores(scores_file)
+    wanted = {"schema": SCHEMA, "steps": recipe.training.steps, "windows": len(windows)}
+    if any(known.get(key) != value for key, value in wanted.items()):
+        training = dataclasses.replace(recipe.training, seed=seed)
+        result = pretrain_run(dataclasses.replace(recipe, training=training), run, progress=progress)
+        if result.stopped_by:
+            raise Interrupted(result.stopped_by, run)
+        compute = Compute(device=choose_device(training), precision=training.precision)
+        loaded = load_model(run)
+        rows = training.micro_batch_size or training.batch_size
+        loaded.model.to(compute.device)
+        nats = held_out(loaded, windows, compute, rows)
+        known = {**wanted, "nats": nats, "scores": {}, PROBES: {}}
+        known["bits_per_byte"] = bits_per_byte(nats["causal"], tokens_per_byte(prepared))
+        write(scores_file, json.dumps(known, indent=1))
+    for name, evaluator in evaluators.items():
+        if name not in known["scores"]:
+            known["scores"][name] = dict(evaluator(run))
+            write(scores_file, json.dumps(known, indent=1))
+    known.setdefault(PROBES, {})
+    return known
+
+
+def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bool) -> None:
+    """Fine-tune a trained run on a probe, or go on with that, and add to its scores what it is worth.
+
+    Raises:
+        Interrupted: It was stopped by a signal; what is done is saved.
+    """
+    start, out, (train, dev) = load_model(run), run / PROBES / probe.name, probe.files
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=CUT)  # the same for every run: said when the probe was fitted
+        result = finetune_run(recipe_for(probe, start), start, train, dev, out, progress=progress)
+        if result.stopped_by:
+            raise Interrupted(result.stopped_by, out)
+        flops = finetuning_flops(load_recipe(out / "recipe.yaml"), train, start.tokenizer, result.step)
+    column = probe.column("")
+    score = result.scores[column.metric]
+    known[PROBES][probe.name] = {
+        "score": score.values[column.value],
+        "unit": score.units.get(column.value, "%"),
+        "flops": flops,
+        "seconds": History.read(out).seconds,
+        "best_step": result.best_step,
+        "results": {name: dict(found.values) for name, found in result.scores.items()},
+    }
+    write(run / SCORES, json.dumps(known, indent=1))
+    shutil.rmtree(out / "checkpoints")  # the best one stays, for `predict`
+
+
+def _read_scores(path: Path) -> dict[str, Any]:
+    """What was measured of a run; nothing if the file is missing or damaged, so that it is measured again."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+class Interrupted(UniclozeError):
+    """A signal stopped the comparison; the same command goes on with it.
+
+    Args:
+        number: The signal.
+        run: The run it stopped.
+    """
+
+    def __init__(self, number: int, run: Path) -> None:
+        super().__init__(f"stopped by signal {number} in {run}; run the same command again to go on.")
+        self.exit_code = 128 + number
+
+
+def scores_of(
+    known: Mapping[str, Any], evaluators: Iterable[str], probes: Iterable[FittedProbe]
+) -> dict[str, float | None]:
+    """The scores of a run by measure, out of what `scores.json` holds."""
+    perplexities = {name: None if value is None else math.exp(value) for name, value in known["nats"].items()}
+    more = {key: value for name in evaluators for key, value in known["scores"][name].items()}
+    probed = {probe_key(probe.name): known[PROBES].get(probe.name, {}).get("score") for probe in probes}
+    return {**perplexities, "bits_per_byte": known["bits_per_byte"], **more, **probed}
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file whole.
+
+    Raises:
+        UniclozeError: It cannot be written.
+    """
+    try:
+        replace_file(path, text)
+    except OSError as error:
+        raise UniclozeError(f"{path}: cannot write it: {error.strerror}; run the same command again.") from error

@@ -1,0 +1,357 @@
+"""Probes of a comparison: the same fine-tuning for every model, its score the one found by hand, nothing done twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nlu_toys
+from corpora import ADJECTIVES, NOUNS, VERBS, write_corpus
+from unicloze import cli, verbs
+from unicloze.comparison import runs
+from unicloze.comparison.page import page
+from unicloze.comparison.probes import Probe, finetuning_flops, fit_probes, open_probe, recipe_for
+from unicloze.comparison.results import Comparison, ProbeColumn, Row, Spread
+from unicloze.comparison.table import as_markdown, as_text, cells
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.registry import metric
+from unicloze.finetuning.data import encoded, finetuning_steps, open_records
+from unicloze.finetuning.run import FinetuneResult, finetune_run
+from unicloze.model.model import step_flops
+from unicloze.recipes import load_recipe, parse_options, toy_overrides
+from unicloze.tasks import TASKS
+from unicloze.tasks.records import read_records
+from unicloze.training.models import LoadedModel
+
+NAMES = "unilmv2-ablation-ae", "gpt"
+FAST = {"finetuning.epochs": 2, "training.batch_size": 8, "training.learning_rate": 3e-3, "finetuning.evaluations": 1}
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def sentences(count: int, first: int = 0) -> list[dict[str, Any]]:
+    """Whether the words of a sentence are in order, with the sentence as it should be as the target of a generation."""
+    found = []
+    for i in range(first, first + count):
+        words = ["the", ADJECTIVES[i % 10], NOUNS[i % 7], VERBS[i % 9], "the", NOUNS[i % 11]]
+        shown = words if i % 2 else words[::-1]
+        found.append({"text": " ".join(shown), "label": "01"[i % 2], "source": " ".join(shown), "target": words[3]})
+    return found
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("probes")
+    writer = folder / "writing.yaml"
+    writer.write_text(
+        "base: generation\ntask: {max_length: 24, metrics: [lambada]}\ngeneration: {max_target: 4, target_noise: 0.0}\n"
+        "decoding: {beams: 1, max_length: 3, no_repeat_ngram: 0}\n"
+    )
+    return {
+        "corpus": write_corpus(folder),
+        "train": write(folder / "train.jsonl", sentences(24)),
+        "dev": write(folder / "dev.jsonl", sentences(10, 24)),
+        "writing": writer,
+    }
+
+
+def compared(files: dict[str, Path], out: Path, **options: Any) -> Comparison:
+    toy = {**toy_overrides(), "data.corpus": [str(files["corpus"])], "data.heldout_share": 0.2}
+    toy |= {"tokenizer.kind": "wordpiece", "tokenizer.lowercase": True}
+    del toy["training.steps"]
+    chosen: dict[str, Any] = {"recipes": NAMES, "budget": "steps=2", "seeds": 1, "quiet": True}
+    chosen["probes"] = [("classification", files["train"], files["dev"])]
+    chosen["probe_overrides"] = FAST
+    return verbs.compare(**(chosen | {"out": out, "overrides": toy | {"training.precision": "fp32"}} | options))
+
+
+@pytest.fixture(scope="module")
+def done(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """Two objectives with two seeds each."""
+    return compared(files, tmp_path_factory.mktemp("c") / "out", seeds=2)
+
+
+def test_every_run_is_fine_tuned_and_that_is_told(done: Comparison) -> None:
+    (probe,) = done.probes
+    assert (probe.metric, probe.value, probe.unit) == ("accuracy", "accuracy", "%")
+    assert probe.records == (24, 10) and not probe.not_defined
+    for row in done.rows:
+        spread, spent = row.scores["probe.classification"], row.probes["classification"]
+        assert spread is not None and spread.deviation is not None and 0 <= spread.mean <= 100
+        assert 0 < spent.flops != row.flops and spent.seconds > 0
+    assert [row.reads for row in done.rows] == ["bidirectional, first", "left_to_right, last"]
+    heading, _, line = cells(done)
+    assert line[heading.index("probes: read, pooled")] == "left_to_right, last"
+    text = as_text(done)
+    assert "no part of the budget" in text and "classification, accuracy %" in as_markdown(done)
+    html = page(done)
+    assert "<h2>Probes</h2>" in html and html.count("on the development file</h3><svg") == 1
+    assert "<h3>classification, accuracy % <small>higher is better</small>" in html
+    stored = json.loads((done.out / "comparison.json").read_text())
+    ours = json.loads(json.dumps(done.to_dict()))
+    assert (stored["results"], stored["probed"]) == (ours["rows"], ours["probes"])
+
+
+def test_what_a_model_cannot_do_is_not_defined_and_the_reason_told(files: dict[str, Path], tmp_path: Path) -> None:
+    probes = [(files["writing"], files["train"], files["dev"])]
+    both = compared(files, tmp_path / "c", recipes=["gpt", "xlnet-base"], budget="steps=1", probes=probes)
+    gpt, xlnet = both.rows
+    assert gpt.scores["probe.writing"] is not None and gpt.probes["writing"].flops > 0
+    assert xlnet.scores["probe.writing"] is None and not xlnet.probes
+    assert not (both.out / "xlnet-base" / "seed-0" / "probes").exists()
+    heading, *lines = cells(both)
+    at = [heading.index(title) for title in ("writing, accuracy %", "probes: FLOPs", "probes: seconds")]
+    assert [lines[1][i] for i in at] == ["-"] * 3 and "-" not in [lines[0][i] for i in at]
+    assert "writing is not defined for xlnet-base (a model with model.positions transformer_xl" in as_text(both)
+    assert "writing, accuracy % on the development file" in page(both)
+
+
+@pytest.mark.parametrize(("name", "seed"), [("unilmv2-ablation-ae", 0), ("gpt", 1)])
+def test_a_score_is_that_of_finetune_predict_and_metric(
+    done: Comparison, files: dict[str, Path], tmp_path: Path, name: str, seed: int
+) -> None:
+    run = done.out / name / f"seed-{seed}"
+    by_hand = {**FAST, "training.seed": seed, "training.device": "cpu", "training.precision": "fp32"}
+    verbs.finetune(
+        "classification", run, files["train"], files["dev"], out=tmp_path / "f", quiet=True, overrides=by_hand
+    )
+    answers = [record["label"] for record in sentences(10, 24)]
+    for folder in (tmp_path / "f", run / "probes" / "classification"):
+        said = [one["prediction"] for one in verbs.predict(folder, files["dev"], quiet=True)]
+        accuracy = metric("accuracy")(said, answers).values["accuracy"]
+        assert json.loads((run / "scores.json").read_text())["probes"]["classification"]["score"] == accuracy
+    row = next(row for row in done.rows if row.name == name)
+    each = [
+        json.loads((run.parent / f"seed-{n}" / "scores.json").read_text())["probes"]["classification"]["score"]
+        for n in range(2)
+    ]
+    assert row.scores["probe.classification"] == Spread(mean=np.mean(each), deviation=np.std(each, ddof=1))
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.slow
+def test_a_stopped_comparison_goes_on_and_does_nothing_twice(
+    done: Comparison, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import unicloze.finetuning.run as room
+
+    tuned: list[str] = []
+    stop_at = [4]
+
+    def counted(recipe: Any, start: LoadedModel, *places: Any, progress: bool) -> FinetuneResult:
+        tuned.append(start.recipe.name)
+        return finetune_run(recipe, start, *places, progress=progress)
+
+    def stopping(*arguments: Any) -> Any:
+        for number, step in enumerate(finetuning_steps(*arguments)):
+            if len(tuned) == 2 and number == stop_at[0]:
+                raise Stop  # of the second model, after its first epoch was saved
+            yield step
+
+    monkeypatch.setattr(runs, "finetune_run", counted)
+    monkeypatch.setattr(room, "finetuning_steps", stopping)
+    with pytest.raises(Stop):
+        compared(files, tmp_path / "c")
+    assert (
+        tuned == [*NAMES] and (tmp_path / "c" / "gpt" / "seed-0" / "probes" / "classification" / "checkpoints").is_dir()
+    )
+    stop_at[0] = -1
+    first = compared(files, tmp_path / "c")
+    assert tuned == [*NAMES, NAMES[1]]
+    assert compared(files, tmp_path / "c") == first and len(tuned) == 3
+    del tuned[:]
+    plain = compared(files, tmp_path / "c", probes=[], probe_overrides={})
+    assert not plain.probes and "probe.classification" not in plain.rows[0].scores and not plain.rows[0].probes
+    more = compared(files, tmp_path / "c", seeds=2)
+    assert tuned == [*NAMES] and [row.scores for row in more.rows] == [row.scores for row in done.rows]
+    for ours, unbroken in zip(more.rows, done.rows, strict=True):
+        assert ours.probes["classification"].flops == unbroken.probes["classification"].flops
+    assert not list((tmp_path / "c").glob("*/*/probes/*/checkpoints"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"probe_overrides": FAST | {"finetuning.epochs": 1}}, r"finetuning.epochs 2.0, this one asks for 1.0: give"),
+        ({"probe_overrides": FAST | {"model.dropout": 0.0}}, r"model.dropout None, this one asks for 0.0"),
+        ({"train": 23}, r"another training file, or one that has changed since"),
+        ({"dev": 9}, r"another development file, or one that has changed"),
+    ],
+)
+def test_a_probe_of_other_files_or_settings_is_not_gone_on_with(
+    done: Comparison, files: dict[str, Path], tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    train, dev = options.pop("train", None), options.pop("dev", None)
+    changed = {
+        "train": files["train"] if train is None else write(tmp_path / "t.jsonl", sentences(train)),
+        "dev": files["dev"] if dev is None else write(tmp_path / "d.jsonl", sentences(dev, 24)),
+    }
+    before = (done.out / "comparison.json").read_text()
+    probes = [("classification", changed["train"], changed["dev"])]
+    with pytest.raises(UsageError, match=rf"comparison.json has a probe classification with .*{message}"):
+        compared(files, done.out, seeds=2, probes=probes, **options)
+    assert (done.out / "comparison.json").read_text() == before
+
+
+UNLABELLED = [{key: value for key, value in record.items() if key in ("text", "source")} for record in sentences(4)]
+SECTIONS = "task, generation, decoding, finetuning, training"
+
+
+@pytest.mark.parametrize(
+    ("task", "train", "dev", "overrides", "message"),
+    [
+        ("classification", "nowhere.jsonl", None, {}, "nowhere.jsonl: there is no such file"),
+        ("classification", None, "nowhere.jsonl", {}, "nowhere.jsonl: there is no such file"),
+        ("classification", None, UNLABELLED, {}, r"new.jsonl, line 1: the field 'label' is missing"),
+        ("classification", UNLABELLED, None, {"task.labels": ["0", "1"]}, r"line 1: the field 'label' is missing"),
+        ("classification", None, [{"text": "a", "label": "2"}], {}, r"line 1: the label '2' is none of those"),
+        ("writing", UNLABELLED, None, {}, r"line 1: the field 'target' is missing"),
+        ("clasification", None, None, {}, "did you mean 'classification'"),
+        ("gpt", None, None, {}, "recipe gpt is for pre-training: give --probe a task"),
+        ("classification", None, None, {"finetuning.epoch": 1}, "--probe.finetuning.epoch: .*'finetuning.epochs'"),
+        ("classification", None, None, {"training.batch_size": "x"}, "option --probe.training.batch_size: "),
+        ("classification", None, None, {"finetuning.epochs": 0}, "option --probe.finetuning.epochs: "),
+        ("classification", None, None, {"use.pooling": "mean"}, f"--probe.use.pooling: the comparison .* {SECTIONS}"),
+        ("classification", None, None, {"task.pooling": "mean"}, "--probe.task.pooling: the comparison decides"),
+        ("classification", None, None, {"training.seed": 3}, "--probe.training.seed: the comparison decides"),
+        ("classification", None, None, {"task.metrics": ["squad"]}, "task.metrics names squad"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_probed_is_refused_before_anything_is_trained(
+    files: dict[str, Path], tmp_path: Path, task: str, train: Any, dev: Any, overrides: dict[str, Any], message: str
+) -> None:
+    def place(given: Any, own: Path) -> Path:
+        return (
+            own
+            if given is None
+            else tmp_path / given
+            if isinstance(given, str)
+            else write(tmp_path / "new.jsonl", given)
+        )
+
+    probe = (files.get(task, task), place(train, files["train"]), place(dev, files["dev"]))
+    with pytest.raises(UniclozeError, match=message):
+        compared(files, tmp_path / "c", probes=[probe], probe_overrides=overrides)
+    assert not list((tmp_path / "c").glob("*/seed-*")) and not (tmp_path / "c" / "comparison.json").exists()
+
+
+def test_a_probe_no_model_can_do_or_of_a_name_twice_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
+    writing = (files["writing"], files["train"], files["dev"])
+    with pytest.raises(UsageError, match=r"probe writing: a model with model\.positions transformer_xl"):
+        compared(files, tmp_path / "c", recipes=["xlnet-base"], probes=[writing])
+    with pytest.raises(UsageError, match=r"two probes are named writing: .*base: writing"):
+        compared(files, tmp_path / "c", probes=[writing, writing])
+    assert not list((tmp_path / "c").glob("*/seed-*"))
+
+
+def test_a_signal_during_a_probe_ends_the_comparison_with_its_number(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = FinetuneResult(tmp_path, 1, 1, 15, {})
+    monkeypatch.setattr(runs, "finetune_run", lambda *_, **__: stopped)
+    with pytest.raises(UniclozeError, match=r"stopped by signal 15 in .*probes/classification") as error:
+        compared(files, tmp_path / "c", recipes=NAMES[:1])
+    assert error.value.exit_code == 143
+
+
+def opened(files: dict[str, Path], task: str = "classification", **overrides: Any) -> Probe:
+    return open_probe(task, files["train"], files["dev"], {key.replace("__", "."): v for key, v in overrides.items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "visibility", "pooled"),
+    [
+        ("gpt", "classification", "left_to_right", "last"),
+        ("bert-base", "classification", "bidirectional", "first"),
+        ("bert-base", "gpt-classification", "bidirectional", "first"),
+        ("bart-base", "classification", "bidirectional", "mean"),
+    ],
+)
+def test_a_model_is_read_and_pooled_as_its_recipe_declares(
+    files: dict[str, Path], name: str, task: str, visibility: str, pooled: str
+) -> None:
+    """Whatever the task's own recipe says of pooling."""
+    start = nlu_toys.start(name)
+    recipe = recipe_for(opened(files, task), start)
+    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["0", "1"]))
+    data = encoded(read_records(files["dev"], recipe.task), recipe, start.tokenizer)
+    examples = TASKS["classification"].lay_out(data.rows, start.tokenizer.vocabulary, recipe, None)
+    for row, length in enumerate(examples.lengths):
+        slots = np.atleast_1d(examples.targets["label"].slots[row])
+        wanted = {"first": [0], "last": [length - 1], "mean": list(range(length))}[pooled]
+        assert [slot for slot in slots.ravel() if slot >= 0] == wanted
+        sees = np.ones((length, length), dtype=bool)
+        assert np.array_equal(examples.visible(row)[:length, :length], np.tril(sees) if pooled == "last" else sees)
+    assert recipe.use.visibility == visibility
+
+
+def test_rows_are_no_longer_than_any_model_has_positions_for(files: dict[str, Path]) -> None:
+    start = nlu_toys.start("bert-base")
+    recipes = [load_recipe("gpt", {"model.max_positions": n, "data.window": 9}) for n in (20, 11)]
+    for given, kept in ((128, 11), (8, 8)):
+        with pytest.warns(UserWarning, match=f"records are longer than the {kept} tokens"):
+            (probe,) = fit_probes([opened(files, task__max_length=given)], recipes, start.tokenizer)
+        assert probe.recipe.task.max_length == kept
+
+
+def test_the_operations_of_a_fine_tuning_are_those_of_its_rows(files: dict[str, Path]) -> None:
+    start = nlu_toys.start("bert-base")
+    recipe = recipe_for(opened(files, training__batch_size=24), start)
+    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["0", "1"]))
+    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=3))
+    lengths = np.array([row.slots for row in open_records(files["train"], recipe, start.tokenizer).rows])
+    slots, keys = int(lengths.sum()), float((lengths**2).sum() / lengths.sum())
+    epoch = step_flops(
+        start.recipe.model,
+        slots=slots,
+        predictions=24,
+        token_predictions=0,
+        keys=keys,
+        vocab_size=start.model.vocab_size,
+    )
+    # Keys are means over a pass, which its predicted slots need not have.
+    assert finetuning_flops(recipe, files["train"], start.tokenizer, 3) == pytest.approx(3 * epoch, rel=1e-3)
+
+
+def test_scores_below_zero_have_no_bar() -> None:
+    row = Row(name="a", objective="b", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1, scores={})
+    rows = tuple(
+        dataclasses.replace(row, name=name, scores={"probe.p": Spread(mean=mean, deviation=None)})
+        for name, mean in (("a", -3.0), ("b", 0.0))
+    )
+    column = ProbeColumn(
+        name="p", metric="matthews", value="matthews", unit="%", higher_is_better=True, files=("t", "d"), records=(1, 1),
+        settings={}, not_defined={},
+    )  # fmt: skip
+    comparison = Comparison(out=Path("."), budget="steps=1", seeds=1, windows=1, window=2, rows=rows, probes=(column,))
+    from unicloze.comparison.page import _bars
+
+    bars = _bars(comparison)
+    assert bars.count("width:0.0%") == 2 and bars.index(">b<") < bars.index(">a<") and "-3.0" in bars
+
+
+def test_options_of_probes_are_told_from_those_of_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--training.batch_size", "4", "--probe.training.batch-size", "8", "--probe.task.metrics", "f1", "accuracy"]
+    assert parse_options(words, prefix="probe.") == {
+        "training.batch_size": "4", "probe.training.batch_size": "8", "probe.task.metrics": ["f1", "accuracy"],
+    }  # fmt: skip
+    given = ["compare", "gpt", "--budget", "steps=1"]
+    for more, message in {
+        "--probe.training.batch_size 8": "--probe.training.batch_size needs --probe TASK TRAIN DEV",
+        "--probe glue-cola train.tsv": "option --probe: expected 3 arguments",
+        "--probe.training.batch 8": "option --probe.training.batch: there is no setting 'training.batch'",
+    }.items():
+        assert cli.main([*given, *more.split()]) == 2
+        assert message in capsys.readouterr().err
+    assert cli.main([*given, "--probe", "a", "b", "c", "--probe.training.batch_size", "8", "--help-settings"]) == 0

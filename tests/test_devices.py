@@ -1,0 +1,351 @@
+"""Where trained models compute and in which precision, and what is said of a device that is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import nlu_toys
+from unicloze import cli, verbs
+from unicloze.decoding import generate as generating
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.prompting import prompted
+from unicloze.interop.read import write_model
+from unicloze.settings import TrainingSettings
+from unicloze.training import precision
+from unicloze.training.models import LoadedModel, build_model
+from unicloze.verbs.common import opening
+
+TEXTS = ["the old cat sees the dog", "anna leaves berlin and a bird", "carl plays"]
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Folders of models, and files for them."""
+
+    pretrained: Path
+    classifier: Path
+    records: Path
+    lambada: Path
+    prompt: Path
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    folder = tmp_path_factory.mktemp("devices")
+    start = nlu_toys.start("quickstart")
+    recipe = nlu_toys.recipe_for(start, "classification", task__labels=["no", "yes"])
+    model = build_model(recipe, start.tokenizer.vocabulary.size).for_use().eval()
+    places = Places(
+        *(folder / name for name in ("pretrained", "classifier", "records.jsonl", "lambada.jsonl", "p.yaml"))
+    )
+    write_model(start, places.pretrained)
+    write_model(LoadedModel(model, start.tokenizer, recipe, Path("none"), 0), places.classifier)
+    nlu_toys.write(places.records, [{"text": text} for text in TEXTS])
+    nlu_toys.write(places.lambada, [{"text": text} for text in TEXTS])
+    places.prompt.write_text('template: "{text} "\ngenerate: {max_length: 4}\n')
+    return places
+
+
+@pytest.fixture
+def loaded(places: Places) -> LoadedModel:
+    return verbs.load_model(places.pretrained)
+
+
+CALLS: Mapping[str, Callable[..., Any]] = {
+    "fill": lambda model, at, **where: verbs.fill(model, "the old [MASK] sees [MASK]", **where),
+    "score": lambda model, at, **where: verbs.score(model, TEXTS[0], **where),
+    "embed": lambda model, at, **where: verbs.embed(model, TEXTS, **where),
+    "predict": lambda model, at, **where: verbs.predict(model, at.records, quiet=True, **where),
+    "generate": lambda model, at, **where: verbs.generate(
+        model,
+        file=at.records,
+        quiet=True,
+        overrides={"decoding.max_length": 5, "task.fields": {"source": "text"}},
+        **where,
+    ),
+    "stream": lambda model, at, **where: "".join(verbs.stream(model, TEXTS[1], **where)),
+    "lambada": lambda model, at, **where: verbs.evaluate(model, lambada=at.lambada, quiet=True, **where),
+    "prompt": lambda model, at, **where: verbs.evaluate(
+        model, prompt=at.prompt, records=at.records, quiet=True, **where
+    ),
+}
+"""Verbs that use a trained model."""
+READS = "embed", "predict", "lambada"
+"""Those whose precision can be said and shows in numbers."""
+
+
+def model_for(name: str, places: Places) -> Path:
+    return places.classifier if name == "predict" else places.pretrained
+
+
+def plain(result: Any) -> Any:
+    """A result as lists, mappings, numbers and texts."""
+    if isinstance(result, np.ndarray):
+        return result.tolist()
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        return plain(dataclasses.asdict(result))
+    if isinstance(result, Mapping):
+        return {key: plain(value) for key, value in result.items()}
+    return [plain(each) for each in result] if isinstance(result, list | tuple) else result
+
+
+def numbers(result: Any) -> list[float]:
+    """All numbers of a plain result, in their order."""
+    if isinstance(result, Mapping):
+        result = list(result.values())
+    if isinstance(result, list):
+        return [number for each in result for number in numbers(each)]
+    return [float(result)] if isinstance(result, int | float) else []
+
+
+def assert_close(one: Any, other: Any, tolerance: float) -> None:
+    """The same but for rounding."""
+    if isinstance(one, Mapping):
+        assert one.keys() == other.keys()
+        one, other = list(one.values()), list(other.values())
+    if isinstance(one, list):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_close(mine, theirs, tolerance)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, rel=tolerance, abs=tolerance, nan_ok=True)
+    else:
+        assert one == other
+
+
+def cuda_devices(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+# Names of devices
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "device"),
+    [("auto", 0, "cpu"), ("auto", 2, "cuda"), ("cpu", 2, "cpu"), ("cuda", 1, "cuda"), ("cuda:1", 2, "cuda:1")],
+)
+def test_a_name_names_a_device(name: str, count: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda_devices(count, monkeypatch)
+    assert (
+        precision.named_device(name) == precision.choose_device(TrainingSettings(device=name)) == torch.device(device)
+    )
+
+
+@pytest.mark.parametrize("name", ["meta", "gpu", "", "CUDA", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "mps", "cuda:٣"])
+def test_an_unknown_device_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"^device is '{name}': give auto, cpu, cuda or cuda:N$"):
+        precision.named_device(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "there"),
+    [
+        ("cuda", 0, "auto, cpu"),
+        ("cuda:0", 0, "auto, cpu"),
+        ("cuda:2", 2, "auto, cpu, cuda:0, cuda:1"),
+        ("cuda:99999999999999999999", 1, "auto, cpu, cuda:0"),
+    ],
+)
+def test_an_absent_device_is_refused(name: str, count: int, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda_devices(count, monkeypatch)
+    says = f"device is {name}, but torch finds no such device here: give one of {there}$"
+    with pytest.raises(UsageError, match=f"^{says}"):
+        precision.named_device(name)
+    with pytest.raises(UsageError, match=rf"^training\.{says}"):
+        precision.choose_device(TrainingSettings(device=name))
+
+
+# Verbs
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_verb_refuses_a_device_before_it_reads_the_model(name: str, places: Places) -> None:
+    with pytest.raises(UsageError, match="device is 'meta'"):
+        CALLS[name](places.records.parent / "nowhere", places, device="meta")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_verb_computes_on_the_cpu_whether_said_or_not(name: str, places: Places) -> None:
+    model = verbs.load_model(model_for(name, places))
+    said = plain(CALLS[name](model_for(name, places), places, device="cpu"))
+    assert said == plain(CALLS[name](model, places)) == plain(CALLS[name](model, places, device="cpu"))
+
+
+@pytest.mark.parametrize("name", ["fill", "score", "evaluate", "predict", "generate"])
+def test_the_command_line_refuses_a_device_in_one_sentence(
+    name: str, places: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest = {
+        "fill": ["--text", "a [MASK]"],
+        "score": ["--text", "a"],
+        "evaluate": ["--lambada", str(places.lambada)],
+        "predict": ["--file", str(places.records)],
+        "generate": ["--text", "a"],
+    }[name]
+    assert cli.main([name, "--model", str(model_for(name, places)), *rest, "--device", "gpu"]) == 2
+    assert capsys.readouterr() == ("", "unicloze: error: device is 'gpu': give auto, cpu, cuda or cuda:N\n")
+
+
+@pytest.mark.parametrize(("key", "value"), [("device", "cpu"), ("precision", "bf16")])
+def test_a_metric_has_neither_device_nor_precision(key: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"leave out {key}"):
+        verbs.evaluate(metric="accuracy", predictions="a.txt", references="b.txt", **{key: value})
+
+
+def test_a_model_named_by_its_place_is_put_on_the_chosen_device(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "named_device", lambda name: {"auto": torch.device("meta")}[name])
+    opened = opening(places.pretrained, "auto")
+    assert callable(opened)
+    assert {parameter.device.type for parameter in opened().model.parameters()} == {"meta"}
+    assert opened().compute.device == torch.device("meta")
+    assert verbs.load_model(places.pretrained, "auto").compute.device == torch.device("meta")
+
+
+def test_a_loaded_model_stays_where_it_is(places: Places, loaded: LoadedModel) -> None:
+    elsewhere = dataclasses.replace(loaded, model=verbs.load_model(places.pretrained).model.to("meta"))
+    assert opening(elsewhere) is opening(elsewhere, "auto") is elsewhere
+    for refuses in (
+        lambda: verbs.embed(elsewhere, TEXTS, device="cpu"),
+        lambda: verbs.export(elsewhere, "unicloze", "x"),
+    ):
+        with pytest.raises(
+            UsageError, match=r"is on meta, not on cpu: load it there with load_model\(..., device='cpu'"
+        ):
+            refuses()
+    assert elsewhere.compute.device == torch.device("meta")
+    assert opening(loaded, "cpu") is loaded
+
+
+# Precision
+
+
+@pytest.mark.parametrize("name", READS)
+def test_bf16_is_near_fp32_and_not_the_same(name: str, places: Places) -> None:
+    model = verbs.load_model(model_for(name, places))
+    full, half = (numbers(plain(CALLS[name](model, places, precision=each))) for each in ("fp32", "bf16"))
+    assert full == numbers(plain(CALLS[name](model, places))), "fp32 if not given"
+    assert full != half
+    np.testing.assert_allclose(half, full, rtol=0.05, atol=0.05)
+    assert numbers(plain(CALLS[name](model, places))) == full, "the model given is as it was"
+
+
+def test_a_precision_is_that_of_generating_too(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = opening(loaded, precision="bf16")
+    assert isinstance(half, LoadedModel) and half.model is loaded.model
+    assert (half.precision, half.recipe.decoding.precision) == ("bf16", "bf16")
+    assert (loaded.precision, loaded.recipe.decoding.precision) == ("fp32", "fp32")
+    monkeypatch.setattr(precision, "choose_precision", lambda settings, device: f"{settings.precision} on {device}")
+    chosen = opening(loaded, precision="auto")
+    assert isinstance(chosen, LoadedModel) and chosen.precision == "auto on cpu"
+
+
+@pytest.mark.parametrize(("own", "written"), [("", "bf16"), ("precision: fp32, ", "fp32")])
+def test_a_prompt_writes_in_the_precision_of_its_file_or_the_one_asked_for(
+    own: str, written: str, places: Places, loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def spy(model: LoadedModel, sources: list[str], settings: Any, **rest: Any) -> Any:
+        seen.append(settings.precision)
+        return original(model, sources, settings, **rest)
+
+    original = generating.generate
+    monkeypatch.setattr(generating, "generate", spy)
+    (tmp_path / "p.yaml").write_text(f'template: "{{text}} "\ngenerate: {{{own}max_length: 4}}\n')
+    prompted(dataclasses.replace(loaded, precision="bf16"), tmp_path / "p.yaml", places.records, progress=False)
+    assert seen == [written]
+
+
+def test_an_unknown_precision_is_refused(places: Places, loaded: LoadedModel) -> None:
+    for model in (loaded, places.pretrained):
+        with pytest.raises(UsageError, match="precision is 'fp16': give one of auto, bf16, fp32"):
+            verbs.embed(model, TEXTS, precision="fp16")  # type: ignore[arg-type]
+
+
+def test_predict_says_again_what_fine_tuning_said_of_the_dev_file(loaded: LoadedModel, tmp_path: Path) -> None:
+    """Evaluating while it trains computes where and as the training does."""
+    records = [{"text": text, "label": label} for text, label in zip(TEXTS * 2, ["yes", "no"] * 3, strict=True)]
+    file = nlu_toys.write(tmp_path / "train.jsonl", records)
+    overrides = {**nlu_toys.QUICK, "finetuning.epochs": 2, "training.precision": "bf16"}
+    verbs.finetune("classification", loaded, file, file, tmp_path / "run", quiet=True, overrides=overrides)
+    said = [json.loads(line) for line in (tmp_path / "run" / "dev_predictions.jsonl").read_text().splitlines()]
+    half, full = (
+        verbs.predict(tmp_path / "run", file, device="cpu", precision=each, quiet=True) for each in ("bf16", "fp32")
+    )
+    assert said == [{**one, "reference": record["label"]} for one, record in zip(half, records, strict=True)]
+    assert half != full
+
+
+# GPU
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("name", CALLS)
+def test_a_gpu_says_what_the_cpu_says(name: str, places: Places) -> None:
+    here, there = (plain(CALLS[name](model_for(name, places), places, device=device)) for device in ("cpu", "cuda"))
+    assert_close(there, here, 1e-3)
+    moved = verbs.load_model(model_for(name, places), device="cuda:0")
+    assert_close(plain(CALLS[name](moved, places)), here, 1e-3)
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("name", READS)
+def test_a_gpu_in_bf16_is_near_the_cpu(name: str, places: Places) -> None:
+    here = CALLS[name](model_for(name, places), places, device="cpu")
+    there = CALLS[name](model_for(name, places), places, device="cuda", precision="bf16")
+    np.testing.assert_allclose(numbers(plain(there)), numbers(plain(here)), rtol=0.05, atol=0.05)
+
+
+# The cures that errors of records name
+
+
+def test_predict_reads_the_fields_it_is_told(
+    places: Places, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = nlu_toys.write(tmp_path / "other.txt", [{"sentence": text} for text in TEXTS])
+    with pytest.raises(UsageError, match=r"say it with --task\.format 'NAME', NAME being one of jsonl"):
+        verbs.predict(places.classifier, file, quiet=True, overrides={"task.format": "nonsense"})
+    with pytest.raises(UniclozeError, match=r"say where it is with --task\.fields '{text: NAME}'"):
+        verbs.predict(places.classifier, file, quiet=True, overrides={"task.format": "jsonl"})
+    words = ["predict", "--model", str(places.classifier), "--file", str(file), "--quiet", "--device", "cpu"]
+    assert cli.main([*words, "--task.format", "jsonl", "--task.fields", "{text: sentence}"]) == 0
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert said == verbs.predict(places.classifier, places.records, device="cpu", quiet=True)
+
+
+def test_predict_changes_nothing_else(places: Places) -> None:
+    with pytest.raises(UsageError, match=r"task\.labels cannot be changed here: only task\.fields, task\.format can"):
+        verbs.predict(places.classifier, places.records, overrides={"task.labels": ["a", "b"]})
+
+
+def test_a_prompt_file_says_the_fields(places: Places, loaded: LoadedModel, tmp_path: Path) -> None:
+    file, prompt = nlu_toys.write(tmp_path / "a.jsonl", [{"sentence": text} for text in TEXTS]), tmp_path / "p.yaml"
+    prompt.write_text(places.prompt.read_text())
+    with pytest.raises(UniclozeError, match=r"say where it is with `fields: {text: NAME}` in the prompt file"):
+        verbs.evaluate(loaded, prompt=prompt, records=file, quiet=True)
+    prompt.write_text(places.prompt.read_text() + "fields: {text: sentence}\n")
+    assert verbs.evaluate(loaded, prompt=prompt, records=file, quiet=True).records == 3  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="say it with `format: NAME` in the prompt file, NAME being one of jsonl"):
+        verbs.evaluate(loaded, prompt=prompt, records=file.rename(tmp_path / "a.rec"), quiet=True)
+
+
+def test_lambada_has_fields_of_its_own(loaded: LoadedModel, tmp_path: Path) -> None:
+    file = nlu_toys.write(tmp_path / "a.jsonl", [{"sentence": text} for text in TEXTS])
+    with pytest.raises(
+        UniclozeError, match=r"the field 'text' is missing \(it has sentence\); rename the one that holds it$"
+    ):
+        verbs.evaluate(loaded, lambada=file, quiet=True)
+    with pytest.raises(UsageError, match="'rec' is no known format of records: give a file of one of jsonl"):
+        verbs.evaluate(loaded, lambada=file.rename(tmp_path / "a.rec"), quiet=True)
