@@ -1,8 +1,9 @@
-"""A drawing of rectangles and labels whose colours are roles, rendered as SVG (light and dark) or as PNG (light)."""
+"""A drawing of rectangles, lines and labels whose colours are roles, rendered as SVG (light and dark) or as PNG (light)."""
 
 from __future__ import annotations
 
 import html
+import importlib.util
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ MONO_WIDTH, SANS_WIDTH = 0.605, 0.56
 _MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 _SANS = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 _PIXELS = 2
+_LINE = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,9 @@ class Label:
 
 @dataclass
 class Drawing:
-    """What to draw, in this order: rectangles (x, y, width, height, role), then labels.
+    """What to draw, in this order: rectangles (x, y, width, height, role), lines (their points, role), labels.
+
+    A notebook shows it where it is the value of a cell, as PNG if Pillow is there to make one, else as SVG.
 
     Args:
         width: In SVG's units; a PNG has twice as many pixels.
@@ -75,6 +79,7 @@ class Drawing:
     height: float
     title: str
     rectangles: list[tuple[float, float, float, float, str]] = field(default_factory=list)
+    lines: list[tuple[list[tuple[float, float]], str]] = field(default_factory=list)
     labels: list[Label] = field(default_factory=list)
 
     def to_svg(self) -> str:
@@ -83,12 +88,15 @@ class Drawing:
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="unicloze" viewBox="0 0 {width} {height}" '
             f'width="{width}" height="{height}" role="img" aria-label="{_escape(self.title)}">',
-            f"<style>{_style()}</style>",
+            f"<style>{_style(sorted({role for _, role in self.lines}))}</style>",
             f'<rect class="paper" width="{width}" height="{height}" rx="10"/>',
         ]
         for role, run in _runs(self.rectangles):
             path = "".join(f"M{_short(x)} {_short(y)}h{_short(w)}v{_short(h)}h{_short(-w)}z" for x, y, w, h in run)
             parts.append(f'<path class="{role}" d="{path}"/>')
+        for points, role in self.lines:
+            path = "L".join(f"{_short(x)} {_short(y)}" for x, y in points)
+            parts.append(f'<path class="line {role}" d="M{path}" stroke-width="{_short(_LINE)}"/>')
         parts += [_svg_label(label) for label in self.labels]
         return "\n".join([*parts, "</svg>"])
 
@@ -110,6 +118,9 @@ class Drawing:
             left, top, right, bottom = (round(edge * _PIXELS) for edge in (x, y, x + w, y + h))
             if right > left and bottom > top:
                 pen.rectangle((left, top, right - 1, bottom - 1), fill=COLOURS[role][0])
+        for points, role in self.lines:
+            path = [(x * _PIXELS, y * _PIXELS) for x, y in points]
+            pen.line(path, fill=COLOURS[role][0], width=round(_LINE * _PIXELS), joint="curve")
         for label in self.labels:
             font = _font(label)
             start, _, end, _ = font.getbbox(label.text)
@@ -127,6 +138,12 @@ class Drawing:
         image.save(buffer, "PNG", optimize=True)
         return buffer.getvalue()
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str | bytes]:
+        """What IPython asks for; one format, as a notebook keeps all it gets."""
+        if importlib.util.find_spec("PIL") is None:
+            return {"image/svg+xml": self.to_svg()}
+        return {"image/png": self.to_png()}
+
 
 def _font(label: Label) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """DejaVu where the system has it, for its many scripts; else the font inside Pillow."""
@@ -140,9 +157,12 @@ def _font(label: Label) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
         return ImageFont.load_default(size)
 
 
-def _style() -> str:
+def _style(lined: Iterable[str]) -> str:
+    """Colours of all roles, and of those that lines have, as the colours of lines."""
     light, dark = (
-        "".join(f".unicloze .{role}{{fill:{colours[i]}}}" for role, colours in COLOURS.items()) for i in (0, 1)
+        "".join(f".unicloze .{role}{{fill:{colours[i]}}}" for role, colours in COLOURS.items())
+        + "".join(f".unicloze .line.{role}{{fill:none;stroke:{COLOURS[role][i]}}}" for role in lined)
+        for i in (0, 1)
     )
     fonts = f".unicloze text{{font-family:{_SANS}}}.unicloze .mono{{font-family:{_MONO};white-space:pre}}"
     return f"{fonts}{light}@media(prefers-color-scheme:dark){{{dark}}}"

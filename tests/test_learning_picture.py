@@ -1,0 +1,77 @@
+"""The picture of how a run learned, and a drawing as a notebook shows it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unicloze.errors import UniclozeError
+from unicloze.report.drawing import COLOURS, Drawing
+from unicloze.report.learning import draw_learning
+
+
+def write_run(folder: Path, evaluations: list[dict[str, float]]) -> Path:
+    events: list[dict[str, Any]] = [{"event": "start", "time": 0.0, "step": 0, "resumed_from": None, "recipe": {}}]
+    for number, perplexity in enumerate(evaluations, start=1):
+        measured = {"loss": dict.fromkeys(perplexity, 1.0), "perplexity": perplexity}
+        events.append({"event": "evaluate", "time": float(number), "step": 10 * number, **measured})
+    folder.mkdir()
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return folder
+
+
+def test_every_target_is_a_curve_with_its_last_value(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [{"ae": 100.0, "par": 80.0}, {"ae": 10.0, "par": 20.0}, {"ae": 10.0, "par": 5.0}])
+    drawing = draw_learning(run)
+    curves = {role: points for points, role in drawing.lines}
+    assert curves.keys() == {"mask", "pseudo"}  # the colours that AE and PAR have on a run's page
+    for points, values in ((curves["mask"], (100, 10, 10)), (curves["pseudo"], (80, 20, 5))):
+        across, down = zip(*points, strict=True)
+        assert across[1] - across[0] == pytest.approx(across[2] - across[1])
+        steps = [down[i + 1] - down[i] for i in range(2)]
+        assert all((step > 0) == (values[i] > values[i + 1]) for i, step in enumerate(steps))
+    # logarithmic: 20 to 5 is as far down as 80 to 20
+    (_, first), (_, middle), (_, last) = curves["pseudo"]
+    assert middle - first == pytest.approx(last - middle)
+    labels = {label.text: label for label in drawing.labels}
+    assert {"ae 10", "par 5", "step"} <= labels.keys()
+    assert all(0 < x < drawing.width and 0 < y < drawing.height for points, _ in drawing.lines for x, y in points)
+
+
+def test_labels_of_equal_ends_stand_apart(tmp_path: Path) -> None:
+    drawing = draw_learning(write_run(tmp_path / "run", [{"ae": 9.0, "par": 9.0}, {"ae": 3.0, "par": 3.0}]))
+    ends = [label.y for label in drawing.labels if label.text in ("ae 3", "par 3")]
+    assert len(ends) == 2 and abs(ends[0] - ends[1]) >= 15
+
+
+@pytest.mark.parametrize("evaluations", [[], [{"ae": float("inf")}], [{"nsp": 2.0}]])
+def test_a_run_without_a_perplexity_is_told(tmp_path: Path, evaluations: list[dict[str, float]]) -> None:
+    with pytest.raises(UniclozeError, match="no held-out perplexity"):
+        draw_learning(write_run(tmp_path / "run", evaluations))
+
+
+def test_lines_have_their_colour_in_both_formats() -> None:
+    image = pytest.importorskip("PIL.Image")
+    drawing = Drawing(width=40, height=20, title="a line", lines=[([(5, 10), (35, 10)], "pseudo")])
+    root = ElementTree.fromstring(drawing.to_svg())
+    (path,) = root.iterfind("{http://www.w3.org/2000/svg}path")
+    assert path.get("class") == "line pseudo" and path.get("d") == "M5 10L35 10"
+    assert f".line.pseudo{{fill:none;stroke:{COLOURS['pseudo'][0]}}}" in drawing.to_svg()
+    import io
+
+    with image.open(io.BytesIO(drawing.to_png())) as picture:
+        colour = picture.convert("RGB").getpixel((40, 20))
+    assert colour == tuple(bytes.fromhex(COLOURS["pseudo"][0][1:]))
+
+
+def test_a_notebook_gets_one_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("PIL")
+    drawing = Drawing(width=10, height=10, title="nothing")
+    assert drawing._repr_mimebundle_() == {"image/png": drawing.to_png()}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert drawing._repr_mimebundle_() == {"image/svg+xml": drawing.to_svg()}
