@@ -3,11 +3,12 @@
     python benchmarks/finetune.py --task glue-sst-2 --model DIR --train FILE --test FILE [--seeds 5] [--json FILE]
         [--peer tuned|default|none] [--limit N] [dotted settings]
 
-DIR is a Hugging Face folder of a BERT-shaped model. Each run has a process of its own; the two contenders take turns, seed by
-seed. Same batch size, epochs, AdamW, learning rate with linear warm-up and decay, clipping, dropout, precision and longest
-row. The peer shuffles with torch's generator and pads each batch to its longest row, as Transformers' collator does; `tuned`
-gives it this package's allocator settings, `default` leaves it what a user gets. No development file is looked at: the
-score is that of the last step on the test file.
+DIR is a Hugging Face folder of a BERT-shaped model; the peer predicts from its first slot, so a folder that pools otherwise
+takes `--task.pooling first`. Each run has a process of its own; the two contenders take turns, seed by seed. Same batch size,
+epochs, AdamW, learning rate with linear warm-up and decay, clipping, dropout, precision and longest row. The peer shuffles
+with torch's generator and pads each batch to its longest row, as Transformers' collator does; `tuned` gives it this package's
+allocator settings, `default` leaves it what a user gets. No development file is looked at: the score is that of the last step
+on the test file.
 
 Paired over the seeds: the mean difference of the first metric with its standard error, and the ratio of the seconds spent in
 training (reading and tokenizing apart).
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -102,8 +104,8 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
     regression = task.kind == "regression"
     labels = task.labels or []
     tokenizer = AutoTokenizer.from_pretrained(spec["model"])
-    dropout = spec["settings"].get("model.dropout")
-    rates = {} if dropout is None else {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    own = {"hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "attention_dropout"}
+    rates = {key: getattr(recipe.model, name) for key, name in own.items() if f"model.{name}" in spec["settings"]}
     model = AutoModelForSequenceClassification.from_pretrained(
         spec["model"], num_labels=1 if regression else len(labels), attn_implementation="sdpa", **rates
     )
@@ -120,7 +122,7 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
         return float(value) if regression else labels.index(value)
 
     rows, answers = encoded(train), torch.tensor([answer(record) for record in train])
-    steps = max(1, -(-int(recipe.finetuning.epochs * steps_per_epoch(len(rows), training.batch_size)) // 1))
+    steps = max(1, math.ceil(recipe.finetuning.epochs * steps_per_epoch(len(rows), training.batch_size)))
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 PYTHON_DOCS = "python-docs"
 """Name of the built-in corpus: the documentation found in every Python installation."""
 
-DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
+DEVICE = r"auto|cpu|cuda(:(0|[1-9][0-9]*))?"
 """Names of devices; `auto` is a CUDA device where there is one, else the CPU."""
 
 Precision = Literal["auto", "bf16", "fp32"]
