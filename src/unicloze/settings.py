@@ -233,8 +233,8 @@ class TrainingSettings:
 
     Args:
         steps: Optimiser steps.
-        batch_size: Windows of one step, over all its micro-batches.
-        micro_batch_size: Windows of one forward pass; `batch_size` if not given.
+        batch_size: Windows or records' rows of one step, over all its micro-batches.
+        micro_batch_size: Those of one forward pass; `batch_size` if not given. Fewer need less memory.
         optimizer: `adamw`; `adamax`, Adam by the largest gradient (Kingma and Ba 2015, Section 7.1), without weight decay;
             or `muon`: Muon for the hidden matrices and AdamW for the rest.
         learning_rate: Peak learning rate.
