@@ -256,6 +256,8 @@ class TrainingSettings:
             the steps (shares are scaled to 1). One phase as the recipe says if none are given.
         initialize_from: Run, checkpoint, or folder of another library's checkpoint to take the initial weights from,
             wherever name and shape fit. The model's shape is then that one's where the command line does not say another.
+        frozen: Parts of the model that do not learn, by the beginning of their weights' names: `[generator]`,
+            `[backbone.embeddings, backbone.layers.0]`, or all of `[backbone]` to train a task's head alone.
         seed: Seed of initial weights, order, masks and dropout.
         device: `auto` takes a CUDA device where there is one.
         precision: `auto`, `bf16` (autocast) or `fp32`.
@@ -286,6 +288,7 @@ class TrainingSettings:
     label_smoothing: float = 0.0
     phases: list[dict[str, Any]] = field(default_factory=list)
     initialize_from: str | None = None
+    frozen: list[str] = field(default_factory=list)
     seed: int = 0
     device: str = "auto"
     precision: Precision = "auto"
