@@ -21,6 +21,7 @@ from unicloze.example import Batch, collate
 from unicloze.model import plan as planning
 from unicloze.model.backbone import PARTS, SHARED_PARTS
 from unicloze.model.model import UnifiedModel, step_flops
+from unicloze.objectives import make_examples
 from unicloze.objectives.causal import causal
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, toy_overrides
@@ -228,6 +229,27 @@ def test_selecting_slots_early_or_late_changes_nothing(
     for late, early in zip(*results, strict=True):
         if late is not None:
             torch.testing.assert_close(late, early, atol=1e-4, rtol=1e-4)
+
+
+def test_where_few_of_many_predictions_are_real_only_these_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of masked diffusion: one predicts nearly everywhere, others hardly anywhere."""
+    objective = ObjectiveSettings(name="masked_diffusion", targets=["diffusion"], mask_share=1.0, random_share=0.0)
+    batch = collate(make_examples(random_windows(6, 24), vocabulary(), objective))
+    (target,) = batch.targets.values()
+    assert target.slots.numel() > 0.8 * batch.input_ids.numel() > (target.weights > 0).sum()
+    results = []
+    for most, late in ((0.8, True), (0.0, False)):
+        monkeypatch.setattr(planning, "MOST_SELECTED", most)
+        plan = planning.plan(batch, None, [None], "sdpa", torch.float32, True)
+        assert plan.late is late
+        assert plan.selected is None or plan.selected.numel() == (target.weights > 0).sum()
+        model = toys.model(targets=("diffusion",))
+        losses = model(batch)
+        losses["diffusion"].total.backward()
+        results.append([losses["diffusion"].total, *(p.grad for p in model.parameters())])
+    for one, other in zip(*results, strict=True):
+        if one is not None:
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 def test_the_last_layer_computes_all_slots_where_nearly_all_predict() -> None:

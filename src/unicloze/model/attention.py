@@ -85,6 +85,7 @@ class SelfAttention(nn.Module):
         memory: Tensor | None,
         blocks: tuple[Block, ...],
         selected: Tensor | None,
+        late: bool,
         backend: Backend,
         dropout: DropoutKey | None,
     ) -> Tensor:
@@ -95,13 +96,14 @@ class SelfAttention(nn.Module):
             memory: Hidden states that are keys before all others, and no queries. *Shape:* (rows, memory, hidden size)
             blocks: Cover the queries: the rows themselves, or the blocks that are laid end to end in the only one.
             selected: Query slots, all if None. *Shape:* (rows, predictions)
+            late: Select when all have asked, out of the slots of all rows.
             backend: Implementation of attention.
             dropout: Dropout of this forward pass, None in evaluation.
 
         Returns:
             *Shape:* (rows, queries, hidden size)
         """
-        query, key, value = self._project(hidden, memory, selected)
+        query, key, value = self._project(hidden, memory, None if late else selected)
         queries = _cut(query, [(block.rows, block.queries) for block in blocks])
         keys, values = (_cut(part, [(block.rows, block.keys) for block in blocks]) for part in (key, value))
         attended = [
@@ -109,6 +111,8 @@ class SelfAttention(nn.Module):
             for part, key, value, block in zip(queries, keys, values, blocks, strict=True)
         ]
         joined = attended[0] if len(attended) == 1 else torch.cat([part.flatten(0, 1) for part in attended])[None]
+        if late and selected is not None:
+            joined = select_slots(in_one_row(joined), selected)
         projected: Tensor = self.output(joined)
         return projected
 
@@ -158,6 +162,11 @@ def _cut(states: Tensor, shapes: Sequence[tuple[int, int]]) -> Sequence[Tensor]:
         return [states]
     parts = states[0].split([rows * slots for rows, slots in shapes])
     return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def in_one_row(hidden: Tensor) -> Tensor:
+    """The slots of all rows side by side. *Shape:* (rows, slots, hidden size) to (1, rows x slots, hidden size)"""
+    return hidden.flatten(0, 1)[None]
 
 
 def select_slots(hidden: Tensor, slots: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from unicloze.blocks import end_to_end
 from unicloze.example import Batch
-from unicloze.model.attention import SelfAttention, select_slots
+from unicloze.model.attention import SelfAttention, in_one_row, select_slots
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.plan import Backend, Block, Plan, RelativeBias, plan, predicted_slots
 from unicloze.model.transformer_xl import Relations
@@ -134,6 +135,7 @@ class Layer(nn.Module):
         memory: Tensor | None,
         blocks: tuple[Block, ...],
         selected: Tensor | None,
+        late: bool,
         backend: Backend,
         dropout: DropoutKey | None,
     ) -> Tensor:
@@ -141,11 +143,13 @@ class Layer(nn.Module):
 
         A memory holds hidden states as the layer is given them, of earlier slots: it is read beside them.
         """
-        residual = hidden if selected is None else select_slots(hidden, selected)
+        residual = hidden if selected is None else select_slots(in_one_row(hidden) if late else hidden, selected)
         normed = self.attention_norm(hidden) if self.norm_first else hidden
         if memory is not None and self.norm_first:
             memory = self.attention_norm(memory)
-        return self.complete(residual, self.attention(normed, memory, blocks, selected, backend, dropout), dropout)
+        return self.complete(
+            residual, self.attention(normed, memory, blocks, selected, late, backend, dropout), dropout
+        )
 
     def complete(self, residual: Tensor, update: Tensor, dropout: DropoutKey | None) -> Tensor:
         """What follows attention: its residual and the feed-forward network. *Shape:* (rows, queries, hidden size)"""
@@ -209,7 +213,7 @@ class Backbone(nn.Module):
             batch.memory.remember(states[:-1], batch.text_slots)
         states[-1] = self.final_norm(states[-1])
         if select:
-            states[-1] = _predicted(states[-1], batch, plans[self.visibility[-1]].selected)
+            states[-1] = _predicted(states[-1], batch, plans[self.visibility[-1]])
         return states
 
     def residual_writers(self) -> list[nn.Module]:
@@ -228,19 +232,23 @@ class Backbone(nn.Module):
         last: bool,
     ) -> Tensor:
         blocks, selected = (plan.last, plan.selected) if last else (plan.blocks, None)
-        result: Tensor = layer(hidden, memory, blocks, selected, backend, dropout)
+        result: Tensor = layer(hidden, memory, blocks, selected, last and plan.late, backend, dropout)
         return result
 
 
-def _predicted(hidden: Tensor, batch: Batch, computed: Tensor | None) -> Tensor:
+def _predicted(hidden: Tensor, batch: Batch, plan: Plan) -> Tensor:
     """The hidden states of the predicted slots in the targets' order, of all slots' or of the computed ones'."""
-    if computed is None:
-        return select_slots(hidden, predicted_slots(batch))
-    if not batch.blocks:
+    predicted = predicted_slots(batch)
+    if plan.selected is None:
+        return select_slots(hidden, predicted)
+    if not plan.late and not batch.blocks:
         return hidden
-    number = torch.empty(batch.input_ids.shape[1], dtype=torch.long, device=hidden.device)
-    number[computed[0]] = torch.arange(computed.shape[1], device=hidden.device)
-    return hidden.index_select(1, number[predicted_slots(batch)[0]])
+    # What only pads the predictions may not have been computed: it takes the first state, and nothing reads it.
+    number = torch.zeros(batch.input_ids.numel(), dtype=torch.long, device=hidden.device)
+    number[plan.selected[0]] = torch.arange(plan.selected.shape[1], device=hidden.device)
+    (asked,) = end_to_end([predicted], [batch])
+    found: Tensor = hidden[0].index_select(0, number[asked]).unflatten(0, predicted.shape)
+    return found
 
 
 def score_dtype(hidden: Tensor) -> torch.dtype:

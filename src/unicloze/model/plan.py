@@ -75,11 +75,14 @@ class Plan:
         selected: The predicted slots, block by block, or None where the last layer computes all.
             *Shape:* (rows, predictions)
         last: The blocks of the selected slots.
+        late: All slots ask, and what follows attention is computed for the selected ones, which are numbers within all rows:
+            where some rows predict nearly everywhere and others do not. *Shape of selected:* (1, predictions)
     """
 
     blocks: tuple[Block, ...]
     selected: Tensor | None
     last: tuple[Block, ...]
+    late: bool = False
 
 
 class RelativeBias(nn.Module):
@@ -128,6 +131,17 @@ def predicted_slots(batch: Batch) -> Tensor:
     return torch.cat([target.slots.flatten(1) for target in batch.targets.values()], dim=1)
 
 
+def _needed_slots(batch: Batch) -> Tensor:
+    """The slots that predict anything, in order, as numbers within all rows. *Shape:* (1, slots)"""
+    needed = torch.zeros(batch.input_ids.numel(), dtype=torch.bool)
+    for target in batch.targets.values():
+        predicts = (target.weights > 0).view(*target.weights.shape, *[1] * (target.slots.ndim - 2))
+        there = predicts if target.present is None else predicts & target.present
+        (numbers,) = end_to_end([target.slots], [batch])
+        needed[numbers[there.expand_as(target.slots).flatten(0, 1)]] = True
+    return needed.nonzero().T
+
+
 def plan(
     batch: Batch,
     relative: RelativeBias | None,
@@ -148,10 +162,14 @@ def plan(
     """
     parts = batch.parts
     blocks = tuple(_block(part, relative, each, backend, dtype) for part, each in zip(parts, relations, strict=True))
-    chosen = [predicted_slots(part) for part in parts] if select else []
-    computed = sum(slots.numel() for slots in chosen)
-    if not select or computed > MOST_SELECTED * sum(block.rows * block.queries for block in blocks):
+    if not select:
         return Plan(blocks, None, blocks)
+    chosen, most = [predicted_slots(part) for part in parts], MOST_SELECTED * batch.input_ids.numel()
+    if sum(slots.numel() for slots in chosen) > most:
+        # Without what pads the predictions there may be few, but on a GPU to count them would stop it.
+        needed = _needed_slots(batch) if batch.input_ids.device.type == "cpu" else None
+        late = needed is not None and needed.numel() <= most
+        return Plan(blocks, needed if late else None, blocks, late)
     last = tuple(
         _selected_block(part, slots, relative, each, dtype)
         for part, slots, each in zip(parts, chosen, relations, strict=True)
