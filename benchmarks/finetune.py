@@ -3,19 +3,20 @@
     python benchmarks/finetune.py --task glue-sst-2 --model DIR --train FILE --test FILE [--seeds 5] [--json FILE]
         [--peer tuned|default|none] [--limit N] [dotted settings]
 
-DIR is a Hugging Face folder of a BERT-shaped model. Each run has a process of its own; the two contenders take turns, seed by
-seed. Same batch size, epochs, AdamW, learning rate with linear warm-up and decay, clipping, dropout, precision and longest
-row. The peer shuffles with torch's generator and pads each batch to its longest row, as Transformers' collator does; `tuned`
-gives it this package's allocator settings, `default` leaves it what a user gets. No development file is looked at: the
-score is that of the last step on the test file.
+DIR is a Hugging Face folder of a BERT-shaped model; the peer predicts from its first slot, so a folder that pools otherwise
+takes `--task.pooling first`. Each run has a process of its own; the two contenders take turns, seed by seed, the one that
+begins too. Same batches in the same order, epochs, AdamW, schedule, clipping, dropout, precision and longest row. The peer
+pads each batch to its longest row, as Transformers' collator does; `tuned` gives it this package's allocator settings,
+`default` leaves it what a user gets. No development file is looked at: the score is that of the last step on the test file.
 
 Paired over the seeds: the mean difference of the first metric with its standard error, and the ratio of the seconds spent in
-training (reading and tokenizing apart).
+training (reading, tokenizing and saving apart).
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -48,10 +49,17 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
     recipe = task_recipe(load_recipe(spec["task"], settings), start, list(settings))
     seconds = []
 
-    def timed(*arguments: Any) -> Any:
+    def timed(state: Any, steps: Any, training: Any, compute: Any, hooks: Any) -> Any:
+        saving = [0.0]
+
+        def save(state: Any) -> None:
+            began = time.perf_counter()
+            hooks.save(state)
+            saving.append(time.perf_counter() - began)
+
         began = time.perf_counter()
-        result = fit(*arguments)
-        seconds.append(time.perf_counter() - began)
+        result = fit(state, steps, training, compute, dataclasses.replace(hooks, save=save))
+        seconds.append(time.perf_counter() - began - sum(saving))
         return result
 
     def first_records(*arguments: Any) -> list[Record]:
@@ -82,14 +90,18 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
         tune_allocator()
     import contextlib
 
+    import numpy as np
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+    from unicloze import keyed
     from unicloze.evaluation.metrics.registry import metric
-    from unicloze.finetuning.data import steps_per_epoch
+    from unicloze.finetuning.data import ORDER
+    from unicloze.finetuning.run import with_steps
     from unicloze.recipes import load_recipe
     from unicloze.tasks import TASKS
     from unicloze.tasks.records import read_records
+    from unicloze.training.optimizers import schedule_factor
     from unicloze.training.precision import choose_precision
 
     recipe = load_recipe(spec["task"], spec["settings"])
@@ -102,8 +114,8 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
     regression = task.kind == "regression"
     labels = task.labels or []
     tokenizer = AutoTokenizer.from_pretrained(spec["model"])
-    dropout = spec["settings"].get("model.dropout")
-    rates = {} if dropout is None else {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    own = {"hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "attention_dropout"}
+    rates = {key: getattr(recipe.model, name) for key, name in own.items() if f"model.{name}" in spec["settings"]}
     model = AutoModelForSequenceClassification.from_pretrained(
         spec["model"], num_labels=1 if regression else len(labels), attn_implementation="sdpa", **rates
     )
@@ -120,23 +132,25 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
         return float(value) if regression else labels.index(value)
 
     rows, answers = encoded(train), torch.tensor([answer(record) for record in train])
-    steps = max(1, -(-int(recipe.finetuning.epochs * steps_per_epoch(len(rows), training.batch_size)) // 1))
+    training = with_steps(recipe, len(rows)).training
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}],
         lr=training.learning_rate, betas=training.betas, eps=training.epsilon, fused=True,
     )  # fmt: skip
-    schedule = get_linear_schedule_with_warmup(optimizer, round(recipe.finetuning.warmup_share * steps), steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule_factor(step, training))
 
     def autocast() -> Any:
         return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
 
-    began, done = time.perf_counter(), 0
+    began, done, epoch = time.perf_counter(), 0, 0
     model.train()
-    while done < steps:
-        for chosen in torch.randperm(len(rows)).split(training.batch_size):
-            if done == steps:
+    while done < training.steps:
+        shuffled = keyed.permutation(np.arange(len(rows)), len(rows), keyed.key(spec["seed"], ORDER, epoch)[0])
+        epoch += 1
+        for chosen in torch.from_numpy(shuffled).split(training.batch_size):
+            if done == training.steps:
                 break
             batch = tokenizer.pad([rows[int(i)] for i in chosen], return_tensors="pt")
             with autocast():
@@ -162,7 +176,7 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
     references = [TASKS[task.kind].reference(record, task) for record in test]
     results = [metric(name)(predicted, references) for name in task.metrics]
     scores = {key: value for result in results for key, value in result.values.items()}
-    return {"seconds": seconds, "scores": scores, "steps": steps, "precision": precision}
+    return {"seconds": seconds, "scores": scores, "steps": training.steps, "precision": precision}
 
 
 def compared(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -207,7 +221,8 @@ def main() -> None:
     load_recipe(options.task, settings)  # refuse a wrong setting before anything runs
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
     for seed in range(options.seeds):
-        for who in ("ours",) if options.peer == "none" else ("ours", "peer"):
+        contenders = ("ours",) if options.peer == "none" else ("ours", "peer") if seed % 2 == 0 else ("peer", "ours")
+        for who in contenders:
             spec = {"who": who, "seed": seed, "settings": settings, "peer": options.peer, "limit": options.limit}
             spec |= {name: getattr(options, name) for name in ("task", "model", "train", "test")}
             command = [sys.executable, "-W", "ignore", __file__, "--worker", json.dumps(spec)]

@@ -117,6 +117,8 @@ def main() -> None:
     parser.add_argument("--test-limit", type=int)
     parser.add_argument("--json", type=Path)
     options, extra = parser.parse_known_args()
+    if options.task != "squad" and options.test is None:
+        parser.error(f"{options.task} needs --test")
     settings = parse_options(extra)
     start = verbs.load_model(options.model)
     results: dict[str, Any] = {}

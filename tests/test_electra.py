@@ -565,3 +565,18 @@ def test_both_networks_start_from_a_masked_language_model_of_their_size(corpus: 
         torch.testing.assert_close(saved.model[f"{network}.{name}"], weights[name], atol=1e-6, rtol=0)
     head = "token_head.dense.weight"
     torch.testing.assert_close(saved.model[f"generator.{head}"], weights[head], atol=1e-6, rtol=0)
+
+    learning = {
+        **onward,
+        "training.learning_rate": 1e-3,
+        "training.weight_decay": 0.1,
+        "training.frozen": ["generator"],
+    }
+    with pytest.warns(UserWarning, match="as drawn"):
+        pretrain_run(load_recipe("electra-small", toy(corpus) | learning), tmp_path / "frozen", progress=False)
+    saved = load_newest(tmp_path / "frozen" / "checkpoints")
+    assert saved is not None
+    for name, tensor in saved.model.items():
+        network, _, rest = name.partition(".")
+        if rest in weights:
+            assert torch.equal(tensor, weights[rest]) == (network == "generator"), name

@@ -49,6 +49,13 @@ def test_labels_of_equal_ends_stand_apart(tmp_path: Path) -> None:
     assert len(ends) == 2 and abs(ends[0] - ends[1]) >= 15
 
 
+def test_a_single_evaluation_is_seen(tmp_path: Path) -> None:
+    drawing = draw_learning(write_run(tmp_path / "run", [{"ae": 9.0, "par": 3.0}]))
+    ends = {role: points[-1] for points, role in drawing.lines}
+    dots = {role: (x + w / 2, y + h / 2) for x, y, w, h, role in drawing.rectangles if role in ends}
+    assert dots.keys() == ends.keys() and all(dots[role] == pytest.approx(end) for role, end in ends.items())
+
+
 @pytest.mark.parametrize("evaluations", [[], [{"ae": float("inf")}], [{"nsp": 2.0}]])
 def test_a_run_without_a_perplexity_is_told(tmp_path: Path, evaluations: list[dict[str, float]]) -> None:
     with pytest.raises(UniclozeError, match="no held-out perplexity"):

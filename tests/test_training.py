@@ -33,7 +33,7 @@ from unicloze.training.checkpoint import (
 from unicloze.training.ledger import Ledger, read_ledger
 from unicloze.training.lock import RunLock
 from unicloze.training.loop import Compute, Hooks, TrainState, accumulate_gradients, clip_gradient, fit
-from unicloze.training.models import load_model
+from unicloze.training.models import build_model, load_model
 from unicloze.training.optimizers import build_optimizers, schedule_factor
 from unicloze.training.run import pretrain_run
 
@@ -392,3 +392,29 @@ def test_other_settings_are_not_continued(corpus: Path, tmp_path: Path) -> None:
 def test_perplexity_overflows_to_infinity() -> None:
     assert perplexity(1e9, 1.0) == math.inf
     assert perplexity(math.log(5) * 3, 3.0) == pytest.approx(5)
+
+
+def test_frozen_parts_stay_as_they_are_and_the_others_learn(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path)
+    overrides = toy_overrides() | {
+        "data.corpus": [str(corpus)],
+        "tokenizer.vocab_size": 300,
+        "training.weight_decay": 0.1,
+    }
+    frozen = ["backbone.embeddings", "backbone.layers.0"]
+    recipe = load_recipe("quickstart", overrides | {"training.frozen": frozen})
+    pretrain_run(recipe, tmp_path / "run", progress=False)
+    loaded = load_model(tmp_path / "run")
+    drawn = build_model(recipe, loaded.tokenizer.vocabulary.size).state_dict()
+    for name, tensor in loaded.model.state_dict().items():
+        if tensor.abs().sum():
+            assert torch.equal(tensor, drawn[name]) == any(f"{name}.".startswith(f"{part}.") for part in frozen), name
+    with pytest.raises(
+        UsageError, match=r"training.frozen names 'encoder'; the parts of this model are backbone, token_head"
+    ):
+        pretrain_run(
+            load_recipe("quickstart", overrides | {"training.frozen": ["encoder"]}), tmp_path / "a", progress=False
+        )
+    everything = overrides | {"training.frozen": ["backbone", "token_head"]}
+    with pytest.raises(UsageError, match="leave out what shall learn"):
+        pretrain_run(load_recipe("quickstart", everything), tmp_path / "b", progress=False)

@@ -312,9 +312,13 @@ def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_sha
         width = target.slots.shape[1]
         if not fixed_shape:
             width = max(1, int((target.weights > 0).sum(axis=1).max(initial=0)))
-        present = target.slots[:, :width] >= 0
+        numbers = target.slots[:, :width]
+        if numbers.ndim == 3 and not fixed_shape:
+            used = np.flatnonzero((numbers >= 0).any(axis=(0, 1)))
+            numbers = numbers[:, :, : used[-1] + 1 if len(used) else 1]
+        present = numbers >= 0
         targets[name] = TargetBatch(
-            slots=tensor(np.maximum(target.slots[:, :width], 0), torch.long),
+            slots=tensor(np.maximum(numbers, 0), torch.long),
             present=None if present.all() else tensor(present, torch.bool),
             labels=tensor(target.labels[:, :width], torch.long if target.labels.dtype.kind == "i" else torch.float32),
             weights=tensor(target.weights[:, :width], torch.float32),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 PYTHON_DOCS = "python-docs"
 """Name of the built-in corpus: the documentation found in every Python installation."""
 
-DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
+DEVICE = r"auto|cpu|cuda(:(0|[1-9][0-9]*))?"
 """Names of devices; `auto` is a CUDA device where there is one, else the CPU."""
 
 Precision = Literal["auto", "bf16", "fp32"]
@@ -233,8 +233,8 @@ class TrainingSettings:
 
     Args:
         steps: Optimiser steps.
-        batch_size: Windows of one step, over all its micro-batches.
-        micro_batch_size: Windows of one forward pass; `batch_size` if not given.
+        batch_size: Windows or records' rows of one step, over all its micro-batches.
+        micro_batch_size: Those of one forward pass; `batch_size` if not given. Fewer need less memory.
         optimizer: `adamw`; `adamax`, Adam by the largest gradient (Kingma and Ba 2015, Section 7.1), without weight decay;
             or `muon`: Muon for the hidden matrices and AdamW for the rest.
         learning_rate: Peak learning rate.
@@ -256,6 +256,8 @@ class TrainingSettings:
             the steps (shares are scaled to 1). One phase as the recipe says if none are given.
         initialize_from: Run, checkpoint, or folder of another library's checkpoint to take the initial weights from,
             wherever name and shape fit. The model's shape is then that one's where the command line does not say another.
+        frozen: Parts of the model that do not learn, by the beginning of their weights' names: `[generator]`,
+            `[backbone.embeddings, backbone.layers.0]`, or all of `[backbone]` to train a task's head alone.
         seed: Seed of initial weights, order, masks and dropout.
         device: `auto` takes a CUDA device where there is one.
         precision: `auto`, `bf16` (autocast) or `fp32`.
@@ -286,6 +288,7 @@ class TrainingSettings:
     label_smoothing: float = 0.0
     phases: list[dict[str, Any]] = field(default_factory=list)
     initialize_from: str | None = None
+    frozen: list[str] = field(default_factory=list)
     seed: int = 0
     device: str = "auto"
     precision: Precision = "auto"

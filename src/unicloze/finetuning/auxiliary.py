@@ -107,10 +107,12 @@ def _windows(examples: Examples, vocabulary: Vocabulary, keys: keyed.Bits) -> Wi
 
 
 def _alike(one: Examples, other: Examples) -> bool:
-    """Whether two blocks hold the same slots that read the same slots."""
-    columns = ("input_ids", "position_ids", "segment_ids", "intervals", "lengths")
-    return (
-        one.local is None
-        and other.local is None
-        and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in columns)
+    """Whether two blocks hold the same slots that read the same slots; what stands in padding does not count."""
+    if one.local is not None or other.local is not None or not np.array_equal(one.lengths, other.lengths):
+        return False
+    real = np.arange(one.lengths.max(initial=0)) < one.lengths[:, None]
+    columns = ("input_ids", "position_ids", "segment_ids", "intervals")
+    return all(
+        np.array_equal(*(getattr(examples, name)[:, : real.shape[1]][real] for examples in (one, other)))
+        for name in columns
     )

@@ -118,7 +118,7 @@ def finetune_run(
         development = None if dev is None else open_records(dev, recipe, start.tokenizer)
         if development is not None:
             check_answers(development, recipe)
-        recipe = _with_steps(recipe, len(training.rows))
+        recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps: what is saved must be read again
         origin = origin_of(start, training, development)
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
@@ -138,7 +138,7 @@ def finetune_run(
     return result
 
 
-def _with_steps(recipe: Recipe, rows: int) -> Recipe:
+def with_steps(recipe: Recipe, rows: int) -> Recipe:
     """The recipe with its epochs in steps."""
     each_epoch = steps_per_epoch(rows, recipe.training.batch_size)
     steps = max(1, math.ceil(recipe.finetuning.epochs * each_epoch))

@@ -15,6 +15,7 @@ from unicloze.report.history import History, Points
 _WIDTH, _HEIGHT = 560.0, 290.0
 _LEFT, _TOP, _BOTTOM = 64.0, 50.0, 44.0
 _LETTERS_APART = 15.0
+_DOT = 5.0
 _COLOURS = {"ae": "mask", "par": "pseudo"}
 
 
@@ -47,8 +48,12 @@ def draw_learning(run: str | os.PathLike[str]) -> Drawing:
     lowest = -math.inf
     for name, points in sorted(curves.items(), key=lambda curve: -curve[1][-1][1]):
         colour = _COLOURS.get(name.rpartition(".")[2], "original")
-        drawing.lines.append(([(steps.at(x), perplexities.at(y)) for x, y in points], colour))
-        lowest = max(perplexities.at(points[-1][1]), lowest + _LETTERS_APART)
+        places = [(steps.at(x), perplexities.at(y)) for x, y in points]
+        drawing.lines.append((places, colour))
+        across, down = places[-1]
+        if len(places) == 1:  # a line through one point is not seen
+            drawing.rectangles.append((across - _DOT / 2, down - _DOT / 2, _DOT, _DOT, colour))
+        lowest = max(down, lowest + _LETTERS_APART)
         drawing.labels.append(Label(x=right + 8, y=lowest, text=ends[name], size=13, role=colour, bold=True))
     return drawing
 

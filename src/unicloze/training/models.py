@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from unicloze import keyed
 from unicloze.capacity import longest_row
-from unicloze.errors import UniclozeError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import all_targets
 from unicloze.model.build import Model, build
 from unicloze.model.model import UnifiedModel
@@ -59,14 +60,41 @@ def build_model(recipe: Recipe, vocab_size: int) -> Model:
 
 
 def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
-    """The model with its initial weights, on a device, attending and learning as the recipe asks."""
+    """The model with its initial weights, on a device, attending and learning as the recipe asks.
+
+    Raises:
+        UsageError: The model has no such part as is to be frozen, or nothing would learn.
+    """
     model = build_model(recipe, vocab_size).to(device)
+    freeze(model, recipe.training.frozen)
     for network in model.networks:
         network.label_smoothing = recipe.training.label_smoothing
     if recipe.training.attention != "auto":
         for network in model.networks:
             network.backbone.backend = recipe.training.attention
     return model
+
+
+def freeze(model: Model, parts: Sequence[str]) -> None:
+    """Keep parts of a model from learning: their weights get no gradient and belong to no optimiser.
+
+    Args:
+        model: The model.
+        parts: Beginnings of names, whole between their dots.
+
+    Raises:
+        UsageError: The model has no such part, or no other.
+    """
+    weights = dict(model.named_parameters())
+    for part in parts:
+        found = [weight for name, weight in weights.items() if f"{name}.".startswith(f"{part}.")]
+        if not found:
+            known = dict.fromkeys(name.partition(".")[0] for name in weights)
+            raise UsageError(f"training.frozen names {part!r}; the parts of this model are {', '.join(known)}")
+        for weight in found:
+            weight.requires_grad_(False)
+    if not any(weight.requires_grad for weight in weights.values()):
+        raise UsageError("training.frozen names all weights of the model: leave out what shall learn")
 
 
 def shape_model(recipe: Recipe, vocab_size: int) -> Model:

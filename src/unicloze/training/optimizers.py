@@ -24,8 +24,8 @@ def build_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """AdamW or Adamax for everything, or Muon for the matrices inside the layers and AdamW for the rest.
 
-    Matrices decay; biases, normalisations and the relative position bias do not. Each group remembers its peak learning
-    rate as `peak_lr` and the step from which it learns as `first_step`.
+    Frozen weights belong to none. Matrices decay; biases, normalisations and the relative position bias do not. Each group
+    remembers its peak learning rate as `peak_lr` and the step from which it learns as `first_step`.
 
     Args:
         model: The weights.
@@ -40,6 +40,8 @@ def build_optimizers(
     members: dict[tuple[int, str], list[nn.Parameter]] = {}
     depth_of = depths(model)
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         kind = _MATRICES
         if parameter.ndim < 2 or id(parameter) in undecayed:
             kind = _VECTORS
@@ -62,11 +64,11 @@ def build_optimizers(
 
     everything = groups(settings.learning_rate, _MATRICES, _VECTORS)
     moments: dict[str, Any] = {"betas": settings.betas, "eps": settings.epsilon}
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Adamax(everything, **moments)
-        if settings.optimizer == "adamax"
-        else torch.optim.AdamW(everything, **moments, fused=True)
-    ]
+    optimizers: list[torch.optim.Optimizer] = []
+    if everything and settings.optimizer == "adamax":
+        optimizers.append(torch.optim.Adamax(everything, **moments))
+    elif everything:
+        optimizers.append(torch.optim.AdamW(everything, **moments, fused=True))
     hidden = groups(settings.muon_learning_rate or settings.learning_rate, _HIDDEN)
     if hidden:
         optimizers.append(torch.optim.Muon(hidden, momentum=settings.muon_momentum, adjust_lr_fn="match_rms_adamw"))

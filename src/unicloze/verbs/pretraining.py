@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike
+from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike, opening
 
 if TYPE_CHECKING:
     from unicloze.comparison.results import Comparison
@@ -228,10 +228,12 @@ def compare(
     from unicloze.comparison.table import as_markdown
     from unicloze.files import replace_file
 
+    device = str((overrides or {}).get("training.device", "auto"))
+
     def judged_by_blimp(run: Path) -> dict[str, float | None]:
         from unicloze.evaluation.blimp import accuracies
 
-        return accuracies(run, blimp or "", limit=blimp_limit, progress=not quiet)
+        return accuracies(opening(run, device), blimp or "", limit=blimp_limit, progress=not quiet)
 
     folder = RUNS / "compare" if out is None else Path(out)
     comparison = compare_recipes(
