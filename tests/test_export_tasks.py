@@ -192,10 +192,18 @@ def test_pairs_of_two_segments_are_not_for_mpnet(tmp_path: Path) -> None:
 
 
 def test_the_card_of_a_task(tmp_path: Path) -> None:
-    model = a_finetuned(tmp_path, "classification", classes(pairs=True), start())
+    lineage = {"fingerprint": "abc", "sources": [{"corpus": "/private/texts", "train": {"documents": 3, "tokens": 70}}]}
+    begun = dataclasses.replace(start(), path=tmp_path / "pre-trained" / "checkpoints" / "step-00000007", step=7)
+    begun.path.mkdir(parents=True)
+    ledger = tmp_path / "pre-trained" / "ledger.jsonl"
+    ledger.write_text(json.dumps({"event": "start", "lineage": lineage}) + "\n")
+    model = a_finetuned(tmp_path, "classification", classes(pairs=True), begun)
     verbs.export(model, "bert", tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
     assert "pipeline_tag: text-classification" in card
-    assert "records to train on: 16" in card
+    assert "- started from: pre-trained, trained for 7 steps\n" in card
+    assert "- records to train on: 16 of train.jsonl\n" in card
+    assert "- text that model was trained on: texts (3 documents, 70 tokens)\n- fingerprint of the text: abc\n" in card
     assert "accuracy on 16 records" in card
-    assert "unicloze finetune --task recipe.yaml" in card
+    command = "unicloze finetune --task recipe.yaml --model pre-trained --train train.jsonl --dev train.jsonl\n"
+    assert command in card and str(tmp_path) not in card and "/private" not in card

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.settings import ModelSettings, ObjectiveSettings, Recipe, UseSettings
 
 transformers = pytest.importorskip("transformers")
+hub = pytest.importorskip("huggingface_hub")
 hf = pytest.importorskip("unicloze.hf")
 
 SHAPE: dict[str, Any] = dict(
@@ -208,6 +210,35 @@ def test_a_run_becomes_a_folder_and_comes_back_bit_for_bit(tmp_path: Path) -> No
         assert second.keys() == stored.keys() and all(torch.equal(second[name], stored[name]) for name in stored)
     assert {path.name for path in (tmp_path / "saved").iterdir()} >= {"config.json", "model.safetensors"}
     assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text())
+
+
+def test_what_is_pushed_to_the_hub_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is a folder here: nothing is sent, and nothing of what would be is left out."""
+    received = tmp_path / "received"
+    received.mkdir()
+
+    def create_commit(self: Any, repo_id: str, operations: list[Any], **details: Any) -> str:
+        for operation in operations:
+            (received / operation.path_in_repo).write_bytes(Path(operation.path_or_fileobj).read_bytes())
+        return repo_id
+
+    monkeypatch.setattr(hub.HfApi, "create_repo", lambda self, repo_id, **details: SimpleNamespace(repo_id=repo_id))
+    monkeypatch.setattr(hub.HfApi, "create_commit", create_commit)
+    save_run(tmp_path / "run")
+    for kind, auto in (
+        (hf.UniclozeModel, transformers.AutoModel),
+        (hf.UniclozeForMaskedLM, transformers.AutoModelForMaskedLM),
+        (hf.UniclozeForConditionalGeneration, transformers.AutoModelForCausalLM),
+    ):
+        model = kind.from_run(tmp_path / "run")
+        model.push_to_hub("somebody/model")
+        hf.load_tokenizer(tmp_path / "run").push_to_hub("somebody/model")
+        again = auto.from_pretrained(received)
+        assert type(again) is kind and "auto_map" not in (received / "config.json").read_text()
+        theirs = again.state_dict()
+        assert all(torch.equal(theirs[name], tensor) for name, tensor in model.state_dict().items())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(received)
+    assert tokenizer(TEXT)["input_ids"] == hf.load_tokenizer(tmp_path / "run")(TEXT)["input_ids"]
 
 
 @pytest.mark.parametrize("pooling", ["first", "last", "mean"])

@@ -24,6 +24,7 @@ from unicloze.interop.programs import export_program
 from unicloze.training.models import LoadedModel
 
 SOURCES = [[3, 10, 11, 12, 13, 4], [3, 20, 4]]
+SIZES = {"rows", "slots", "past"}
 
 
 def encode_by_hand(model: LoadedModel) -> tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor]]:
@@ -120,6 +121,7 @@ def test_onnx_files_give_what_the_model_gives(tmp_path: Path) -> None:
     def runner(file: Path) -> Any:
         session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         names = [each.name for each in session.get_inputs()]
+        assert {size for each in session.get_inputs() for size in each.shape if isinstance(size, str)} <= SIZES
         return lambda *inputs: [
             torch.from_numpy(each)
             for each in session.run(None, {n: np.asarray(x) for n, x in zip(names, inputs, strict=True)})
@@ -159,6 +161,8 @@ def test_a_program_that_computes_something_else_is_refused() -> None:
 def test_what_cannot_be_exported_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="masked ae does not write a target"):
         export_program(loaded(name="masked", targets=["ae"]), "step")
+    with pytest.raises(UsageError, match=r"^an encoder without heads does not write a target"):
+        export_program(loaded(name="none", targets=[]), "step")
     with pytest.raises(UniclozeError, match="there is no model at"):
         export_program(tmp_path / "nowhere")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

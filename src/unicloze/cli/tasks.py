@@ -23,7 +23,11 @@ from unicloze.errors import UsageError
 
 def _finetune_options(parser: Parser) -> None:
     parser.add_argument("--task", metavar="NAME|FILE", default="classification", help="recipe of the task")
-    parser.add_argument("--model", metavar="DIR", help="directory of a run, or one of its checkpoints, to start from")
+    parser.add_argument(
+        "--model",
+        metavar="DIR",
+        help="directory of a run, one of its checkpoints, or a folder of another library's, to start from",
+    )
     parser.add_argument(
         "--train",
         metavar="FILE",

@@ -93,8 +93,9 @@ def layout_of(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout:
             f"a model fine-tuned for {recipe.task.kind} cannot generate text: use one of a task that generates"
         )
     names = ", ".join(dict.fromkeys(part.settings.name for part in parts(objective_of(recipe))))
+    what = "an encoder without heads" if names == "none" else f"a model trained by {names}"
     raise UsageError(
-        f"a model trained by {names} cannot generate text: use one of another objective, such as unilmv2 with the target "
+        f"{what} cannot generate text: use one of another objective, such as unilmv2 with the target "
         "par, prefix or causal"
     )
 

@@ -56,7 +56,7 @@ from unicloze.training.checkpoint import (
     load_newest,
     set_aside_newer,
 )
-from unicloze.training.ledger import read_ledger
+from unicloze.training.ledger import read_ledger, trained_on
 from unicloze.training.lock import RunLock
 from unicloze.training.loop import Compute, Hooks, TrainState
 from unicloze.training.models import BEST, LoadedModel, ready_model
@@ -121,6 +121,7 @@ def finetune_run(
         recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps: what is saved must be read again
         origin = origin_of(start, training, development)
+        files = {"train": str(train), "dev": None if dev is None else str(dev)}
         if checkpoint is not None:
             former = load_recipe(checkpoint.path / RECIPE)
             recipe = _with_precision(recipe, former.training.precision)
@@ -130,7 +131,7 @@ def finetune_run(
         recipe = _with_precision(recipe, choose_precision(recipe.training, choose_device(recipe.training)))
         start.tokenizer.save(out)
         save_recipe(recipe, out / RECIPE)
-        with _Run(recipe, start, training, development, out, checkpoint, origin, progress) as run:
+        with _Run(recipe, start, training, development, out, checkpoint, origin, files, progress) as run:
             result = run.train()
     if run.signal and not result.stopped_by:
         signal.raise_signal(run.signal)
@@ -168,9 +169,11 @@ class _Run(RunProcess):
         out: Path,
         checkpoint: Checkpoint | None,
         origin: Origin,
+        files: Mapping[str, str | None],
         progress: bool,
     ) -> None:
         self.start, self.train_data, self.dev, self.origin = start, train, dev, origin
+        self.files = files
         self.measured = dev and sample(dev, recipe.task.evaluate_records)
         compute = Compute(device=choose_device(recipe.training), precision=recipe.training.precision)
         model = ready_model(recipe, start.model.vocab_size, compute.device)
@@ -273,6 +276,9 @@ class _Run(RunProcess):
             model=str(self.start.path),
             model_step=self.start.step,
             drawn=self.drawn,
+            lineage=trained_on(self.start.path),
+            files=self.files,
+            fingerprints=self.origin,
             records={"train": len(self.train_data.records), "dev": len(self.dev.records) if self.dev else 0},
         )
 

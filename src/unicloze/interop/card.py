@@ -115,32 +115,45 @@ def _use(loaded: LoadedModel, architecture: str, imports: str) -> str:
 
 def _training(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
     lines = [f"- steps: {loaded.step:,}"] if loaded.step else []
-    if start.get("model"):
-        lines.append(
-            f"- started from: {Path(str(start['model'])).name}, trained for {start.get('model_step', 0):,} steps"
-        )
+    begun = start.get("model") or loaded.recipe.training.initialize_from
+    if begun:
+        steps = start.get("model_step", 0)
+        lines.append(f"- started from: {_run(str(begun))}" + (f", trained for {steps:,} steps" if steps else ""))
+    files = start.get("files") or {}
     for part, count in (start.get("records") or {}).items():
-        lines.append(f"- records to {'train on' if part == 'train' else 'evaluate on'}: {count:,}")
+        of = f" of {Path(files[part]).name}" if files.get(part) else ""
+        lines.append(f"- records to {'train on' if part == 'train' else 'evaluate on'}: {count:,}{of}")
     lineage = start.get("lineage") or {}
+    whose = "text that model was trained on" if loaded.recipe.task.kind else "text"
     for source in lineage.get("sources", []):
         train = source.get("train") or {}
         counts = ", ".join(f"{train[key]:,} {key}" for key in ("documents", "tokens", "bytes") if key in train)
-        lines.append(f"- text: {Path(str(source.get('corpus', '?'))).name} ({counts})")
+        lines.append(f"- {whose}: {Path(str(source.get('corpus', '?'))).name} ({counts})")
     if lineage.get("fingerprint"):
-        lines.append(f"- fingerprint of the data: {lineage['fingerprint']}")
+        lines.append(f"- fingerprint of the text: {lineage['fingerprint']}")
+    if (start.get("fingerprints") or {}).get("training file"):
+        lines.append(f"- fingerprint of the records to train on: {start['fingerprints']['training file']}")
     if not lines:
         place = loaded.recipe.provenance.place
         lines.append(f"- not known here{', it was imported' if place.startswith(IMPORTED) else ''}")
-    command = _command(loaded)
+    command = _command(loaded, start)
     if command:
         lines.append(f"\nThe command, with the recipe below in `recipe.yaml`:\n\n    {command}")
     return "\n".join(lines)
 
 
-def _command(loaded: LoadedModel) -> str:
+def _run(place: str) -> str:
+    """The name of the run a checkpoint is of, or of the folder it is."""
+    path = Path(place)
+    return path.parent.parent.name if path.parent.name in ("checkpoints", "best") else path.name
+
+
+def _command(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
     recipe = loaded.recipe
     if recipe.task.kind:
-        return "unicloze finetune --task recipe.yaml --model MODEL --train TRAIN --dev DEV"
+        files = start.get("files") or {"train": "TRAIN", "dev": "DEV"}
+        named = {"model": _run(str(start.get("model", "MODEL")))} | {k: Path(v).name for k, v in files.items() if v}
+        return "unicloze finetune --task recipe.yaml " + " ".join(f"--{k} {shlex.quote(v)}" for k, v in named.items())
     if recipe.objective.name == "none" or recipe.provenance.place.startswith(IMPORTED):
         return ""
     corpus = " ".join(shlex.quote(Path(name).name) for name in recipe.data.corpus)

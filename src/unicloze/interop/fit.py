@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from unicloze.errors import UniclozeError
 from unicloze.interop.tables import Table
 from unicloze.interop.weights import Weights
 
-SHOWN = 4
-"""Tensors named in a message; the others are counted."""
+SHOWN = 64
+"""Most names in a message; a checkpoint's own have fewer, as those of all layers are one."""
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def check_names(place: Path, weights: Weights, table: Table, allow: Sequence[str]) -> None:
@@ -31,8 +33,7 @@ def check_names(place: Path, weights: Weights, table: Table, allow: Sequence[str
     """
     asked = dict.fromkeys(name for entry in table.entries for name in entry.theirs)
     missing = [name for name in asked if name not in weights and not _matches(name, allow)]
-    known = {*asked, *table.copies}
-    extra = [name for name in weights if not (name in known or table.ignores(name) or _matches(name, allow))]
+    extra = [name for name in _unread(weights, table) if not _matches(name, allow)]
     _refuse(place, {"missing": missing, "unexpected": extra})
 
 
@@ -54,12 +55,57 @@ def without_misfits(
     wanted = table.to_theirs(ours)
     misfits = {name for name, tensor in wanted.items() if not _fits(weights.shapes.get(name), tensor)}
     refused = [name for name in wanted if name in misfits and not _matches(name, allow)]
-    shown = [f"{name} ({_size(weights.shapes[name])}, not {_size(wanted[name].shape)})" for name in refused]
-    _refuse(place, {"of another shape": shown})
+    shapes = {name: f"{_size(weights.shapes[name])}, not {_size(wanted[name].shape)}" for name in refused}
+    _refuse(place, {"of another shape": refused}, shapes)
     for copy, first in table.copies.items():
         if copy in weights and first in weights and not torch.equal(weights[copy], weights[first]):
             raise UniclozeError(f"{place}: {copy} is not the same as {first}, and here they are one: it cannot be read")
     return Table(entries=tuple(entry for entry in table.entries if misfits.isdisjoint(entry.theirs)))
+
+
+def said_of_allowed(place: Path, weights: Weights, table: Table, held: Table) -> list[str]:
+    """What was not read because it is allowed, as sentences.
+
+    Args:
+        place: What to call the checkpoint.
+        weights: Its tensors.
+        table: What it should hold.
+        held: What it does, as `without_misfits` gives it.
+    """
+    read = {name for entry in held.entries for name in entry.theirs}
+    drawn = dict.fromkeys(name for entry in table.entries for name in entry.theirs if name not in read)
+    unread = _unread(weights, table)
+    said = (
+        [f"{_counted(drawn)} of {place} did not fit, as allowed, and start as drawn: {listed(drawn)}"] if drawn else []
+    )
+    return said + ([f"{_counted(unread)} of {place} left out, as allowed: {listed(unread)}"] if unread else [])
+
+
+def listed(names: Iterable[str], notes: Mapping[str, str] | None = None) -> str:
+    """Names of tensors, those of several layers as one, which `--allow` understands: `encoder.layer.*.output.bias (x12)`.
+
+    Args:
+        names: The names.
+        notes: What to say behind some of them.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        groups.setdefault((_NUMBER.sub("*", name), (notes or {}).get(name, "")), []).append(name)
+    said = []
+    for (pattern, note), group in list(groups.items())[:SHOWN]:
+        inside = ", ".join(part for part in (note, f"x{len(group)}" if len(group) > 1 else "") if part)
+        said.append((pattern if len(group) > 1 else group[0])[:200] + (f" ({inside})" if inside else ""))
+    return ", ".join(said) + (f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else "")
+
+
+def _unread(weights: Weights, table: Table) -> list[str]:
+    """Names of tensors that a checkpoint has more than its family."""
+    known = {*table.copies, *(name for entry in table.entries for name in entry.theirs)}
+    return [name for name in weights if not (name in known or table.ignores(name))]
+
+
+def _counted(names: Collection[str]) -> str:
+    return f"{len(names):,} tensor{'s' if len(names) > 1 else ''}"
 
 
 def _fits(found: Sequence[int] | None, expected: Tensor) -> bool:
@@ -74,15 +120,8 @@ def _size(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "a number"
 
 
-def _refuse(place: Path, problems: Mapping[str, Sequence[str]]) -> None:
-    said = []
-    for problem, names in problems.items():
-        if names:
-            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            plural = "s" if len(names) > 1 else ""
-            said.append(
-                f"{len(names)} tensor{plural} {problem}: {', '.join(name[:200] for name in names[:SHOWN])}{more}"
-            )
+def _refuse(place: Path, problems: Mapping[str, Sequence[str]], notes: Mapping[str, str] | None = None) -> None:
+    said = [f"{_counted(names)} {problem}: {listed(names, notes)}" for problem, names in problems.items() if names]
     if said:
         raise UniclozeError(
             f"{place} does not hold what its configuration says, {'; '.join(said)}; give --allow PATTERN for what may be so"

@@ -69,6 +69,14 @@ def _export(module: Encoder | Step, file: Path) -> Path:
                 verbose=False,
             )
         assert program is not None
+        program.rename_axes(
+            {
+                str(given.shape[axis]): dim.__name__
+                for given in program.model.graph.inputs
+                for axis, dim in module.inputs[str(given.name)].items()
+                if given.shape is not None
+            }
+        )
         program.save(part, external_data=False)
         compare(module, _Runner(module, part), str(file))
         part.replace(file)

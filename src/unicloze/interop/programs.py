@@ -149,8 +149,9 @@ def module_of(model: LoadedModel, part: Part) -> Encoder | Step:
         return Encoder(model.model, encoding_rule(model.recipe)).eval()
     rule = step_rule(model.recipe, model.tokenizer.vocabulary)
     if rule is None:
-        trained = describe(objective_of(model.recipe))
-        raise UsageError(f"a model trained by {trained} does not write a target: export its encoder only")
+        objective = objective_of(model.recipe)
+        what = "an encoder without heads" if objective.name == "none" else f"a model trained by {describe(objective)}"
+        raise UsageError(f"{what} does not write a target: export its encoder only")
     return Step(model.model, rule).eval()
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.config import LARGEST, Config
 from unicloze.interop.families import TARGETS, Family, Head, family_of
-from unicloze.interop.fit import check_names, without_misfits
+from unicloze.interop.fit import check_names, said_of_allowed, without_misfits
 from unicloze.interop.layouts import Layout
 from unicloze.interop.recipe import imported_recipe
 from unicloze.interop.vocabulary import open_tokenizer, read_tokenizer
@@ -98,6 +98,8 @@ def import_checkpoint(
     with shapes_only():
         asked = _model(layout.settings, stored, heads).state_dict()
     held = without_misfits(place, weights, table, asked, allow)
+    for sentence in said_of_allowed(place, weights, table, held):
+        warnings.warn(sentence, stacklevel=2)
 
     own, new, settings = _tokenizers(place, tokenizer, stored)
     rows = _token_rows(place, own, new, stored)

@@ -100,8 +100,8 @@ def _note(family: Family, heads: Sequence[Head]) -> str:
     predicts = {"token": "masked tokens", "next": "whether a segment follows", "order": "whether segments are in order",
                 "replaced": "which tokens were replaced"}  # fmt: skip
     if not heads:
-        return f"A bare {family.name} encoder without heads: it predicts nothing, and embeds texts."
-    return f"A {family.name} encoder with heads that predict {' and '.join(predicts[head] for head in heads)}."
+        return f"An encoder of the family {family.name} without heads: it predicts nothing, and embeds texts."
+    return f"An encoder of the family {family.name} with heads that predict {' and '.join(predicts[head] for head in heads)}."
 
 
 def _window(place: Path, positions: int) -> int:

@@ -218,6 +218,8 @@ def inherited(recipe: Recipe, other: LoadedModel, given: Mapping[str, Any]) -> t
     known: dict[str, Any] = {name: getattr(theirs, name) for name in INHERITED}
     known["max_positions"] = max(other.model.max_positions, longest_row(recipe))
     known["num_segments"] = max(theirs.num_segments, recipe.model.num_segments)
+    if theirs.positions != "transformer_xl":
+        known["memory"] = 0  # a segment is remembered by its distance
     if not hasattr(other.model, "token_head"):
         del known["head"], known["head_bias"]
     changes = {f"model.{name}": value for name, value in known.items() if f"model.{name}" not in given}

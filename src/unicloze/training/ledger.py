@@ -58,3 +58,10 @@ def read_ledger(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(event, dict):
                 yield event
+
+
+def trained_on(checkpoint: Path) -> dict[str, Any]:
+    """The lineage of the text that the run of a checkpoint was trained on, or the one it started from; empty if not known."""
+    file = checkpoint.parent.parent / "ledger.jsonl"
+    starts = [event for event in read_ledger(file) if event.get("event") == "start"] if file.is_file() else []
+    return (starts[-1].get("lineage") or {}) if starts else {}
