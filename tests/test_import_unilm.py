@@ -172,6 +172,17 @@ def test_there_and_back_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> No
     assert all(torch.equal(tensor, state[key]) and tensor.shape == state[key].shape for key, tensor in back.items())
 
 
+def test_the_table_of_relative_positions_has_two_names(tmp_path: Path) -> None:
+    """As released, and as code that goes on from there names it."""
+    state = released(tmp_path, **VARIANTS["v2"])  # type: ignore[arg-type]
+    table = state.pop("bert.encoder.rel_pos_bias.weight")
+    save_file(state | {"bert.rel_pos_bias.weight": table}, tmp_path / "model.safetensors")
+    loaded = load_any(tmp_path)
+    assert loaded.model.backbone.relative is not None
+    assert torch.equal(loaded.model.backbone.relative.weight, table)
+    assert "bert.rel_pos_bias.weight" in table_of(tmp_path)[1].to_theirs(loaded.model.state_dict())
+
+
 def test_a_bias_of_the_keys_is_left_out_without_a_difference(tmp_path: Path) -> None:
     """On the way out: what our training makes of it is no more than noise of the softmax."""
     released(tmp_path, fused=True, relative=True, segments=2)

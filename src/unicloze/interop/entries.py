@@ -97,8 +97,8 @@ def bert_backbone(layout: Layout) -> list[Entry]:
 def unilm_backbone(layout: Layout) -> list[Entry]:
     """Released UniLM's and MiniLM's: BERT's, with fused attention and a table of relative positions or without."""
     entries = _embeddings(layout) + (_fused_layers(layout) if layout.fused else _layers(layout))
-    if layout.settings.relative_bias:
-        entries.append(same("backbone.relative.weight", "encoder.rel_pos_bias.weight"))
+    if layout.relative is not None:
+        entries.append(same("backbone.relative.weight", layout.relative))
     return entries
 
 

@@ -225,7 +225,7 @@ def family_of(config: Config, names: Collection[str]) -> Family:
     Raises:
         UniclozeError: It is of none.
     """
-    if any(name.endswith((".qkv_linear.weight", "encoder.rel_pos_bias.weight")) for name in names):
+    if any(name.endswith((".qkv_linear.weight", "rel_pos_bias.weight")) for name in names):
         return FAMILIES["unilm"]
     kind = config.values.get("model_type")
     if kind is None and any(name.startswith("bert.") for name in names):  # released before the key was

@@ -19,11 +19,13 @@ class Layout:
         settings: Shape of the model.
         padding: First rows of their position table that stand for padding.
         fused: Their attention has one `qkv_linear` without a bias of the keys (released UniLM).
+        relative: Name of their table of relative positions, if they have one (released UniLM, and what was trained from it).
     """
 
     settings: ModelSettings
     padding: int = 0
     fused: bool = False
+    relative: str | None = None
 
 
 def _common(config: Config) -> None:
@@ -135,12 +137,13 @@ def unilm_layout(config: Config, names: Collection[str]) -> Layout:
     config.only("untie_rel_pos", False, None, why="all layers here share one table of relative positions")
     config.only("seperate_cls_rel_pos", False, None, why="relative positions here know no [CLS]")
     config.only("rel_pos_type", 0, 2, None, why="relative positions here fall into T5's buckets, which is type 2")
-    relative = any(name.endswith("rel_pos_bias.weight") for name in names)
+    tables = [name.removeprefix("bert.") for name in names if name.endswith("rel_pos_bias.weight")]
     settings = _shape(
         config,
         num_segments=config.whole("type_vocab_size", 6, least=0),
-        relative_bias=relative,
+        relative_bias=bool(tables),
         relative_buckets=config.whole("rel_pos_bins", 32) or 32,
         relative_max_distance=config.whole("max_rel_pos", 128) or 128,
     )
-    return Layout(settings=settings, fused=any(name.endswith(".qkv_linear.weight") for name in names))
+    fused = any(name.endswith(".qkv_linear.weight") for name in names)
+    return Layout(settings=settings, fused=fused, relative=tables[0] if tables else None)
