@@ -80,6 +80,7 @@ def test_conllu(tmp_path: Path) -> None:
     ("conllu", "1\tde\tADP\n", "line 1: 3 columns where CoNLL-U has 10"),
     ("conllu", "Eva NNP O\n", "line 1: 1 columns where CoNLL-U has 10"),
     ("conll", "\n\n", "holds no records"),
+    ("conll", '{"tokens": ["Eva"], "tags": ["O"]}\n', "line 1: this is JSON .* --task.format jsonl"),
 ])  # fmt: skip
 def test_a_broken_line_is_named(tmp_path: Path, format_: str, content: str, message: str) -> None:
     with pytest.raises(UniclozeError, match=message):

@@ -61,6 +61,8 @@ def _sentences(
     text: str, path: Path, cells_of: Callable[[str], list[str]], is_no_word: Callable[[list[str]], bool]
 ) -> Iterator[tuple[int, list[list[str]]]]:
     """The rows of each sentence, with the line of the first."""
+    if re.match(r'\s*\{"[^"]*":', text):
+        raise UniclozeError(f"{path}, line 1: this is JSON and no columns: say so with --task.format jsonl")
     rows: list[list[str]] = []
     start, width = 0, 0
     for number, line in enumerate([*text.split("\n"), ""], 1):
