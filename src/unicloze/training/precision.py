@@ -17,7 +17,7 @@ def choose_device(settings: TrainingSettings) -> torch.device:
     return named_device(settings.device, "training.device")
 
 
-def named_device(name: str, setting: str = "device") -> torch.device:
+def named_device(name: str | torch.device, setting: str = "device") -> torch.device:
     """The device of a name.
 
     Args:
@@ -27,6 +27,7 @@ def named_device(name: str, setting: str = "device") -> torch.device:
     Raises:
         UsageError: There is no such name, or the device is not there.
     """
+    name = str(name)
     if not re.fullmatch(DEVICE, name):
         raise UsageError(f"{setting} is {name!r}: give auto, cpu, cuda or cuda:N")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
