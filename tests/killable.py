@@ -39,7 +39,7 @@ def main() -> None:
 
         setattr(module, name, wrapped)
 
-    wrap(loop, "collate", "micro-batch")
+    wrap(loop, "with_memory", "micro-batch")
     wrap(loop, "set_learning_rate", "update")
     wrap(checkpoint, "save_file", "checkpoint-file")
     original_rename = Path.rename

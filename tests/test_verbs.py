@@ -53,7 +53,8 @@ def test_a_verb_and_its_function_take_the_same(name: str) -> None:
     parser = cli._verb_parser(name, cli.VERBS[name], with_settings=False)
     options = {action.dest for action in parser._actions} - ONLY_IN_PRINT
     arguments = set(reflection.signature(getattr(verbs, NAMES.get(name, name))).parameters)
-    assert options == arguments - {"overrides"}
+    assert options == arguments - {"overrides", "probe_overrides"}
+    assert ("probe_overrides" in arguments) == bool(cli.VERBS[name].prefix)
     assert ("overrides" in arguments) == bool(cli.VERBS[name].settings)
 
 

@@ -104,6 +104,7 @@ def _compare_options(parser: Parser) -> None:
     parser.add_argument("--blimp-limit", metavar="N", type=int, help="take only so many pairs of each set")
     parser.add_argument(
         "--probe",
+        dest="probes",
         metavar=("TASK", "TRAIN", "DEV"),
         nargs=3,
         action="append",
@@ -119,7 +120,7 @@ def _compare(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
     if options.blimp_limit is not None and options.blimp is None:
         raise UsageError("compare: --blimp-limit needs --blimp.")
     of_probes = {key: value for key, value in overrides.items() if key.startswith(PROBE_PREFIX)}
-    if of_probes and not options.probe:
+    if of_probes and not options.probes:
         raise UsageError(f"compare: --{next(iter(of_probes))} needs --probe TASK TRAIN DEV.")
     comparison = verbs.compare(
         recipes=options.recipes,
@@ -129,7 +130,7 @@ def _compare(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
         like=options.like,
         blimp=options.blimp,
         blimp_limit=options.blimp_limit,
-        probes=options.probe,
+        probes=options.probes,
         probe_overrides={key.removeprefix(PROBE_PREFIX): value for key, value in of_probes.items()},
         quiet=options.quiet,
         overrides={key: value for key, value in overrides.items() if key not in of_probes},
