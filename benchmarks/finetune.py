@@ -1,7 +1,7 @@
 """Fine-tuning here against Transformers' AutoModelForSequenceClassification: the same model, records, settings and seeds.
 
-    python benchmarks/finetune.py --task glue-sst-2 --model DIR --train FILE --test FILE [--seeds 5] [--json FILE]
-        [--peer tuned|default|none] [--limit N] [dotted settings]
+    python benchmarks/finetune.py --task glue-sst-2 --model DIR --train FILE --test FILE [--seeds 5] [--first-seed 0]
+        [--json FILE] [--peer tuned|default|none] [--limit N] [dotted settings]
 
 DIR is a Hugging Face folder of a BERT-shaped model; the peer predicts from its first slot, so a folder that pools otherwise
 takes `--task.pooling first`. Each run has a process of its own; the two contenders take turns, seed by seed, the one that
@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--train", required=True)
     parser.add_argument("--test", required=True)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--peer", choices=("tuned", "default", "none"), default="tuned")
     parser.add_argument("--json", type=Path)
@@ -220,7 +221,7 @@ def main() -> None:
 
     load_recipe(options.task, settings)  # refuse a wrong setting before anything runs
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
-    for seed in range(options.seeds):
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
         contenders = ("ours",) if options.peer == "none" else ("ours", "peer") if seed % 2 == 0 else ("peer", "ours")
         for who in contenders:
             spec = {"who": who, "seed": seed, "settings": settings, "peer": options.peer, "limit": options.limit}

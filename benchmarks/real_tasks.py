@@ -1,4 +1,4 @@
-"""Three tasks on real data from one checkpoint, each beside what it must beat.
+"""Three tasks on real data from one checkpoint, summaries beside what they must beat.
 
     python benchmarks/real_tasks.py squad --model DIR --train squad.json [--json FILE] [dotted settings]
     python benchmarks/real_tasks.py summaries --model DIR --train scitldr-A_train.jsonl --test scitldr-A_dev.jsonl ...
@@ -9,8 +9,7 @@ squad      SQuAD v1.1's development file, split by article: every fifth article 
            Exact match and F1.
 summaries  SciTLDR, abstract to its first reference: ROUGE beside the abstract's first sentence (lead-1), and beside the same
            network fine-tuned alike from random weights.
-questions  FairytaleQA, passage and answer to the question: BLEU-4 and ROUGE-L of pycocoevalcap's kind, beside the same
-           network from random weights.
+questions  FairytaleQA, passage and answer to the question: BLEU-4 and ROUGE-L of pycocoevalcap's kind.
 
 DIR is a run directory or a Hugging Face folder. Nothing is chosen on the tested records: the last checkpoint counts.
 """
@@ -119,6 +118,8 @@ def main() -> None:
     options, extra = parser.parse_known_args()
     if options.task != "squad" and options.test is None:
         parser.error(f"{options.task} needs --test")
+    if options.task == "squad" and (options.limit or options.test or options.test_limit):
+        parser.error("squad splits --train by article, whole; --test, --limit and --test-limit are for the others")
     settings = parse_options(extra)
     start = verbs.load_model(options.model)
     results: dict[str, Any] = {}
@@ -130,10 +131,9 @@ def main() -> None:
             train = first_lines(options.train, folder, "train", options.limit)
             test = first_lines(options.test, folder, "test", options.test_limit)
         results["this checkpoint"] = trained(options.task, start, train, test, folder / "run", settings)
-        if options.task != "squad":
+        if options.task == "summaries":
             random = of_random_weights(start)
             results["random weights"] = trained(options.task, random, train, test, folder / "random", settings)
-        if options.task == "summaries":
             results["first sentence"] = {"scores": lead(test, ["rouge"], {})}
     print(json.dumps(results, indent=1))
     if options.json:

@@ -2,11 +2,13 @@
 
     python benchmarks/step_costs.py [--precision bf16|fp32] [--rounds N] [--json FILE]
 
-One model (4 layers of 256, vocabulary 8,192, 32 windows of 128) takes steps of one objective after the other, in turn, so
-that drift of the machine hits all alike. Seconds = a x slots + b x predictions is solved from AE and AE+PAR; for every other
-objective the measured median stands beside what that line foretells. Slots are those of the batch, padding included, for that
-is what is computed. Objectives with another architecture (ELECTRA's generator, Transformer-XL) are left out: theirs is no
-cost of slots alone. A forward and backward pass, no optimiser.
+One model (4 layers of 256, vocabulary 8,192, 16 windows of 128) takes steps of one objective after the other, in another
+order each round; each stands between two steps of AE and is divided by their mean, so that a machine that slows down does so
+for both. Seconds = a x slots + b x predictions is fitted on AE and AE+PAR, each at several mask rates: at 15 % alone
+predictions hardly vary, and a percent of noise would become ten where GPT predicts everywhere. For every other objective the
+median stands beside what that line foretells. Slots are those of the batch, padding included, for that is what is computed.
+Objectives with another architecture (ELECTRA's generator, Transformer-XL) are left out: theirs is no cost of slots alone. A
+forward and backward pass, no optimiser.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import random
 import statistics
 import time
 from pathlib import Path
@@ -21,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from objectives import VOCABULARY, full_windows
 from unicloze.example import Batch, collate
@@ -38,17 +42,22 @@ RECIPES = (
     "mass-base", "prefix-lm-base", "mdlm-base", "bd3lm-base",
 )  # fmt: skip
 FITTED = "unilmv2-ablation-ae", "unilmv2-ablation-ae-par"
+FURTHER_RATES = 0.4, 0.8
 SHAPE = ModelSettings(
     hidden_size=256, num_layers=4, num_heads=4, intermediate_size=1024, num_segments=6, relative_bias=False, dropout=0.0,
     attention_dropout=0.0,
 )  # fmt: skip
-WINDOW, ROWS, VOCABULARY_SIZE = 128, 32, 8192
+WINDOW, ROWS, VOCABULARY_SIZE = 128, 16, 8192
 TARGETS = "ae", "par", "lm", "diffusion", "nsp", "sop", "sbo"
 
 
 def contenders() -> dict[str, ObjectiveSettings]:
-    """The objective of each part of each recipe, by a name."""
+    """The objective of each part of each recipe, and those of the fit at their further mask rates, by a name."""
     found = {}
+    for name in FITTED:
+        settings = load_recipe(name).objective
+        for rate in FURTHER_RATES:
+            found[f"{name} at {rate:.0%}"] = dataclasses.replace(settings, mask_rate=rate)
     for name in RECIPES:
         several = parts(load_recipe(name).objective)
         for part in several:
@@ -81,27 +90,40 @@ def main() -> None:
     """Measure, fit and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="fp32")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     tune_allocator()
     model = UnifiedModel(SHAPE, vocab_size=VOCABULARY_SIZE, max_positions=4 * WINDOW, targets=TARGETS)
     model.initialize(0)
     batches = {name: batch_of(settings) for name, settings in contenders().items()}
-    seconds: dict[str, list[float]] = {name: [] for name in batches}
-    for number in range(options.rounds + 1):
-        for name, (batch, _) in batches.items():
-            model.zero_grad(set_to_none=True)
-            start = time.perf_counter()
-            with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
-                losses = model(batch, DropoutKey(0))
-            torch.stack([loss.total / loss.weight for loss in losses.values()]).sum().backward()
-            if number:
-                seconds[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    relative: dict[str, list[float]] = {name: [] for name in batches}
+    references: list[float] = []
+
+    def seconds_of_step(batch: Batch) -> float:
+        model.zero_grad(set_to_none=True)
+        start = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
+            losses = model(batch, DropoutKey(0))
+        torch.stack([loss.total / loss.weight for loss in losses.values()]).sum().backward()
+        return time.perf_counter() - start
+
+    for batch, _ in batches.values():
+        seconds_of_step(batch)
+    reference = batches[FITTED[0]][0]
+    order = random.Random(0)
+    for _ in tqdm(range(options.rounds), desc="rounds"):
+        references.append(seconds_of_step(reference))
+        for name in order.sample(list(batches), len(batches)):
+            taken = seconds_of_step(batches[name][0])
+            references.append(seconds_of_step(reference))
+            relative[name].append(taken / statistics.mean(references[-2:]))
+    unit = statistics.median(references)
+    medians = {name: unit * statistics.median(values) for name, values in relative.items()}
     counts = {name: count for name, (_, count) in batches.items()}
-    matrix = np.array([[counts[name]["slots"], counts[name]["predictions"]] for name in FITTED], dtype=float)
-    a, b = np.linalg.solve(matrix, [medians[name] for name in FITTED])
+    fitted = [name for name in counts if name.startswith(FITTED)]
+    shares = [[count / medians[name] for count in counts[name].values()] for name in fitted]
+    (a, b), *_ = np.linalg.lstsq(np.array(shares), np.ones(len(fitted)), rcond=None)
     print(f"{options.precision}: a = {a * 1e6:.2f} us a slot, b = {b * 1e6:.2f} us a prediction")
     print(f"{'objective':<36} {'slots':>7} {'predictions':>11} {'ms':>8} {'foretold':>9} {'ratio':>6}")
     results: list[dict[str, Any]] = []

@@ -13,7 +13,8 @@ import torch
 
 import unicloze.finetuning.run as room
 from qa_toys import questions, recipe_for, small_model, write
-from unicloze.errors import UsageError
+from unicloze import verbs
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.data import finetuning_steps, open_records
 from unicloze.finetuning.run import finetune_run
@@ -277,3 +278,21 @@ def test_generated_questions_come_first_and_the_real_ones_then(start: LoadedMode
     assert all(torch.equal(weight, first.model.state_dict()[name]) for name, weight in model.state_dict().items())
     result = finetune_run(recipe, first, train, train, tmp_path / "second", progress=False)
     assert result.scores["squad"].items == 16
+
+
+def test_records_of_no_use_replace_nothing(tmp_path: Path) -> None:
+    source = write(tmp_path / "made.jsonl", [{"context": "the cat", "question": "who?", "answers": ["nowhere"]}])
+    (tmp_path / "train.jsonl").write_text("as it was")
+    with pytest.raises(UniclozeError, match="none of its 1 records has a question and an answer"):
+        write_training_records(source, tmp_path / "train.jsonl")
+    assert (tmp_path / "train.jsonl").read_text() == "as it was"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"share": 2.0}, "from 0 to 1"), ({"seed": 2**64}, "from 0 to 2"), ({"out": "out.json"}, "ends in .jsonl")],
+)
+def test_unanswerable_is_asked_for_something_it_can_do(tmp_path: Path, given: dict[str, Any], says: str) -> None:
+    source = write(tmp_path / "made.jsonl", articles())
+    with pytest.raises(UsageError, match=says):
+        verbs.unanswerable(**{"file": source, "out": tmp_path / "out.jsonl", **given})

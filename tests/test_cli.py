@@ -174,6 +174,8 @@ def test_examples_of_the_help_work(name: str, here: Path, command: Command) -> N
     (here / "dev-v2.0.json").write_text(json.dumps(gold), encoding="utf-8")
     passage = {"context": "the small cat sees the old", "continuation": "dog"}
     (here / "lambada.jsonl").write_text(json.dumps(passage) + "\n")
+    told = [{"context": f"{who} sees the dog", "question": "Who sees?", "answers": [who]} for who in ("cat", "bird")]
+    (here / "made.jsonl").write_text("".join(json.dumps(record) + "\n" for record in told))
     (here / "lengths.yaml").write_text('template: "{text} is {label}"\nlabels: {"3": small, "1": old, "9": cat}\n')
     for example in cli.VERBS[name].examples:
         said = command(*words_of(example))
@@ -328,6 +330,11 @@ def test_text_that_is_no_utf8_is_mended(here: Path, command: Command) -> None:
         (["pretrain", "--recipie", "quickstart"], "did you mean '--recipe'?"),
         (["pretrain", "--recipe", "quickstar"], "did you mean 'quickstart'?"),
         (["pretrain", "--recipe", "quickstart", "--steps", "7"], "did you mean 'training.steps'?"),
+        (
+            ["finetune", "--task", "ner", "--model", "x", "--train", "y", "--device", "cpu"],
+            "did you mean 'training.device'?",
+        ),
+        (["compare", "gpt", "--budget", "steps=2", "--seed", "3"], "did you mean '--seeds'?"),
         (["pretrain", "--recipe", "quickstart", "--training.stpes", "7"], "did you mean 'training.steps'?"),
         (["pretrain", "--recipe", "quickstart", "--training.steps", "many"], "expected a whole number"),
         (["pretrain", "--recipe", "quickstart", "stray"], "'stray' belongs to no option"),

@@ -65,7 +65,7 @@ def recipe_for(start: LoadedModel, name: str = "classification", **overrides: An
 @pytest.mark.parametrize("pooling", ["first", "mean", "last"])
 def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path, head: str, pooling: str) -> None:
     train = write(tmp_path / "train.jsonl", pairs())
-    recipe = recipe_for(start, task__head=head, task__pooling=pooling)
+    recipe = recipe_for(start, task__head=head, task__pooling=pooling, finetuning__epochs=200)
     result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
     assert result.scores["accuracy"].values["accuracy"] == 100
     predictions = verbs.predict(tmp_path / "run", train, out=tmp_path / "said.jsonl", quiet=True)

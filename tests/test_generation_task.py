@@ -23,6 +23,7 @@ from unicloze.finetuning.generate import target_loss
 from unicloze.finetuning.predict import TaskModel
 from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.start import task_recipe
+from unicloze.model import heads
 from unicloze.model.heads import cross_entropy
 from unicloze.recipes import load_recipe, task_names
 from unicloze.settings import (
@@ -341,7 +342,8 @@ def test_the_loss_of_the_right_targets_is_a_mean_over_tokens(start: LoadedModel)
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_label_smoothing_is_torchs(smoothing: float, dtype: torch.dtype) -> None:
+def test_label_smoothing_is_torchs(smoothing: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "WIDENED", 37 * 16)  # six blocks
     torch.manual_seed(0)
     logits = (torch.randn(90, 37) * 4).to(dtype)
     labels, weights = torch.randint(0, 37, (90,)), torch.rand(90)

@@ -546,3 +546,10 @@ def test_validate_stands_alone() -> None:
     with pytest.raises(UsageError, match=r"^recipe own: model.hidden_size is 768; it must be a multiple of"):
         validate(recipe)
     validate(Recipe())
+
+
+def test_what_is_merged_is_not_given_twice(tmp_path: Path) -> None:
+    file = tmp_path / "merged.yaml"
+    file.write_text("objective:\n  <<: {mask_rate: 0.3, max_span: 4}\n  mask_rate: 0.2\n", encoding="utf-8")
+    objective = load_recipe(file).objective
+    assert (objective.mask_rate, objective.max_span) == (0.2, 4)

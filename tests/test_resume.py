@@ -83,7 +83,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("moment", "count"),
-    [("micro-batch", 8), ("update", 5), ("checkpoint-file", 3), ("checkpoint-manifest", 2), ("checkpoint-renamed", 2)],
+    [
+        ("micro-batch", 8),
+        *(
+            pytest.param(*moment, marks=pytest.mark.slow)
+            for moment in [("update", 5), ("checkpoint-file", 3), ("checkpoint-manifest", 2), ("checkpoint-renamed", 2)]
+        ),
+    ],
 )
 def test_killed_at_the_worst_moment(uninterrupted: Path, moment: str, count: int) -> None:
     out = uninterrupted / f"killed-{moment}"
@@ -113,7 +119,7 @@ def test_killed_at_random_until_it_is_done(uninterrupted: Path) -> None:
     assert_same(final_state(out), final_state(uninterrupted / "whole"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -> None:
     out = uninterrupted / f"signal-{number.name}"
     process = start(uninterrupted, out, "never", 0)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         pretrain,
         score,
         stream,
+        unanswerable,
     )
 
 __version__ = "0.1.0"
@@ -56,6 +57,7 @@ __all__ = [
     "pretrain",
     "score",
     "stream",
+    "unanswerable",
 ]
 
 _HOMES = {

@@ -83,7 +83,8 @@ def _run(words: list[str]) -> int:
 
 
 def _program_parser() -> Parser:
-    verbs = "\n".join(f"  {name:<9} {verb.purpose}" for name, verb in VERBS.items())
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:<{width}} {verb.purpose}" for name, verb in VERBS.items())
     parser = Parser(
         prog="unicloze",
         usage="unicloze [--debug] VERB ...",
@@ -119,9 +120,17 @@ def _refuse_unknown_options(name: str, verb: Verb, parser: Parser, words: list[s
         option = word.partition("=")[0]
         if not option.startswith("--") or option in (*own, "--") or not {".", " "}.isdisjoint(option):
             continue
-        near = difflib.get_close_matches(option, own, n=1, cutoff=0.75)
+        alike = 0.9 if verb.settings and _names_setting(option) else 0.75
+        near = difflib.get_close_matches(option, own, n=1, cutoff=alike)
         if near or not verb.settings:
             raise UsageError(f"{name}: there is no option {option}{_guess(near)} `unicloze {name} --help` lists all.")
+
+
+def _names_setting(option: str) -> bool:
+    """Whether it is a setting without its section, which is suggested then unless an option is nearly the same."""
+    from unicloze.recipes.schema import KEYS
+
+    return option[2:].replace("-", "_") in {key.rpartition(".")[2] for key in KEYS}
 
 
 def _overrides(name: str, verb: Verb, extra: list[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from typing import Any
 
@@ -142,6 +143,30 @@ def _generate(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
     return 0
 
 
+def _unanswerable_options(parser: Parser) -> None:
+    parser.add_argument("--file", metavar="FILE", required=True, help="records with context, question and answers")
+    parser.add_argument(
+        "--out", metavar="FILE", required=True, help="file of both kinds to write, a JSON object a line"
+    )
+    parser.add_argument(
+        "--share", metavar="X", type=float, default=0.8, help="unanswerable questions for each record (default: 0.8)"
+    )
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="names the draws (default: 0)")
+    json_option(parser)
+
+
+def _unanswerable(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
+    written = verbs.unanswerable(
+        file=options.file, out=options.out, share=options.share, seed=options.seed, overrides=overrides
+    )
+    text = (
+        f"{options.out}: {written.answerable:,} questions with an answer, {written.unanswerable:,} without; "
+        f"{written.dropped:,} records left out, without a question or an answer in their passage"
+    )
+    show(options, dataclasses.asdict(written), text)
+    return 0
+
+
 VERBS = {
     "finetune": Verb(
         purpose="Fine-tune a trained model on labelled records, or go on with an interrupted run; the best is kept.",
@@ -180,5 +205,12 @@ VERBS = {
             "decoding.no_repeat_ngram", "decoding.sample", "decoding.temperature", "decoding.top_k", "decoding.top_p",
             "decoding.num_results", "decoding.parallel", "decoding.seed", "decoding.precision", "task.fields",
         ),
+    ),
+    "unanswerable": Verb(
+        purpose="Questions with their answers and, made of them, questions without one, to learn extraction from.",
+        examples=("unicloze unanswerable --file made.jsonl --out made-train.jsonl",),
+        options=_unanswerable_options,
+        run=_unanswerable,
+        settings=("task.fields", "task.format"),
     ),
 }  # fmt: skip

@@ -19,8 +19,9 @@ from typing import Any
 from unicloze.comparison.plan import Budget, Contestant, check_text, contestants, plan, with_one_precision
 from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
 from unicloze.comparison.results import Comparison, ProbeColumn, Row, Spent, Spread
-from unicloze.comparison.runs import PROBES, SCHEMA, Evaluator, fine_tune, run_once, scores_of, write
+from unicloze.comparison.runs import PROBES, SCHEMA, Evaluator, fine_tune, run_once, scores_of
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import write_file
 from unicloze.mixtures import describe, longest_window
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
@@ -106,7 +107,7 @@ def compare_recipes(
     )
     found = comparison.to_dict()
     results = {"seeds": seeds, "results": found["rows"], **({"probed": found["probes"]} if fitted else {})}
-    write(out / PLAN, json.dumps({**json.loads((out / PLAN).read_text()), **results}, indent=1))
+    write_file(out / PLAN, json.dumps({**json.loads((out / PLAN).read_text()), **results}, indent=1))
     return comparison
 
 
@@ -177,7 +178,7 @@ def _plan(
         }
         for contestant in planned
     ]
-    write(path, json.dumps({**wanted, "plan": entries}, indent=1))
+    write_file(path, json.dumps({**wanted, "plan": entries}, indent=1))
     return planned
 
 
@@ -190,7 +191,7 @@ def _note_probes(probes: Sequence[FittedProbe], path: Path, say: Callable[[str],
     planned = json.loads(path.read_text(encoding="utf-8"))
     noted = agreed(probes, planned.get(PROBES, {}), path)
     if noted != planned.get(PROBES, {}):
-        write(path, json.dumps({**planned, PROBES: noted}, indent=1))
+        write_file(path, json.dumps({**planned, PROBES: noted}, indent=1))
     for probe in probes:
         for name, why in probe.not_defined.items():
             say(f"probe {probe.name} is not defined for {name}: {why}")

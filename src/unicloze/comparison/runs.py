@@ -15,7 +15,7 @@ from unicloze.comparison.measures import bits_per_byte, held_out
 from unicloze.comparison.probes import FittedProbe, finetuning_flops, recipe_for
 from unicloze.comparison.results import probe_key
 from unicloze.errors import UniclozeError
-from unicloze.files import replace_file
+from unicloze.files import write_file
 from unicloze.finetuning.run import finetune_run
 from unicloze.recipes import load_recipe
 from unicloze.report.history import History
@@ -68,11 +68,11 @@ def run_once(
         nats = held_out(loaded, windows, compute, rows)
         known = {**wanted, "nats": nats, "scores": {}, PROBES: {}}
         known["bits_per_byte"] = bits_per_byte(nats["causal"], tokens_per_byte(prepared))
-        write(scores_file, json.dumps(known, indent=1))
+        write_file(scores_file, json.dumps(known, indent=1))
     for name, evaluator in evaluators.items():
         if name not in known["scores"]:
             known["scores"][name] = dict(evaluator(run))
-            write(scores_file, json.dumps(known, indent=1))
+            write_file(scores_file, json.dumps(known, indent=1))
     known.setdefault(PROBES, {})
     return known
 
@@ -100,7 +100,7 @@ def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bo
         "best_step": result.best_step,
         "results": {name: dict(found.values) for name, found in result.scores.items()},
     }
-    write(run / SCORES, json.dumps(known, indent=1))
+    write_file(run / SCORES, json.dumps(known, indent=1))
     shutil.rmtree(out / "checkpoints")  # the best one stays, for `predict`
 
 
@@ -134,15 +134,3 @@ def scores_of(
     more = {key: value for name in evaluators for key, value in known["scores"][name].items()}
     probed = {probe_key(probe.name): known[PROBES].get(probe.name, {}).get("score") for probe in probes}
     return {**perplexities, "bits_per_byte": known["bits_per_byte"], **more, **probed}
-
-
-def write(path: Path, text: str) -> None:
-    """Replace a file whole.
-
-    Raises:
-        UniclozeError: It cannot be written.
-    """
-    try:
-        replace_file(path, text)
-    except OSError as error:
-        raise UniclozeError(f"{path}: cannot write it: {error.strerror}; run the same command again.") from error

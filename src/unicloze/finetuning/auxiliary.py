@@ -53,9 +53,10 @@ def auxiliary_objective(recipe: Recipe) -> ObjectiveSettings:
             )
         targets = [name for name in settings.targets if name in wanted]
         return dataclasses.replace(settings, targets=targets, pairs="contiguous")
+    cure = "learn the task alone with --finetuning.auxiliary '{}', or start from a model that was pre-trained for it"
     raise UsageError(
         f"finetuning.auxiliary names {', '.join(wanted)}; the model's objective, read {reads}, has "
-        f"{' and '.join(known) or 'no target that a single row has'}"
+        f"{' and '.join(known) or 'no target that a single row has'}: {cure}"
     )
 
 

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.coqa import Gold
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.spread import standard_errors
 from unicloze.example import collate
-from unicloze.files import replace_file
+from unicloze.files import write_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
 from unicloze.finetuning.generate import generated
 from unicloze.model.model import UnifiedModel
@@ -190,12 +190,10 @@ def write_predictions(predictions: Sequence[Prediction], path: Path, format: str
         UniclozeError: The file cannot be written.
     """
     sure = {said["id"]: said["na_probability"] for said in predictions if "na_probability" in said}
-    try:
-        replace_file(path, PREDICTION_FORMATS[format](predictions))
-        if sure and format == "json":
-            replace_file(path.with_suffix(".na_probabilities.json"), json.dumps(sure) + "\n")
-    except OSError as error:
-        raise UniclozeError(f"{path}: cannot write the predictions: {error.strerror}; give another --out") from error
+    what, cure = "the predictions", "give another --out"
+    write_file(path, PREDICTION_FORMATS[format](predictions), what, cure)
+    if sure and format == "json":
+        write_file(path.with_suffix(".na_probabilities.json"), json.dumps(sure) + "\n", what, cure)
 
 
 def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:

@@ -11,6 +11,9 @@ from torch.nn import functional
 from unicloze.model.backbone import ACTIVATIONS, embedding_width, layer_norm
 from unicloze.settings import ModelSettings
 
+WIDENED, WIDENED_ON_GPU = 2**19, 2**26
+"""Logits that are widened to float32 at once: 2 MB, what a core's cache holds, and 256 MB of a GPU's memory."""
+
 
 class TokenHead(nn.Module):
     """Hidden states to logits over the vocabulary, with the token embeddings as output matrix.
@@ -115,12 +118,11 @@ class ReplacedTokenHead(nn.Module):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross-entropy per prediction in three passes over the logits; the probabilities become the gradient in place."""
+    """Cross-entropy per prediction in few passes over the logits; the probabilities become the gradient in place."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        probabilities = torch.softmax(logits, dim=-1)
-        normaliser = _log_normaliser(logits, probabilities)
+        probabilities, normaliser = _softmax(logits)
         ctx.save_for_backward(probabilities, labels)
         ctx.smoothing = smoothing
         expected = logits.gather(1, labels[:, None]).squeeze(1).float()
@@ -131,24 +133,34 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         probabilities, labels = ctx.saved_tensors
-        scale = grads[0][:, None].to(probabilities.dtype)
+        scale = grads[0].to(probabilities.dtype)
         gradient = probabilities
         if ctx.smoothing:
             gradient.sub_(ctx.smoothing / gradient.shape[1])
-        gradient.mul_(scale)
-        gradient.scatter_add_(1, labels[:, None], -scale * (1 - ctx.smoothing))
+        gradient.mul_(scale[:, None])
+        rows = torch.arange(len(labels), device=labels.device)
+        # scatter_add_ would copy all of a gradient in bfloat16 to change one number of each row
+        gradient[rows, labels] -= scale * (1 - ctx.smoothing)
         return gradient, None, None
 
 
-def _log_normaliser(logits: Tensor, probabilities: Tensor) -> Tensor:
-    """log of the sum of exp of each row, in float32.
+def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The probabilities of each row and, in float32, the log of what they were divided by.
 
-    From the largest logit and its probability where that is exact enough, else over blocks of rows, so that no full-width
-    float32 copy is made.
+    That log is the largest logit less the log of its probability. Half precision is widened by blocks of rows that stay in
+    the processor's cache, so that no full-width float32 copy is made.
     """
-    if logits.dtype == torch.float32:
-        return logits.amax(dim=-1) - probabilities.amax(dim=-1).log()
-    return torch.cat([torch.logsumexp(block.float(), dim=-1) for block in logits.split(64)])
+    if logits.dtype not in (torch.bfloat16, torch.float16):
+        probabilities = torch.softmax(logits, dim=-1)
+        return probabilities, (logits.amax(dim=-1) - probabilities.amax(dim=-1).log()).float()
+    probabilities, normalisers = torch.empty_like(logits), []
+    rows = max(1, (WIDENED if logits.device.type == "cpu" else WIDENED_ON_GPU) // logits.shape[1])
+    for block, narrowed in zip(logits.split(rows), probabilities.split(rows), strict=True):
+        wide = torch.softmax(block, dim=-1, dtype=torch.float32)
+        normalisers.append(block.amax(dim=-1).float() - wide.amax(dim=-1).log())
+        narrowed.copy_(wide)
+        del wide  # before the next one is there
+    return probabilities, torch.cat(normalisers)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:

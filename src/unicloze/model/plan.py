@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from unicloze.blocks import end_to_end
 from unicloze.example import Batch
@@ -117,13 +116,33 @@ class RelativeBias(nn.Module):
         Returns:
             *Shape:* (rows, heads, queries, keys)
         """
-        bucket_BQK = self.bucket(key_positions[:, None, :] - query_positions[:, :, None])
-        if not torch.is_grad_enabled():
-            return functional.embedding(bucket_BQK, self.weight.T).permute(0, 3, 1, 2).contiguous()
-        # A product with one-hot rows: its backward pass is a product too, not a scatter into 32 numbers.
-        buckets = torch.arange(self.buckets, dtype=torch.uint8, device=bucket_BQK.device)
-        one_hot = (bucket_BQK.to(torch.uint8)[..., None] == buckets).to(self.weight.dtype)
-        return (one_hot @ self.weight.T).permute(0, 3, 1, 2).contiguous()
+        far = self.max_distance
+        distance_BQK = (key_positions[:, None, :] - query_positions[:, :, None]).clamp_(-far, far)
+        if distance_BQK.is_cuda and torch.is_grad_enabled():
+            # A product with one-hot rows: its backward pass is a product too, whose sums have the same order in every run.
+            buckets = torch.arange(self.buckets, device=distance_BQK.device)
+            one_hot = (self.bucket(distance_BQK)[..., None] == buckets).to(self.weight.dtype)
+            return (one_hot @ self.weight.T).permute(0, 3, 1, 2).contiguous()
+        each = torch.arange(-far, far + 1, device=distance_BQK.device)
+        table = self.weight.index_select(1, self.bucket(each))
+        bias_HBQK: Tensor = _LookUp.apply(table, distance_BQK.add_(far))  # type: ignore[no-untyped-call]
+        return bias_HBQK.transpose(0, 1)
+
+
+class _LookUp(torch.autograd.Function):
+    """Columns of a small table; the gradient is summed head by head, into numbers that stay in the processor's cache."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, columns: Tensor) -> Tensor:
+        ctx.save_for_backward(columns)
+        ctx.width = table.shape[1]
+        return table.index_select(1, columns.flatten()).view(-1, *columns.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (columns,), grad = ctx.saved_tensors, grads[0].flatten(1)
+        sums = grad.new_zeros(len(grad), ctx.width)
+        return sums.scatter_add_(1, columns.flatten().expand_as(grad), grad), None
 
 
 def predicted_slots(batch: Batch) -> Tensor:

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError
 
-from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import replace_file
+from unicloze.errors import UsageError
+from unicloze.files import write_file
 from unicloze.recipes.entries import typed_mixture, typed_phases
 from unicloze.recipes.schema import KEYS, SECTIONS, Setting, expected, flatten, nested, parse_options, recipe_parser
 from unicloze.recipes.validation import validate
@@ -83,7 +83,7 @@ def _built(settings: Mapping[str, Setting], name_or_file: str | os.PathLike[str]
         if setting.value is None and not KEYS[key].optional:
             raise _wrong_type(key, setting)
     try:
-        parsed = recipe_parser().parse_object(nested(settings)).as_dict()
+        parsed = recipe_parser().parse_object(nested(settings), defaults=False).as_dict()
     except ArgumentError as error:
         raise _culprit(settings) or UsageError(f"{name_or_file}: {error}") from error
     for (section, name), typed in {
@@ -106,10 +106,7 @@ def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
     """
     target = Path(path)
     text = yaml.safe_dump(_plain(recipe), sort_keys=False, allow_unicode=True, width=120)
-    try:
-        replace_file(target, text)
-    except OSError as error:
-        raise UniclozeError(f"{target}: cannot write the recipe: {error.strerror}.") from error
+    write_file(target, text, "the recipe")
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
@@ -191,8 +188,12 @@ def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The values of a YAML file, and the line of each dotted key."""
     try:
         text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        values: Any = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        lines: dict[str, int] = {}
+        if isinstance(root, yaml.MappingNode):
+            _collect_lines(root, path, "", lines)  # before merge keys are put in their place
+        values: Any = loader.construct_document(root) if root else None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
@@ -204,8 +205,6 @@ def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         raise UsageError(f"{path}: cannot read the recipe: {error.strerror}.") from error
     if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
         raise UsageError(f"{path}: a recipe is a mapping with the sections {', '.join(SECTIONS)}; this file is none.")
-    lines: dict[str, int] = {}
-    _collect_lines(root, path, "", lines)
     return values, lines
 
 
@@ -229,7 +228,7 @@ def _culprit(settings: Mapping[str, Setting]) -> UsageError | None:
     """The first setting that the parser refuses on its own, as a sentence."""
     for key, setting in settings.items():
         try:
-            recipe_parser().parse_object(nested({key: setting}))
+            recipe_parser().parse_object(nested({key: setting}), defaults=False)
         except ArgumentError:
             return _wrong_type(key, setting)
     return None

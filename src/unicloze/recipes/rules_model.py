@@ -8,6 +8,8 @@ from unicloze import capacity
 from unicloze.recipes.rules_objective import NO_TRAINING
 from unicloze.settings import ObjectiveSettings, Recipe
 
+LONGEST_DISTANCE = 16384
+
 
 def model_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Keys with a value that the model cannot have, and what it must be."""
@@ -37,7 +39,11 @@ def model_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
             "model.relative_max_distance",
             f"model.relative_buckets {model.relative_buckets} need more than a quarter of that",
         )
-
+    elif model.relative_bias and model.relative_max_distance > LONGEST_DISTANCE:
+        yield (
+            "model.relative_max_distance",
+            f"every step looks it up in a table of so many: give {LONGEST_DISTANCE:,} or less",
+        )
     yield from _transformer_xl_problems(recipe)
 
 

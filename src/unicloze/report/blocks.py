@@ -6,12 +6,9 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
-from pathlib import Path
 
 import yaml
 
-from unicloze.errors import UniclozeError
-from unicloze.files import replace_file
 from unicloze.report.curves import series_class
 from unicloze.report.history import History, mapping, number
 
@@ -137,17 +134,3 @@ def _plain(value: object) -> object:
 
 def _odd(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
-
-
-def write_page(path: Path, text: str) -> None:
-    """Replace a file whole.
-
-    Raises:
-        UniclozeError: It cannot be written.
-    """
-    try:
-        replace_file(path, text)
-    except OSError as error:
-        raise UniclozeError(
-            f"{path}: cannot write the report: {error.strerror}; give another file with --out."
-        ) from error

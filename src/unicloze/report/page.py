@@ -11,6 +11,7 @@ from typing import get_args
 
 from unicloze.decoding.abilities import Ability, objective_of, part_with
 from unicloze.errors import UniclozeError
+from unicloze.files import write_file
 from unicloze.recipes import load_recipe
 from unicloze.report.answers import is_token
 from unicloze.report.blocks import (
@@ -23,7 +24,6 @@ from unicloze.report.blocks import (
     recipe_section,
     status_of,
     time_card,
-    write_page,
 )
 from unicloze.report.curves import Line, line_chart, short
 from unicloze.report.fed import Fed
@@ -57,13 +57,17 @@ def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None
     if seeds:
         runs = [TaskRun.read(seed) for seed in seeds]
         for one in runs:
-            write_page(one.history.run / REPORT, task_page(one))
-        write_page(page, seeds_page(folder, runs))
+            _write(one.history.run / REPORT, task_page(one))
+        _write(page, seeds_page(folder, runs))
         return page
     history = History.read(folder)
     is_task = bool(mapping(history.recipe.get("task")).get("kind"))
-    write_page(page, task_page(TaskRun.of(history)) if is_task else _page(history))
+    _write(page, task_page(TaskRun.of(history)) if is_task else _page(history))
     return page
+
+
+def _write(page: Path, content: str) -> None:
+    write_file(page, content, "the report", "give another file with --out")
 
 
 def _page(history: History) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from unicloze import keyed
+from unicloze.errors import UniclozeError
 from unicloze.files import replace_file
 from unicloze.settings import TaskSettings
 from unicloze.tasks.extraction import Answer, answers_of, locate
@@ -56,11 +57,11 @@ def write_training_records(
         settings: Format and fields of the source.
 
     Raises:
-        UniclozeError: A record cannot be used; the message names its line.
+        UniclozeError: A record cannot be used, and the message names its line; or none of them has an answer.
     """
     settings = settings or TaskSettings(kind="extraction")
     found: list[dict[str, Any]] = []
-    records = read_records(source, settings, cure="settings.{} {}")
+    records = read_records(source, settings)
     for record in records:
         context, question = record.text(settings, "context"), record.text(settings, "question")
         answers = answers_of(record, settings)
@@ -71,6 +72,11 @@ def write_training_records(
         if inside and question.strip():
             title = str(record.get(settings, "title") or "")
             found.append({"id": record.id, "title": title, "context": context, "question": question, "answers": inside})
+    if not found:
+        raise UniclozeError(
+            f"{source}: none of its {len(records):,} records has a question and an answer that stands in its context; "
+            "there is nothing to write."
+        )
     made = unanswerable(found, share=share, seed=seed)
     replace_file(out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in [*found, *made]))
     return Written(len(found), len(made), len(records) - len(found))

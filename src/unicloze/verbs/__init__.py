@@ -14,7 +14,7 @@ from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike
 from unicloze.verbs.exporting import export
 from unicloze.verbs.importing import import_checkpoint, load_model
 from unicloze.verbs.pretraining import compare, inspect, prepare, pretrain, report
-from unicloze.verbs.tasks import finetune, generate, predict, stream
+from unicloze.verbs.tasks import finetune, generate, predict, stream, unanswerable
 from unicloze.verbs.use import embed, evaluate, fill, score
 
 __all__ = [
@@ -42,4 +42,5 @@ __all__ = [
     "report",
     "score",
     "stream",
+    "unanswerable",
 ]

@@ -226,7 +226,7 @@ def compare(
     from unicloze.comparison.plan import Budget
     from unicloze.comparison.probes import open_probe
     from unicloze.comparison.table import as_markdown
-    from unicloze.files import replace_file
+    from unicloze.files import write_file
 
     device = str((overrides or {}).get("training.device", "auto"))
 
@@ -248,8 +248,8 @@ def compare(
         progress=not quiet,
         say=(lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr)),
     )
-    replace_file(folder / "table.md", as_markdown(comparison))
-    replace_file(folder / "index.html", page(comparison))
+    write_file(folder / "table.md", as_markdown(comparison))
+    write_file(folder / "index.html", page(comparison))
     return comparison
 
 

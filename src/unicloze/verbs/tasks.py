@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from unicloze.settings import Precision
     from unicloze.tasks.records import Record
     from unicloze.tasks.task import Prediction
+    from unicloze.tasks.unanswerable import Written
     from unicloze.training.models import LoadedModel
 
 OF_FILES = "task.fields", "task.format"
@@ -182,6 +183,43 @@ def stream(
 
     loaded = _generator(model, device, overrides)
     return stream_for_record(loaded, _record(loaded, text))
+
+
+def unanswerable(
+    file: PathLike, out: PathLike, share: float = 0.8, seed: int = 0, overrides: Overrides | None = None
+) -> Written:
+    """Records with passage, question and answer, and unanswerable ones made of them, to learn extraction from.
+
+    A question is put to another passage of its article that does not hold its answer (UniLM v1, Section 3.3, learns from four
+    such questions to five with an answer).
+
+    Args:
+        file: Records with `context`, `question` and `answers`, as `generate` writes them with `into="question"`.
+        out: The .jsonl to write.
+        share: Unanswerable questions for each answerable one.
+        seed: Names the draws.
+        overrides: Settings `task.fields` and `task.format` of the file, by dotted name.
+
+    Returns:
+        How many records were written, and how many left out: without a question, or without an answer in their passage.
+
+    Raises:
+        UsageError: The share or the seed is none, `out` is no .jsonl, or there is no folder to write it in.
+        UniclozeError: A record cannot be used; the message names its line.
+    """
+    from unicloze.recipes import load_recipe
+    from unicloze.tasks.unanswerable import write_training_records
+
+    if not 0 <= share <= 1:
+        raise UsageError(f"share is {share}: give a number from 0 to 1.")
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"seed is {seed}: give a number from 0 to 2^63 - 1.")
+    if Path(out).suffix != ".jsonl":
+        raise UsageError(f"{out}: what is written are JSON lines; give a name that ends in .jsonl.")
+    _check_fixed(overrides, OF_FILES)
+    check_file(out)
+    settings = load_recipe("squad-v2-generated", overrides).task
+    return write_training_records(Path(file), Path(out), share=share, seed=seed, settings=settings)
 
 
 def _check_fixed(overrides: Overrides | None, free: Sequence[str]) -> None:
