@@ -600,6 +600,22 @@ def test_every_error_is_one_sentence(
     assert said.code == code and says in said.sentence
 
 
+def test_a_bar_that_a_signal_left_half_built_says_nothing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bar:
+        def __init__(self) -> None:
+            raise terminal.Terminated
+
+        def __del__(self) -> None:
+            self.close()
+
+    complained: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", complained.append)
+    monkeypatch.setattr(verbs, "recipes", lambda: Bar())
+    said = command("recipes")
+    assert said.code == 143 and said.sentence == "unicloze: error: Stopped by SIGTERM."
+    assert complained == []
+
+
 @pytest.mark.parametrize("words", [["--debug", "recipes"], ["recipes", "--debug"]], ids=" ".join)
 def test_debug_shows_the_traceback(words: list[str], command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verbs, "recipes", raising(UniclozeError("mend this")))

@@ -27,6 +27,10 @@ def _terminate(_number: int, _frame: object) -> None:
     raise terminal.Terminated
 
 
+def _leave_unsaid(_unraisable: object) -> None:
+    pass
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
@@ -51,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in words:
             traceback.print_exc()
+        elif isinstance(error, KeyboardInterrupt):
+            sys.unraisablehook = _leave_unsaid  # what the signal left half built cannot close itself
         sentence, code = terminal.explain(error)
         if sentence:
             terminal.say("error", sentence)
