@@ -612,7 +612,7 @@ def test_a_bar_that_a_signal_left_half_built_says_nothing(command: Command, monk
     monkeypatch.setattr(sys, "unraisablehook", complained.append)
     monkeypatch.setattr(verbs, "recipes", lambda: Bar())
     said = command("recipes")
-    assert said.code == 143 and said.sentence == "unicloze: error: Stopped by SIGTERM."
+    assert said.code == 143 and said.sentence == "Stopped by SIGTERM."
     assert complained == []
 
 

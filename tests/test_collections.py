@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
 import io
 import tarfile
@@ -81,11 +80,7 @@ def test_dstc7(tmp_path: Path) -> None:
 
 def test_docstrings_are_parted_by_module(monkeypatch: pytest.MonkeyPatch) -> None:
     body = "What follows the summary\n    goes on over lines."
-    source = f'def f():\n    """Say it.\n\n    {body}\n    """\n\n\ndef g():\n    """No body."""\n\n\n'
-    modules = [
-        (f"m{i}", ast.parse(source.replace("Say it", f"Say {i}") + f'"""Say {i} of all.\n\n{body}\n"""'))
-        for i in range(40)
-    ]
+    modules = [(f"m{i}", [("f()", f"Say {i}.\n\n{body}"), ("g()", "No body.")]) for i in range(40)]
     monkeypatch.setattr(python_docs, "_modules", lambda: iter([*modules, modules[0]]))
     python_docs.summaries.cache_clear()
     try:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -66,6 +67,24 @@ def test_topics_and_docstrings_in_order(small_corpus: Path) -> None:
         "Shape.later(self, *args, **kwargs)\n\nComes later.\n\n"
         "inner()\n\nFound too."
     )
+
+
+def test_modules_parsed_side_by_side_are_the_same(small_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(7):
+        (small_corpus / "library" / f"more_{i}.py").write_text(SOURCE.replace("A shape", f"Shape {i}, \\ud800 and é"))
+    alone = list(python_docs.python_docs())
+    monkeypatch.setattr(python_docs, "_FILES_A_PROCESS", 1)
+    monkeypatch.setattr(python_docs, "_parsed", lambda file: pytest.fail("parsed in this process"))
+    monkeypatch.setattr(python_docs.os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    assert list(python_docs.python_docs()) == alone and len(alone) == 11
+
+
+def test_a_parser_that_dies_is_no_short_corpus(small_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_docs, "_FILES_A_PROCESS", 1)
+    monkeypatch.setattr(python_docs.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(python_docs.sys, "executable", "/bin/false")
+    with pytest.raises(subprocess.CalledProcessError):
+        list(python_docs.python_docs())
 
 
 def test_the_file_is_written_once_and_the_same(small_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,18 @@ the standard library and of the installed numpy and torch. Everything is parsed 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import gzip
 import importlib.metadata
 import json
+import os
 import platform
+import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +29,7 @@ _SKIPPED = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
     | {"_vendor", "vendored_packages", "_internal", "__pycache__"}
 )
+_FILES_A_PROCESS, _MOST_PROCESSES = 200, 8
 _LEAST_CHARACTERS = 200
 _LEAST_BODY = 20
 
@@ -58,10 +63,14 @@ def write_python_docs(folder: Path) -> Path:
 def python_docs() -> Iterator[Document]:
     """The documents: first the topics, then the modules, sorted by name; those below 200 characters are left out."""
     yield from _topics(Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py")
-    for name, tree in _modules():
-        text = "\n\n".join(f"{header}\n\n{docstring}".rstrip() for header, docstring in _docstrings(tree, name))
+    for name, docstrings in _modules():
+        text = "\n\n".join(f"{header}\n\n{docstring}".rstrip() for header, docstring in docstrings)
         if len(text) >= _LEAST_CHARACTERS:
             yield Document(text=text, path=name, line=1)
+
+
+Docstrings = list[tuple[str, str]]
+"""Headers of what is documented, and the docstrings."""
 
 
 class Summary(NamedTuple):
@@ -88,9 +97,9 @@ def summaries() -> tuple[Summary, ...]:
 
 def _summaries() -> Iterator[Summary]:
     seen = set()
-    for name, tree in _modules():
+    for name, docstrings in _modules():
         number = 0
-        for _, docstring in _docstrings(tree, name):
+        for _, docstring in docstrings:
             line, _, rest = docstring.strip().partition("\n")
             body = " ".join(rest.split())
             if (
@@ -115,30 +124,72 @@ def _topics(path: Path) -> Iterator[Document]:
                     yield Document(text=topics[name], path=f"pydoc_data.topics:{name}", line=1)
 
 
-def _modules() -> Iterator[tuple[str, ast.Module]]:
-    """Names and syntax trees of the modules that may have docstrings."""
+def _modules() -> Iterator[tuple[str, Docstrings]]:
+    """Names and docstrings of the modules that may have any, parsed by as many processes as there are cores."""
+    files = list(_files())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = min(cores, _MOST_PROCESSES, len(files) // _FILES_A_PROCESS)
+    parsed = map(_parsed, files) if processes < 2 else _parsed_side_by_side(files, processes)
+    yield from (
+        (name, docstrings) for (name, _), docstrings in zip(files, parsed, strict=True) if docstrings is not None
+    )
+
+
+def _files() -> Iterator[tuple[str, str]]:
+    """Names and paths of the modules of the standard library and of the packages."""
     standard_library = Path(sysconfig.get_path("stdlib"))
-    yield from _parsed(standard_library, standard_library)
+    yield from _below(standard_library, standard_library)
     for package in _PACKAGES:
         for folder in sys.path:
             if (Path(folder) / package / "__init__.py").is_file():
-                yield from _parsed(Path(folder) / package, Path(folder))
+                yield from _below(Path(folder) / package, Path(folder))
                 break
 
 
-def _parsed(folder: Path, root: Path) -> Iterator[tuple[str, ast.Module]]:
+def _below(folder: Path, root: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(folder.rglob("*.py")):
         relative = path.relative_to(root)
-        if _SKIPPED.intersection(relative.parts):
-            continue
-        source = path.read_bytes()
-        if b'"""' not in source and b"'''" not in source:
-            continue
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):
-            continue  # templates and files for other versions of Python
-        yield ".".join(relative.with_suffix("").parts).removesuffix(".__init__"), tree
+        if not _SKIPPED.intersection(relative.parts):
+            yield ".".join(relative.with_suffix("").parts).removesuffix(".__init__"), str(path)
+
+
+def _parsed_side_by_side(files: Sequence[tuple[str, str]], processes: int) -> Iterator[Docstrings | None]:
+    """Not by `multiprocessing`, which would run a script that has no main guard again."""
+    command = [sys.executable, "-P", "-c", "from unicloze.text.python_docs import parse_files; parse_files()"]
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with contextlib.ExitStack() as stack:
+        outputs, running = [], []
+        for first in range(processes):
+            asked, answered = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
+            json.dump(files[first::processes], asked)
+            asked.seek(0)
+            process = subprocess.Popen(command, stdin=asked, stdout=answered, env=paths, start_new_session=True)
+            stack.callback(stack.enter_context(process).kill)
+            outputs.append(answered)
+            running.append(process)
+        for process in running:
+            if process.wait():
+                raise subprocess.CalledProcessError(process.returncode, command)
+        for output in outputs:
+            output.seek(0)
+        yield from (json.loads(outputs[i % processes].readline()) for i in range(len(files)))
+
+
+def parse_files() -> None:
+    """The process's work: (name, path) of modules as JSON from stdin, their docstrings to stdout, one line of JSON each."""
+    for file in json.load(sys.stdin):
+        print(json.dumps(_parsed(file)))
+
+
+def _parsed(file: tuple[str, str]) -> Docstrings | None:
+    name, path = file
+    source = Path(path).read_bytes()
+    if b'"""' not in source and b"'''" not in source:
+        return None
+    try:
+        return list(_docstrings(ast.parse(source), name))
+    except (SyntaxError, ValueError):
+        return None  # templates and files for other versions of Python
 
 
 def _docstrings(
