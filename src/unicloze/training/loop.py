@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unicloze.errors import UniclozeError
 from unicloze.example import Examples, collate
@@ -20,6 +20,7 @@ from unicloze.model.build import Model
 from unicloze.model.dropout import DropoutKey
 from unicloze.settings import TrainingSettings
 from unicloze.training.batches import MicroBatch
+from unicloze.training.lookups import by_rows, fill_gradients
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
 from unicloze.training.recurrence import Memories, with_memory
 
@@ -34,6 +35,7 @@ class TrainState:
         step: Steps done.
         text_tokens: Tokens of text trained on.
         memories: What the rows of the last step remember for those of the next, by number of the micro-batch.
+        buffers: Memory for the gradients of large tables, see `lookups`. Nothing in it outlives a step.
     """
 
     model: Model
@@ -41,6 +43,7 @@ class TrainState:
     step: int = 0
     text_tokens: int = 0
     memories: Memories = field(default_factory=dict)
+    buffers: dict[nn.Parameter, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -78,6 +81,10 @@ class Compute:
     def autocast(self) -> AbstractContextManager[Any]:
         """bf16 autocast, or nothing in fp32."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
+
+    def lookups(self, model: Model) -> AbstractContextManager[None]:
+        """Gradients of large tables by rows on a CPU, where that is faster and nothing is compiled."""
+        return by_rows(model) if self.device.type == "cpu" and not self.fixed_shape else nullcontext()
 
 
 def fit(
@@ -148,7 +155,7 @@ def accumulate_gradients(
     for number, micro_batch in enumerate(micro_batches):
         batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
         batch = with_memory(batch, micro_batch, state.memories.get(number), used)
-        with compute.autocast():
+        with compute.autocast(), compute.lookups(state.model):
             losses = state.model(batch, DropoutKey(settings.seed, state.step, number))
         if batch.memory is not None:
             memories[number] = batch.memory
@@ -162,6 +169,7 @@ def accumulate_gradients(
                 where = f"the loss of {name} is {value} in micro-batch {number}"
                 raise non_finite(where, state, [micro_batch], describe)
             sums[name] += value
+    fill_gradients(state.model, state.buffers)
     state.memories = memories
     return sums
 
