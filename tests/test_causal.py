@@ -218,6 +218,7 @@ def train(model: UnifiedModel, settings: TrainingSettings, windows_of_step: Any,
     return float(losses[-1])
 
 
+@pytest.mark.slow
 def test_a_small_batch_is_learned_by_heart() -> None:
     """All but the first token of each row, which nothing foretells: ln 4 for one of 15 predictions, and no more."""
     windows = random_windows(4, 16, seed=1)

@@ -539,6 +539,7 @@ def test_a_full_disk_without_a_small_one(run: Path, command: Command, monkeypatc
     assert newest(run).is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_output_to_a_full_disk() -> None:
     with open("/dev/full", "w") as full:
@@ -549,6 +550,7 @@ def test_output_to_a_full_disk() -> None:
     assert done.stderr == f"unicloze: error: {terminal.explain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))[0]}\n"
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_news() -> None:
     read, write = os.pipe()
     os.close(read)

@@ -81,6 +81,7 @@ def test_a_comparison_from_end_to_end(corpus: Path, tmp_path: Path) -> None:
     assert said[-1] == "unilmv2-ablation-ar, seed 1 (6 of 6)"
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[tuple[str, int]] = []
 
@@ -114,6 +115,7 @@ def test_another_comparison_is_not_gone_on_with(corpus: Path, tmp_path: Path) ->
         run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
 
 
+@pytest.mark.slow
 def test_flops_budgets_buy_cheaper_objectives_more_steps(corpus: Path, tmp_path: Path) -> None:
     comparison = run(corpus, tmp_path / "c", "flops=1e9")
     ae, both = comparison.rows
@@ -121,6 +123,7 @@ def test_flops_budgets_buy_cheaper_objectives_more_steps(corpus: Path, tmp_path:
     assert ae.flops == pytest.approx(1e9, rel=0.1) and both.flops == pytest.approx(1e9, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_time_budget_is_kept_roughly(corpus: Path, tmp_path: Path) -> None:
     comparison = run(corpus, tmp_path / "c", "time=1", names=NAMES[:1])
     assert comparison.rows[0].steps > 5

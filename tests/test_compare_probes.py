@@ -79,6 +79,7 @@ def done(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Co
     return compared(files, tmp_path_factory.mktemp("c") / "out", seeds=2)
 
 
+@pytest.mark.slow
 def test_every_run_is_fine_tuned_and_that_is_told(done: Comparison) -> None:
     (probe,) = done.probes
     assert (probe.metric, probe.value, probe.unit) == ("accuracy", "accuracy", "%")
@@ -100,6 +101,7 @@ def test_every_run_is_fine_tuned_and_that_is_told(done: Comparison) -> None:
     assert (stored["results"], stored["probed"]) == (ours["rows"], ours["probes"])
 
 
+@pytest.mark.slow
 def test_what_a_model_cannot_do_is_not_defined_and_the_reason_told(files: dict[str, Path], tmp_path: Path) -> None:
     probes = [(files["writing"], files["train"], files["dev"])]
     both = compared(files, tmp_path / "c", recipes=["gpt", "xlnet-base"], budget="steps=1", probes=probes)

@@ -73,6 +73,7 @@ def coqa_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_it_learns_sixteen_turns_by_heart(start: LoadedModel, coqa_file: Path, tmp_path: Path) -> None:
     recipe = recipe_for(start, "coqa-extractive", task__max_question=24)
     result = finetune_run(recipe, start, coqa_file, coqa_file, tmp_path / "run", progress=False)

@@ -331,6 +331,7 @@ def approaches(
     assert floor - noise < loss < floor + within, f"floor {floor:.3f}, loss {loss:.3f}"
 
 
+@pytest.mark.slow
 def test_t5_costs_its_text_and_the_lengths_of_its_spans() -> None:
     """Of 8 tokens 3 are noise, in spans of 1 and 2 or 2 and 1: ln 2 for which, ln V a token, nothing for the sentinels."""
     settings = dataclasses.replace(T5, mask_rate=3 / 8, mean_span=1.5)

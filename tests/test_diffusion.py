@@ -366,6 +366,7 @@ def exact_by_blocks(model: UnifiedModel, size: int) -> float:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 4, 6])
 def test_the_loss_of_blocks_is_the_sum_over_their_masks(size: int) -> None:
     model, rows = toys.model(), 8000
@@ -461,6 +462,7 @@ def train(model: UnifiedModel, batches: Iterator[list[MicroBatch]], steps: int, 
     fit(state, batches, settings, CPU, hooks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [None, 4])
 def test_a_small_batch_is_learned_by_heart(size: int | None) -> None:
     windows = random_windows(6, 16, short=True, seed=3)

@@ -351,6 +351,7 @@ def train(model: ReplacedTokenModel, steps: Iterator[list[MicroBatch]], count: i
     fit(state, steps, settings, CPU, HOOKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learning", ["both", "discriminator"])
 def test_a_batch_is_learned_by_heart(learning: str) -> None:
     """Where the generator does not learn, nearly every sample is wrong, and at every step another."""
@@ -481,6 +482,7 @@ def toy(corpus: Path, **overrides: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(corpus: Path, tmp_path: Path) -> None:
     def run(out: str, steps: int) -> dict[str, Tensor]:
         pretrain_run(

@@ -59,6 +59,7 @@ def squad_json(path: Path, records: list[dict[str, Any]]) -> Path:
 # Learning
 
 
+@pytest.mark.slow
 def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path) -> None:
     train = squad_json(tmp_path / "train.json", questions())
     result = finetune_run(recipe_for(start, "squad-v1.1"), start, train, train, tmp_path / "run", progress=False)
@@ -77,6 +78,7 @@ def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path) 
         assert scores == sorted(scores, reverse=True) and said["score"] == scores[0] and len(scores) == 5
 
 
+@pytest.mark.slow
 def test_it_learns_what_has_no_answer(start: LoadedModel, tmp_path: Path) -> None:
     train = squad_json(tmp_path / "train.json", questions(answerable=9))
     result = finetune_run(recipe_for(start, "squad-v2"), start, train, train, tmp_path / "run", progress=False)
@@ -394,6 +396,7 @@ def test_settings_that_cannot_be_are_refused(key: str) -> None:
 # Real files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("version", "count", "without"), [("v1.1", 10570, 0), ("v2.0", 11873, 5945)])
 def test_real_answers_are_slices_of_their_passages(shared_data: Path, version: str, count: int, without: int) -> None:
     recipe = load_recipe("squad-v1.1" if version == "v1.1" else "squad-v2")

@@ -61,6 +61,7 @@ def recipe_for(start: LoadedModel, name: str = "classification", **overrides: An
     return task_recipe(load_recipe(name, settings), start, list(settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["dense", "plain"])
 @pytest.mark.parametrize("pooling", ["first", "mean", "last"])
 def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path, head: str, pooling: str) -> None:
@@ -74,6 +75,7 @@ def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path, 
     assert all(abs(sum(said["probabilities"].values()) - 1) < 1e-5 for said in predictions)
 
 
+@pytest.mark.slow
 def test_it_learns_quantities(start: LoadedModel, tmp_path: Path) -> None:
     records = [{"text": record["text"], "label": float(i % 4)} for i, record in enumerate(pairs())]
     train = write(tmp_path / "train.jsonl", records)

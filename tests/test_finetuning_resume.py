@@ -49,6 +49,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["_keep_best", "_save", "replace_file", "write"])
 def test_a_kill_at_any_place_of_the_last_evaluation_changes_nothing(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str

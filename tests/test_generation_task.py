@@ -272,6 +272,7 @@ def test_a_row_depends_on_its_key_alone_and_changes_with_it() -> None:
         assert (other.input_ids != together.input_ids[:, : other.input_ids.shape[1]]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learning", ["pseudo", "masked", "next"])
 def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path, learning: str) -> None:
     train = write(tmp_path / "train.jsonl", pairs())

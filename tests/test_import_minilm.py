@@ -98,6 +98,7 @@ def test_embed_is_sentence_transformers_mean_pooling(folder: Path, loaded: Loade
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_imported_and_opened_again(
     folder: Path, loaded: LoadedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

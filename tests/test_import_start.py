@@ -306,6 +306,7 @@ def test_longer_windows_than_positions_and_other_sizes(bert: Path, corpus: Path,
     torch.testing.assert_close(found.model.state_dict()[name], start.model.state_dict()[name], atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("kind", "recipe", "changes"),

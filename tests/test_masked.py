@@ -312,6 +312,7 @@ def train(model: UnifiedModel, batches: Any, steps: int, learning_rate: float) -
     return history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VISIBILITIES)
 def test_a_small_batch_is_learned_by_heart(name: str) -> None:
     targets = ["ae", "sbo"] if name == "bidirectional" else ["ae"]

@@ -260,6 +260,7 @@ def test_rows_of_another_number_start_anew() -> None:
     assert batch_of(windows_at(2), None, xl_model()).memory is None
 
 
+@pytest.mark.slow
 def test_a_run_saves_and_restores_what_it_remembers(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus")
     overrides = toy_overrides() | {

@@ -169,6 +169,7 @@ def test_what_cannot_be_is_said_with_its_place(setting: dict[str, Any], message:
     assert message in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_mixture_with_phases_trains_resumes_and_is_measured_by_part(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt")
     overrides = {

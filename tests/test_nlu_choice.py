@@ -272,6 +272,7 @@ def test_pooled_slots_are_summed_or_averaged(pooling: str) -> None:
 # Learning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "causal"), [("choice", False), ("story-cloze", True)])
 def test_it_learns_sixteen_choices_by_heart(
     bert: LoadedModel, gpt: LoadedModel, tmp_path: Path, name: str, causal: bool

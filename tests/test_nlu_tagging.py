@@ -184,6 +184,7 @@ def sentences(count: int = 16) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tagging", "pos"])
 def test_it_learns_sixteen_sentences_by_heart(bert: LoadedModel, tmp_path: Path, name: str) -> None:
     records = sentences()

@@ -225,6 +225,7 @@ def test_sentence_order_swaps_whole_sentences(tmp_path: Path) -> None:
         assert len(two if negative else one) + left - 1 in inner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", [2, 5, 12])
 def test_documents_that_break_off_tell_nothing_by_lengths_or_ends(tmp_path: Path, tail: int) -> None:
     """A table of the labels of half of the rows says nothing of the others', whatever it lists."""
@@ -415,6 +416,7 @@ def test_on_random_text_the_loss_stays_at_its_floor(tmp_path: Path, target: str,
     assert late.mean() > math.log(2) - 4 * late.std() / math.sqrt(len(late))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "pairs"), PAIRS_OF_TARGETS)
 def test_labels_of_a_small_batch_are_learnt(tmp_path: Path, target: str, pairs: Pairs) -> None:
     sampler = toy_sampler(random_source(tmp_path, 30))

@@ -306,6 +306,7 @@ def train(model: Any, batches: Any, rate: float) -> float:
     return float(loss.detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "build"), [("permuted", xl_model), ("compensated", toys.model)])
 def test_overfits_one_batch(name: str, build: Any) -> None:
     batch = collate(make_examples(random_windows(4, 24), vocabulary(), settings(name)))

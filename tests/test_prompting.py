@@ -336,6 +336,7 @@ def test_an_answer_that_cannot_be_spelled_is_never_chosen(tmp_path: Path) -> Non
     assert "3 records have answers that the vocabulary cannot spell" in str(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["causal", "par"])
 def test_a_prompt_without_a_blank_is_gone_on_with(name: str, tmp_path: Path) -> None:
     from unicloze.decoding.generate import generate

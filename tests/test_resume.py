@@ -81,14 +81,15 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "count"),
     [
         ("micro-batch", 8),
-        *(
-            pytest.param(*moment, marks=pytest.mark.slow)
-            for moment in [("update", 5), ("checkpoint-file", 3), ("checkpoint-manifest", 2), ("checkpoint-renamed", 2)]
-        ),
+        ("update", 5),
+        ("checkpoint-file", 3),
+        ("checkpoint-manifest", 2),
+        ("checkpoint-renamed", 2),
     ],
 )
 def test_killed_at_the_worst_moment(uninterrupted: Path, moment: str, count: int) -> None:
@@ -119,7 +120,8 @@ def test_killed_at_random_until_it_is_done(uninterrupted: Path) -> None:
     assert_same(final_state(out), final_state(uninterrupted / "whole"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -> None:
     out = uninterrupted / f"signal-{number.name}"
     process = start(uninterrupted, out, "never", 0)
@@ -138,6 +140,7 @@ def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -
     assert_same(final_state(out), final_state(uninterrupted / "whole"))
 
 
+@pytest.mark.slow
 def test_sigterm_before_training_is_one_sentence(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus", documents=20_000)
     command = [

@@ -259,6 +259,7 @@ def test_abilities_are_those_training_gives() -> None:
         assert (abilities.cloze, abilities.stepwise, abilities.causal) == (None, None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HIDDEN)
 def test_a_batch_can_be_learned_by_heart(name: str) -> None:
     windows = text_windows(6, 10, V, seed=1)
@@ -267,6 +268,7 @@ def test_a_batch_can_be_learned_by_heart(name: str) -> None:
     assert measured(model, examples) < 0.02
 
 
+@pytest.mark.slow
 def test_random_text_is_learned_down_to_the_floor_and_no_further() -> None:
     """A text token costs ln V; the closing [EOS] nothing, as all texts have the same length."""
     ordinary, tokens = 8, 8

@@ -82,6 +82,7 @@ def test_the_predictions_file_measures_itself(seeds: Path) -> None:
     assert result.values == TaskRun.read(seeds / "seed-0").values("accuracy")  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_several_seeds_have_one_page_with_mean_and_spread(seeds: Path) -> None:
     page = Page(build_report(seeds).read_text())
     values = [TaskRun.read(seeds / name).values("accuracy")["accuracy"] for name in ("seed-0", "seed-1")]

@@ -357,6 +357,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus") / "text")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_takes_two_steps(name: str, corpus: Path, tmp_path: Path) -> None:
     recipe = load_recipe(name, toy_overrides() | {"data.corpus": [str(corpus)], "data.heldout_share": 0.2})
