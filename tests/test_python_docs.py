@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from unicloze.errors import UniclozeError
 from unicloze.text import python_docs
 from unicloze.text.readers import read_documents
 
@@ -83,7 +83,7 @@ def test_a_parser_that_dies_is_no_short_corpus(small_corpus: Path, monkeypatch: 
     monkeypatch.setattr(python_docs, "_FILES_A_PROCESS", 1)
     monkeypatch.setattr(python_docs.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr(python_docs.sys, "executable", "/bin/false")
-    with pytest.raises(subprocess.CalledProcessError):
+    with pytest.raises(UniclozeError, match="ended with exit code 1"):
         list(python_docs.python_docs())
 
 

@@ -17,11 +17,11 @@ import platform
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from unicloze.errors import UniclozeError
 from unicloze.text.readers import Document
 
 _PACKAGES = "numpy", "torch"
@@ -158,21 +158,26 @@ def _parsed_side_by_side(files: Sequence[tuple[str, str]], processes: int) -> It
     command = [sys.executable, "-P", "-c", "from unicloze.text.python_docs import parse_files; parse_files()"]
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with contextlib.ExitStack() as stack:
-        outputs, running = [], []
+        running = []
         for first in range(processes):
-            asked, answered = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
-            json.dump(files[first::processes], asked)
-            asked.seek(0)
-            process = subprocess.Popen(command, stdin=asked, stdout=answered, env=paths, start_new_session=True)
-            stack.callback(stack.enter_context(process).kill)
-            outputs.append(answered)
-            running.append(process)
-        for process in running:
-            if process.wait():
-                raise subprocess.CalledProcessError(process.returncode, command)
-        for output in outputs:
-            output.seek(0)
-        yield from (json.loads(outputs[i % processes].readline()) for i in range(len(files)))
+            process = stack.enter_context(
+                subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=paths, text=True, start_new_session=True
+                )
+            )
+            stack.callback(process.kill)
+            assert process.stdin is not None and process.stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # it ended at once: there is no answer to read
+                json.dump(files[first::processes], process.stdin)
+                process.stdin.close()
+            running.append((process, process.stdout))
+        for i in range(len(files)):
+            process, answers = running[i % processes]
+            if not (answer := answers.readline()):
+                raise UniclozeError(
+                    f"A process that parses Python's documentation ended with exit code {process.wait()}."
+                )
+            yield json.loads(answer)
 
 
 def parse_files() -> None:
