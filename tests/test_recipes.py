@@ -313,6 +313,18 @@ def test_directory_is_no_recipe(tmp_path: Path) -> None:
             "line 4: training is given a second time (first in line 1); keep one.",
         ),
         ("a: [1\n", "line 2: this is not valid YAML: expected ',' or ']', but got '<stream end>'."),
+        (
+            "base: quickstart\nname: 2020-13-45\n",
+            "line 2: this is not valid YAML: this is no timestamp; put it between",
+        ),
+        (
+            "training:\n  steps: !!int abc\n",
+            "line 2: this is not valid YAML: this is no int; put it between quotation marks if it is text.",
+        ),
+        (
+            "name: !!timestamp soon\n",
+            "line 1: this is not valid YAML: this is no timestamp; put it between quotation marks if it is text.",
+        ),
         ("a:\n\tb: 1\n", "line 2: this is not valid YAML: found character '\\t' that cannot start any token."),
         ("base: 3\n", "line 1: base is 3; expected the name of a recipe."),
         (

@@ -184,11 +184,22 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Setting]:
     return settings | flatten(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
 
 
+class _Loader(yaml.SafeLoader):
+    """Says where a value is that its tag does not fit, such as the day 2020-13-45."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, AttributeError) as error:
+            problem = f"this is no {node.tag.rpartition(':')[2]}; put it between quotation marks if it is text"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+
 def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The values of a YAML file, and the line of each dotted key."""
     try:
         text = path.read_text(encoding="utf-8")
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         root = loader.get_single_node()
         lines: dict[str, int] = {}
         if isinstance(root, yaml.MappingNode):
