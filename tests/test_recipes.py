@@ -315,7 +315,7 @@ def test_directory_is_no_recipe(tmp_path: Path) -> None:
         ("a: [1\n", "line 2: this is not valid YAML: expected ',' or ']', but got '<stream end>'."),
         (
             "base: quickstart\nname: 2020-13-45\n",
-            "line 2: this is not valid YAML: this is no timestamp; put it between",
+            "line 2: this is not valid YAML: this is no timestamp; put it between quotation marks if it is text.",
         ),
         (
             "training:\n  steps: !!int abc\n",
