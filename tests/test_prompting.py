@@ -381,9 +381,10 @@ def test_a_record_that_does_not_fit_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(UniclozeError, match=message):
             prompted(model, path, write(tmp_path / "r.jsonl", [line]), progress=False)
-    with pytest.raises(UniclozeError, match="neither YAML nor JSON"):
-        (tmp_path / "bad.yaml").write_text("template: [")
-        read_prompt(tmp_path / "bad.yaml")
+    for text in ("template: [", "template: 2020-13-45"):
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(UniclozeError, match="neither YAML nor JSON"):
+            read_prompt(tmp_path / "bad.yaml")
     (tmp_path / "yes.yaml").write_text('template: "{text} {label}"\nlabels: {yes: given, no: empty}\n')
     assert read_prompt(tmp_path / "yes.yaml").labels == {"yes": "given", "no": "empty"}
 

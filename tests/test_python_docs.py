@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from unicloze.errors import UniclozeError
 from unicloze.text import python_docs
 from unicloze.text.readers import read_documents
 
@@ -79,12 +78,32 @@ def test_modules_parsed_side_by_side_are_the_same(small_corpus: Path, monkeypatc
     assert list(python_docs.python_docs()) == alone and len(alone) == 11
 
 
-def test_a_parser_that_dies_is_no_short_corpus(small_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("executable", ["/bin/false", "/bin/cat", "/nowhere/python", "", None])
+def test_what_a_parser_leaves_is_parsed_here(
+    executable: str | None, small_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(7):
+        (small_corpus / "library" / f"{'long' * 50}_{i}.py").write_text(SOURCE)
+    alone = list(python_docs.python_docs())
     monkeypatch.setattr(python_docs, "_FILES_A_PROCESS", 1)
     monkeypatch.setattr(python_docs.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr(python_docs.sys, "executable", "/bin/false")
-    with pytest.raises(UniclozeError, match="ended with exit code 1"):
+    monkeypatch.setattr(python_docs.sys, "executable", executable)
+    assert list(python_docs.python_docs()) == alone
+
+
+def test_a_file_that_cannot_be_read_is_named(small_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (small_corpus / "library" / "gone.py").symlink_to(small_corpus / "nowhere")
+    monkeypatch.setattr(python_docs, "_FILES_A_PROCESS", 1)
+    monkeypatch.setattr(python_docs.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    with pytest.raises(FileNotFoundError, match=r"gone\.py"):
         list(python_docs.python_docs())
+
+
+def test_more_files_than_a_pipe_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one.py").write_text(SOURCE)
+    files = [("one", str(tmp_path / "one.py"))] * 3000
+    monkeypatch.setattr(python_docs.sys, "executable", "/bin/false")
+    assert list(python_docs._parsed_side_by_side(files, 2)) == [python_docs._parsed(files[0])] * 3000
 
 
 def test_the_file_is_written_once_and_the_same(small_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,13 @@ def _terminate(_number: int, _frame: object) -> None:
     raise terminal.Terminated
 
 
-def _leave_unsaid(_unraisable: object) -> None:
-    pass
+def _let_go(error: BaseException) -> None:
+    """What a signal left half built may be unable to close itself, and nobody needs to hear of that."""
+    heard, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        traceback.clear_frames(error.__traceback__)
+    finally:
+        sys.unraisablehook = heard
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             traceback.print_exc()
         elif isinstance(error, KeyboardInterrupt):
-            sys.unraisablehook = _leave_unsaid  # what the signal left half built cannot close itself
+            _let_go(error)
         sentence, code = terminal.explain(error)
         if sentence:
             terminal.say("error", sentence)

@@ -23,6 +23,7 @@ from unicloze.evaluation.choices import NORMALISERS, Normaliser
 from unicloze.recipes.entries import typed
 from unicloze.settings import DecodingSettings, TaskSettings
 from unicloze.tasks.records import Record
+from unicloze.yaml_loader import Loader
 
 LABEL = "label"
 """The blank in a template, and the role of the right answer."""
@@ -158,7 +159,7 @@ def read_prompt(path: Path) -> Prompt:
     if not path.is_file():
         raise UniclozeError(f"There is no prompt file {path}: name one in YAML or JSON.")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UniclozeError(f"{path} is neither YAML nor JSON ({' '.join(str(error).split())}): mend it.") from error
     if not isinstance(values, dict):

@@ -23,6 +23,7 @@ from unicloze.recipes.entries import typed_mixture, typed_phases
 from unicloze.recipes.schema import KEYS, SECTIONS, Setting, expected, flatten, nested, parse_options, recipe_parser
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe
+from unicloze.yaml_loader import Loader
 
 __all__ = [
     "load_recipe",
@@ -184,22 +185,11 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Setting]:
     return settings | flatten(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
 
 
-class _Loader(yaml.SafeLoader):
-    """Says where a value is that its tag does not fit, such as the day 2020-13-45."""
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, AttributeError) as error:
-            problem = f"this is no {node.tag.rpartition(':')[2]}; put it between quotation marks if it is text"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
-
-
 def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The values of a YAML file, and the line of each dotted key."""
     try:
         text = path.read_text(encoding="utf-8")
-        loader = _Loader(text)
+        loader = Loader(text)
         root = loader.get_single_node()
         lines: dict[str, int] = {}
         if isinstance(root, yaml.MappingNode):

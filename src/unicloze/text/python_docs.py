@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gzip
 import importlib.metadata
+import io
 import json
 import os
 import platform
@@ -19,9 +20,8 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
-from unicloze.errors import UniclozeError
 from unicloze.text.readers import Document
 
 _PACKAGES = "numpy", "torch"
@@ -154,36 +154,40 @@ def _below(folder: Path, root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _parsed_side_by_side(files: Sequence[tuple[str, str]], processes: int) -> Iterator[Docstrings | None]:
-    """Not by `multiprocessing`, which would run a script that has no main guard again."""
+    """As `_parsed`, by some processes; what one of them leaves unanswered is parsed here."""
+    with contextlib.ExitStack() as running:
+        answers = [_start_parser(files[first::processes], running) for first in range(processes)]
+        for i, file in enumerate(files):
+            try:
+                found = json.loads(answers[i % processes].readline())
+                yield None if found is None else [(header, docstring) for header, docstring in found]
+            except ValueError:  # no answer: its process ended
+                answers[i % processes] = io.BytesIO()
+                yield _parsed(file)
+
+
+def _start_parser(files: Sequence[tuple[str, str]], running: contextlib.ExitStack) -> IO[bytes]:
+    """What a process of its own says of some modules. `multiprocessing` would run a script without a main guard again."""
     command = [sys.executable, "-P", "-c", "from unicloze.text.python_docs import parse_files; parse_files()"]
-    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with contextlib.ExitStack() as stack:
-        running = []
-        for first in range(processes):
-            process = stack.enter_context(
-                subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=paths, text=True, start_new_session=True
-                )
-            )
-            stack.callback(process.kill)
-            assert process.stdin is not None and process.stdout is not None
-            with contextlib.suppress(BrokenPipeError):  # it ended at once: there is no answer to read
-                json.dump(files[first::processes], process.stdin)
-                process.stdin.close()
-            running.append((process, process.stdout))
-        for i in range(len(files)):
-            process, answers = running[i % processes]
-            if not (answer := answers.readline()):
-                raise UniclozeError(
-                    f"A process that parses Python's documentation ended with exit code {process.wait()}."
-                )
-            yield json.loads(answer)
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+    pipe, silence = subprocess.PIPE, subprocess.DEVNULL
+    try:
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=silence, env=paths, start_new_session=True)
+    except (OSError, TypeError):  # this interpreter is no program of its own
+        return io.BytesIO()
+    running.callback(running.enter_context(process).kill)
+    assert process.stdin is not None and process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(files).encode())
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    return process.stdout
 
 
 def parse_files() -> None:
-    """The process's work: (name, path) of modules as JSON from stdin, their docstrings to stdout, one line of JSON each."""
-    for file in json.load(sys.stdin):
-        print(json.dumps(_parsed(file)))
+    """The work of such a process: (name, path) of modules as JSON from stdin, a line of JSON for each to stdout."""
+    for file in json.load(sys.stdin.buffer):
+        sys.stdout.buffer.write(json.dumps(_parsed(file)).encode() + b"\n")
 
 
 def _parsed(file: tuple[str, str]) -> Docstrings | None:

@@ -30,7 +30,7 @@ def by_rows(model: nn.Module) -> Iterator[None]:
 
 
 def fill_gradients(model: nn.Module, buffers: dict[nn.Parameter, Tensor]) -> None:
-    """Sparse gradients become dense, as optimisers need them.
+    """Sparse gradients become dense, as optimisers need them; those of later micro-batches are added to them in place.
 
     Args:
         model: What was learned.

@@ -163,13 +163,13 @@ def accumulate_gradients(
             micro_batch.coefficients.get(name, 1.0) * loss.total / weights[name] for name, loss in losses.items()
         ]
         torch.stack(totals).sum().backward()
+        fill_gradients(state.model, state.buffers)
         for name, loss in losses.items():
             value = float(loss.total.detach()) / weights[name]
             if not math.isfinite(value):
                 where = f"the loss of {name} is {value} in micro-batch {number}"
                 raise non_finite(where, state, [micro_batch], describe)
             sums[name] += value
-    fill_gradients(state.model, state.buffers)
     state.memories = memories
     return sums
 
