@@ -23,7 +23,7 @@ import gzip
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +99,19 @@ def of_random_weights(start: LoadedModel) -> LoadedModel:
     return dataclasses.replace(start, model=model)
 
 
-def lead(test: Path, names: Sequence[str], options: Mapping[str, Any]) -> dict[str, float]:
+def lead(test: Path) -> dict[str, float]:
     """What the first sentence of each source is worth as its summary."""
     records = [json.loads(line) for line in test.read_text(encoding="utf-8").splitlines()]
-    said, wanted = [record["source"][0] for record in records], [record["target"][0] for record in records]
-    return scores_of({name: metric(name)(said, wanted, **options) for name in names})
+    said, wanted = [record["source"][0] for record in records], [record["target"][:1] for record in records]
+    return scores_of({"rouge": metric("rouge")(said, wanted)})
+
+
+def tell(results: Mapping[str, Any], settings: Mapping[str, Any], options: argparse.Namespace) -> None:
+    """Print what is known, and write it if asked to."""
+    print(json.dumps(results, indent=1), flush=True)
+    if options.json:
+        about = {"task": options.task, "settings": settings, "limit": options.limit, "test limit": options.test_limit}
+        options.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -130,15 +138,14 @@ def main() -> None:
         else:
             train = first_lines(options.train, folder, "train", options.limit)
             test = first_lines(options.test, folder, "test", options.test_limit)
+        if options.task == "summaries":
+            results["first sentence"] = {"scores": lead(test)}
         results["this checkpoint"] = trained(options.task, start, train, test, folder / "run", settings)
+        tell(results, settings, options)
         if options.task == "summaries":
             random = of_random_weights(start)
             results["random weights"] = trained(options.task, random, train, test, folder / "random", settings)
-            results["first sentence"] = {"scores": lead(test, ["rouge"], {})}
-    print(json.dumps(results, indent=1))
-    if options.json:
-        about = {"task": options.task, "settings": settings, "limit": options.limit, "test limit": options.test_limit}
-        options.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n", encoding="utf-8")
+            tell(results, settings, options)
 
 
 if __name__ == "__main__":
