@@ -74,7 +74,7 @@ def test_modules_parsed_side_by_side_are_the_same(small_corpus: Path, monkeypatc
     alone = list(python_docs.python_docs())
     monkeypatch.setattr(python_docs, "_FILES_A_PROCESS", 1)
     monkeypatch.setattr(python_docs, "_parsed", lambda file: pytest.fail("parsed in this process"))
-    monkeypatch.setattr(python_docs.os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(python_docs, "usable_cores", lambda: 3)
     assert list(python_docs.python_docs()) == alone and len(alone) == 11
 
 
@@ -86,7 +86,7 @@ def test_what_a_parser_leaves_is_parsed_here(
         (small_corpus / "library" / f"{'long' * 50}_{i}.py").write_text(SOURCE)
     alone = list(python_docs.python_docs())
     monkeypatch.setattr(python_docs, "_FILES_A_PROCESS", 1)
-    monkeypatch.setattr(python_docs.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(python_docs, "usable_cores", lambda: 2)
     monkeypatch.setattr(python_docs.sys, "executable", executable)
     assert list(python_docs.python_docs()) == alone
 
@@ -94,7 +94,7 @@ def test_what_a_parser_leaves_is_parsed_here(
 def test_a_file_that_cannot_be_read_is_named(small_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (small_corpus / "library" / "gone.py").symlink_to(small_corpus / "nowhere")
     monkeypatch.setattr(python_docs, "_FILES_A_PROCESS", 1)
-    monkeypatch.setattr(python_docs.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(python_docs, "usable_cores", lambda: 2)
     with pytest.raises(FileNotFoundError, match=r"gone\.py"):
         list(python_docs.python_docs())
 

@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from unicloze.cores import usable_cores
+
 REQUIRED = ("torch", "numpy", "tokenizers", "safetensors", "jsonargparse", "pyyaml", "tqdm", "pyarrow")
 EXTRAS = {
     "hf": ("transformers",),
@@ -128,8 +130,7 @@ def _processor() -> Iterator[Finding]:
     if description.is_file():
         lines = description.read_text(encoding="utf-8", errors="replace").splitlines()
         model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Finding(topic="CPU", state="ok", detail=f"{model}, {usable} of {os.cpu_count()} logical cores usable")
+    yield Finding(topic="CPU", state="ok", detail=f"{model}, {usable_cores()} of {os.cpu_count()} logical cores usable")
 
 
 def _memory() -> Iterator[Finding]:
@@ -150,14 +151,12 @@ def _arithmetic() -> Iterator[Finding]:
     from unicloze.training.precision import choose_precision, cpu_abilities, product_seconds
 
     threads = torch.get_num_threads()
-    crowded = hasattr(os, "sched_getaffinity") and threads > len(os.sched_getaffinity(0))
+    crowded = threads > usable_cores()
     yield Finding(
         topic="threads",
         state="note" if crowded else "ok",
         detail=f"torch computes with {threads}",
-        cure=f"Set OMP_NUM_THREADS={len(os.sched_getaffinity(0))}: more threads than cores slow each other down."
-        if crowded
-        else "",
+        cure=f"Set OMP_NUM_THREADS={usable_cores()}: more threads than cores slow each other down." if crowded else "",
     )
     operations = 2 * _PRODUCT_SIZE**3
     speeds = {

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from unicloze.cores import usable_cores
 from unicloze.text.readers import Document
 
 _PACKAGES = "numpy", "torch"
@@ -127,8 +128,7 @@ def _topics(path: Path) -> Iterator[Document]:
 def _modules() -> Iterator[tuple[str, Docstrings]]:
     """Names and docstrings of the modules that may have any, parsed by as many processes as there are cores."""
     files = list(_files())
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    processes = min(cores, _MOST_PROCESSES, len(files) // _FILES_A_PROCESS)
+    processes = min(usable_cores(), _MOST_PROCESSES, len(files) // _FILES_A_PROCESS)
     parsed = map(_parsed, files) if processes < 2 else _parsed_side_by_side(files, processes)
     yield from (
         (name, docstrings) for (name, _), docstrings in zip(files, parsed, strict=True) if docstrings is not None
