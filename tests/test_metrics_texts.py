@@ -21,10 +21,13 @@ from unicloze.evaluation.metrics.diversity import diversity
 from unicloze.evaluation.metrics.meteor import meteor
 from unicloze.evaluation.metrics.nist import nist
 from unicloze.evaluation.metrics.perl_rouge import find_script, perl_rouge
-from unicloze.evaluation.metrics.profiles import PROFILES, retokenise, sentences, summary
+from unicloze.evaluation.metrics.profiles import PROFILES, retokenise, sentences, summary, uncased
 from unicloze.evaluation.metrics.registry import METRICS, metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.rouge import _Tokenizer, rouge
+from unicloze.recipes import load_recipe
+from unicloze.settings import TokenizerSettings
+from unicloze.text.tokenizers import Tokenizer
 
 # The demonstration of the DSTC7 evaluation, its words renamed one to one, which changes none of these metrics.
 DSTC7_PREDICTIONS = ["a b c d w", "e f g h i w", "a j k x"]
@@ -237,6 +240,7 @@ def test_sentences_are_found() -> None:
     assert sentences("He came. She (too.) left! 3 days") == "He came.\nShe (too.) left!\n3 days"
     assert sentences("J. Smith of the U.S. Army came.") == "J. Smith of the U.S. Army came."
     assert sentences("he came . she left .") == "he came .\nshe left ."
+    assert sentences("the u . s . army of 3 . it came .") == "the u . s . army of 3 .\nit came ."
     assert sentences("One. Two\nThree") == "One. Two\nThree"
 
 
@@ -250,6 +254,36 @@ def test_summaries_lose_short_and_repeated_sentences_and_their_end() -> None:
     assert PROFILES["gigaword"].prediction("in 11 days ( [UNK] )") == "in ## days -lrb- UNK -rrb-"
     assert PROFILES["xsum"].prediction('the well - known ( old ) " x "') == 'the well - known -LRB- old -RRB- " x "'
     assert PROFILES["squad-qg"].prediction("Who ' s ( he ) ?") == "who 's -lrb- he -rrb- ?"
+
+
+def test_a_summary_that_marks_no_sentences_is_cut_at_its_points() -> None:
+    text = "the cat sat on the mat . too short . the mat the cat sat on it . a dog barked at the moon ."
+    assert summary(text, 100) == "the cat sat on the mat .\na dog barked at the moon ."
+    assert summary("The cat sat on the mat. The cat sat on the mat. A dog barked at 3 p.m.", 100).count("\n") == 1
+
+
+def test_uncased_brings_both_sides_to_what_a_lower_casing_tokenizer_says() -> None:
+    asked = "Who's Zoë's 3.5-year-old \"friend\", 王 (U.N.)?"
+    said = "who ' s zoe ' s 3 . 5 - year - old \" friend \" , 王 ( u . n . ) ?"
+    assert uncased(asked) == uncased(said) == said
+    assert coco([said], [[asked]]).values["bleu_4"] < 50
+    assert coco([said], [[asked]], profile="uncased").values["bleu_4"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize("name", ["squad-question-generation", "squad-question-generation-v1", "cnndm", "cnndm-v1", "xsum"])
+def test_a_perfect_text_of_an_uncased_model_is_perfect_by_the_metric_of_its_recipe(name: str) -> None:
+    texts = [
+        "What's the name of John F. Kennedy's 3,000-ton ship?\nIt is the famous PT-109.",
+        "The U.S. Army left in May 1865.\nNobody in Paris knew of it until the next morning.",
+    ]
+    tokenizer = Tokenizer.train(texts * 20, TokenizerSettings(vocab_size=200))
+    said = [tokenizer.decode(ids) for ids in tokenizer.encode_batch(texts)]
+    assert said != texts and said[0] == said[0].lower()
+    recipe = load_recipe(name)
+    (used,) = recipe.task.metrics
+    result = metric(used)(said, [[text] for text in texts], **recipe.task.metric_options)
+    for key, value in result.values.items():
+        assert value == pytest.approx(100, abs=0.01), key
 
 
 def test_bleu_says_how_it_was_made() -> None:

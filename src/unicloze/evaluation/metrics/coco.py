@@ -1,6 +1,7 @@
 """BLEU and ROUGE-L as coco-caption computes them (Chen et al. 2015): with METEOR the usual figures of question generation.
 
-All read tokens with spaces between them, compare them as they are, and never tokenise: lower both sides, or neither.
+All read tokens with spaces between them and compare them as they are: where one side is lower-cased or tokenised, the profile
+`uncased` brings the other to it.
 """
 
 from __future__ import annotations

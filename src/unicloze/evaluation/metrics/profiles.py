@@ -2,18 +2,20 @@
 
 UniLM's generators write word pieces joined to tokens, and its references are as Stanford's tokenizer leaves them; so its
 released scripts spell a prediction in that tokenizer's way first. The rules below are theirs, except that initials of any
-number are joined, where their loop joins two and leaves a stray point. References stand as they are.
+number are joined, where their loop joins two and leaves a stray point. References stand as they are, but for `uncased`,
+which brings both sides to what a lower-casing tokenizer can say.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 _SENTENCE_ENDS: Sequence[tuple[re.Pattern[str], str]] = (
-    (re.compile(r"(?<=\s[.!?])\s+"), "\n"),
+    (re.compile(r"(?<=\s[.!?])(?<!\s[^\W\d_]\s\.)\s+"), "\n"),
     (re.compile(r"((?<=[.!?])(?<!\b\w\.)[\"'\u201d\u2019)\]]*)\s+(?=[\"'\u201c\u2018(\[]*[A-Z0-9])"), r"\1\n"),
 )
 _BRACKETS = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
@@ -55,7 +57,7 @@ def sentences(text: str) -> str:
     """The text with a sentence a line.
 
     A text that has lines stays as it is. Else a sentence ends with a lone point, `!` or `?`, and with one at the end of a
-    word, unless that is an initial, where a capital or a digit follows.
+    word where a capital or a digit follows; a point behind an initial ends none.
     """
     text = text.strip()
     return text if "\n" in text else _substituted(text, _SENTENCE_ENDS)
@@ -101,9 +103,10 @@ def _replaced(text: str, symbols: Mapping[str, str]) -> str:
 
 
 def summary(text: str, longest: int) -> str:
-    """CNN/DailyMail's predictions: sentences between `[X_SEP]`, those of four tokens or fewer and repetitions dropped, cut.
+    """CNN/DailyMail's predictions: sentences of four tokens or fewer and repetitions dropped, the rest cut.
 
-    A sentence is a repetition if more than 70 % of its words have occurred in the sentences before it.
+    Sentences are parted by UniLM's token `[X_SEP]`, or found by `sentences` where there is none. One is a repetition if more
+    than 70 % of its words have occurred in the sentences before it.
 
     Args:
         text: The prediction.
@@ -112,7 +115,7 @@ def summary(text: str, longest: int) -> str:
     kept: list[str] = []
     seen: set[str] = set()
     left = longest
-    for sentence in text.split("[X_SEP]"):
+    for sentence in text.split("[X_SEP]") if "[X_SEP]" in text else sentences(text).split("\n"):
         tokens = _replaced(retokenise(sentence, symbols=_BRACKETS), _ROUND | _SQUARE).split()
         if len(tokens) <= 4:
             continue
@@ -125,8 +128,23 @@ def summary(text: str, longest: int) -> str:
     return "\n".join(kept)
 
 
+def uncased(text: str) -> str:
+    """The text as BERT's uncased tokenizer sees it: lower case, no accents, spaces around punctuation and ideographs."""
+    normalise, split = _uncased_parts()
+    return " ".join(word for word, _ in split(normalise(text)))
+
+
+@functools.cache
+def _uncased_parts() -> tuple[Callable[[str], str], Callable[[str], list[tuple[str, tuple[int, int]]]]]:
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+
+    return BertNormalizer(lowercase=True).normalize_str, BertPreTokenizer().pre_tokenize_str
+
+
 PROFILES: Mapping[str, Profile] = {
     "sentences": Profile(prediction=sentences, reference=sentences),
+    "uncased": Profile(prediction=uncased, reference=uncased),
     "cnndm": Profile(
         prediction=lambda text: summary(text, 160), reference=lambda text: text.strip().replace(" <S_SEP> ", "\n")
     ),
@@ -141,8 +159,9 @@ PROFILES: Mapping[str, Profile] = {
     ),
     "squad-qg": Profile(prediction=lambda text: retokenise(text, symbols=_LOWER_BRACKETS).lower(), reference=str.strip),
 }
-"""By name. `sentences` only finds the sentences; `cnndm` keeps 160 tokens as UniLM's later release (s2s-ft) does, `cnndm-v1`
-70 as its first; `gigaword` writes numbers as `#`, which that data has for digits; `squad-qg` is for generated questions."""
+"""By name. `sentences` only finds the sentences; `uncased` compares what an uncased generator can write; `cnndm` keeps 160 tokens as UniLM's later release (s2s-ft) does, `cnndm-v1`
+70 as its first; `gigaword` writes numbers as `#`, which that data has for digits; `squad-qg` is for generated questions beside
+references in Stanford's spelling, as Du and Cardie's files have them."""
 
 
 def profiled(
