@@ -30,7 +30,8 @@ from typing import Any
 from unicloze import verbs
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import load_task_model, measure, predict
+from unicloze.finetuning.predict import load_task_model, predict
+from unicloze.finetuning.scores import measure
 from unicloze.recipes import parse_options
 from unicloze.training.models import LoadedModel, load_model
 
@@ -86,7 +87,7 @@ def trained(
     data = open_records(test, model.recipe, model.tokenizer)
     predictions = predict(model, data)
     return {
-        "scores": scores_of(measure(predictions, data, model.recipe)),
+        "scores": scores_of(measure(predictions, data.records, model.recipe)),
         "seconds": {"fine-tuning": learned - began, "predicting": time.perf_counter() - learned},
         "samples": list(predictions[:5]),
     }

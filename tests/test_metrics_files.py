@@ -151,3 +151,69 @@ def test_evaluate_says_what_is_missing(
     assert cli.main(["evaluate", *words]) == code
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_predictions_are_measured_beside_the_records_of_their_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records, said = write(
+        tmp_path, t_jsonl='{"id": "a", "sentence": "x", "label": 1}\n{"id": "b", "sentence": "y", "label": 0}\n',
+        p_jsonl='{"id": "a", "prediction": "1", "scores": {}}\n{"id": "b", "prediction": "1"}\n',
+    )  # fmt: skip
+    files = ["--predictions", str(said), "--references", str(records)]
+    assert (
+        cli.main(["evaluate", "--task", "classification", *files, "--task.fields", "{text: sentence}", "--json"]) == 0
+    )
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert results["accuracy"]["values"]["accuracy"] == 50 and results["accuracy"]["errors"]["accuracy"] > 30
+    found = verbs.evaluate(
+        task="classification", metric="f1", options={"positive": "1"}, predictions=said, references=records
+    )
+    assert found.results["f1"].values["f1"] == pytest.approx(100 * 2 / 3)
+    assert str(found).startswith("f1 of 2 items")
+
+
+def test_a_choice_a_text_and_an_answer_are_measured_too(tmp_path: Path) -> None:
+    chosen, choices, texts, pairs, answers, questions, turns, dialogue = write(
+        tmp_path, c_jsonl='{"prediction": 1}\n{"prediction": 0}\n',
+        d_jsonl='{"context": "x", "choices": ["p", "q"], "label": 1}\n{"context": "y", "choices": ["p", "q"], "label": 1}\n',
+        e_txt="who ' s there ?\n", f_jsonl='{"context": "x", "answers": ["y"], "question": "Who\'s there?"}\n',
+        g_jsonl='{"id": "q", "prediction": "Paris", "na_probability": -1.5}\n{"id": "r", "prediction": ""}\n',
+        h_jsonl='{"id": "q", "context": "in Paris", "question": "?", "answers": [{"text": "Paris", "answer_start": 3}]}\n'
+        '{"id": "r", "context": "in Rome", "question": "?", "answers": []}\n',
+        i_jsonl='{"id": "0", "prediction": "two cats", "story": "s", "turn": 1}\n',
+        j_jsonl='{"context": "x", "question": "How many?", "answers": ["Two cats"]}\n',
+    )  # fmt: skip
+
+    def values(task: str, predictions: Path, references: Path) -> dict[str, float]:
+        results = verbs.evaluate(task=task, predictions=predictions, references=references).results
+        return {name: value for result in results.values() for name, value in result.values.items()}
+
+    assert values("choice", chosen, choices)["accuracy"] == 50
+    assert values("squad-question-generation", texts, pairs)["bleu_4"] == pytest.approx(100)
+    assert values("squad-v2", answers, questions)["f1"] == 100
+    assert values("coqa-generative", turns, dialogue)["f1"] == 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"task": "quickstart"}, "quickstart is no recipe of a task"),
+        (
+            {"task": "glue-mrpc", "metric": "rouge"},
+            "compares texts, and a task of the kind classification predicts labels",
+        ),
+        ({"task": "glue-mrpc", "na_probabilities": "x"}, "one file of predictions with one of its records"),
+        ({"task": "glue-mrpc", "overrides": {"task.labels": ["a"]}}, "task.labels cannot be changed here"),
+        ({"metric": "accuracy", "overrides": {"task.fields": {}}}, "task.fields goes with a task"),
+        ({"task": "glue-mrpc", "limit": 3}, "leave out limit"),
+        ({"task": "classification"}, "t.jsonl, line 2 the id b: bring both files into the same order"),
+    ],
+)
+def test_what_goes_not_with_a_task_is_said(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
+    records, said = write(
+        tmp_path, t_jsonl='{"text": "x", "id": "a", "label": 1}\n{"text": "y", "id": "b", "label": 0}\n',
+        p_jsonl='{"id": "a", "prediction": "1"}\n{"id": "c", "prediction": "1"}\n',
+    )  # fmt: skip
+    with pytest.raises(UniclozeError, match=message):
+        verbs.evaluate(**{"predictions": said, "references": records, **arguments})

@@ -270,7 +270,9 @@ def test_uncased_brings_both_sides_to_what_a_lower_casing_tokenizer_says() -> No
     assert coco([said], [[asked]], profile="uncased").values["bleu_4"] == pytest.approx(100)
 
 
-@pytest.mark.parametrize("name", ["squad-question-generation", "squad-question-generation-v1", "cnndm", "cnndm-v1", "xsum"])
+@pytest.mark.parametrize(
+    "name", ["squad-question-generation", "squad-question-generation-v1", "cnndm", "cnndm-v1", "xsum"]
+)
 def test_a_perfect_text_of_an_uncased_model_is_perfect_by_the_metric_of_its_recipe(name: str) -> None:
     texts = [
         "What's the name of John F. Kennedy's 3,000-ton ship?\nIt is the famous PT-109.",

@@ -101,6 +101,11 @@ def _evaluate_options(parser: Parser) -> None:
     parser.add_argument(
         "--metric", metavar="NAME", help="compare predictions with references; `list` lists the metrics"
     )
+    parser.add_argument(
+        "--task",
+        metavar="NAME|FILE|DIR",
+        help="compare predictions with the records of a task: its recipe, or a fine-tuning run",
+    )
     parser.add_argument("--predictions", metavar="FILE", help="predictions: .txt, .tsv, .jsonl or .json, also .gz")
     parser.add_argument(
         "--references",
@@ -146,6 +151,7 @@ def _evaluate(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
         references=options.references,
         na_probabilities=options.na_probabilities,
         options=dict(map(_setting, options.options)),
+        task=options.task,
         lambada=options.lambada,
         stop_words=options.stop_words,
         cbt=options.cbt,
@@ -156,6 +162,7 @@ def _evaluate(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
         seed=options.seed,
         device=options.device,
         precision=options.precision,
+        overrides=overrides,
     )
     show(options, result.to_dict(), str(result))
     return 0
@@ -200,8 +207,10 @@ VERBS = {
             "unicloze evaluate --metric list",
             "unicloze evaluate --metric rouge --predictions summaries.txt --references gold.txt --option profile=xsum",
             "unicloze evaluate --metric squad --predictions answers.json --references dev-v2.0.json --json",
+            "unicloze evaluate --task runs/classification/seed-0 --predictions predictions.jsonl --references test.tsv",
         ),
         options=_evaluate_options,
         run=_evaluate,
+        settings=("task.fields", "task.format"),
     ),
 }  # fmt: skip

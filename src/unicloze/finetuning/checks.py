@@ -11,7 +11,6 @@ import torch
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.data import TaskData
-from unicloze.finetuning.predict import options_of
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.records import Record
@@ -35,6 +34,11 @@ def check_metrics(recipe: Recipe) -> None:
                 f"task.metrics names {name}, which compares {compares}, and a task of the kind {recipe.task.kind} predicts "
                 f"{' or '.join(allowed)}: name another metric"
             )
+
+
+def options_of(name: str, recipe: Recipe) -> dict[str, str]:
+    """The options of the task that a metric has."""
+    return {key: value for key, value in recipe.task.metric_options.items() if key in metric(name).options}
 
 
 def check_labels(records: Sequence[Record], recipe: Recipe) -> None:

@@ -66,11 +66,14 @@ def generated(model: TaskModel, data: TaskData, *, progress: bool = False) -> li
 def prediction_of(record: Record, texts: Sequence[tuple[str, float]]) -> Prediction:
     """The best of the texts generated for a record; with others and the scores of all where there are several.
 
+    That of a turn of CoQA names its story and turn, as the official file does.
+
     Args:
         record: The record.
         texts: Each with its score, the best first.
     """
-    prediction: Prediction = {"id": record.id, "prediction": texts[0][0]}
+    turn = {name: record.fields[name] for name in ("story", "turn") if name in record.fields}
+    prediction: Prediction = {"id": record.id, "prediction": texts[0][0], **turn}
     if len(texts) > 1:
         prediction["candidates"] = [{"text": text, "score": round(score, 6)} for text, score in texts]
     return prediction

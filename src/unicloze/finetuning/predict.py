@@ -1,24 +1,17 @@
-"""Predictions of a model of a task, and what they are worth."""
+"""Predictions of a model of a task, and how they are written."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
 from unicloze.errors import UsageError
-from unicloze.evaluation.metrics.coqa import Gold
-from unicloze.evaluation.metrics.registry import metric
-from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.evaluation.metrics.spread import standard_errors
 from unicloze.example import collate
 from unicloze.files import write_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
@@ -30,12 +23,6 @@ from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loop import Compute
 from unicloze.training.models import LoadedModel
-
-BY_ID: Mapping[str, Callable[[Any], Any]] = {
-    "squad": lambda texts: texts,
-    "coqa": lambda answers: Gold(**answers) if isinstance(answers, Mapping) else Gold(answers=answers),
-}
-"""Metrics that compare answers by the id of their question, and what they compare a task's reference as."""
 
 SLOTS_AT_ONCE = 8192
 """Slots of a forward pass, padding counted."""
@@ -93,47 +80,6 @@ def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = Fal
                 found[number] = {name: values[row, : counts[name][row]] for name, values in each.items()}
             bar.update(len(block))
     return found
-
-
-def measure(predictions: Sequence[Prediction], data: TaskData, recipe: Recipe) -> Mapping[str, MetricResult]:
-    """What predictions are worth, by the metrics of the task.
-
-    Raises:
-        UsageError: There is no such metric (`task.metrics`).
-        UniclozeError: A record has no answer, or a library that the metric needs is absent.
-    """
-    references, answers = _references(data, recipe), _answers(predictions)
-    ids = [record.id for record in data.records]
-    results = {}
-    for name in recipe.task.metrics:
-        by_id = BY_ID.get(metric(name).compares)
-        given = by_id and (dict(zip(ids, answers, strict=True)), dict(zip(ids, map(by_id, references), strict=True)))
-        results[name] = metric(name)(*(given or (answers, references)), **options_of(name, recipe))
-    return results
-
-
-def with_errors(
-    results: Mapping[str, MetricResult], predictions: Sequence[Prediction], data: TaskData, recipe: Recipe
-) -> Mapping[str, MetricResult]:
-    """The results with the standard errors of their values, where they have one that is quickly found."""
-    references, answers = _references(data, recipe), _answers(predictions)
-    errors = {
-        name: standard_errors(name, answers, references, **options_of(name, recipe)) for name in recipe.task.metrics
-    }
-    return {name: dataclasses.replace(result, errors=errors.get(name, {})) for name, result in results.items()}
-
-
-def options_of(name: str, recipe: Recipe) -> dict[str, str]:
-    """The options of the task that a metric has."""
-    return {key: value for key, value in recipe.task.metric_options.items() if key in metric(name).options}
-
-
-def _references(data: TaskData, recipe: Recipe) -> list[Any]:
-    return [TASKS[recipe.task.kind].reference(record, recipe.task) for record in data.records]
-
-
-def _answers(predictions: Sequence[Prediction]) -> list[Any]:
-    return [prediction["prediction"] for prediction in predictions]
 
 
 def as_json_lines(predictions: Sequence[Prediction]) -> str:
@@ -194,11 +140,3 @@ def write_predictions(predictions: Sequence[Prediction], path: Path, format: str
     write_file(path, PREDICTION_FORMATS[format](predictions), what, cure)
     if sure and format == "json":
         write_file(path.with_suffix(".na_probabilities.json"), json.dumps(sure) + "\n", what, cure)
-
-
-def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:
-    """The one number that chooses the best checkpoint: more is better."""
-    first = metric(recipe.task.metrics[0])
-    value = results[recipe.task.metrics[0]].values[first.headline]
-    # A correlation of constant predictions is no number: nothing is worse.
-    return -np.inf if np.isnan(value) else value if first.higher_is_better else -value

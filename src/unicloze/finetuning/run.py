@@ -37,8 +37,9 @@ from unicloze.finetuning.data import (
     steps_per_epoch,
 )
 from unicloze.finetuning.generate import target_loss
-from unicloze.finetuning.predict import TaskModel, as_json_lines, headline, measure, predict, with_errors
+from unicloze.finetuning.predict import TaskModel, as_json_lines, predict
 from unicloze.finetuning.samples import samples, with_references
+from unicloze.finetuning.scores import headline, measure, with_errors
 from unicloze.finetuning.start import start_weights
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, save_recipe
@@ -230,7 +231,7 @@ class _Run(RunProcess):
         best_step = self.best[1] if self.best else self.state.step
         if self.best and self.measured is not None:
             lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
-            self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.measured, self.recipe)
+            self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.measured.records, self.recipe)
         return FinetuneResult(self.out, self.state.step, best_step, stopped, self.scores)
 
     def _resume(self, checkpoint: Checkpoint) -> bool:
@@ -287,7 +288,7 @@ class _Run(RunProcess):
         if self.dev is not None and self.measured is not None:
             model = TaskModel(state.model.for_use(), self.tokenizer, self.recipe, self.compute)
             recipe, predictions = with_best_threshold(self.recipe, self.measured, predict(model, self.measured))
-            results = measure(predictions, self.measured, self.recipe)
+            results = measure(predictions, self.measured.records, self.recipe)
             value = headline(results, self.recipe)
             if TASKS[self.recipe.task.kind].predict is None:
                 results = {**results, "loss": target_loss(model, self.dev)}

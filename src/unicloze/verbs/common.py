@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -22,6 +22,8 @@ Overrides = Mapping[str, Any]
 DEFAULT_RECIPE = "quickstart"
 RUNS = Path("runs")
 """Where runs go that are given no directory, by name of their recipe."""
+OF_FILES = "task.fields", "task.format"
+"""Settings that say how a file is read, which may be another than that of training."""
 
 
 def opening(
@@ -76,6 +78,17 @@ def _in_precision(model: LoadedModel, precision: Precision | None) -> LoadedMode
     chosen: Any = choose_precision(TrainingSettings(precision=precision), model.compute.device)
     recipe = dataclasses.replace(model.recipe, decoding=dataclasses.replace(model.recipe.decoding, precision=chosen))
     return dataclasses.replace(model, precision=chosen, recipe=recipe)
+
+
+def check_fixed(overrides: Overrides | None, free: Sequence[str]) -> None:
+    """Refuse to change a setting that is not free, nor its section: a trained model is as it is.
+
+    Raises:
+        UsageError: One is changed.
+    """
+    for key in overrides or {}:
+        if key not in free and key.partition(".")[0] not in free:
+            raise UsageError(f"{key} cannot be changed here: only {', '.join(free)} can.")
 
 
 def check_file(out: PathLike | None) -> None:

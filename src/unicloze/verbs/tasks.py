@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unicloze.errors import UsageError
-from unicloze.verbs.common import RUNS, Overrides, PathLike, check_file, opening
+from unicloze.verbs.common import OF_FILES, RUNS, Overrides, PathLike, check_file, check_fixed, opening
 
 if TYPE_CHECKING:
     from unicloze.finetuning.seeds import FinetuneSummary
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from unicloze.tasks.task import Prediction
     from unicloze.tasks.unanswerable import Written
     from unicloze.training.models import LoadedModel
-
-OF_FILES = "task.fields", "task.format"
-"""Settings that say how a file is read, which may be another than that of training."""
 
 
 def finetune(
@@ -109,7 +106,7 @@ def predict(
     chosen = by_name if format is None else format
     if chosen not in room.PREDICTION_FORMATS:
         raise UsageError(f"format is {format!r}: give one of {', '.join(room.PREDICTION_FORMATS)}.")
-    _check_fixed(overrides, OF_FILES)
+    check_fixed(overrides, OF_FILES)
     check_file(out)
     task_model = load_task_model(_with(open_model(opening(model, device, precision)), overrides))
     data = open_records(Path(file), task_model.recipe, task_model.tokenizer)
@@ -216,17 +213,10 @@ def unanswerable(
         raise UsageError(f"seed is {seed}: give a number from 0 to 2^63 - 1.")
     if Path(out).suffix != ".jsonl":
         raise UsageError(f"{out}: what is written are JSON lines; give a name that ends in .jsonl.")
-    _check_fixed(overrides, OF_FILES)
+    check_fixed(overrides, OF_FILES)
     check_file(out)
     settings = load_recipe("squad-v2-generated", overrides).task
     return write_training_records(Path(file), Path(out), share=share, seed=seed, settings=settings)
-
-
-def _check_fixed(overrides: Overrides | None, free: Sequence[str]) -> None:
-    """Refuse to change a setting that is not free, nor its section: a trained model is as it is."""
-    for key in overrides or {}:
-        if key not in free and key.partition(".")[0] not in free:
-            raise UsageError(f"{key} cannot be changed here: only {', '.join(free)} can.")
 
 
 def _with(model: LoadedModel, overrides: Overrides | None) -> LoadedModel:
@@ -239,7 +229,7 @@ def _with(model: LoadedModel, overrides: Overrides | None) -> LoadedModel:
 def _generator(model: PathLike | LoadedModel, device: str, overrides: Overrides | None) -> LoadedModel:
     from unicloze.decoding.texts import open_model
 
-    _check_fixed(overrides, ("decoding", *OF_FILES))
+    check_fixed(overrides, ("decoding", *OF_FILES))
     loaded = _with(open_model(opening(model, device)), overrides)
     recipe = loaded.recipe
     if not recipe.task.kind and "decoding.max_length" not in (overrides or {}):  # it was made for no length

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.verbs.common import PathLike, opening
+from unicloze.verbs.common import OF_FILES, Overrides, PathLike, check_fixed, opening
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from unicloze.evaluation.choices import PromptResult
     from unicloze.evaluation.lambada import LambadaResult
     from unicloze.evaluation.metrics.result import MetricResult
+    from unicloze.finetuning.scores import TaskScores
     from unicloze.settings import Precision
     from unicloze.training.models import LoadedModel
 
@@ -91,6 +92,7 @@ def evaluate(
     references: PathLike | Sequence[PathLike] = (),
     na_probabilities: PathLike | None = None,
     options: Mapping[str, str] | None = None,
+    task: PathLike | None = None,
     lambada: PathLike | None = None,
     stop_words: PathLike | None = None,
     cbt: PathLike | None = None,
@@ -101,7 +103,8 @@ def evaluate(
     seed: int = 0,
     device: str = "auto",
     precision: Precision | None = None,
-) -> BlimpResult | MetricResult | LambadaResult | PromptResult:
+    overrides: Overrides | None = None,
+) -> BlimpResult | MetricResult | TaskScores | LambadaResult | PromptResult:
     """Measure a model on what it was not trained for, or predictions by a metric.
 
     A model is measured on BLiMP's minimal pairs, LAMBADA's last words, the Children's Book Test, or by prompts made of any
@@ -115,11 +118,13 @@ def evaluate(
         limit: Take only so many pairs of each set, passages, questions or records.
         filter: Keep only pairs of known words: a list of them, or `corpus`, the words of the model's own corpus.
         quiet: Show no progress.
-        metric: Name of a metric; those of `unicloze.evaluation.metrics.registry.METRICS`.
+        metric: Name of a metric; those of `unicloze.evaluation.metrics.registry.METRICS`. Those of the task if not given.
         predictions: File of predictions; see `unicloze.evaluation.metrics.read_files`.
         references: File of references, or several where each prediction has several. `diversity` needs none.
         na_probabilities: For `squad`: file of how sure the model is of each question that it has no answer.
         options: Settings of the metric by name, such as `{"profile": "cnndm"}`.
+        task: Name or file of a recipe of a task, or the directory of a fine-tuning run: the references are its labelled
+            records, the predictions what `predict` writes of them, and the metric has the task's options.
         lambada: LAMBADA's passages; see `unicloze.evaluation.lambada.lambada`.
         stop_words: Words that cannot be LAMBADA's last: a list, or `english`.
         cbt: A file of the Children's Book Test; see `unicloze.evaluation.childrens_books.childrens_books`.
@@ -132,6 +137,7 @@ def evaluate(
             where it is.
         precision: `fp32`, `bf16`, or `auto`: bf16 where it is faster. `fp32` if not given. Texts that a prompt file lets
             the model write are written in that of its `generate`, where it names one.
+        overrides: `task.fields` and `task.format` of the records of a task, by dotted name.
 
     Raises:
         UsageError: The model's objective does not define the mode, there is no such metric, option or device, or an
@@ -144,19 +150,26 @@ def evaluate(
         "cbt": {},
         "prompt": {"records": records, "examples": examples, "shots": shots or None, "seed": seed or None},
     }
-    if metric is not None:
+    if overrides and task is None:
+        raise UsageError(f"{next(iter(overrides))} goes with a task: name one, or leave it out.")
+    check_fixed(overrides, OF_FILES)
+    if metric is not None or task is not None:
         others = {"model": model, "limit": limit, "blimp": blimp, "lambada": lambada, "cbt": cbt, "prompt": prompt}
         others |= {"device": None if device == "auto" else device, "precision": precision}
         others |= {option: value for options_of in asked.values() for option, value in options_of.items()}
         strange = next((option for option, value in others.items() if value is not None), None)
         if strange is not None:
             raise UsageError(f"A metric compares files: leave out {strange}.")
-        return _measure(metric, predictions, references, na_probabilities, options or {})
+        if task is not None:
+            return _measure_task(task, metric, predictions, references, na_probabilities, options or {}, overrides)
+        return _measure(metric or "", predictions, references, na_probabilities, options or {})
     if predictions is not None or references or na_probabilities is not None or options:
-        raise UsageError("Predictions and references need a metric: name one.")
+        raise UsageError("Predictions and references need a metric or a task: name one.")
     named = [name for name, path in zip(asked, (blimp, lambada, cbt, prompt), strict=True) if path is not None]
     if model is None or len(named) != 1:
-        raise UsageError(f"Give a model and one of {', '.join(asked)}, or a metric with predictions and references.")
+        raise UsageError(
+            f"Give a model and one of {', '.join(asked)}, or a metric or a task with predictions and references."
+        )
     for other in asked.keys() - set(named):
         strange = next((option for option, value in asked[other].items() if value is not None), None)
         if strange is not None:
@@ -207,6 +220,26 @@ def _measure(
         Path(predictions), [Path(file) for file in files], chosen.compares, na_probabilities=certainties
     )
     return chosen(found, wanted, **options)
+
+
+def _measure_task(
+    task: PathLike,
+    name: str | None,
+    predictions: PathLike | None,
+    references: PathLike | Sequence[PathLike],
+    na_probabilities: PathLike | None,
+    options: Mapping[str, str],
+    overrides: Overrides | None,
+) -> TaskScores:
+    from unicloze.finetuning.scores import measure_file
+    from unicloze.recipes import load_recipe
+    from unicloze.training.process import RECIPE
+
+    files = [references] if isinstance(references, str | Path) else list(references)
+    if predictions is None or len(files) != 1 or na_probabilities is not None:
+        raise UsageError("A task compares one file of predictions with one of its records: give these and no other.")
+    recipe = load_recipe(Path(task) / RECIPE if Path(task).is_dir() else task, overrides)
+    return measure_file(Path(predictions), Path(files[0]), recipe, name, options)
 
 
 def embed(

@@ -159,9 +159,9 @@ PROFILES: Mapping[str, Profile] = {
     ),
     "squad-qg": Profile(prediction=lambda text: retokenise(text, symbols=_LOWER_BRACKETS).lower(), reference=str.strip),
 }
-"""By name. `sentences` only finds the sentences; `uncased` compares what an uncased generator can write; `cnndm` keeps 160 tokens as UniLM's later release (s2s-ft) does, `cnndm-v1`
-70 as its first; `gigaword` writes numbers as `#`, which that data has for digits; `squad-qg` is for generated questions beside
-references in Stanford's spelling, as Du and Cardie's files have them."""
+"""By name. `sentences` only finds the sentences; `uncased` compares what an uncased generator can write; `cnndm` keeps 160
+tokens as UniLM's later release (s2s-ft) does, `cnndm-v1` 70 as its first; `gigaword` writes numbers as `#`, which that data
+has for digits; `squad-qg` is for questions beside references in Stanford's spelling, as Du and Cardie's files are."""
 
 
 def profiled(

@@ -24,6 +24,7 @@ from unicloze.evaluation.metrics.answer_files import (
 )
 from unicloze.evaluation.metrics.result import Compared
 from unicloze.evaluation.metrics.row_files import Item, read_items
+from unicloze.evaluation.metrics.squad import Answer
 
 
 def read_pairs(
@@ -54,11 +55,10 @@ def read_pairs(
     found = read_items(predictions, ("prediction",))
     several = [read_items(path, ("references", "reference")) for path in references]
     for path, items in zip(references, several, strict=True):
-        _check_match(predictions, found, path, items)
-    value = _VALUES[compares]
-    values = [value(item) for item in found]
+        check_match(predictions, found, path, items)
+    values = [value_of(item, compares) for item in found]
     if compares != "texts":
-        return values, [value(item) for item in several[0]]
+        return values, [value_of(item, compares) for item in several[0]]
     return values, [_texts(items) for items in zip(*several, strict=True)]
 
 
@@ -69,6 +69,15 @@ def read_predictions(path: Path) -> list[str]:
         UniclozeError: The file cannot be read, or a line is broken.
     """
     return [_text(item) for item in read_items(path, ("prediction",))]
+
+
+def value_of(item: Item, compares: Compared) -> Any:
+    """A prediction out of a file of lines, as the metrics take it.
+
+    Raises:
+        UniclozeError: It is something else; the message names the line.
+    """
+    return _VALUES[compares](item)
 
 
 def _squad_predictions(path: Path, na_probabilities: Path | None) -> Mapping[str, Any]:
@@ -84,8 +93,12 @@ def _squad_predictions(path: Path, na_probabilities: Path | None) -> Mapping[str
     return {name: dataclasses.replace(one, na_probability=certainties[name]) for name, one in answers.items()}
 
 
-def _check_match(predictions: Path, found: Sequence[Item], references: Path, wanted: Sequence[Item]) -> None:
-    """As many of one as of the other, and the same ids where both have some."""
+def check_match(predictions: Path, found: Sequence[Item], references: Path, wanted: Sequence[Item]) -> None:
+    """As many of one as of the other, and the same ids where both have some.
+
+    Raises:
+        UniclozeError: It is not so; the message names the first place.
+    """
     for prediction, reference in zip(found, wanted, strict=False):
         if None not in (prediction.id, reference.id) and str(prediction.id) != str(reference.id):
             raise UniclozeError(
@@ -140,7 +153,14 @@ def _tags(item: Item) -> list[str]:
     return tags
 
 
+def _answer(item: Item) -> Answer:
+    certainty = item.fields.get("na_probability")
+    return Answer(text=_text(item), na_probability=certainty if isinstance(certainty, float) else None)
+
+
 _VALUES: Mapping[Compared, Callable[[Item], Any]] = {
+    "squad": _answer,
+    "coqa": _text,
     "texts": _text,
     "labels": _label,
     "numbers": _number,
