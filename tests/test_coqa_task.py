@@ -211,7 +211,7 @@ def test_a_story_that_cannot_be_used_is_named(tmp_path: Path, change: dict[str, 
 @pytest.mark.parametrize(("change", "message"), [
     ({"history": ["a", "b"]}, r"line 1: the history is no list of \[question, answer\]"),
     ({"answers": []}, "line 1: there is no answer to learn"),
-    ({"context": None}, "line 1: the field 'context' is no text"),
+    ({"context": None}, "line 1: 'context' is null: mend the record or leave it out"),
 ])  # fmt: skip
 def test_a_record_that_cannot_be_used_is_named(
     start: LoadedModel, tmp_path: Path, change: dict[str, Any], message: str

@@ -397,6 +397,7 @@ def test_odd_records_are_survived(start: LoadedModel, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("line", "message"), [
     ('{"source": "a"}', "line 2: the field 'target' is missing"),
     ('{"target": "a"}', "line 2: the field 'source' is missing"),
+    ('{"source": "a", "target": null}', "line 2: 'target' is null: mend the record or leave it out"),
     ('{"source": "a", "target": 3}', "line 2: the field 'target' is no text"),
     ('{"source": "a", "target": []}', "line 2: the field 'target' is no text"),
     ('{"source": ["a", 1], "target": "b"}', "line 2: the field 'source' is no text"),

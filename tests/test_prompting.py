@@ -353,6 +353,23 @@ def test_a_prompt_without_a_blank_is_gone_on_with(name: str, tmp_path: Path) -> 
     assert result.by == "generation" and "rouge1" in result.scores["rouge"].values
 
 
+@pytest.mark.parametrize("name", ["causal", "par"])
+def test_a_prompt_that_is_too_long_keeps_its_cue(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    records = write(tmp_path / "r.jsonl", [{"text": TEXTS * 20, "label": "x"}])  # a list of sentences, as SciTLDR has
+    with pytest.warns(UserWarning, match="the end stays"):
+        said = [
+            prompted(
+                model,
+                prompt_file(tmp_path, template=f"{{text}} {cue}", labels={}, generate={"max_length": 5}),
+                records,
+                progress=False,
+            ).predictions
+            for cue in ("return a list to", "the value is the playing")
+        ]
+    assert said[0] != said[1]
+
+
 @pytest.mark.parametrize(("keys", "message"), [
     ({"template": "{text} {label} {label}"}, "label} once or not at all"),
     ({"template": "{text} {label"}, "template cannot be read"),

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +104,12 @@ def check_settings(settings: DecodingSettings, layout: GenerationLayout | None =
         raise UsageError(f"length_penalty is {settings.length_penalty}: give a number from -{STEEPEST} to {STEEPEST}")
     if settings.top_p is not None and not 0 < settings.top_p <= 1:
         raise UsageError(f"top_p is {settings.top_p}: give more than 0 and at most 1")
+    for name, silent in (("temperature", 1.0), ("top_k", None), ("top_p", None)):
+        if not settings.sample and getattr(settings, name) != silent:
+            raise UsageError(
+                f"{name} is {getattr(settings, name)} and nothing is drawn: set sample to true (--decoding.sample true), or "
+                f"leave {name} out"
+            )
     if settings.sample and settings.beams > 1:
         raise UsageError(f"sample draws texts and beams is {settings.beams}, a search: set one of them only")
     if not settings.sample and settings.num_results > settings.beams:
@@ -194,24 +200,26 @@ def generate(
     settings: DecodingSettings | None = None,
     *,
     layout: GenerationLayout | None = None,
+    keep: Literal["beginning", "end"] | None = None,
     progress: bool = False,
 ) -> list[Generation]:
     """Generate a text for each source.
 
-    Sources too long for the model lose their end, or the beginning if the model only goes on with a text; a warning says so
-    once.
+    Sources too long for the model are cut; a warning says so once.
 
     Args:
         model: A run directory, a checkpoint or a loaded model.
         sources: The sources; names of special tokens in them are plain text.
         settings: How; greedily if not given.
         layout: Where source and target stand and what predicts; as the model's recipe says if not given.
+        keep: What stays of a source that is too long; if not given the beginning, or the end if the model only goes on
+            with a text.
         progress: Show progress on stderr.
 
     Raises:
         UsageError: The model's objective cannot generate, the settings contradict each other, or a source is blank.
     """
-    loaded, settings, layout, tokens = _ready(model, sources, settings, layout)
+    loaded, settings, layout, tokens = _ready(model, sources, settings, layout, keep)
     found = generate_tokens(loaded.model, tokens, settings, layout, progress=progress)
     return [
         Generation(source=source, candidates=[_candidate(hypothesis, loaded.tokenizer) for hypothesis in hypotheses])
@@ -263,6 +271,7 @@ def _ready(
     sources: Sequence[str],
     settings: DecodingSettings | None,
     layout: GenerationLayout | None,
+    keep: Literal["beginning", "end"] | None = None,
 ) -> tuple[LoadedModel, DecodingSettings, GenerationLayout, list[Ids]]:
     """What generating needs, the sources as tokens cut to what the model can read."""
     if isinstance(sources, str):
@@ -283,14 +292,14 @@ def _ready(
         )
     tokens: list[Ids] = list(loaded.tokenizer.encode_batch(sources))
     long = sum(len(ids) > room for ids in tokens)
+    keep = keep or ("end" if layout.decoder_only else "beginning")
     if long:
-        kept = "the end" if layout.decoder_only else "the beginning"
         warnings.warn(
             f"sources longer than the {room} tokens the model can read before {settings.max_length} of target ({long} of "
-            f"{len(tokens)}) are cut off, {kept} stays",
+            f"{len(tokens)}) are cut off, the {keep} stays",
             stacklevel=3,
         )
-    return loaded, settings, layout, [ids[-room:] if layout.decoder_only else ids[:room] for ids in tokens]
+    return loaded, settings, layout, [ids[-room:] if keep == "end" else ids[:room] for ids in tokens]
 
 
 def with_token_ids(layout: GenerationLayout, settings: DecodingSettings, tokenizer: Tokenizer) -> GenerationLayout:

@@ -92,9 +92,17 @@ class Prompt:
             if name == LABEL:
                 behind = 1
             elif name is not None:
-                value = record.get(self.records, name)
-                sides[behind] += str(value) if isinstance(value, int | float) else record.text(self.records, name)
+                sides[behind] += self._said(record, name)
         return sides[0], sides[1]
+
+    def _said(self, record: Record, name: str) -> str:
+        """A field as text: a number spelled out, several texts one after the other."""
+        value = record.get(self.records, name)
+        if isinstance(value, int | float):
+            return str(value)
+        return (
+            " ".join(record.texts(self.records, name)) if isinstance(value, list) else record.text(self.records, name)
+        )
 
     def answers(self, record: Record) -> dict[str, str]:
         """The answers a record may have, by name.

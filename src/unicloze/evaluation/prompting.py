@@ -130,9 +130,8 @@ def _generated(
     from unicloze.decoding.generate import generate
 
     sources = [prompt.text(record, few)[0].rstrip() for record, few in zip(records, examples, strict=True)]
-    written = generate(
-        model, sources, DecodingSettings(**{"precision": model.precision, **prompt.generate}), progress=progress
-    )
+    settings = DecodingSettings(**{"precision": model.precision, **prompt.generate})
+    written = generate(model, sources, settings, keep="end", progress=progress)  # where the prompt says what to do
     predictions = []
     for record, one in zip(records, written, strict=True):
         text = one.text.partition(prompt.separator)[0] if prompt.separator else one.text

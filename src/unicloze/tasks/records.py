@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from unicloze.tasks.text_file import read_text
 
 OPTION = "--task.{} '{}'"
 """How a user says to a verb in which fields and format a file has its records: the setting, its value."""
+
+SHOWN = 40
+"""Characters of a value that a message shows."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,19 @@ class Record:
 
     def _without(self, settings: TaskSettings, role: str, wanted: str) -> UniclozeError:
         name = settings.fields.get(role, role)
+        whole = name if name in self.fields else name.partition(".")[0]
+        if self.get(settings, role) is not None:
+            return UniclozeError(f"{self.place}: the field '{name}' is no {wanted}")
+        if whole in self.fields:
+            held = json.dumps(self.fields[whole], ensure_ascii=False)
+            shown = held if len(held) <= SHOWN else held[:SHOWN] + "..."
+            found = f"'{name}' is {shown}" if name == whole else f"there is no '{name}', as '{whole}' is {shown}"
+            return UniclozeError(f"{self.place}: {found}: mend the record or leave it out")
         has = ", ".join(map(str, self.fields)) or "nothing"
-        present = name in self.fields or self.get(settings, role) is not None
-        found = f"is no {wanted}" if present else f"is missing (it has {has})"
         said = self.cure and f"say where it is with {self.cure.format('fields', f'{{{role}: NAME}}')}"
-        cure = "" if present else f"; {said or 'rename the one that holds it'}"
-        return UniclozeError(f"{self.place}: the field '{name}' {found}{cure}")
+        return UniclozeError(
+            f"{self.place}: the field '{name}' is missing (it has {has}); {said or 'rename the one that holds it'}"
+        )
 
 
 def _inside(value: Any, path: Sequence[str]) -> Any:

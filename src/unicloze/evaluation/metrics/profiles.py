@@ -8,8 +8,8 @@ which brings both sides to what a lower-casing tokenizer can say.
 
 from __future__ import annotations
 
-import functools
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -38,6 +38,7 @@ _DASHES: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"(?<!\S)- -(?!\S)"), "--"),
     (re.compile(r"(?:(?<=[^\W_])|(?<=[^\W_]\.)) - (?=[^\W_])"), "-"),
 )
+_APART = re.compile(r"[^\w\s]|_|[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,17 +130,10 @@ def summary(text: str, longest: int) -> str:
 
 
 def uncased(text: str) -> str:
-    """The text as BERT's uncased tokenizer sees it: lower case, no accents, spaces around punctuation and ideographs."""
-    normalise, split = _uncased_parts()
-    return " ".join(word for word, _ in split(normalise(text)))
-
-
-@functools.cache
-def _uncased_parts() -> tuple[Callable[[str], str], Callable[[str], list[tuple[str, tuple[int, int]]]]]:
-    from tokenizers.normalizers import BertNormalizer
-    from tokenizers.pre_tokenizers import BertPreTokenizer
-
-    return BertNormalizer(lowercase=True).normalize_str, BertPreTokenizer().pre_tokenize_str
+    """The text as an uncased tokenizer leaves it: lower case, no accents, spaces around punctuation and ideographs."""
+    letters = unicodedata.normalize("NFD", text.lower())
+    plain = "".join(letter for letter in letters if unicodedata.category(letter) != "Mn")
+    return " ".join(_APART.sub(r" \g<0> ", plain).split())
 
 
 PROFILES: Mapping[str, Profile] = {
