@@ -168,6 +168,7 @@ def test_examples_of_the_help_work(name: str, here: Path, command: Command) -> N
         archive.add(here / "blimp", "blimp")
     (here / "summaries.txt").write_text("the cat sees a dog\n", encoding="utf-8")
     (here / "gold.txt").write_text("the cat sees the dog\n", encoding="utf-8")
+    (here / "predictions.jsonl").write_text('{"prediction": "3"}\n' * 3, encoding="utf-8")
     (here / "answers.json").write_text('{"a": "cat"}', encoding="utf-8")
     question = {"id": "a", "question": "Who sees?", "answers": [{"text": "the cat", "answer_start": 0}]}
     gold = {"data": [{"paragraphs": [{"context": "the cat sees the dog", "qas": [question]}]}]}

@@ -21,7 +21,7 @@ from decoding_toys import (
     wordpiece,
 )
 from toys import random_windows, vocabulary
-from unicloze.decoding.likelihood import TextScore, log_probabilities, score
+from unicloze.decoding.likelihood import TextScore, log_probabilities, score, together
 from unicloze.errors import UsageError
 from unicloze.mixtures import Part, parts
 from unicloze.objectives import defined
@@ -100,9 +100,9 @@ def test_pseudo_log_likelihood_masks_each_token_alone(relative: bool) -> None:
 def test_scores_do_not_depend_on_the_neighbours_or_the_batch_size(relative: bool) -> None:
     model = loaded(relative=relative)
     texts = [TEXT, "the", "play the list !", "empty " * 20, TEXT + " , or"]
-    together, again, small = score(model, texts), score(model, texts), score(model, texts[::-1], batch_size=2)[::-1]
-    assert together == again
-    for text, one, other in zip(texts, together, small, strict=True):
+    beside, again, small = score(model, texts), score(model, texts), score(model, texts[::-1], batch_size=2)[::-1]
+    assert beside == again
+    for text, one, other in zip(texts, beside, small, strict=True):
         (alone,) = score(model, [text])
         for name in ("chain_per_token", "pseudo_per_token"):
             np.testing.assert_allclose(getattr(one, name), getattr(alone, name), atol=1e-5)
@@ -115,6 +115,23 @@ def test_a_token_reads_nothing_right_of_it_in_the_chain_and_everything_in_the_ot
     np.testing.assert_allclose(one.chain_per_token[:3], other.chain_per_token[:3], atol=1e-6)
     assert abs(one.chain_per_token[4] - other.chain_per_token[4]) > 1e-4
     assert all(abs(one.pseudo_per_token[i] - other.pseudo_per_token[i]) > 1e-5 for i in (0, 1, 2, 4))
+
+
+def test_texts_together_are_one_text_of_all_their_tokens() -> None:
+    model = loaded(byte_level())
+    texts = ["the list", "naïve 列"]
+    one, other = scores = score(model, texts)
+    both = together(scores)
+    logs = [*one.chain_per_token, *other.chain_per_token]
+    assert both.chain_log_likelihood == pytest.approx(sum(logs))
+    assert both.chain_perplexity == pytest.approx(math.exp(-sum(logs) / len(logs)))
+    assert both.bits_per_character == pytest.approx(-sum(logs) / math.log(2) / len("".join(texts)))
+    assert both.bits_per_byte == pytest.approx(-sum(logs) / math.log(2) / len("".join(texts).encode()))
+    assert one.bits_per_byte == one.bits_per_character and other.bits_per_byte < other.bits_per_character
+    assert both.pseudo_log_likelihood == pytest.approx(one.pseudo_log_likelihood + other.pseudo_log_likelihood)
+    assert "2 texts together" in str(both) and "a character" in str(both)
+    assert together(score(loaded(wordpiece()), ["the list", "zzz"])).bits_per_byte is None
+    assert together(score(loaded(targets=["ae"]), texts)).chain_log_likelihood is None
 
 
 def test_what_the_model_was_not_trained_for_is_none() -> None:
@@ -258,7 +275,7 @@ def test_results_print_and_serialise() -> None:
     (result,) = score(loaded(), ["the list"])
     assert isinstance(result, TextScore)
     assert json.loads(json.dumps(result.to_dict()))["tokens"] == ["the", "list"]
-    assert f"log-likelihood {result.chain_log_likelihood:.3f}" in str(result)
+    assert f"log-likelihood  {result.chain_log_likelihood:17.2f}" in str(result)
     assert score(loaded(), []) == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.glue import GLUE
 from unicloze.evaluation.metrics.labels import accuracy, f1, macro_f1, matthews
-from unicloze.evaluation.metrics.likelihood import bits_per_character, lambada, last_word, perplexity
+from unicloze.evaluation.metrics.last_words import lambada, last_word
 from unicloze.evaluation.metrics.numbers import correlation
 from unicloze.evaluation.metrics.registry import METRICS, described
 from unicloze.evaluation.metrics.spread import binomial_error, bootstrap_errors
@@ -131,15 +131,6 @@ def test_last_words() -> None:
     ]  # fmt: skip
     passages = [["She called Ann."], ["He said menu"], ["no"], ["..."]]
     assert lambada(["Ann", "the Menu", "no", ""], passages).values["accuracy"] == 50
-
-
-def test_likelihoods_in_their_units() -> None:
-    assert perplexity(10 * math.log(1 / 8), 10) == pytest.approx(8)
-    assert bits_per_character(10 * math.log(1 / 8), 15) == pytest.approx(2)
-    with pytest.raises(UsageError, match="0 tokens"):
-        perplexity(0.0, 0)
-    with pytest.raises(UsageError, match="0 characters"):
-        bits_per_character(0.0, 0)
 
 
 def test_standard_errors() -> None:

@@ -94,28 +94,11 @@ def fill_text(result: FillResult) -> str:
 
 
 def scores_text(scores: Sequence[TextScore]) -> str:
-    """Each text with its log-likelihoods."""
-    return "\n".join(line for score in scores for line in _score_lines(score))
+    """Each text with its log-likelihoods, then all together."""
+    from unicloze.decoding.likelihood import together
 
-
-def _score_lines(score: TextScore) -> Iterator[str]:
-    yield score.text if len(score.text) <= 100 else f"{score.text[:99]}\u2026"
-    tokens = f"{len(score.tokens)} tokens"
-    if score.chain_log_likelihood is not None:
-        bits = "" if score.bits_per_byte is None else f"{score.bits_per_byte:.3f} bits a byte, "
-        yield (
-            f"  log-likelihood         {score.chain_log_likelihood:10.2f}  perplexity {score.chain_perplexity:,.1f}, "
-            f"{bits}{tokens}"
-        )
-    if score.pseudo_log_likelihood is not None:
-        yield (
-            f"  pseudo-log-likelihood  {score.pseudo_log_likelihood:10.2f}  perplexity {score.pseudo_perplexity:,.1f}, "
-            f"{tokens}"
-        )
-    if score.chain_per_token is None and score.pseudo_per_token is None:
-        yield "  no score: the model's objective defines none"
-    elif score.chain_log_likelihood is None and score.pseudo_log_likelihood is None:
-        yield "  nothing to score: the vocabulary spells none of its tokens"
+    shown = [*scores, together(scores)] if len(scores) > 1 else scores
+    return "\n".join(map(str, shown))
 
 
 def finetune_text(summary: FinetuneSummary) -> str:

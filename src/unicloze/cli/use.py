@@ -207,7 +207,7 @@ VERBS = {
             "unicloze evaluate --metric list",
             "unicloze evaluate --metric rouge --predictions summaries.txt --references gold.txt --option profile=xsum",
             "unicloze evaluate --metric squad --predictions answers.json --references dev-v2.0.json --json",
-            "unicloze evaluate --task runs/classification/seed-0 --predictions predictions.jsonl --references test.tsv",
+            "unicloze evaluate --task classification --predictions predictions.jsonl --references test.tsv",
         ),
         options=_evaluate_options,
         run=_evaluate,

@@ -51,6 +51,7 @@ class TextScore:
         chain_perplexity: exp of minus their mean.
         bits_per_byte: -`chain_log_likelihood` in bits, over the bytes of the text in UTF-8; None where a token is not
             scored, as its bytes would seem to cost nothing.
+        bits_per_character: The same over its characters (Unicode code points).
         pseudo_log_likelihood: Sum of log p(token | all other tokens), each token masked alone (Salazar et al. 2020).
         pseudo_per_token: Its terms; None for a token the model never predicts.
         pseudo_perplexity: exp of minus their mean.
@@ -64,6 +65,7 @@ class TextScore:
     chain_per_token: list[float | None] | None
     chain_perplexity: float | None
     bits_per_byte: float | None
+    bits_per_character: float | None
     pseudo_log_likelihood: float | None
     pseudo_per_token: list[float | None] | None
     pseudo_perplexity: float | None
@@ -75,20 +77,26 @@ class TextScore:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        lines = [self.text]
+        lines = [self.text if len(self.text) <= 100 else f"{self.text[:99]}\u2026"]
+        tokens = f"{len(self.tokens):,} tokens"
         if self.chain_log_likelihood is not None:
+            bits = "" if self.bits_per_byte is None else f"{self.bits_per_byte:.3f} bits a byte, "
+            if self.bits_per_character not in (None, self.bits_per_byte):
+                bits += f"{self.bits_per_character:.3f} a character, "
             lines.append(
-                f"  log-likelihood {self.chain_log_likelihood:.3f} (chain rule, left to right): perplexity "
-                f"{self.chain_perplexity:,.1f}{_bits(self.bits_per_byte)}"
+                f"  log-likelihood         {self.chain_log_likelihood:10.2f}  perplexity {self.chain_perplexity:,.1f}, "
+                f"{bits}{tokens}"
             )
         if self.pseudo_log_likelihood is not None:
-            perplexity = f"pseudo-perplexity {self.pseudo_perplexity:,.1f}"
-            lines.append(f"  pseudo-log-likelihood {self.pseudo_log_likelihood:.3f}: {perplexity}")
-        return "\n".join([*lines, *([f"  note: {self.note}"] if self.note else [])])
-
-
-def _bits(bits_per_byte: float | None) -> str:
-    return "" if bits_per_byte is None else f", {bits_per_byte:.3f} bits per byte"
+            lines.append(
+                f"  pseudo-log-likelihood  {self.pseudo_log_likelihood:10.2f}  perplexity {self.pseudo_perplexity:,.1f}, "
+                f"{tokens}"
+            )
+        if self.chain_per_token is None and self.pseudo_per_token is None:
+            lines.append("  no score: the model's objective defines none")
+        elif self.chain_log_likelihood is None and self.pseudo_log_likelihood is None:
+            lines.append("  nothing to score: the vocabulary spells none of its tokens")
+        return "\n".join(lines)
 
 
 def score(model: ModelLike, texts: Sequence[str], *, batch_size: int = 32) -> list[TextScore]:
@@ -226,26 +234,65 @@ def _by_text(count: int, pieces: Sequence[Piece], logs: Sequence[Logs]) -> list[
     return result
 
 
+def together(scores: Sequence[TextScore]) -> TextScore:
+    """The score of several texts as of one, which says how many they are; None where one of them has none."""
+    chain, pseudo = (
+        _joined([getattr(one, f"{measure}_per_token") for one in scores]) for measure in ("chain", "pseudo")
+    )
+    spelled = all(one.bits_per_byte is not None for one in scores)
+    return _of_logs(
+        f"{len(scores):,} texts together",
+        [token for one in scores for token in one.tokens],
+        chain,
+        pseudo,
+        spelled="".join(one.text for one in scores) if spelled else None,
+        windows=sum(one.windows for one in scores),
+        note=None,
+    )
+
+
+def _joined(terms: Sequence[list[float | None] | None]) -> Logs | None:
+    if not terms or any(each is None for each in terms):
+        return None
+    return np.array([np.nan if term is None else term for each in terms for term in each or []])
+
+
 def _text_score(
     loaded: LoadedModel, text: str, ids: npt.NDArray[np.int32], chain: Logs | None, pseudo: Logs | None, windows: int
 ) -> TextScore:
+    unscored = int(np.isin(ids, loaded.tokenizer.vocabulary.special).sum())
+    note = _note(objective_of(loaded.recipe), unscored, windows)
+    tokens = loaded.tokenizer.tokens(ids)
+    return _of_logs(text, tokens, chain, pseudo, spelled=None if unscored else text, windows=windows, note=note)
+
+
+def _of_logs(
+    text: str,
+    tokens: list[str],
+    chain: Logs | None,
+    pseudo: Logs | None,
+    *,
+    spelled: str | None,
+    windows: int,
+    note: str | None,
+) -> TextScore:
+    """The score whose terms these are; bits are counted where all of what is `spelled` was scored."""
     chain_total, chain_terms, chain_perplexity = _summary(chain)
     pseudo_total, pseudo_terms, pseudo_perplexity = _summary(pseudo)
-    unscored = int(np.isin(ids, loaded.tokenizer.vocabulary.special).sum())
+    bits = None if chain_total is None or not spelled else -chain_total / math.log(2)
     return TextScore(
         text=text,
-        tokens=loaded.tokenizer.tokens(ids),
+        tokens=tokens,
         chain_log_likelihood=chain_total,
         chain_per_token=chain_terms,
         chain_perplexity=chain_perplexity,
-        bits_per_byte=None
-        if chain_total is None or unscored
-        else -chain_total / math.log(2) / len(text.encode("utf-8")),
+        bits_per_byte=None if bits is None or not spelled else bits / len(spelled.encode("utf-8")),
+        bits_per_character=None if bits is None or not spelled else bits / len(spelled),
         pseudo_log_likelihood=pseudo_total,
         pseudo_per_token=pseudo_terms,
         pseudo_perplexity=pseudo_perplexity,
         windows=windows,
-        note=_note(objective_of(loaded.recipe), unscored, windows),
+        note=note,
     )
 
 

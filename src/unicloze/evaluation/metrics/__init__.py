@@ -11,7 +11,7 @@
     squad, coqa          answers             (answers.py: their normalisation)
     labels, numbers      classes, scores     (glue.py: which task is measured by what)
     tags                 entities
-    likelihood           LAMBADA; perplexity and bits per character
+    last_words           LAMBADA
     spread               standard errors
 
 A metric is a pure function of predictions and references that gives a `MetricResult`. Nothing here knows a model, and

@@ -23,7 +23,7 @@ from unicloze.evaluation.metrics.coco import coco
 from unicloze.evaluation.metrics.coqa import coqa
 from unicloze.evaluation.metrics.diversity import diversity
 from unicloze.evaluation.metrics.labels import accuracy, f1, macro_f1, matthews
-from unicloze.evaluation.metrics.likelihood import lambada
+from unicloze.evaluation.metrics.last_words import lambada
 from unicloze.evaluation.metrics.meteor import meteor
 from unicloze.evaluation.metrics.numbers import correlation
 from unicloze.evaluation.metrics.perl_rouge import perl_rouge

@@ -1,12 +1,10 @@
-"""Language models by what they find likely: LAMBADA's last words, perplexity, bits per character."""
+"""LAMBADA's last words."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 
-from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.result import MetricResult, check_texts
 
 _AROUND = re.compile(r"^\W+|\W+$")
@@ -34,36 +32,3 @@ def last_word(text: str) -> str:
     """The last word of a text without the punctuation around it; empty if there is none."""
     words = [word for word in (_AROUND.sub("", piece) for piece in text.split()) if word]
     return words[-1] if words else ""
-
-
-def perplexity(log_likelihood: float, tokens: int) -> float:
-    """How many equally likely tokens a model is torn between at each place.
-
-    Args:
-        log_likelihood: Of a text, in nats.
-        tokens: The tokens, or words, it is shared among.
-
-    Raises:
-        UsageError: There are none.
-    """
-    _check(tokens, "tokens")
-    return math.exp(-log_likelihood / tokens)
-
-
-def bits_per_character(log_likelihood: float, characters: int) -> float:
-    """What a model needs to spell a text, whatever its tokens are.
-
-    Args:
-        log_likelihood: Of a text, in nats.
-        characters: Characters (Unicode code points) of the text.
-
-    Raises:
-        UsageError: There are none.
-    """
-    _check(characters, "characters")
-    return -log_likelihood / math.log(2) / characters
-
-
-def _check(count: int, of: str) -> None:
-    if count < 1:
-        raise UsageError(f"The text has {count} {of}: give one with at least one.")
