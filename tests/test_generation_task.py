@@ -341,6 +341,14 @@ def test_the_loss_of_the_right_targets_is_a_mean_over_tokens(start: LoadedModel)
     assert target_loss(task_model, data).values["loss"] == pytest.approx(total / tokens, rel=1e-5)
 
 
+def test_a_part_of_the_development_file_is_said_to_be_one(start: LoadedModel, tmp_path: Path) -> None:
+    file = write(tmp_path / "pairs.jsonl", pairs())
+    recipe = recipe_for(start, finetuning__epochs=1, task__evaluate_records=5, decoding__max_length=2)
+    with pytest.warns(UserWarning, match=r"5 of the 16 development records are measured.*task\.evaluate_records"):
+        result = finetune_run(recipe, start, file, file, tmp_path / "run", progress=False)
+    assert result.scores["coco"].items == 5
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_label_smoothing_is_torchs(smoothing: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,12 @@ class _Run(RunProcess):
         self.start, self.train_data, self.dev, self.origin = start, train, dev, origin
         self.files = files
         self.measured = dev and sample(dev, recipe.task.evaluate_records)
+        if dev and self.measured and len(self.measured.records) < len(dev.records):
+            warnings.warn(
+                f"{len(self.measured.records)} of the {len(dev.records):,} development records are measured, evenly spread "
+                "(task.evaluate_records)",
+                stacklevel=2,
+            )
         compute = Compute(device=choose_device(recipe.training), precision=recipe.training.precision)
         model = ready_model(recipe, start.model.vocab_size, compute.device)
         self.drawn = start_weights(model, start, recipe.task)
