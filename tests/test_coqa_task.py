@@ -167,6 +167,20 @@ def test_the_window_that_knows_best_decides(start: LoadedModel) -> None:
     assert said((0, 0, 0, 9), (0, 0, 4, 0), (9, 0, 0, 0)) == last.passage.span(last.first + 2, last.first + 2)[1]
 
 
+def test_a_long_story_is_read_in_windows_and_answered_in_its_own_characters(start: LoadedModel) -> None:
+    recipe = recipe_for(start, "coqa-extractive", task__max_length=64, task__max_question=8)
+    story = "door " * 10_000 + "Zoë\u0301 的 Straße. " + "tree " * 50
+    record = Record("0", {"context": story, "question": "who?", "answers": ["Zoë\u0301 的 Straße"]}, "here")
+    with pytest.warns(UserWarning, match="1 passages") as said:
+        windows = encode([record], start.tokenizer, recipe)
+    assert len(said) == 1 and windows[-1].last == len(windows[-1].passage) > 10_000
+    holding = [window for window in windows if window.labels and window.labels["start"]]
+    assert holding and all(window.labels["answer"] == ANSWERS.index("span") for window in holding)
+    for window in holding:
+        first, last = (window.first + window.labels[name] - 1 for name in ("start", "end"))
+        assert window.passage.span(first, last) == (50_000, "Zoë\u0301 的 Straße")
+
+
 @pytest.mark.parametrize("answer", ["yes", "Yes!", "NO", "unknown."])
 def test_yes_no_and_unknown_are_no_spans(answer: str) -> None:
     assert ANSWERS[kind_of(answer)] == answer.strip("!.").lower()
