@@ -13,7 +13,7 @@ import tarfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import pytest
 
@@ -336,6 +336,8 @@ def test_text_that_is_no_utf8_is_mended(here: Path, command: Command) -> None:
             "did you mean 'training.device'?",
         ),
         (["compare", "gpt", "--budget", "steps=2", "--seed", "3"], "did you mean '--seeds'?"),
+        (["compare", "--like", "quickstart", "--budget", "steps=2", "--model.hidden_size", "32"], "name the recipes"),
+        (["compare", "--budget", "steps=2", "--data.corpus", "a.txt", "gpt"], "before any setting that takes a list"),
         (["pretrain", "--recipe", "quickstart", "--training.stpes", "7"], "did you mean 'training.steps'?"),
         (["pretrain", "--recipe", "quickstart", "--training.steps", "many"], "expected a whole number"),
         (["pretrain", "--recipe", "quickstart", "stray"], "'stray' belongs to no option"),
@@ -369,6 +371,45 @@ def test_text_that_is_no_utf8_is_mended(here: Path, command: Command) -> None:
 def test_a_wrong_command_exits_2(words: list[str], says: str, here: Path, command: Command) -> None:
     said = command(*words)
     assert said.code == 2 and says in said.sentence
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `compare` is called with; it is not done."""
+    found: dict[str, Any] = {}
+
+    def compare(**arguments: Any) -> None:
+        found.update(arguments)
+        raise UniclozeError("enough")
+
+    monkeypatch.setattr(verbs, "compare", compare)
+    return found
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--like quickstart --budget steps=5 --model.hidden_size 32 gpt bert",
+        "--model.hidden_size=32 gpt --budget steps=5 bert --like quickstart",
+        "gpt bert --like quickstart --model.hidden_size 32 --budget steps=5",
+        "--model.hidden_size 32 gpt --like=quickstart --budget steps=5 -- bert",
+    ],
+)
+def test_recipes_to_compare_may_follow_settings(words: str, command: Command, asked: dict[str, Any]) -> None:
+    assert command("compare", *words.split()).code == 1
+    assert (asked["recipes"], asked["like"]) == (["gpt", "bert"], "quickstart")
+    assert asked["overrides"] == {"model.hidden_size": "32"}
+
+
+def test_switches_and_lists_of_settings_before_recipes(command: Command, asked: dict[str, Any]) -> None:
+    words = "--data.corpus a.txt b.txt --training.compile gpt --tokenizer.lowercase false bert --budget steps=5"
+    assert command("compare", *words.split()).code == 1
+    assert asked["recipes"] == ["gpt", "bert"]
+    assert asked["overrides"] == {
+        "data.corpus": ["a.txt", "b.txt"],
+        "training.compile": True,
+        "tokenizer.lowercase": "false",
+    }
 
 
 # Bad input

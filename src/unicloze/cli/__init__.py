@@ -84,7 +84,12 @@ def _run(words: list[str]) -> int:
     verb = VERBS[name]
     parser = _verb_parser(name, verb, with_settings="-h" in rest or "--help" in rest)
     _refuse_unknown_options(name, verb, parser, rest)
-    options, extra = parser.parse_known_args(rest)
+    if verb.settings and parser.takes_words:
+        settings, others = _settings_apart(verb, parser, rest)
+        options, extra = parser.parse_known_intermixed_args(others)
+        extra += settings
+    else:
+        options, extra = parser.parse_known_args(rest)
     overrides = _overrides(name, verb, extra)
     if verb.settings and options.help_settings:
         own = {key: value for key, value in overrides.items() if not verb.prefix or not key.startswith(verb.prefix)}
@@ -142,6 +147,40 @@ def _names_setting(option: str) -> bool:
     from unicloze.recipes.schema import KEYS
 
     return option[2:].replace("-", "_") in {key.rpartition(".")[2] for key in KEYS}
+
+
+def _settings_apart(verb: Verb, parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:
+    """Settings with their values, and all other words: a parser that takes words would take the values for its own."""
+    settings: list[str] = []
+    others: list[str] = []
+    room = 0
+    for number, word in enumerate(words):
+        option, given, _ = word.partition("=")
+        if word == "--":
+            return settings, others + words[number:]
+        if option in parser._option_string_actions:
+            others.append(word)
+            room = 0
+        elif option.startswith("--") and " " not in option:
+            settings.append(word)
+            room = 0 if given else _room(option[2:].removeprefix(verb.prefix), words[number + 1 : number + 2])
+        elif room:
+            settings.append(word)
+            room -= 1
+        else:
+            others.append(word)
+    return settings, others
+
+
+def _room(setting: str, following: list[str]) -> int:
+    """How many of the words that follow a setting are its value, at most."""
+    from unicloze.recipes.schema import KEYS
+
+    key = KEYS.get(setting.replace("-", "_"))
+    if key is None or not key.several:
+        is_switch = key is not None and key.type is bool
+        return int(not is_switch or following in (["true"], ["false"]))
+    return sys.maxsize
 
 
 def _overrides(name: str, verb: Verb, extra: list[str]) -> dict[str, Any]:

@@ -18,6 +18,11 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **arguments)
 
+    @property
+    def takes_words(self) -> bool:
+        """Whether it takes words that belong to no option."""
+        return bool(self._get_positional_actions())
+
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong."""
         message = message.replace("argument ", "option ", 1) if message.startswith("argument ") else message

@@ -91,7 +91,7 @@ def _inspect(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
 
 
 def _compare_options(parser: Parser) -> None:
-    parser.add_argument("recipes", metavar="RECIPE", nargs="+", help="names or files of recipes")
+    parser.add_argument("recipes", metavar="RECIPE", nargs="*", help="names or files of recipes")
     parser.add_argument(
         "--budget", metavar="KIND=N", required=True, help="of each run: steps=, tokens=, flops= or time="
     )
@@ -117,6 +117,11 @@ def _compare_options(parser: Parser) -> None:
 
 
 def _compare(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
+    if not options.recipes:
+        raise UsageError(
+            "compare: name the recipes to compare, before any setting that takes a list, as in `unicloze compare "
+            "unilmv2-ablation-ae gpt --like quickstart --budget steps=500`."
+        )
     if options.blimp_limit is not None and options.blimp is None:
         raise UsageError("compare: --blimp-limit needs --blimp.")
     of_probes = {key: value for key, value in overrides.items() if key.startswith(PROBE_PREFIX)}
