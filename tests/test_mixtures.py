@@ -129,13 +129,13 @@ def test_all_targets_of_all_parts_of_all_phases_have_their_head() -> None:
     ("setting", "message"),
     [
         ({"objective.mixture": [{"colour": 1}]}, "part 1 of objective.mixture: there is no setting 'objective.colour'"),
-        ({"objective.mixture": [{"label": "a"}, {"label": "a"}]}, "label a stands twice"),
+        ({"objective.mixture": [{"label": "a"}, {"label": "a"}]}, "label 'a' stands twice"),
         ({"objective.mixture": [{"share": 0}]}, "share is 0; it must be above 0"),
         ({"objective.mixture": ["ae"]}, "objective.mixture is ['ae']; expected a list"),
         ({"objective.mixture": [{"mask_rate": "much"}]}, "objective.mask_rate is 'much'; expected a number"),
         (
             {"objective.mixture": [{"label": "x", "mask_rate": 2}]},
-            "part x of objective.mixture: objective.mask_rate is 2",
+            "part 'x' of objective.mixture: objective.mask_rate is 2",
         ),
         ({"objective.mixture": [{"label": "x", "share": 9000}, {}]}, "less than one row"),
         (

@@ -295,9 +295,9 @@ def test_directory_is_no_recipe(tmp_path: Path) -> None:
         ("data:\n  window: wide\n", "line 2: data.window is 'wide'; expected a whole number."),
         ("data:\n  window: 1.5\n", "line 2: data.window is 1.5; expected a whole number."),
         ("data:\n  window:\n", "line 2: data.window is None; expected a whole number."),
-        ("data:\n  corpus: a.txt\n", "line 2: data.corpus is 'a.txt'; expected a list, each item text."),
+        ("data:\n  corpus: {a: b}\n", "line 2: data.corpus is [{'a': 'b'}]; expected a list, each item text."),
         ("data:\n  segments: 3\n", "line 2: data.segments is 3; expected 1 or 2."),
-        ("data:\n  weights: x\n", "line 2: data.weights is 'x'; expected a list, each item a number, or null."),
+        ("data:\n  weights: x\n", "line 2: data.weights is ['x']; expected a list, each item a number, or null."),
         ("training:\n  betas: [1]\n", "line 2: training.betas is [1]; expected a list of 2, each item a number."),
         ("training:\n  compile: maybe\n", "line 2: training.compile is 'maybe'; expected true or false."),
         (
@@ -536,7 +536,7 @@ def test_a_name_in_a_file_names_its_line(write: Any) -> None:
 
 
 def test_a_value_in_a_part_or_phase_is_blamed_on_where_the_list_stands(write: Any) -> None:
-    option = "option --objective.mixture, part a of objective.mixture: objective.mask_rate is 3.0"
+    option = "option --objective.mixture, part 'a' of objective.mixture: objective.mask_rate is 3.0"
     parts_of_bert = [{"label": "a", "mask_rate": 3}]
     overrides = {"training.phases": [], "objective.mixture": parts_of_bert}
     assert refusal("bert-base", overrides).startswith(option)
@@ -544,13 +544,27 @@ def test_a_value_in_a_part_or_phase_is_blamed_on_where_the_list_stands(write: An
     said = f"{path}, line 3, phase 1 of training.phases: objective.mask_rate is 3.0"
     assert refusal(path).startswith(said)
     path = write("base: bert-base\ntraining:\n  phases: [{objective: {mixture: [{label: a, mask_rate: 3}]}}]\n")
-    said = f"{path}, line 3, phase 1 of training.phases, part a of objective.mixture: objective.mask_rate is 3.0"
+    said = f"{path}, line 3, phase 1 of training.phases, part 'a' of objective.mixture: objective.mask_rate is 3.0"
     assert refusal(path).startswith(said)
     # What the list does not set is still blamed on whoever set it.
     path = write("base: bert-base\nobjective:\n  mask_rate: 3\n  mixture: [{label: a, max_span: 2}]\n")
-    assert refusal(path).startswith(
-        f"{path}, line 3, phase 1 of training.phases, part a of objective.mixture: objective.m"
-    )
+    assert refusal(path).startswith(f"{path}, line 3: objective.mask_rate is 3.0")
+
+
+def test_a_value_that_no_part_can_take_is_blamed_on_no_part() -> None:
+    assert refusal("quickstart", {"training.steps": 0}).startswith("option --training.steps: training.steps is 0; it")
+
+
+def test_a_single_value_stands_for_a_list_of_one(write: Any) -> None:
+    path = write("data: {corpus: a.txt, weights: 2}\nobjective: {mixture: {label: a, targets: ae}}\n")
+    recipe = load_recipe(path)
+    assert (recipe.data.corpus, recipe.data.weights) == (["a.txt"], [2.0])
+    assert recipe.objective.mixture == [{"label": "a", "targets": ["ae"]}]
+    assert load_recipe(path, {"data.corpus": "texts/de"}).data.corpus == ["texts/de"]
+    assert load_recipe(
+        path, {"data": {"corpus": "[b.txt, c.txt]"}, "data.weights": "null"}
+    ).data == dataclasses.replace(recipe.data, corpus=["b.txt", "c.txt"], weights=None)
+    assert refusal(path, {"training.betas": 0.9}).endswith("expected a list of 2, each item a number.")
 
 
 def test_validate_stands_alone() -> None:

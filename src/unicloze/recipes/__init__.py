@@ -61,7 +61,7 @@ def load_recipe(name_or_file: str | os.PathLike[str], overrides: Mapping[str, An
     Args:
         name_or_file: A name out of `recipe_names()` or `task_names()`, or a YAML file.
         overrides: Values by dotted key (`{"training.steps": 10}`) or nested (`{"training": {"steps": 10}}`). A string
-            stands for the value it spells, as on a command line.
+            stands for the value it spells, as on a command line, and a single value for a list of one.
 
     Raises:
         UsageError: No such recipe or file, broken YAML, an unknown key, a wrong type or an impossible value. The

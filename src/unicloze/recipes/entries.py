@@ -11,7 +11,7 @@ from jsonargparse import ArgumentError
 
 from unicloze.errors import UsageError
 from unicloze.mixtures import PART_KEYS, PHASE_SETTINGS
-from unicloze.recipes.schema import KEYS, expected, flatten, section_parser, unknown_key
+from unicloze.recipes.schema import KEYS, expected, flatten, listed, section_parser, unknown_key
 
 
 def typed_mixture(entries: list[Any], origin: str) -> list[dict[str, Any]]:
@@ -38,12 +38,12 @@ def typed_mixture(entries: list[Any], origin: str) -> list[dict[str, Any]]:
         for key in changes:
             if key not in KEYS:
                 raise unknown_key(key, place)
-        values = typed(changes, place).get("objective", {})
+        values = typed({key: listed(key, value) for key, value in changes.items()}, place).get("objective", {})
         label = beside.get("label", values.get("name", f"part-{number}"))
         if not isinstance(label, str) or not label.strip():
             raise UsageError(f"{place}: label is {label!r}; expected text.")
         if label in labels:
-            raise UsageError(f"{place}: label {label} stands twice; give each part a label of its own.")
+            raise UsageError(f"{place}: label {label!r} stands twice; give each part a label of its own.")
         labels.add(label)
         found.append({**beside, "label": label, **values})
     return found

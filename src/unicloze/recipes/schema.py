@@ -16,6 +16,9 @@ from jsonargparse import ArgumentParser
 from unicloze.errors import UsageError
 from unicloze.settings import Recipe
 
+SPELLED_LIST = re.compile(r"\[.*\]|null", re.DOTALL)
+"""A word that is a whole list, or none, and not an item of one."""
+
 
 class Setting(NamedTuple):
     """A value for one key, and the file and line or the option it comes from."""
@@ -119,7 +122,7 @@ def parse_options(arguments: Sequence[str], *, prefix: str = "") -> dict[str, An
             overrides[given] = True
         elif not values:
             raise UsageError(f"option --{name}: it needs a value, {expected(KEYS[key].type)}.")
-        elif KEYS[key].several and not (len(values) == 1 and re.fullmatch(r"\[.*\]|null", values[0], re.DOTALL)):
+        elif KEYS[key].several and not (len(values) == 1 and SPELLED_LIST.fullmatch(values[0])):
             overrides[given] = [*(overrides[given] if isinstance(overrides.get(given), list) else []), *values]
         elif len(values) > 1:
             raise UsageError(f"option --{name}: it takes one value; what is '{values[1]}'?")
@@ -129,7 +132,7 @@ def parse_options(arguments: Sequence[str], *, prefix: str = "") -> dict[str, An
 
 
 def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str, Setting]:
-    """Nested or dotted values as settings by dotted key.
+    """Nested or dotted values as settings by dotted key; a single value stands for a list of one.
 
     Args:
         values: `{"training": {"steps": 10}}`, `{"training.steps": 10}` or both.
@@ -141,7 +144,7 @@ def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str
     settings: dict[str, Setting] = {}
     for key, value in values.items():
         if key in KEYS:
-            settings[key] = Setting(value, origin(key))
+            settings[key] = Setting(listed(key, value), origin(key))
         elif key not in SECTIONS:
             raise unknown_key(str(key), origin(key))
         elif isinstance(value, Mapping):
@@ -150,6 +153,13 @@ def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str
             sample = next(known for known in KEYS if known.startswith(f"{key}."))
             raise UsageError(f"{origin(key)}: {key} is {value!r}; expected settings such as {sample}.")
     return settings
+
+
+def listed(key: str, value: Any) -> Any:
+    """A value of a key; one that comes alone where a list is expected is a list of one."""
+    takes_list = any(get_origin(member) is list for member in _members(KEYS[key].type))
+    spells_list = isinstance(value, str) and SPELLED_LIST.fullmatch(value) is not None
+    return value if not takes_list or value is None or spells_list or isinstance(value, list | tuple) else [value]
 
 
 def nested(settings: Mapping[str, Setting]) -> dict[str, Any]:

@@ -72,10 +72,14 @@ def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
     if not _NAME.fullmatch(recipe.name):
         rule = "a run's folder is called so: give it a name without '/' and '\\' and without a dot in front"
         raise error("name", f"name is {recipe.name!r}; {rule}")
-    for variant in _variants(recipe):
-        for key, problem in _problems(variant.recipe):
+    variants = list(_variants(recipe))
+    firsts = [next(_problems(variant.recipe), None) for variant in variants]
+    for variant, first in zip(variants, firsts, strict=True):
+        if first is not None:
+            key, problem = first
+            of_all = key not in variant.set_by and all(other == first for other in firsts)
             said = f"{key} is {_value(variant.recipe, key)!r}; {problem}"
-            raise error(variant.set_by.get(key, key), said, variant.place)
+            raise error(variant.set_by.get(key, key), said, "" if of_all else variant.place)
         rows = variant.share * variant.recipe.training.batch_size
         if rows < 1 and not recipe.task.kind:  # a task has the objective of its model, and rows of its own
             said = f"its share of training.batch_size {variant.recipe.training.batch_size} is less than one row"
@@ -118,7 +122,7 @@ def _variants(recipe: Recipe) -> Iterator[_Variant]:
         mixture_key = by_phase.get("objective.mixture", "objective.mixture")
         mixture = phase.recipe.objective.mixture
         for part, values in zip(parts(phase.recipe.objective), mixture or [{}], strict=True):
-            of_part = f", part {part.label} of objective.mixture" if mixture else ""
+            of_part = f", part {part.label!r} of objective.mixture" if mixture else ""
             yield _Variant(
                 recipe=dataclasses.replace(phase.recipe, objective=part.settings),
                 place=of_phase + of_part,
