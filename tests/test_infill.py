@@ -266,7 +266,7 @@ def filled_with(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, text: str
         ("Play [MASK]  now", ["##ing"], "Playing  now"),
         ("Play [MASK] [MASK] now", ["##s", "##ed"], "Playsed now"),
         ("([MASK])", ["list"], "(list)"),
-        ("x-[MASK]-x [MASK]", ["list", "."], "x-list-x ."),
+        ("x-[MASK]-x [MASK]", ["list", "."], "x-list-x."),
         ("[MASK][MASK]", ["list", "of"], "list of"),
         ("[MASK][MASK]", ["list", "."], "list."),
         ("[MASK] \n [MASK]", ["list", "of"], "list \n of"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +59,31 @@ def test_lower_casing_is_a_setting() -> None:
     lower, cased = (
         Tokenizer.train(TEXTS, TokenizerSettings(vocab_size=400, lowercase=lowercase)) for lowercase in (True, False)
     )
-    assert lower.decode(lower.encode("The Élan")) == "the elan"
+    assert lower.decode(lower.encode("The Élan")) == "the élan"
     assert cased.decode(cased.encode("The Élan")) == "The Élan"
+    bare = Tokenizer.train(TEXTS, TokenizerSettings(vocab_size=400, strip_accents=True))
+    assert bare.decode(bare.encode("The Élan")) == "the elan"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "मैं अच्छा हिन्दी बोलता हूँ",
+        "วันนี้อากาศดี",
+        "lächeln für straße",
+        "한국어 문장",
+        "tiếng việt",
+        "ελληνικά ή",
+        "עִבְרִית",
+        "العَرَبِيَّة",
+    ],
+)
+def test_no_script_loses_its_letters(text: str) -> None:
+    tokenizer = Tokenizer.train([text] * 3, TokenizerSettings(vocab_size=400))
+    for given in (text, unicodedata.normalize("NFD", text)):
+        (ids,) = tokenizer.encode_batch([given])
+        assert tokenizer.vocabulary.unk not in ids
+        assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
 
 
 def test_bpe_is_lossless() -> None:

@@ -251,19 +251,29 @@ def stream_tokens(
     ready = IncrementalModel(loaded.model, _dtype(settings, loaded.model))
     steps = _steps(ready, [source], settings, layout, [0])
     ids: list[int] = []
-    said = ""
+    before = said = ""
     found: list[list[Hypothesis]] = []
     for settled in _into(found, steps):
-        for _, new in settled:
-            ids += new
+        new = [token for _, tokens in settled for token in tokens]
+        if not new:
+            continue
+        ids += new
         text = loaded.tokenizer.decode(ids)
-        # The bytes of a character may be spread over tokens, and a word goes on with the next piece.
-        if text.startswith(said) and not text.endswith("\ufffd") and len(text) > len(said):
-            yield text[len(said) :]
-            said = text
+        # The last token may be half a character or half a word, and decide on the space before it: it waits for the next.
+        sure = text[: _alike(before, text)].rstrip("\ufffd")
+        if len(sure) > len(said):
+            yield sure[len(said) :]
+            said = sure
+        before = text
     text = loaded.tokenizer.decode(found[0][0].tokens)
     if len(text) > len(said):
         yield text[len(said) :]
+
+
+def _alike(one: str, other: str) -> int:
+    """Characters up to the first that differs."""
+    alike = (a == b for a, b in zip(one, other, strict=False))
+    return next((place for place, same in enumerate(alike) if not same), min(len(one), len(other)))
 
 
 def _ready(

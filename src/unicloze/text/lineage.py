@@ -19,7 +19,7 @@ from unicloze.text.tokenizers import Tokenizer
 
 SCHEMA = 1
 """Version of `lineage.json`."""
-CODE = 2
+CODE = 3
 """Version of the rules by which text becomes shards; part of the fingerprint."""
 
 

@@ -18,6 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import TokenizerSettings
+from unicloze.text.joining import join_words
 
 PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO = "[PAD]", "[unused1]", "[UNK]", "[SOS]", "[EOS]", "[MASK]", "[PSEUDO]"
 SPECIAL_TOKENS = PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO
@@ -112,7 +113,7 @@ class Tokenizer:
 
         Args:
             texts: Read twice for WordPiece, so not an iterator; memory grows with the number of different words only.
-            settings: `kind`, `vocab_size` and `lowercase` are used.
+            settings: All but `path` are used.
 
         Raises:
             UsageError: `vocab_size` cannot hold the special tokens and the characters.
@@ -202,8 +203,9 @@ class Tokenizer:
         ]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """The text of token ids."""
-        return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+        """The text of token ids; one of WordPiece is spelled as far as `join_words` can tell."""
+        text: str = self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+        return join_words(text.removeprefix("##")) if isinstance(self._backend.model, models.WordPiece) else text
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The token of each id, as the vocabulary spells it; an id without one is `[id]`."""
@@ -308,13 +310,13 @@ def _from_vocab_txt(path: Path, lowercase: bool) -> tokenizers.Tokenizer:
         if vocabulary.setdefault(word, i) != i:
             raise UniclozeError(f"{path}:{i + 1} repeats the token {word!r} of line {vocabulary[word] + 1}: drop one.")
     special = [token for names in (*_ROLES.values(), _PSEUDO) for token in names if token in vocabulary]
-    return _wordpiece(vocabulary, special, lowercase)
+    return _wordpiece(vocabulary, special, normalizers.BertNormalizer(lowercase=lowercase, strip_accents=lowercase))
 
 
-def _wordpiece(vocabulary: dict[str, int], special: Sequence[str], lowercase: bool) -> tokenizers.Tokenizer:
+def _wordpiece(vocabulary: dict[str, int], special: Sequence[str], normalizer: Any) -> tokenizers.Tokenizer:
     unknown = next((token for token in _ROLES["unk"] if token in vocabulary), UNK)
     backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=lowercase)
+    backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     backend.add_special_tokens(list(special))
@@ -326,7 +328,9 @@ def _specials(settings: TokenizerSettings) -> list[str]:
 
 
 def _train_wordpiece(texts: Iterable[str], settings: TokenizerSettings) -> tokenizers.Tokenizer:
-    scaffold = _wordpiece({UNK: 0}, [UNK], settings.lowercase)
+    case = normalizers.BertNormalizer(lowercase=settings.lowercase, strip_accents=settings.strip_accents)
+    normalizer = normalizers.Sequence([normalizers.NFC(), case])  # an accent may be a character of its own, or not
+    scaffold = _wordpiece({UNK: 0}, [UNK], normalizer)
     alphabet = _alphabet(texts, scaffold.normalizer, settings.vocab_size)
     # The trainer numbers the pieces of one character in the order of a hash map, and that order decides ties between
     # merges: two trainings on the same texts differ unless all pieces are given beforehand.
@@ -341,7 +345,7 @@ def _train_wordpiece(texts: Iterable[str], settings: TokenizerSettings) -> token
         show_progress=False,
     )
     scaffold.train_from_iterator(texts, trainer)
-    return _wordpiece(scaffold.get_vocab(with_added_tokens=False), _specials(settings), settings.lowercase)
+    return _wordpiece(scaffold.get_vocab(with_added_tokens=False), _specials(settings), normalizer)
 
 
 def _train_bpe(texts: Iterable[str], settings: TokenizerSettings) -> tokenizers.Tokenizer:

@@ -38,7 +38,8 @@ _DASHES: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"(?<!\S)- -(?!\S)"), "--"),
     (re.compile(r"(?:(?<=[^\W_])|(?<=[^\W_]\.)) - (?=[^\W_])"), "-"),
 )
-_APART = re.compile(r"[^\w\s]|_|[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
+_MARKS = re.compile(r"(\[[A-Z_]+\])")
+_IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +66,17 @@ def sentences(text: str) -> str:
 
 
 def retokenise(text: str, *, symbols: Mapping[str, str] | None = None, quotes: bool = True, dashes: bool = True) -> str:
-    """Tokens of a WordPiece tokenizer in the spelling of the Penn Treebank.
+    """Words and punctuation marks, as a WordPiece tokenizer tells them apart, in the spelling of the Penn Treebank.
 
     `do n ' t` becomes `do n't`, `John ' s` `John 's`, `3 , 000` `3,000`, `3 . 5` `3.5`, `U . N .` `U.N.`.
 
     Args:
-        text: Tokens with spaces between them.
+        text: A text, whose punctuation marks may have spaces around them.
         symbols: Tokens to replace, such as brackets by `-LRB-`.
         quotes: Tell opening quotes from closing ones.
         dashes: Join words around a dash.
     """
-    tokens = [symbols.get(token, token) if symbols else token for token in text.split()]
-    text = " ".join(tokens)
+    text = " ".join(symbols.get(word, word) if symbols else word for word in _words(text))
     text = _substituted(text, _CONTRACTIONS)
     if quotes:
         text = _turned(_turned(text, '"', ("``", "''")), "'", ("`", "'"))
@@ -132,8 +132,16 @@ def summary(text: str, longest: int) -> str:
 def uncased(text: str) -> str:
     """The text as an uncased tokenizer leaves it: lower case, no accents, spaces around punctuation and ideographs."""
     letters = unicodedata.normalize("NFD", text.lower())
-    plain = "".join(letter for letter in letters if unicodedata.category(letter) != "Mn")
-    return " ".join(_APART.sub(r" \g<0> ", plain).split())
+    return " ".join(_words("".join(letter for letter in letters if unicodedata.category(letter) != "Mn")))
+
+
+def _words(text: str) -> list[str]:
+    """The words of a text, every punctuation mark and every ideograph being one; marks such as `[UNK]` stay whole."""
+    words: list[str] = []
+    for part in _MARKS.split(text):
+        apart = (f" {one} " if unicodedata.category(one)[0] in "PS" or _IDEOGRAPH.match(one) else one for one in part)
+        words += [part] if _MARKS.fullmatch(part) else "".join(apart).split()
+    return words
 
 
 PROFILES: Mapping[str, Profile] = {

@@ -1,0 +1,79 @@
+"""Words and punctuation marks back to text: what a WordPiece tokenizer took apart and does not remember.
+
+A space is left out where English and Chinese spelling have none. Whether there is one depends on what stands left of it and
+on the word after it, so a text that grows changes at its end only.
+"""
+
+from __future__ import annotations
+
+import re
+
+_OPENING = frozenset("([{\u00bf\u00a1\u201c\u2018\u00ab\u300c\u300e\uff08\u300a")
+_CLOSING = frozenset(
+    ".,;:!?)]}%\u2026\u201d\u2019\u00bb\u3002\uff0c\u3001\uff1b\uff1a\uff01\uff1f\u300d\u300f\uff09\u300b"
+)
+_QUOTES = frozenset("\"'`")
+_JOINING = frozenset("/_")
+_SIGNS = frozenset("$\u00a3\u20ac\u00a5#@")
+_CONTRACTED = frozenset(("s", "t", "re", "ve", "ll", "d", "m"))
+_WIDE = re.compile(r"[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uff65\U00020000-\U0002fa1f]")
+
+
+def join_words(text: str) -> str:
+    """The text without the spaces that stand around punctuation and ideographs only because a tokenizer put them there.
+
+    Args:
+        text: Words and punctuation marks with spaces between them.
+    """
+    words = text.split()
+    joined = words[:1]
+    open_quotes: set[str] = set()
+    tight = _opens(words[0], open_quotes) if words else False
+    for place in range(1, len(words)):
+        before, word = words[place - 1], words[place]
+        after = words[place + 1] if place + 1 < len(words) else ""
+        earlier = words[place - 2] if place > 1 else ""
+        if word == "'" and before[-1:].isalnum() and (after.lower() in _CONTRACTED or _possessive(before, open_quotes)):
+            space, follows = False, after.lower() in _CONTRACTED
+        elif word in _QUOTES and word == before:
+            space, follows = False, tight
+        elif word in _QUOTES:
+            closes = word in open_quotes
+            space, follows = not closes and not tight, _opens(word, open_quotes)
+        elif word == "-" and (before == "-" or (before[-1:].isalnum() and after[:1].isalnum())):
+            space, follows = False, after[:1].isalnum() and before != "-"
+        else:
+            space = not (tight or _touches(earlier, before, word, after))
+            follows = word in _OPENING or word in _JOINING
+        joined.append(f" {word}" if space else word)
+        tight = follows
+    return "".join(joined)
+
+
+def _opens(word: str, open_quotes: set[str]) -> bool:
+    """Whether what follows stands close to the word; counts a quotation mark in."""
+    if word not in _QUOTES:
+        return word in _OPENING or word in _JOINING
+    open_quotes ^= {word}
+    return word in open_quotes
+
+
+def _possessive(before: str, open_quotes: set[str]) -> bool:
+    return before.endswith("s") and "'" not in open_quotes
+
+
+def _touches(earlier: str, before: str, word: str, after: str) -> bool:
+    """Whether a word stands close to the one before it."""
+    if word in _CLOSING or word in _JOINING:
+        return True
+    if word == "(" and after == ")":
+        return before[-1:].isalnum()
+    if before in _SIGNS:
+        return word[:1].isdigit() or (before in "#@" and word[:1].isalpha())
+    if _WIDE.match(before[-1:]) and _WIDE.match(word):
+        return True
+    if before == "." and len(earlier) == len(word) == 1 and earlier.isalpha():
+        return word.isalpha()
+    if before in (".", ",", ":") and earlier.isdigit() and word.isdigit():
+        return before == "." or len(word) == (3 if before == "," else 2)
+    return False
