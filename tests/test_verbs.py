@@ -7,6 +7,7 @@ import inspect as reflection
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,6 +194,24 @@ def test_score_reads_a_text_or_a_file(trained: RunResult, tmp_path: Path) -> Non
         assert one.chain_log_likelihood == pytest.approx(other.chain_log_likelihood, rel=1e-5)
         assert one.pseudo_log_likelihood == pytest.approx(other.pseudo_log_likelihood, rel=1e-5)
     assert of_text[0].chain_log_likelihood is not None and of_text[0].chain_log_likelihood < 0
+
+
+def test_score_takes_several_texts(trained: RunResult) -> None:
+    both = verbs.score(trained.out, [TEXT, "the dog"])
+    assert [score.text for score in both] == [TEXT, "the dog"]
+    assert both[0].pseudo_log_likelihood == pytest.approx(verbs.score(trained.out, TEXT)[0].pseudo_log_likelihood)
+
+
+@pytest.mark.parametrize(("texts", "says"), [([], "no text"), (["a", 1], "type int"), ([["a"], "b"], "type list")])
+def test_score_refuses_what_is_no_text(texts: Any, says: str, trained: RunResult) -> None:
+    with pytest.raises(UsageError, match=f"{says}: give strings"):
+        verbs.score(trained.out, texts)
+
+
+def test_fill_refuses_several_texts(trained: RunResult) -> None:
+    several: Any = ["the [MASK]", "a [MASK]"]
+    with pytest.raises(UsageError, match="of type list: give one text"):
+        verbs.fill(trained.out, several)
 
 
 def test_score_refuses_nothing_and_both(trained: RunResult, tmp_path: Path) -> None:

@@ -44,30 +44,40 @@ def fill(
     """
     from unicloze.decoding import infill
 
+    if not isinstance(text, str):
+        raise UsageError(f"text is of type {type(text).__name__}: give one text to fill, a string.")
     return infill.fill(opening(model, device), text, top_k=top_k, order=order)
 
 
 def score(
-    model: PathLike | LoadedModel, text: str | None = None, file: PathLike | None = None, device: str = "auto"
+    model: PathLike | LoadedModel,
+    text: str | Sequence[str] | None = None,
+    file: PathLike | None = None,
+    device: str = "auto",
 ) -> list[TextScore]:
     """Log-likelihood and pseudo-log-likelihood of texts; see `unicloze.decoding.likelihood.score`.
 
     Args:
         model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
-        text: One text.
+        text: One text, or several.
         file: A file of texts instead, read as a corpus is: in .txt blank lines part them.
         device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
             where it is.
 
     Raises:
-        UsageError: Neither or both of `text` and `file` are given, the text is blank, or there is no such device.
+        UsageError: Neither or both of `text` and `file` are given, a text is blank or no string, or there is no such
+            device.
         UniclozeError: There is no whole checkpoint, or the file cannot be read.
     """
     from unicloze.decoding import likelihood
 
     if (text is None) == (file is None):
         raise UsageError("Give a text or a file to score, and not both.")
-    texts = _texts(file) if text is None else [text]
+    texts = _texts(file) if text is None else [text] if isinstance(text, str) else list(text)
+    strange = next((each for each in texts if not isinstance(each, str)), None)
+    if strange is not None or not texts:
+        given = "no text" if strange is None else f"something of type {type(strange).__name__}"
+        raise UsageError(f"the texts to score hold {given}: give strings.")
     return likelihood.score(opening(model, device), texts)
 
 
