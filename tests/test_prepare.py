@@ -254,6 +254,15 @@ def test_mended_text_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (entry["replaced"], entry["nul"]) == (20, 20)
 
 
+def test_files_that_are_left_out_are_said_once_and_recorded(corpus: Path, tmp_path: Path) -> None:
+    for name in ("a.md", "b.md", "c.html"):
+        (corpus / name).write_text("text", encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"corpus: 3 files of other kinds are left out: 2 \.md, 1 \.html$"):
+        prepared = run(corpus, tmp_path / "out")
+    assert prepared.lineage["sources"][0]["left_out"] == {".md": 2, ".html": 1}
+    assert run(corpus, tmp_path / "out").fingerprint == prepared.fingerprint
+
+
 def test_empty_corpora_and_bad_settings(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" \n\n")
     with pytest.raises(UniclozeError, match=r"a\.txt holds no text"):

@@ -10,7 +10,7 @@ import pytest
 
 from unicloze.errors import UniclozeError
 from unicloze.text import readers
-from unicloze.text.readers import Tally, find_files, read_documents
+from unicloze.text.readers import Tally, find_files, other_files, read_documents
 
 TEXT = "First line.\nSecond line.\n\nA second document. Grüße\n \t\n\n\nA third one\n"
 DOCUMENTS = ["First line.\nSecond line.", "A second document. Grüße", "A third one"]
@@ -168,3 +168,13 @@ def test_the_digest_covers_the_raw_bytes(tmp_path: Path) -> None:
     assert texts(path, tally=tallies[2]) == ["x", "y"]
     first, second, third = (tally.digest.hexdigest() for tally in tallies)
     assert first == second != third
+
+
+def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".git").mkdir()
+    for name in ("a.txt", "a.md", "sub/b.md", "b.html", "LICENSE", ".hidden", ".git/config.yaml"):
+        (tmp_path / name).write_text("text", encoding="utf-8")
+    assert list(other_files(tmp_path).items()) == [(".md", 2), ("without an ending", 1), (".html", 1)]
+    assert other_files(tmp_path / "*.*") == {".md": 1, ".html": 1}
+    assert other_files(tmp_path / "a.txt") == {}

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.python_docs import write_python_docs
-from unicloze.text.readers import Document, Tally, find_files, read_file
+from unicloze.text.readers import Document, Tally, find_files, other_files, read_file
 from unicloze.text.shards import ShardWriter
 from unicloze.text.tokenizers import Tokenizer
 
@@ -167,6 +168,7 @@ class Preparation:
                     bar.update(size)
                 entry |= {"documents": tally.documents, "empty": tally.empty, "duplicates": duplicates}
                 entry |= {"replaced": tally.replaced, "nul": tally.nul}
+                _note_left_out(entry)
                 if tally.first_bad:
                     tqdm.write(
                         f"{entry['corpus']}: replaced {tally.replaced} places that are no UTF-8 by U+FFFD and dropped "
@@ -304,6 +306,19 @@ def _write(writers: dict[bool, ShardWriter], batch: list[Piece], encoded: list[T
         writers[piece.is_heldout].write(token_ids, size, ends_document=piece.is_last)
         total += size
     return total
+
+
+def _note_left_out(entry: dict[str, Any]) -> None:
+    """Counts the files of a source that are of no known kind, and says so."""
+    if entry["corpus"] == PYTHON_DOCS or is_dataset(entry["corpus"]):
+        return
+    others = other_files(entry["corpus"])
+    if others:
+        entry["left_out"] = others
+        total = sum(others.values())
+        kinds = ", ".join(f"{count:,} {ending}" for ending, count in others.items())
+        said = "1 file of another kind is" if total == 1 else f"{total:,} files of other kinds are"
+        warnings.warn(f"{entry['corpus']}: {said} left out: {kinds}", stacklevel=2)
 
 
 def _measure(text: str, seed: int) -> tuple[int, int]:

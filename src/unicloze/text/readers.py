@@ -13,7 +13,8 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -28,6 +29,7 @@ SUFFIXES = ".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", "
 LONGEST_DOCUMENT = 64 * 2**20
 """Most bytes of a .txt document. A longer one is cut at a line's end, else at a space: memory must not grow with it."""
 _BLOCK = 2**20
+_HIDDEN = re.compile(r"\.")
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
 
@@ -95,6 +97,21 @@ def find_files(path: str | Path) -> list[Path]:
     if not found:
         raise UniclozeError(f"There is no text at {place}: name a file, folder or glob of {known}.")
     return sorted(found)
+
+
+def other_files(path: str | Path) -> dict[str, int]:
+    """How many files of a folder or glob `find_files` leaves alone, by their endings, the most frequent first.
+
+    Hidden files and those of hidden folders are not counted.
+    """
+    place = Path(path).expanduser()
+    inside: Iterable[Path]
+    if place.is_dir():
+        inside = (file for file in place.rglob("*") if not any(map(_HIDDEN.match, file.relative_to(place).parts)))
+    else:
+        inside = map(Path, glob.glob(str(place), recursive=True))
+    others = sorted(file for file in inside if not str(file).endswith(SUFFIXES) and file.is_file())
+    return dict(Counter(file.suffix or "without an ending" for file in others).most_common())
 
 
 def read_documents(path: str | Path, text_field: str = "text", *, tally: Tally | None = None) -> Iterator[Document]:
