@@ -46,22 +46,26 @@ class TaskData:
     fingerprint: str
 
 
-def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer) -> TaskData:
-    """Read and encode a file of records, or a folder of such files.
-
-    Raises:
-        UniclozeError: A record cannot be used; the message names its line.
-    """
+def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer, *, answers: bool = True) -> TaskData:
+    """Read and encode a file of records, or a folder of such files; arguments and errors as of `encoded`."""
     records = read_records(path, recipe.task)
-    return encoded(records, recipe, tokenizer)
+    return encoded(records, recipe, tokenizer, answers=answers)
 
 
-def encoded(records: Sequence[Record], recipe: Recipe, tokenizer: Tokenizer) -> TaskData:
+def encoded(records: Sequence[Record], recipe: Recipe, tokenizer: Tokenizer, *, answers: bool = True) -> TaskData:
     """Records with their rows.
 
+    Args:
+        records: The records.
+        recipe: Of the task.
+        tokenizer: The model's.
+        answers: Whether they are learned from or measured; if not, what they hold as answers is not even looked at.
+
     Raises:
         UniclozeError: A record cannot be used; the message names its line.
     """
+    if not answers:
+        records = [dataclasses.replace(record, unread=TASKS[recipe.task.kind].answers) for record in records]
     content = json.dumps([[record.id, dict(record.fields)] for record in records], sort_keys=True)
     fingerprint = hashlib.sha256(content.encode()).hexdigest()
     return TaskData(records, TASKS[recipe.task.kind].encode(records, tokenizer, recipe), fingerprint)

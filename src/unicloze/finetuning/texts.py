@@ -29,7 +29,9 @@ def generate_for_records(model: LoadedModel, records: Sequence[Record], *, progr
     recipe = model.recipe
     layout = layout_of(recipe, model.tokenizer.vocabulary)
     if recipe.task.kind:
-        return generated(load_task_model(model), encoded(records, recipe, model.tokenizer), progress=progress)
+        return generated(
+            load_task_model(model), encoded(records, recipe, model.tokenizer, answers=False), progress=progress
+        )
     sources = [_prompt(record, model) for record in records]
     found = generate(model, sources, recipe.decoding, layout=layout, progress=progress)
     return [
@@ -44,7 +46,7 @@ def stream_for_record(model: LoadedModel, record: Record) -> Iterator[str]:
     layout = layout_of(recipe, model.tokenizer.vocabulary)
     if not recipe.task.kind:
         return stream(model, _prompt(record, model), recipe.decoding, layout=layout)
-    row = encoded([record], recipe, model.tokenizer).rows[0]
+    row = encoded([record], recipe, model.tokenizer, answers=False).rows[0]
     return stream_tokens(model, row.source, recipe.decoding, with_token_ids(layout, recipe.decoding, model.tokenizer))
 
 

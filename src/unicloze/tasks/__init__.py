@@ -37,6 +37,7 @@ TASKS: Mapping[str, Task] = {
     "classification": Task(
         purpose="One of several classes for a text or a pair of texts.",
         roles=("text", "pair", "label"),
+        answers=("label",),
         resolve=classification.with_labels,
         heads=classification.heads,
         encode=classification.encode,
@@ -48,6 +49,7 @@ TASKS: Mapping[str, Task] = {
     "regression": Task(
         purpose="A quantity for a text or a pair of texts.",
         roles=("text", "pair", "label"),
+        answers=("label",),
         resolve=lambda settings, _: settings,
         heads=classification.heads,
         encode=classification.encode,
@@ -59,6 +61,7 @@ TASKS: Mapping[str, Task] = {
     "generation": Task(
         purpose="A text for another: a summary, a question, an answer, a response, a translation.",
         roles=("source", "context", "history", "question", "answer", "target", "references"),
+        answers=("target", "references"),
         resolve=generation.with_targets,
         heads=generation.heads,
         encode=generation.encode,
@@ -70,6 +73,7 @@ TASKS: Mapping[str, Task] = {
     "choice": Task(
         purpose="The best of several choices, each read with its context or within its sentence.",
         roles=("context", "question", "cloze", "choices", "label"),
+        answers=("label",),
         resolve=lambda settings, _: settings,
         heads=choice.heads,
         encode=choice.encode,
@@ -81,6 +85,7 @@ TASKS: Mapping[str, Task] = {
     "tagging": Task(
         purpose="A tag for each word of a sentence.",
         roles=("tokens", "tags", "predicate"),
+        answers=("tags",),
         resolve=tagging.with_tags,
         heads=tagging.heads,
         encode=tagging.encode,
@@ -92,6 +97,7 @@ TASKS: Mapping[str, Task] = {
     "extraction": Task(
         purpose="The span of a passage that answers a question, or none.",
         roles=("context", "question", "answers"),
+        answers=("answers",),
         resolve=extraction.with_unanswerable,
         heads=extraction.heads,
         encode=extraction.encode,
@@ -103,6 +109,7 @@ TASKS: Mapping[str, Task] = {
     "conversation": Task(
         purpose="The answer to a question of a conversation about a passage: a span of it, yes, no or unknown.",
         roles=("context", "question", "history", "answers", "rationale", "rationale_start", "story", "turn", "domain"),
+        answers=("answers", "rationale", "rationale_start"),
         resolve=conversation.checked,
         heads=conversation.heads,
         encode=conversation.encode,

@@ -28,6 +28,9 @@ GAP = "_"
 ASKS_FOR = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
 """COPA's two questions."""
 
+UNTOLD = "", "?", "-1"
+"""What files to be predicted have in the place of the answer."""
+
 Fields = Iterator[tuple[int, dict[str, Any]]]
 
 
@@ -44,7 +47,7 @@ def read_race(text: str, path: Path) -> Fields:
     for line, article in articles:
         _check(article, ("article", "questions", "options"), path, line, "article of RACE")
         questions, options, answers = article["questions"], article["options"], article.get("answers")
-        answers = [None] * len(questions) if answers is None and isinstance(questions, list) else answers
+        answers = [None] * len(questions) if not answers and isinstance(questions, list) else answers
         lists = questions, options, answers, *(options if isinstance(options, list) else ())
         if not all(isinstance(each, list) for each in lists):
             raise UniclozeError(
@@ -126,7 +129,7 @@ def read_winogrande(text: str, path: Path) -> Fields:
         fields = {"cloze": row["sentence"], "choices": [row["option1"], row["option2"]]}
         if "qID" in row:
             fields["id"] = row["qID"]
-        yield line, _labelled(fields, row.get("answer") or None, 1, path, line)
+        yield line, _labelled(fields, row.get("answer"), 1, path, line)
 
 
 def read_wsc(text: str, path: Path) -> Fields:
@@ -178,14 +181,14 @@ def _labelled(fields: dict[str, Any], answer: Any, first: str | int, path: Path,
 
     Args:
         fields: With the choices.
-        answer: As the file has it; None if it has none.
+        answer: As the file has it; None, or one of `UNTOLD`, if it has none.
         first: What the file calls the first choice.
         path: The file.
         line: Of the record.
     """
-    if answer is None:
+    said = "" if answer is None else str(answer).strip()
+    if said in UNTOLD:
         return fields
-    said = str(answer).strip()
     known = [chr(ord(first) + n) if isinstance(first, str) else str(first + n) for n in range(len(fields["choices"]))]
     if said not in known:
         raise UniclozeError(f"{path}, line {line}: the right choice is {said!r}, which is none of {', '.join(known)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,14 @@ class Record:
         fields: What it holds.
         place: File and line, for messages.
         cure: How to say where its fields are, for messages; none where nobody can say it.
+        unread: Roles in which it shows nothing, whatever it holds.
     """
 
     id: str
     fields: Mapping[str, Any]
     place: str
     cure: str | None = OPTION
+    unread: Collection[str] = ()
 
     def text(self, settings: TaskSettings, role: str) -> str:
         """The text in a role.
@@ -66,6 +68,8 @@ class Record:
 
     def get(self, settings: TaskSettings, role: str) -> Any:
         """What it holds in a role, None if nothing; `answers.0.text` is the `text` of the first of its `answers`."""
+        if role in self.unread:
+            return None
         name = settings.fields.get(role, role)
         return self.fields[name] if name in self.fields else _inside(self.fields, name.split("."))
 

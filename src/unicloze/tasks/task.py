@@ -41,6 +41,7 @@ class Task:
     Args:
         purpose: What it does, in one line.
         roles: What its records hold, for messages: the roles of `TaskSettings.fields`.
+        answers: Those of them that say what is right, which nobody reads to predict.
         resolve: The settings with what follows from the training records, such as the classes.
         heads: The heads its model has beside the pre-training ones, by target.
         token_targets: Those of its targets that predict tokens.
@@ -55,6 +56,7 @@ class Task:
 
     purpose: str
     roles: tuple[str, ...]
+    answers: tuple[str, ...]
     resolve: Callable[[TaskSettings, Sequence[Record]], TaskSettings]
     heads: Callable[[TaskSettings], Mapping[str, HeadSettings]]
     encode: Callable[[Sequence[Record], Tokenizer, Recipe], Sequence[Any]]
