@@ -67,7 +67,8 @@ def _predict_options(parser: Parser) -> None:
     parser.add_argument(
         "--format",
         choices=("jsonl", "json", "glue"),
-        help="json: as official scripts read them; glue: as GLUE's server does (default: as --out ends, else jsonl)",
+        help="jsonl: an object a line; json: as official scripts read them; glue: a table, as GLUE's server does (default: "
+        "as --out ends, .jsonl, .json or .tsv; printed jsonl)",
     )
     device_option(parser)
     precision_option(parser, "fp32; a task that generates: its decoding.precision")
@@ -183,7 +184,7 @@ VERBS = {
         ),
     ),
     "predict": Verb(
-        purpose="Predictions of a fine-tuned model for a file of records, a JSON object a line.",
+        purpose="Predictions of a fine-tuned model for a file of records.",
         examples=("unicloze predict --model runs/classification --file test.jsonl --out predictions.jsonl",),
         options=_predict_options,
         run=_predict,

@@ -28,6 +28,10 @@ SLOTS_AT_ONCE = 8192
 """Slots of a forward pass, padding counted."""
 
 
+OTHER_FORMAT = "give an --out that ends in .jsonl, or --format jsonl"
+"""The cure where predictions do not fit in the lines of a table."""
+
+
 @dataclass(frozen=True)
 class TaskModel:
     """A model of a task, ready to predict.
@@ -91,14 +95,18 @@ def as_glue(predictions: Sequence[Prediction]) -> str:
     """What GLUE's server takes: lines of "index, tab, prediction" under a header.
 
     Raises:
-        UsageError: A prediction is no class and no quantity.
+        UsageError: A prediction is no class, no quantity and no text, or holds a tab or the end of a line, as an id may.
     """
     lines = ["index\tprediction\n"]
     for prediction in predictions:
-        answer = prediction["prediction"]
+        name, answer = prediction["id"], prediction["prediction"]
         if not isinstance(answer, str | int | float):
-            raise UsageError(f"the prediction of {prediction['id']} is no class and no quantity, as GLUE's tasks have")
-        lines.append(f"{prediction['id']}\t{f'{answer:.3f}' if isinstance(answer, float) else answer}\n")
+            raise UsageError(f"the prediction of {name} is no class, no quantity and no text: {OTHER_FORMAT}")
+        cells = name, f"{answer:.3f}" if isinstance(answer, float) else str(answer)
+        for what, cell in zip(("the id", "the prediction of"), cells, strict=True):
+            if not {"\t", "\n", "\r"}.isdisjoint(cell):
+                raise UsageError(f"{what} {name!r} holds a tab or the end of a line: {OTHER_FORMAT}")
+        lines.append("\t".join(cells) + "\n")
     return "".join(lines)
 
 
@@ -124,6 +132,37 @@ PREDICTION_FORMATS: Mapping[str, Callable[[Sequence[Prediction]], str]] = {
     "glue": as_glue,
 }
 """How predictions are written."""
+
+ENDINGS: Mapping[str, str] = {".jsonl": "jsonl", ".json": "json", ".tsv": "glue"}
+"""The format that a file's name tells."""
+
+
+def format_of(out: Path | None, format: str | None) -> str:
+    """The format that is given, or that the name of a file tells; `jsonl` where there is neither.
+
+    Raises:
+        UsageError: There is no such format, or the name tells none.
+    """
+    if format is not None and format not in PREDICTION_FORMATS:
+        raise UsageError(f"format is {format!r}: give one of {', '.join(PREDICTION_FORMATS)}.")
+    if format is not None or out is None:
+        return format or "jsonl"
+    if out.suffix not in ENDINGS:
+        raise UsageError(
+            f"{out}: the name tells no format of predictions: end it in {', '.join(ENDINGS)}, or give --format "
+            f"{', '.join(PREDICTION_FORMATS)}."
+        )
+    return ENDINGS[out.suffix]
+
+
+def check_format(format: str, recipe: Recipe) -> None:
+    """Refuse a format that can hold no prediction of a task, before anything is predicted.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    if format == "glue" and "tags" in TASKS[recipe.task.kind].compares:
+        raise UsageError(f"the tags of a sentence are no class, no quantity and no text: {OTHER_FORMAT}")
 
 
 def write_predictions(predictions: Sequence[Prediction], path: Path, format: str) -> None:

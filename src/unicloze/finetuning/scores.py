@@ -101,7 +101,7 @@ def measure_file(
     """What a file of predictions is worth, beside the records of its task, with standard errors.
 
     Args:
-        predictions: .jsonl as `predict` writes it, or .tsv or .txt with a prediction a line.
+        predictions: .jsonl or .tsv as `predict` writes it, or .txt with a prediction a line.
         references: The labelled records, in the same order, as fine-tuning takes them.
         recipe: Of the task.
         name: The metric; those of the task if not given.

@@ -82,7 +82,7 @@ def predict(
         file: Records; they need no labels.
         out: Write the predictions into this file too.
         format: How: `jsonl`, a JSON object a line, `json`, as the official scripts of SQuAD and CoQA read them, or `glue`, as
-            the benchmark's server does; if not given, `json` where the file's name ends so, else `jsonl`.
+            the benchmark's server does, a table; as the file's name ends if not given: .jsonl, .json or .tsv.
         device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
             where it is.
         precision: `fp32`, `bf16`, or `auto`: bf16 where it is faster. If not given `fp32`, and texts are generated in that
@@ -94,7 +94,8 @@ def predict(
         One for each record, in their order.
 
     Raises:
-        UsageError: The model is not fine-tuned, there is no such format or device, or predictions do not fit the format.
+        UsageError: The model is not fine-tuned, there is no such format or device, the name of the file tells none, or
+            predictions do not fit the format.
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
     """
     from unicloze.decoding.texts import open_model
@@ -102,14 +103,12 @@ def predict(
     from unicloze.finetuning.data import open_records
     from unicloze.finetuning.predict import load_task_model
 
-    by_name = "json" if out is not None and Path(out).suffix == ".json" else "jsonl"
-    chosen = by_name if format is None else format
-    if chosen not in room.PREDICTION_FORMATS:
-        raise UsageError(f"format is {format!r}: give one of {', '.join(room.PREDICTION_FORMATS)}.")
-    check_fixed(overrides, OF_FILES)
     check_file(out)
+    chosen = room.format_of(out if out is None else Path(out), format)
+    check_fixed(overrides, OF_FILES)
     task_model = load_task_model(_with(open_model(opening(model, device, precision)), overrides))
-    data = open_records(Path(file), task_model.recipe, task_model.tokenizer)
+    room.check_format(chosen, task_model.recipe)
+    data = open_records(Path(file), task_model.recipe, task_model.tokenizer, answers=False)
     predictions = room.predict(task_model, data, progress=not quiet)
     if out is not None:
         room.write_predictions(predictions, Path(out), chosen)

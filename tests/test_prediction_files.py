@@ -1,0 +1,168 @@
+"""Files to be predicted, whatever stands where the answers would, and files of predictions, as their names end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nlu_toys
+from unicloze import verbs
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.finetuning.data import open_records
+from unicloze.finetuning.predict import as_glue
+from unicloze.training.models import LoadedModel, build_model
+
+
+@pytest.fixture(scope="module")
+def start() -> LoadedModel:
+    return nlu_toys.start()
+
+
+@pytest.fixture(scope="module")
+def generator() -> LoadedModel:
+    return nlu_toys.start("quickstart")
+
+
+def tuned(start: LoadedModel, name: str, **settings: Any) -> LoadedModel:
+    """A model of a task whose weights are as drawn."""
+    recipe = nlu_toys.recipe_for(start, name, **settings)
+    model = build_model(recipe, start.tokenizer.vocabulary.size)
+    return dataclasses.replace(start, model=model.for_use().eval(), recipe=recipe)
+
+
+SHORT = {"decoding__max_length": 3, "decoding__min_length": 0, "decoding__beams": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "record", "answers"),
+    [
+        ("classification", {"task__labels": ["a", "b"]}, {"text": "anna"}, {"label": ["", "?", "a", 1.5, None]}),
+        ("regression", {}, {"text": "anna", "pair": "eva"}, {"label": ["", "low", True, None, 3]}),
+        ("choice", {}, {"context": "anna", "choices": ["sees", "plays"]}, {"label": ["", 7, None, "sees"]}),
+        ("tagging", {"task__labels": ["O", "B-X"]}, {"tokens": ["anna", "sees"]}, {"tags": ["", [], ["?", "?"], None]}),
+        ("squad-v2", {}, {"context": "anna sees", "question": "who"}, {"answers": ["", "anna", {"text": [""]}, [3]]}),
+        (
+            "coqa-extractive",
+            {},
+            {"context": "anna sees", "question": "who"},
+            {"answers": ["", ["anna"], None], "rationale": [3, "x", None], "rationale_start": ["?", 9, None]},
+        ),
+        ("generation", SHORT, {"source": "anna"}, {"target": [[], 3, ""], "references": [[], {}, None]}),
+    ],
+)
+def test_a_file_to_be_predicted_may_hold_anything_as_answers(
+    start: LoadedModel,
+    generator: LoadedModel,
+    tmp_path: Path,
+    name: str,
+    settings: dict[str, Any],
+    record: dict[str, Any],
+    answers: dict[str, list[Any]],
+) -> None:
+    model = tuned(generator if name == "generation" else start, name, **settings)
+    count = len(next(iter(answers.values())))
+    records = [{"id": str(n), **record, **{key: given[n] for key, given in answers.items()}} for n in range(count)]
+    bare = nlu_toys.write(tmp_path / "bare.jsonl", [{"id": str(n), **record} for n in range(count)])
+    wild = nlu_toys.write(tmp_path / "wild.jsonl", records)
+    said = verbs.predict(model, wild, quiet=True)
+    assert said == verbs.predict(model, bare, quiet=True)
+    if name == "generation":
+        assert said == verbs.generate(model, file=wild, quiet=True)
+    with pytest.raises(UniclozeError, match="line "):  # what is learned from is read as strictly as before
+        open_records(wild, model.recipe, model.tokenizer)
+
+
+def test_tables_to_be_predicted_may_leave_labels_out(start: LoadedModel, tmp_path: Path) -> None:
+    for kind, settings in (("classification", {"task__labels": ["a", "b"]}), ("regression", {})):
+        for between, ending in (("\t", "tsv"), (",", "csv")):
+            file = tmp_path / f"{kind}.{ending}"
+            file.write_text(f"text{between}label\nanna{between}\neva{between}?\ncarl{between}none\n")
+            model = tuned(start, kind, **settings)
+            assert len(verbs.predict(model, file, quiet=True)) == 3
+
+
+@pytest.mark.parametrize(
+    ("format_", "content"),
+    [
+        ("swag", "sent1,sent2,ending0,ending1,ending2,ending3,label\na,b,c,d,e,f,{}\n"),
+        ("copa", '{{"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": "{}"}}\n'),
+        ("race", '{{"article": "a", "questions": ["q"], "options": [["b", "c"]], "answers": ["{}"]}}\n'),
+    ],
+)
+def test_published_choices_may_leave_their_answers_out(
+    start: LoadedModel, tmp_path: Path, format_: str, content: str
+) -> None:
+    model = tuned(start, "choice", task__format=format_)
+    for untold in ("", "?", "-1"):
+        (tmp_path / "test").write_text(content.format(untold))
+        assert verbs.predict(model, tmp_path / "test", quiet=True)[0]["prediction"] in range(4)
+    (tmp_path / "test").write_text(content.format("X"))
+    with pytest.raises(UniclozeError, match=r"line .: the right choice is 'X', which is none of"):
+        verbs.predict(model, tmp_path / "test", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "record", "labels", "metric"),
+    [
+        ("classification", {"task__labels": ["a", "b"]}, {"text": "anna"}, ["a", "b", "b"], "accuracy"),
+        ("regression", {}, {"text": "anna"}, [1.0, 2.5, 2.0], "correlation"),
+        ("choice", {}, {"context": "anna", "choices": ["sees", "plays"]}, [0, 1, 1], "accuracy"),
+    ],
+)
+def test_a_table_of_predictions_is_measured_beside_its_records(
+    start: LoadedModel,
+    tmp_path: Path,
+    name: str,
+    settings: dict[str, Any],
+    record: dict[str, Any],
+    labels: list[Any],
+    metric: str,
+) -> None:
+    model = tuned(start, name, **settings)
+    text = "text" if "text" in record else "context"
+    several = [{"id": f"r{n}", **record, text: nlu_toys.WORDS[n], "label": label} for n, label in enumerate(labels)]
+    records = nlu_toys.write(tmp_path / "dev.jsonl", several)
+    said = verbs.predict(model, records, out=tmp_path / "said.tsv", quiet=True)
+    lines = [line.split("\t") for line in (tmp_path / "said.tsv").read_text().splitlines()]
+    assert [line[0] for line in lines] == ["index", "r0", "r1", "r2"] and lines[0][1] == "prediction"
+    verbs.predict(model, records, out=tmp_path / "said.jsonl", quiet=True)
+    assert [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()] == said
+    for ending in ("tsv", "jsonl"):
+        found = verbs.evaluate(task=name, predictions=tmp_path / f"said.{ending}", references=records)
+        assert found.to_dict()["results"][metric]["items"] == 3
+
+
+def test_generated_texts_fit_in_a_table(generator: LoadedModel, tmp_path: Path) -> None:
+    model = tuned(generator, "generation", **SHORT)
+    table = tmp_path / "dev.tsv"
+    table.write_text("source\ttarget\nanna\teva\ncarl sees\tberlin\n")
+    said = verbs.predict(model, table, out=tmp_path / "said.tsv", quiet=True)
+    lines = [f"{one['id']}\t{one['prediction']}" for one in said]
+    assert (tmp_path / "said.tsv").read_text().splitlines() == ["index\tprediction", *lines]
+    found = verbs.evaluate(metric="coco", task="generation", predictions=tmp_path / "said.tsv", references=table)
+    assert found.to_dict()["results"]["coco"]["items"] == 2
+
+
+@pytest.mark.parametrize("name", ["said.csv", "said.txt", "said", "said.jsonl.gz"])
+def test_a_name_that_tells_no_format_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"the name tells no format .*: end it in \.jsonl, \.json, \.tsv, or give"):
+        verbs.predict("no model", tmp_path / "no file", out=tmp_path / name)
+
+
+def test_what_a_table_cannot_hold_is_refused(start: LoadedModel, tmp_path: Path) -> None:
+    for name, said, message in (
+        ("3", ["O"], "the prediction of 3 is no class, no quantity and no text: give an --out that ends in .jsonl"),
+        ("3", "two\twords", "the prediction of '3' holds a tab"),
+        ("3", "two\nlines", "the prediction of '3' holds a tab or the end of a line"),
+        ("a\tb", "yes", r"the id 'a\\tb' holds a tab"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            as_glue([{"id": name, "prediction": said}])
+    file = nlu_toys.write(tmp_path / "x.jsonl", [{"tokens": ["anna"]}])
+    model = tuned(start, "tagging", task__labels=["O", "B-X"])
+    with pytest.raises(UsageError, match="the tags of a sentence are no class"):
+        verbs.predict(model, file, out=tmp_path / "said.tsv", quiet=True)
