@@ -185,11 +185,14 @@ def test_fill_fills(trained: RunResult) -> None:
 
 def test_score_reads_a_text_or_a_file(trained: RunResult, tmp_path: Path) -> None:
     plain, lines = tmp_path / "two.txt", tmp_path / "two.jsonl"
-    plain.write_text(f"{TEXT}\n\nthe dog", encoding="utf-8")
+    plain.write_bytes(f"{TEXT}\r\n\nthe dog\n".encode())
     lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in (TEXT, "the dog")), encoding="utf-8")
     of_text = verbs.score(trained.out, TEXT)
     of_plain, of_lines = verbs.score(trained.out, file=plain), verbs.score(trained.out, file=lines)
-    assert [score.text.strip() for score in of_plain] == [TEXT, "the dog"]
+    assert [score.text for score in of_plain] == [TEXT, "the dog"]
+    plain.write_text(f"{TEXT}\nthe dog\n", encoding="utf-8")
+    assert verbs.score(trained.out, file=plain) == of_plain
+    assert of_text[0].bits_per_byte == pytest.approx(of_plain[0].bits_per_byte, rel=1e-5)
     for one, other in ((of_text[0], of_plain[0]), (of_plain[1], of_lines[1])):
         assert one.chain_log_likelihood == pytest.approx(other.chain_log_likelihood, rel=1e-5)
         assert one.pseudo_log_likelihood == pytest.approx(other.pseudo_log_likelihood, rel=1e-5)

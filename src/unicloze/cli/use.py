@@ -55,7 +55,7 @@ def _score_options(parser: Parser) -> None:
     model_option(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", metavar="TEXT", type=clean, help="text to score")
-    source.add_argument("--file", metavar="FILE", help="file to score: .txt, .jsonl or .parquet, also .gz and .zst")
+    source.add_argument("--file", metavar="FILE", help="texts: .txt with one a line, .jsonl, .parquet, also .gz, .zst")
     device_option(parser)
     json_option(parser)
 

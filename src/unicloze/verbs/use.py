@@ -60,7 +60,7 @@ def score(
     Args:
         model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
         text: One text, or several.
-        file: A file of texts instead, read as a corpus is: in .txt blank lines part them.
+        file: A file of texts instead: a .txt with one a line, or any other file of documents a corpus may have.
         device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
             where it is.
 
@@ -84,7 +84,10 @@ def score(
 def _texts(file: PathLike | None) -> list[str]:
     from unicloze.text.readers import read_documents
 
-    texts = [document.text for document in read_documents(Path(file or ""))]
+    path = Path(file or "")
+    documents = [document.text for document in read_documents(path)]
+    by_line = ".txt" in path.suffixes[-2:]
+    texts = [text.strip() for each in documents for text in (each.split("\n") if by_line else [each]) if text.strip()]
     if not texts:
         raise UniclozeError(f"{file} holds no text: give a file with something to score.")
     return texts
