@@ -130,7 +130,8 @@ def _generated(
     from unicloze.decoding.generate import generate
 
     sources = [prompt.text(record, few)[0].rstrip() for record, few in zip(records, examples, strict=True)]
-    settings = DecodingSettings(**{"precision": model.precision, **prompt.generate})
+    longest = min(DecodingSettings().max_length, model.model.max_positions // 2)
+    settings = DecodingSettings(**{"precision": model.precision, "max_length": longest, **prompt.generate})
     written = generate(model, sources, settings, keep="end", progress=progress)  # where the prompt says what to do
     predictions = []
     for record, one in zip(records, written, strict=True):
