@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unicloze.errors import UsageError
 from unicloze.files import replace_file
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.settings import Recipe
 from unicloze.training.models import LoadedModel
+from unicloze.training.process import RECIPE
 
 RESULTS = "results.json"
 
@@ -57,6 +59,7 @@ class FinetuneSummary:
                     "out": str(run.out),
                     "step": run.step,
                     "best_step": run.best_step,
+                    "chosen_by": run.chosen_by,
                     "stopped_by": run.stopped_by,
                     "scores": {name: result.to_dict() for name, result in run.scores.items()},
                 }
@@ -82,8 +85,10 @@ def finetune_seeds(
     """Fine-tune with `seeds` seeds from `training.seed` on, in a folder each if there are several; resumes if stopped.
 
     Raises:
+        UsageError: The folder holds a run of another kind: that of one seed, or those of several.
         UniclozeError: As `finetune_run`.
     """
+    _refuse_mixed(out, seeds)
     runs: list[FinetuneResult] = []
     for number in range(seeds):
         seed = recipe.training.seed + number
@@ -95,6 +100,22 @@ def finetune_seeds(
     summary = FinetuneSummary(out, runs, _spreads(runs))
     replace_file(out / RESULTS, json.dumps(summary.to_dict(), indent=1, ensure_ascii=False))
     return summary
+
+
+def _refuse_mixed(out: Path, seeds: int) -> None:
+    """Refuse to put the run of one seed and the folders of several beside each other.
+
+    Raises:
+        UsageError: The other kind lies there.
+    """
+    several = len(list(out.glob(f"seed-*/{RECIPE}")))
+    if seeds == 1 and several:
+        what = f"{several} run{'s' * (several > 1)} of --seeds, in folders seed-N"
+    elif seeds > 1 and (out / RECIPE).is_file():
+        what = "a run without --seeds"
+    else:
+        return
+    raise UsageError(f"{out} holds {what}: give {'the runs' if seeds > 1 else 'the run'} of this command another --out")
 
 
 def _spreads(runs: Sequence[FinetuneResult]) -> Mapping[str, Mapping[str, Spread]]:
