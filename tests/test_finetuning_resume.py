@@ -16,10 +16,11 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning.run import FinetuneResult, finetune_run
-from unicloze.finetuning.seeds import finetune_seeds
+from unicloze.finetuning.seeds import FinetuneSummary, _spreads, finetune_seeds
 from unicloze.finetuning.start import start_weights
 from unicloze.settings import Recipe
 from unicloze.tasks.rows import Row, lay_out
+from unicloze.terminal import finetune_text
 from unicloze.training.models import LoadedModel, load_model, ready_model
 from unicloze.visibility import bool_mask
 
@@ -175,6 +176,63 @@ def test_seeds_whose_metrics_have_other_values_have_those_in_common(
     summary = finetune_seeds(recipe_for(start), start, tmp_path, None, tmp_path, seeds=2)
     assert list(summary.scores["entity-f1"]) == ["f1"]
     assert summary.scores["entity-f1"]["f1"].mean == 50.5
+
+
+def test_a_folder_holds_one_run_or_those_of_several_seeds(start: LoadedModel, tmp_path: Path) -> None:
+    train, dev = files(tmp_path)
+    recipe = recipe_for(start, finetuning__epochs=1)
+
+    def tune(folder: str, seeds: int) -> list[str]:
+        summary = finetune_seeds(recipe, start, train, dev, tmp_path / folder, seeds=seeds, progress=False)
+        return [run.out.name for run in summary.runs]
+
+    assert tune("several", 2) == ["seed-0", "seed-1"] and tune("one", 1) == ["one"]
+    former = {name: (tmp_path / name / "results.json").read_bytes() for name in ("several", "one")}
+    with pytest.raises(UsageError, match="several holds 2 runs of --seeds, in folders seed-N: give the run of this"):
+        tune("several", 1)
+    with pytest.raises(
+        UsageError, match="one holds a run without --seeds: give the runs of this command another --out"
+    ):
+        tune("one", 2)
+    assert former == {name: (tmp_path / name / "results.json").read_bytes() for name in former}
+    with pytest.warns(UserWarning, match="trained to its end"):
+        assert tune("several", 3) == ["seed-0", "seed-1", "seed-2"] and tune("one", 1) == ["one"]
+
+
+def test_what_chose_the_checkpoint_is_said_first_and_many_values_stand_below(
+    start: LoadedModel, tmp_path: Path
+) -> None:
+    def result(name: str, count: int, headline: str, out: str = "run") -> FinetuneResult:
+        values = {**{f"value_{n}": 10.0 * n for n in range(count)}, headline: 50.0}
+        scores = {
+            name: MetricResult(metric=name, values=values, items=3, errors={headline: 2.5}),
+            "loss": MetricResult(metric="loss", values={"loss": 2.0}, items=3, units={"loss": "nats a token"}),
+        }
+        return FinetuneResult(Path(out), 1200, 800, 0, scores, headline)
+
+    def said(*runs: FinetuneResult) -> list[str]:
+        return finetune_text(FinetuneSummary(Path("run"), runs, _spreads(runs))).splitlines()
+
+    assert said(result("f1", 2, "f1")) == [
+        "run: trained to step 1,200, best by f1 at step 800: f1 50.00 (standard error 2.50), value_0 0.00, value_1 10.00, "
+        "loss 2.00"
+    ]
+    lines = said(result("rouge", 4, "rouge2"))
+    assert lines[0] == "run: trained to step 1,200, best by rouge2 at step 800: rouge2 50.00 (standard error 2.50)"
+    assert [" ".join(line.split()) for line in lines[1:]] == [
+        "rouge of 3 items",
+        *(f"value_{n} {10 * n}.00 %" for n in range(4)),
+        "rouge2 50.00 % (standard error 2.50)",
+        "loss of 3 items",
+        "loss 2.0000 nats a token",
+    ]
+    both = said(result("rouge", 4, "rouge2", "run/seed-0"), result("rouge", 4, "rouge2", "run/seed-1"))
+    assert [line.partition(":")[0] for line in both[:3]] == ["run/seed-0", "run/seed-1", "run"]
+    assert both[2] == "run: 2 seeds: rouge2 50.00 ± 0.00" and both[3:5] == ["  rouge", "    value_0  0.00 ± 0.00"]
+    assert both[-2:] == ["  loss", "    loss  2.00 ± 0.00"]
+    train, dev = files(tmp_path)
+    tuned = finetune_run(recipe_for(start, finetuning__epochs=1), start, train, dev, tmp_path / "run", progress=False)
+    assert tuned.chosen_by == "accuracy"
 
 
 def test_predictions_go_where_they_can(start: LoadedModel, tmp_path: Path) -> None:

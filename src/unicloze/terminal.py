@@ -12,7 +12,7 @@ import sys
 import textwrap
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unicloze.errors import UniclozeError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from unicloze.comparison.results import Comparison
     from unicloze.decoding.infill import FillResult
     from unicloze.decoding.likelihood import TextScore
+    from unicloze.evaluation.metrics.result import MetricResult
     from unicloze.finetuning.seeds import FinetuneSummary
     from unicloze.interop.export import ExportResult
     from unicloze.tasks.task import Prediction
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 BUG = 70
 """Exit code of an error that is not the user's (EX_SOFTWARE)."""
+FEW = 4
+"""So many values of metrics stand in one line."""
 
 
 def say(kind: str, sentence: str) -> None:
@@ -102,23 +105,48 @@ def scores_text(scores: Sequence[TextScore]) -> str:
 
 
 def finetune_text(summary: FinetuneSummary) -> str:
-    """What became of a fine-tuning, a line for each seed and one for all."""
-    lines = []
+    """What became of a fine-tuning, a line for each seed and one for all; where there are many values, below in tables."""
+    lines, several = [], len(summary.runs) > 1
     for run in summary.runs:
         if run.stopped_by:
             lines.append(f"{run.out}: stopped and saved at step {run.step:,}; the same command goes on from there")
-        else:
-            kept = f", best at step {run.best_step:,}" if run.scores else ""
-            said = ", ".join(
-                f"{key} {value:.2f}" + (f" (standard error {result.errors[key]:.2f})" if key in result.errors else "")
-                for result in run.scores.values()
-                for key, value in result.values.items()
-            )
-            lines.append(f"{run.out}: trained to step {run.step:,}{kept}{f': {said}' if said else ''}")
-    if len(summary.runs) > 1:
-        each = ", ".join(f"{key} {spread}" for values in summary.scores.values() for key, spread in values.items())
-        lines.append(f"{summary.out}: {len(summary.runs)} seeds: {each}")
+            continue
+        said = {name: _with_errors(result) for name, result in run.scores.items()}
+        values = _chosen_first(said, run.chosen_by)
+        kept = f", best by {run.chosen_by} at step {run.best_step:,}" if values else ""
+        lines.append(f"{run.out}: trained to step {run.step:,}{kept}{_in_line(values)}")
+        if len(values) > FEW and not several:
+            lines += [textwrap.indent(str(result), "  ") for result in run.scores.values()]
+    if several:
+        spreads = {name: {key: str(one) for key, one in each.items()} for name, each in summary.scores.items()}
+        values = _chosen_first(spreads, summary.runs[0].chosen_by)
+        lines.append(f"{summary.out}: {len(summary.runs)} seeds{_in_line(values)}")
+        for name, each in spreads.items() if len(values) > FEW else ():
+            width = max(map(len, each), default=0)
+            lines += [f"  {name}", *(f"    {key:<{width}}  {spread}" for key, spread in each.items())]
     return "\n".join(lines)
+
+
+def _with_errors(result: MetricResult) -> dict[str, str]:
+    return {
+        key: f"{value:.2f}" + (f" (standard error {result.errors[key]:.2f})" if key in result.errors else "")
+        for key, value in result.values.items()
+    }
+
+
+def _chosen_first(values: Mapping[str, Mapping[str, str]], chosen: str) -> list[str]:
+    """The values of all metrics, before the others the one of the first metric that chose the checkpoint."""
+    each = [f"{key} {value}" for of_metric in values.values() for key, value in of_metric.items()]
+    of_first = list(next(iter(values.values()), {}))
+    if chosen in of_first:
+        each.insert(0, each.pop(of_first.index(chosen)))
+    return each
+
+
+def _in_line(values: Sequence[str]) -> str:
+    """What the rest of a line says of values: all, or of many the first."""
+    shown = values if len(values) <= FEW else values[:1]
+    return f": {', '.join(shown)}" if shown else ""
 
 
 def generated_text(prediction: Prediction) -> str:

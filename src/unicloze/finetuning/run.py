@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
 from unicloze.finetuning.checks import (
@@ -82,6 +83,7 @@ class FinetuneResult:
         best_step: Steps done at the best evaluation; the last step where nothing was evaluated.
         stopped_by: The signal that stopped it, 0 if none did.
         scores: What the best checkpoint is worth on the development file, by metric, with standard errors.
+        chosen_by: The value of the first of these that chose it; none where nothing was evaluated.
     """
 
     out: Path
@@ -89,6 +91,7 @@ class FinetuneResult:
     best_step: int
     stopped_by: int
     scores: Mapping[str, MetricResult]
+    chosen_by: str = ""
 
 
 def finetune_run(
@@ -238,7 +241,8 @@ class _Run(RunProcess):
         if self.best and self.measured is not None:
             lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
             self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.measured.records, self.recipe)
-        return FinetuneResult(self.out, self.state.step, best_step, stopped, self.scores)
+        chosen_by = metric(self.recipe.task.metrics[0]).headline if self.scores else ""
+        return FinetuneResult(self.out, self.state.step, best_step, stopped, self.scores, chosen_by)
 
     def _resume(self, checkpoint: Checkpoint) -> bool:
         """Take over a checkpoint; says whether the run had come to its end."""
