@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 import nlu_toys
-from unicloze.errors import UniclozeError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.data import open_records
+from unicloze.recipes import load_recipe
+from unicloze.settings import TaskSettings
 from unicloze.tasks.records import read_records
 from unicloze.training.models import LoadedModel
 
@@ -114,3 +116,45 @@ def test_a_race_article_may_have_no_answers(start: LoadedModel, tmp_path: Path) 
     path = tmp_path / "a.txt"
     path.write_text(json.dumps({"article": "x", "questions": ["q"], "options": [["y", "z"]], "answers": None}))
     assert "label" not in opened(start, path, "race").records[0].fields
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("text;label\nanna, eva;a\n", {"text": "anna, eva", "label": "a"}),
+        ('"text, or what";"label"\n"anna; ""eva""";a\n', {"text, or what": 'anna; "eva"', "label": "a"}),
+        ('\n"two\nlines";label\nanna;a\n', {"two\nlines": "anna", "label": "a"}),
+        ('"text;label"\nanna;eva\n', {"text;label": "anna;eva"}),
+        ("text,a;b\nanna,eva;carl\n", {"text": "anna", "a;b": "eva;carl"}),
+        ("text\nanna;eva\n", {"text": "anna;eva"}),
+    ],
+)
+def test_the_header_of_a_csv_says_what_parts_its_columns(tmp_path: Path, text: str, columns: dict[str, str]) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text, encoding="utf-8-sig")
+    assert [record.fields for record in read_records(path, TaskSettings(kind="classification"))] == [columns]
+
+
+@pytest.mark.parametrize(("name", "between"), [("a.tsv", "\t"), ("a.csv", ","), ("a.csv", ";")])
+def test_a_table_without_a_header_is_told_what_its_first_line_is(
+    start: LoadedModel, tmp_path: Path, name: str, between: str
+) -> None:
+    (tmp_path / name).write_text(f"a good man{between}pos\na bad man{between}neg\n")
+    with pytest.raises(UniclozeError) as refused:
+        opened(start, tmp_path / name, "classification")
+    assert str(refused.value) == (
+        f"{tmp_path / name}, line 2: the field 'text' is missing (it has a good man, pos, as the first line is read as the "
+        "header); say where it is with --task.fields '{text: NAME}', or put a header above the first record"
+    )
+    path = nlu_toys.write(tmp_path / "a.jsonl", [{"sentence": "x"}])
+    with pytest.raises(
+        UniclozeError, match=r"\(it has sentence\); say where it is with --task.fields '\{text: NAME\}'$"
+    ):
+        opened(start, path, "classification")
+
+
+def test_fields_have_names_and_no_numbers() -> None:
+    with pytest.raises(
+        UsageError, match=r"each value text: the name of a field, which the header .* and no number of a col"
+    ):
+        load_recipe("classification", {"task.fields": "{text: 1, label: 0}"})

@@ -26,6 +26,7 @@ from unicloze.settings import Recipe
 from unicloze.yaml_loader import Loader
 
 __all__ = [
+    "given_beside",
     "load_recipe",
     "parse_options",
     "recipe_names",
@@ -39,6 +40,9 @@ __all__ = [
 
 TASKS_SHELF = "tasks"
 """Folder of the recipes for fine-tuning among the others."""
+
+NOTES = {"task.fields": ": the name of a field, which the header of a .tsv or .csv gives, and no number of a column"}
+"""What the type of a setting does not say of its values."""
 
 
 def recipe_names() -> list[str]:
@@ -67,9 +71,26 @@ def load_recipe(name_or_file: str | os.PathLike[str], overrides: Mapping[str, An
         UsageError: No such recipe or file, broken YAML, an unknown key, a wrong type or an impossible value. The
             message names the file and line, or the option.
     """
-    settings = _read(_find(name_or_file), ())
-    settings |= flatten(overrides or {}, lambda key: f"option --{key}")
-    return _built(settings, name_or_file)
+    layers = _layers(_find(name_or_file), ())
+    layers.append(flatten(overrides or {}, lambda key: f"option --{key}"))
+    return _built({key: setting for layer in layers for key, setting in layer.items()}, name_or_file)
+
+
+def given_beside(key: str, name_or_file: str | os.PathLike[str], overrides: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that are given where another one is, or over it: in the same file, one built on it, or by the caller.
+
+    Args:
+        key: The other setting.
+        name_or_file: As of `load_recipe`.
+        overrides: As of `load_recipe`.
+
+    Returns:
+        By dotted key the file and line or the option it comes from.
+    """
+    layers = _layers(_find(name_or_file), ())
+    layers.append(flatten(overrides, lambda name: f"option --{name}"))
+    first = max((number for number, layer in enumerate(layers) if key in layer), default=len(layers))
+    return {name: setting.origin for layer in layers[first:] for name, setting in layer.items() if name != key}
 
 
 def with_overrides(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
@@ -165,13 +186,13 @@ def _find(name_or_file: str | os.PathLike[str]) -> Path:
     raise UsageError(f"No recipe is named '{name}'{guess} `unicloze recipes` lists all.")
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Setting]:
-    """The settings of a recipe file over those of its base."""
+def _layers(path: Path, seen: tuple[Path, ...]) -> list[dict[str, Setting]]:
+    """The settings of a recipe file, behind those of its bases."""
     if path.resolve() in seen:
         raise UsageError(f"{path}: this recipe is its own base; take out one `base:` of {', '.join(map(str, seen))}.")
     values, lines = _parse_yaml(path)
     base = values.pop("base", None)
-    settings: dict[str, Setting] = {}
+    layers: list[dict[str, Setting]] = []
     if base is not None:
         if not isinstance(base, str):
             raise UsageError(f"{path}, line {lines['base']}: base is {base!r}; expected the name of a recipe.")
@@ -180,9 +201,9 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Setting]:
             parent = beside if beside.is_file() else _find(base)
         except UsageError as error:
             raise UsageError(f"{path}, line {lines['base']}: base: {error}") from error
-        settings = _read(parent, (*seen, path.resolve()))
-    settings["name"] = Setting(path.stem, str(path))
-    return settings | flatten(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
+        layers = _layers(parent, (*seen, path.resolve()))
+    own = flatten(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
+    return [*layers, {"name": Setting(path.stem, str(path)), **own}]
 
 
 def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -222,7 +243,8 @@ def _collect_lines(node: yaml.MappingNode, path: Path, prefix: str, lines: dict[
 
 
 def _wrong_type(key: str, setting: Setting) -> UsageError:
-    return UsageError(f"{setting.origin}: {key} is {setting.value!r}; expected {expected(KEYS[key].type)}.")
+    note = NOTES.get(key, "")
+    return UsageError(f"{setting.origin}: {key} is {setting.value!r}; expected {expected(KEYS[key].type)}{note}.")
 
 
 def _culprit(settings: Mapping[str, Setting]) -> UsageError | None:

@@ -19,6 +19,9 @@ Reader = Callable[[str, Path], Iterator[tuple[int | str, dict[str, Any]]]]
 """The text of a file and its path, for messages, to the line of each record, or in words where it stands, and its fields."""
 
 
+_QUOTED = re.compile(r'"[^"]*"')
+_HEADER = re.compile(rf'\s*(?:[^"\r\n]+|{_QUOTED.pattern})*')
+"""The first line that is not blank; a quoted name may hold the end of a line."""
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """How JSON may spell half of a surrogate pair."""
 
@@ -101,7 +104,11 @@ def tsv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def comma_separated(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Records of a file with columns between commas under a header; what holds a comma or a line end is quoted.
 
+    Where the header has semicolons and no comma outside quotes, as Excel writes it in half of Europe, they part the columns.
+
     Raises:
         UniclozeError: See `separated`.
     """
-    return separated(text, path, delimiter=",", quoted=True)
+    header = _QUOTED.sub("", _HEADER.match(text)[0])  # type: ignore[index]  # it matches even nothing
+    delimiter = ";" if ";" in header and "," not in header else ","
+    return separated(text, path, delimiter=delimiter, quoted=True)

@@ -36,6 +36,7 @@ class Record:
         place: File and line, for messages.
         cure: How to say where its fields are, for messages; none where nobody can say it.
         unread: Roles in which it shows nothing, whatever it holds.
+        headed: Whether the first line of its file names its fields.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Record:
     place: str
     cure: str | None = OPTION
     unread: Collection[str] = ()
+    headed: bool = False
 
     def text(self, settings: TaskSettings, role: str) -> str:
         """The text in a role.
@@ -84,9 +86,11 @@ class Record:
             found = f"'{name}' is {shown}" if name == whole else f"there is no '{name}', as '{whole}' is {shown}"
             return UniclozeError(f"{self.place}: {found}: mend the record or leave it out")
         has = ", ".join(map(str, self.fields)) or "nothing"
+        has += ", as the first line is read as the header" * self.headed
         said = self.cure and f"say where it is with {self.cure.format('fields', f'{{{role}: NAME}}')}"
         return UniclozeError(
             f"{self.place}: the field '{name}' is missing (it has {has}); {said or 'rename the one that holds it'}"
+            + ", or put a header above the first record" * self.headed
         )
 
 
@@ -149,6 +153,7 @@ def _read_file(path: Path, settings: TaskSettings, first: int, cure: str | None)
                 fields=fields,
                 place=f"{path}, {f'line {where}' if isinstance(where, int) else where}",
                 cure=cure,
+                headed=name in HEADED,
             )
             for number, (where, fields) in enumerate(lines, first)
         ]
@@ -178,6 +183,9 @@ FORMATS: Mapping[str, Reader] = {
     **COLUMN_FORMATS,
 }
 """How files hold records, by `TaskSettings.format`."""
+
+HEADED = "tsv", "csv"
+"""Those whose first line names the fields."""
 
 COLLECTIONS: Mapping[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
     "parallel": collections.parallel,
