@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect as reflection
 import json
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from conftest import REPOSITORY
 from corpora import write_corpus
 from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.recipes import recipe_names, task_names
+from unicloze.recipes import load_recipe, recipe_names, task_names
 from unicloze.training.models import load_model
 from unicloze.training.run import RunResult
 
@@ -107,6 +108,92 @@ def test_pretrain_continues_the_run_of_a_directory(trained: RunResult, place: Pa
     second = verbs.pretrain(out=first.out, quiet=True, overrides={"training.steps": 3})
     assert second.step == 3
     assert load_model(first.out).step == 3
+
+
+@pytest.fixture(scope="module")
+def prepared(place: Path) -> Path:
+    """The corpus with a vocabulary of 300."""
+    overrides = {"data.corpus": str(place / "corpus"), "tokenizer.vocab_size": 300}
+    return verbs.prepare(out=place / "prepared", quiet=True, overrides=overrides).folder
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            {"data.corpus": "texts"},
+            r"option --data\.corpus: .*'texts'.*prepared was made with .*corpus.*leave data\.corpus out",
+        ),
+        ({"data.corpus": ["corpus", "corpus"]}, "was made with"),
+        ({"tokenizer.vocab_size": 500}, r"option --tokenizer\.vocab_size: .* is 500, .* was made with 300: leave"),
+        ({"tokenizer": {"lowercase": False}}, r"tokenizer\.lowercase is False, .* was made with True"),
+        ({"data.heldout_share": 0.3}, r"data\.heldout_share is 0\.3"),
+    ],
+    ids=str,
+)
+def test_pretrain_refuses_what_the_prepared_data_is_not(
+    overrides: dict[str, Any], says: str, prepared: Path, place: Path
+) -> None:
+    write_corpus(place / "texts", seed=1)
+    given = {"data.prepared": str(prepared), **overrides}
+    with pytest.raises(UsageError, match=says):
+        verbs.pretrain("quickstart", place / "refused", toy=True, quiet=True, overrides=given)
+    assert not (place / "refused").exists()
+
+
+def test_a_recipe_file_may_not_contradict_the_prepared_data_it_names(prepared: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"base: quickstart\ndata:\n  prepared: {prepared}\n  corpus: python-docs\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"mine\.yaml, line 4: data\.corpus is \['python-docs'\]"):
+        verbs.pretrain(file, tmp_path / "run", toy=True, quiet=True)
+
+
+def test_the_recipe_of_a_run_tells_what_the_prepared_data_is(prepared: Path, place: Path, tmp_path: Path) -> None:
+    # The corpus lies elsewhere now, but is the same; what the base says of it does not count.
+    shutil.copytree(place / "corpus", tmp_path / "moved")
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"base: quickstart\ndata: {{prepared: {prepared}}}\n", encoding="utf-8")
+    overrides = {"data.corpus": str(tmp_path / "moved"), "tokenizer.vocab_size": 300}
+    verbs.pretrain(file, tmp_path / "run", toy=True, quiet=True, overrides=overrides)
+    told = load_recipe(tmp_path / "run" / "recipe.yaml")
+    assert told.data.corpus == [str(place / "corpus")]
+    assert (told.tokenizer.vocab_size, told.tokenizer.path) == (300, None)
+
+
+@pytest.mark.filterwarnings("ignore:training.steps goes from")
+def test_a_run_whose_recipe_does_not_tell_the_truth_goes_on(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"data.prepared": str(prepared)}
+    with monkeypatch.context() as patch:  # as earlier versions did
+        patch.setattr("unicloze.training.run.as_prepared", lambda recipe, _: recipe)
+        verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=given)
+    assert load_recipe(tmp_path / "run" / "recipe.yaml").tokenizer.vocab_size == 512
+    assert verbs.pretrain(out=tmp_path / "run", quiet=True, overrides={"training.steps": 3}).step == 3
+    assert load_recipe(tmp_path / "run" / "recipe.yaml").tokenizer.vocab_size == 300
+
+
+@pytest.mark.filterwarnings("ignore:training.steps goes from")
+def test_a_run_is_not_lost_by_another_corpus(place: Path, tmp_path: Path) -> None:
+    run, data = tmp_path / "run", tmp_path / "run" / "data"
+    write_corpus(tmp_path / "other", seed=1)
+    old, new = {"data.corpus": str(place / "corpus")}, {"data.corpus": str(tmp_path / "other")}
+    verbs.pretrain("quickstart", run, toy=True, quiet=True, overrides=old)
+    with pytest.raises(
+        UniclozeError, match=r"give this corpus another --out, the run in .* with its old one only"
+    ) as said:
+        verbs.pretrain("quickstart", run, toy=True, quiet=True, overrides=new)
+    assert "remove" not in str(said.value)
+    shutil.rmtree(data)
+    with pytest.raises(UniclozeError, match=r"give this corpus another --out, the run in .* with its old one only"):
+        verbs.pretrain("quickstart", run, toy=True, quiet=True, overrides=new)
+    assert not data.exists()
+    verbs.prepare(out=data, quiet=True, overrides={**new, "tokenizer.vocab_size": 512})
+    for overrides in (old, new):
+        with pytest.raises(UniclozeError, match=f"remove {data}"):
+            verbs.pretrain("quickstart", run, toy=True, quiet=True, overrides=overrides)
+    shutil.rmtree(data)
+    assert verbs.pretrain("quickstart", run, toy=True, quiet=True, overrides={**old, "training.steps": 3}).step == 3
 
 
 @pytest.mark.parametrize(("out", "cure"), [(None, "--recipe"), ("corpus", "corpus holds no run to continue")])

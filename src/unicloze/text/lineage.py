@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -86,10 +86,43 @@ def read_lineage(folder: Path) -> dict[str, Any]:
     return cast(dict[str, Any], lineage)
 
 
-def check_lineage(folder: Path, data: DataSettings, settings: dict[str, Any]) -> None:
+def known_settings(lineage: Mapping[str, Any]) -> dict[str, Any]:
+    """What a lineage tells of the settings of data and tokenizer, by their dotted names."""
+    sections = {"data": DataSettings, "tokenizer": TokenizerSettings}
+    names = {f"{section}.{field.name}" for section, cls in sections.items() for field in dataclasses.fields(cls)}
+    known = {name: value for name, value in lineage["settings"].items() if name in names}
+    known.setdefault("tokenizer.vocab_size", lineage["tokenizer"]["vocab_size"])
+    return {"data.corpus": [source["corpus"] for source in lineage["sources"]], **known}
+
+
+def is_corpus(lineage: Mapping[str, Any], corpus: Sequence[str]) -> bool:
+    """Whether a corpus is what a lineage tells of: by its names, or wherever it lies now by the content of its files."""
+    sources = lineage["sources"]
+    if [Path(source["corpus"]).resolve() for source in sources] == [Path(name).resolve() for name in corpus]:
+        return True
+    try:
+        current = [[file for _, file in _current_files(name)] for name in corpus]
+    except UniclozeError:
+        return False
+    recorded = [source["files"] for source in sources]
+    if [[file["size"] for file in files] for files in recorded] != [
+        [0 if file is None else file.stat().st_size for file in files] for files in current
+    ]:
+        return False
+    hashes = [[None if file is None else file_hash(file) for file in files] for files in current]
+    return hashes == [[file["hash"] for file in files] for files in recorded]
+
+
+def check_lineage(folder: Path, data: DataSettings, settings: dict[str, Any], *, cure: str | None = None) -> None:
     """Makes sure that a prepared folder was made from this corpus and these settings.
 
     A file is read again only if its size or the time of its last change differ.
+
+    Args:
+        folder: The folder.
+        data: Names the corpus.
+        settings: As of `describe_settings`.
+        cure: What to do if it was not; to prepare elsewhere or to remove the folder if not given.
 
     Raises:
         UniclozeError: It was not; the message holds both fingerprints and what differs.
@@ -122,7 +155,8 @@ def check_lineage(folder: Path, data: DataSettings, settings: dict[str, Any]) ->
         what = "; ".join(changes[:3]) + (f"; and {len(changes) - 3} more" if len(changes) > 3 else "")
         raise UniclozeError(
             f"{folder} was prepared with fingerprint {lineage['fingerprint'][:16]}, this corpus and these settings "
-            f"have {now[:16]} ({what or 'the order of the files differs'}): give another --out or remove {folder}."
+            f"have {now[:16]} ({what or 'the order of the files differs'}): "
+            f"{cure or f'give another --out or remove {folder}'}."
         )
 
 

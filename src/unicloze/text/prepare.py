@@ -78,7 +78,13 @@ class Prepared:
 
 
 def open_or_prepare(
-    data: DataSettings, tokenizer: TokenizerSettings, folder: str | Path, *, progress: bool = True, seed: int = 0
+    data: DataSettings,
+    tokenizer: TokenizerSettings,
+    folder: str | Path,
+    *,
+    progress: bool = True,
+    seed: int = 0,
+    cure: str | None = None,
 ) -> Prepared:
     """Opens `data.prepared` if it is given (the corpus need not exist then), else calls `prepare_data`.
 
@@ -86,7 +92,7 @@ def open_or_prepare(
         UniclozeError: As `Prepared.load` and `prepare_data`, or `data.prepared` was made with another tokenizer.
     """
     if data.prepared is None:
-        return prepare_data(data, tokenizer, Path(folder), progress=progress, seed=seed)
+        return prepare_data(data, tokenizer, Path(folder), progress=progress, seed=seed, cure=cure)
     prepared = Prepared.load(data.prepared)
     if tokenizer.path is not None:
         wanted = Tokenizer.load(tokenizer.path, lowercase=tokenizer.lowercase).fingerprint
@@ -99,7 +105,13 @@ def open_or_prepare(
 
 
 def prepare_data(
-    data: DataSettings, tokenizer: TokenizerSettings, out: Path, *, progress: bool = True, seed: int = 0
+    data: DataSettings,
+    tokenizer: TokenizerSettings,
+    out: Path,
+    *,
+    progress: bool = True,
+    seed: int = 0,
+    cure: str | None = None,
 ) -> Prepared:
     """Prepares a corpus in a folder, or opens the folder if this corpus was prepared there before.
 
@@ -115,6 +127,7 @@ def prepare_data(
         out: The folder.
         progress: Show progress on stderr.
         seed: Names the choice of held-out documents.
+        cure: What to do if the folder was made from something else; another folder or none if not given.
 
     Raises:
         UsageError: A setting cannot be.
@@ -126,7 +139,7 @@ def prepare_data(
         raise UsageError("data.corpus is empty: give --data.corpus a file, folder or glob, or python-docs.")
     settings = lineage.describe_settings(data, tokenizer, seed)
     if (out / "lineage.json").is_file():
-        lineage.check_lineage(out, data, settings)
+        lineage.check_lineage(out, data, settings, cure=cure)
         return Prepared.load(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UniclozeError(f"{out} holds something that `prepare` did not write: give another --out or remove it.")
@@ -145,7 +158,7 @@ def prepare_data(
             raise UniclozeError(f"{error.filename or out.parent} may not be written: give another --out.") from error
         if not (out / "lineage.json").is_file():
             raise
-        lineage.check_lineage(out, data, settings)  # another process was faster
+        lineage.check_lineage(out, data, settings, cure=cure)  # another process was faster
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return Prepared.load(out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 import signal
 import sys
 import warnings
@@ -20,7 +21,9 @@ from unicloze.mixtures import parts, phases
 from unicloze.model.model import perplexity
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
+from unicloze.text.agreement import as_prepared
 from unicloze.text.collocations import open_phrases
+from unicloze.text.lineage import read_lineage
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import WindowSampler
@@ -93,9 +96,8 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
     with RunLock(out):
         checkpoint = load_newest(out / "checkpoints")
         recipe = _with_former_settings(recipe, out, checkpoint)
-        prepared = open_or_prepare(recipe.data, recipe.tokenizer, out / "data", progress=progress)
+        prepared = _open_data(recipe, out, checkpoint, progress)
         if checkpoint is not None:
-            _check_data(prepared, checkpoint)
             set_aside_newer(checkpoint.path)
         prepared.tokenizer.save(out)
         if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
@@ -109,16 +111,20 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
 
 
 def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | None) -> Recipe:
-    """The recipe with `auto` resolved, as the run to go on with did if there is one.
+    """The recipe with `auto` resolved, as the run to go on with did if there is one, and true to `data.prepared`.
 
     Raises:
         UsageError: That run's settings differ where they must not.
     """
+    lineage = None if recipe.data.prepared is None else read_lineage(Path(recipe.data.prepared))
+    recipe = recipe if lineage is None else as_prepared(recipe, lineage)
     training = recipe.training
     if checkpoint is None:
         precision: Any = choose_precision(training, choose_device(training))
         return dataclasses.replace(recipe, training=dataclasses.replace(training, precision=precision))
     former = load_recipe(checkpoint.path / "recipe.yaml")
+    if lineage is not None:  # whether the run's data are these is for the fingerprint to say
+        former = as_prepared(former, lineage)
     if training.precision == "auto":
         recipe = dataclasses.replace(
             recipe, training=dataclasses.replace(training, precision=former.training.precision)
@@ -169,12 +175,33 @@ def _moves_with_the_steps(recipe: Recipe) -> list[str]:
     return [name for name, moved in moves.items() if moved]
 
 
-def _check_data(prepared: Prepared, checkpoint: Checkpoint) -> None:
-    if checkpoint.state["fingerprint"] != prepared.fingerprint:
-        raise UniclozeError(
-            f"{checkpoint.path} was trained on data with fingerprint {checkpoint.state['fingerprint'][:16]}, the data "
-            f"now has {prepared.fingerprint[:16]}: give the run its old corpus back or start another --out"
-        )
+def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progress: bool) -> Prepared:
+    """The data of a run; what was prepared in vain for a run with other data is removed again.
+
+    Raises:
+        UniclozeError: They cannot be used, or the run to go on with has others.
+    """
+    folder = out / "data"
+    if checkpoint is None:
+        return open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress)
+    trained_on = checkpoint.state["fingerprint"]
+    was_there = (folder / "lineage.json").is_file()
+    cure = f"give this corpus another --out, the run in {out} goes on with its old one only"
+    if was_there and read_lineage(folder)["fingerprint"] != trained_on:
+        cure = f"remove {folder}, which holds other data than the run in {out} was trained on, or give another --out"
+    prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, cure=cure)
+    if prepared.fingerprint == trained_on:
+        return prepared
+    if recipe.data.prepared is None and not was_there:
+        shutil.rmtree(folder)
+    if recipe.data.prepared is not None:
+        cure = f"give the --data.prepared it was trained on, or another --out than {out}"
+    elif was_there:
+        cure = f"remove {folder} and give the run its old corpus, or give another --out"
+    raise UniclozeError(
+        f"{checkpoint.path} was trained on data with fingerprint {trained_on[:16]}, this data has "
+        f"{prepared.fingerprint[:16]}: {cure}."
+    )
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

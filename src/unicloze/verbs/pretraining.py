@@ -72,10 +72,12 @@ def pretrain(
         new_tokenizer: With `init`: train a tokenizer on the corpus all the same.
 
     Raises:
-        UsageError: The recipe or a setting cannot be, or the directory holds a run with other settings.
+        UsageError: The recipe or a setting cannot be, `data.prepared` was made of another corpus or with another tokenizer
+            than is asked for beside it, or the directory holds a run with other settings.
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
     """
-    from unicloze.recipes import load_recipe, toy_overrides
+    from unicloze.recipes import given_beside, load_recipe, toy_overrides
+    from unicloze.text.agreement import check_beside_prepared
     from unicloze.training.allocator import tune_allocator
 
     continued = recipe is None
@@ -89,6 +91,10 @@ def pretrain(
             raise UsageError(f"{out} holds no run to continue: give --recipe too (`unicloze recipes` lists them).")
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
     settings = load_recipe(recipe, {**(toy_overrides() if toy else {}), **given})
+    beside = given_beside("data.prepared", recipe, given)
+    if continued:  # its own recipe.yaml may be older than the rule that it tells the truth of its data
+        beside = {key: origin for key, origin in beside.items() if origin.startswith("option ")}
+    check_beside_prepared(settings, beside)
     if new_tokenizer and settings.training.initialize_from is None:
         raise UsageError("A new tokenizer is trained anyway: --new-tokenizer is for a run that starts from --init.")
     if out is None:

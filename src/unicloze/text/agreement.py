@@ -1,0 +1,63 @@
+"""Settings beside `data.prepared`: whether they agree with what is prepared, and what they really are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unicloze.errors import UsageError
+from unicloze.recipes import validate
+from unicloze.settings import Recipe
+from unicloze.text.lineage import is_corpus, known_settings, read_lineage
+
+
+def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:
+    """Refuse settings of text and tokenizer that were given beside `data.prepared` and are not those it was made with.
+
+    Args:
+        recipe: Nothing is checked if it has no `data.prepared`.
+        given: By dotted name of a setting that was given, where it comes from.
+
+    Raises:
+        UsageError: One is another, and the cure.
+        UniclozeError: `data.prepared` is no prepared corpus.
+    """
+    if recipe.data.prepared is None:
+        return
+    lineage = read_lineage(Path(recipe.data.prepared))
+    for key, made_with in known_settings(lineage).items():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(recipe, section), name)
+        loaded = section == "tokenizer" and recipe.tokenizer.path is not None
+        if key in given and not loaded and not _agree(lineage, key, value, made_with):
+            raise UsageError(
+                f"{given[key]}: {key} is {value!r}, and data.prepared {recipe.data.prepared} was made with {made_with!r}: "
+                f"leave {key} out to use what is prepared, or data.prepared to prepare anew."
+            )
+
+
+def _agree(lineage: Mapping[str, Any], key: str, value: Any, made_with: Any) -> bool:
+    if key == "data.corpus":
+        return is_corpus(lineage, value)
+    return value == made_with or (key == "tokenizer.vocab_size" and value == lineage["tokenizer"]["vocab_size"])
+
+
+def as_prepared(recipe: Recipe, lineage: Mapping[str, Any]) -> Recipe:
+    """The recipe with the settings of text and tokenizer that a lineage tells of.
+
+    Raises:
+        UsageError: `data.weights` is not for as many sources.
+    """
+    changes: dict[str, dict[str, Any]] = {"data": {}, "tokenizer": {}}
+    for key, value in known_settings(lineage).items():
+        section, _, name = key.partition(".")
+        changes[section][name] = value
+    changed = dataclasses.replace(
+        recipe,
+        data=dataclasses.replace(recipe.data, **changes["data"]),
+        tokenizer=dataclasses.replace(recipe.tokenizer, **changes["tokenizer"]),
+    )
+    validate(changed)
+    return changed
