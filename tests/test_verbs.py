@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect as reflection
 import json
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -16,9 +17,10 @@ import pytest
 import unicloze
 from conftest import REPOSITORY
 from corpora import write_corpus
-from unicloze import cli, verbs
+from unicloze import cli, terminal, verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.recipes import load_recipe, recipe_names, task_names
+from unicloze.recipes import load_recipe, recipe_names, task_names, toy_overrides
+from unicloze.training.ledger import read_ledger
 from unicloze.training.models import load_model
 from unicloze.training.run import RunResult
 
@@ -318,6 +320,49 @@ def test_embed_gives_a_vector_a_text(trained: RunResult) -> None:
     assert vectors.shape == (2, 32) and np.isfinite(vectors).all()
     assert np.array_equal(vectors, verbs.embed(trained.out, [TEXT, "the dog"], pooling="mean")), "as the recipe says"
     assert not np.allclose(vectors[0], verbs.embed(trained.out, [TEXT], pooling="first")[0])
+
+
+def test_a_corpus_too_small_to_measure_is_said_and_has_no_perplexity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tiny.txt").write_text("hello world how are you\n", encoding="utf-8")
+    overrides = {"data.corpus": str(tmp_path / "tiny.txt"), "training.evaluate_every": 1}
+    with pytest.warns(UserWarning, match="too small to hold anything out: there is nothing to measure") as warned:
+        result = verbs.pretrain("quickstart", tmp_path / "run", toy=True, overrides=overrides)
+    assert len(warned) == 1
+    assert result.perplexity == {"ae": None, "par": None}
+    assert terminal.run_text(result).endswith("trained to step 2, no held-out perplexity, nothing to measure")
+    assert "step 1: no held-out perplexity, nothing to measure (window 32)" in capsys.readouterr().err
+    (*_, event) = (e for e in read_ledger(tmp_path / "run" / "ledger.jsonl") if e["event"] == "evaluate")
+    nothing = {"ae": None, "par": None}
+    assert (event["loss"], event["perplexity"], event["bits_per_byte"]) == (nothing, nothing, nothing)
+    page = verbs.report(tmp_path / "run").read_text(encoding="utf-8")
+    assert page.count("nothing to measure") == 2 and "not evaluated yet" not in page
+    verbs.export(tmp_path / "run", to="unicloze", out=tmp_path / "export")
+    exported = (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
+    assert re.search(r"held-out perplexity, ae +\| nothing to measure \|", exported)
+
+
+def test_what_is_held_out_may_be_too_short_for_a_window(tmp_path: Path) -> None:
+    (tmp_path / "tiny.txt").write_text("hello world\n", encoding="utf-8")
+    overrides = {"data.corpus": str(tmp_path / "tiny.txt")}
+    with pytest.warns(UserWarning, match="too small to hold anything out: the perplexity will be that of the text to"):
+        result = verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=overrides)
+    assert result.part == "training-text"
+
+
+def test_a_comparison_refuses_what_it_cannot_measure(tmp_path: Path) -> None:
+    (tmp_path / "tiny.txt").write_text("hello world how are you\n", encoding="utf-8")
+    overrides = {**toy_overrides(), "data.corpus": str(tmp_path / "tiny.txt")}
+    del overrides["training.steps"]
+    with pytest.raises(UsageError, match="too little is held out to measure on"):
+        verbs.compare(
+            ["unilmv2-ablation-ae", "unilmv2-ablation-par"],
+            "steps=1",
+            out=tmp_path / "compared",
+            quiet=True,
+            overrides=overrides,
+        )
 
 
 def test_report_writes_a_page(trained: RunResult, tmp_path: Path) -> None:

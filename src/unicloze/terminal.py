@@ -62,10 +62,7 @@ def run_text(result: RunResult) -> str:
     """What became of a run in one line."""
     if result.stopped_by:
         return f"{result.out}: stopped and saved at step {result.step:,}; the same command goes on from there"
-    measured = ", ".join(f"{name} {value:,.1f}" for name, value in result.perplexity.items())
-    return f"{result.out}: trained to step {result.step:,}" + (
-        f", {result.part} perplexity {measured}" if measured else ""
-    )
+    return f"{result.out}: trained to step {result.step:,}" + (f", {result.measured}" if result.measured else "")
 
 
 def imported_text(loaded: LoadedModel) -> str:

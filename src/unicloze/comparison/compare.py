@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unicloze.comparison.measures import masked_steps
 from unicloze.comparison.plan import Budget, Contestant, check_text, contestants, plan, with_one_precision
 from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
 from unicloze.comparison.results import Comparison, ProbeColumn, Row, Spent, Spread
@@ -81,6 +82,8 @@ def compare_recipes(
     windows = build_sampler(_measured_on(recipes[0], window), prepared, heldout=True).sequential(
         recipes[0].training.evaluate_windows
     )
+    if not (masked_steps(windows, prepared.tokenizer.vocabulary) >= 0).any():
+        raise UsageError("too little is held out to measure on: raise --data.heldout_share, or give more documents.")
     runs: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for seed in range(seeds):
         for contestant in planned:

@@ -10,11 +10,13 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from unicloze.decoding.abilities import Ability, objective_of, part_with
 from unicloze.objectives import defined
 from unicloze.objectives.unilmv2 import draw_steps
 from unicloze.settings import ObjectiveSettings
+from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.loop import Compute, evaluate
 from unicloze.training.models import LoadedModel
@@ -23,8 +25,14 @@ MEASURES: Mapping[str, Ability] = {"ae": "cloze", "par": "stepwise", "causal": "
 """Each measure and the ability of an objective it takes."""
 
 
+def masked_steps(windows: Windows, vocabulary: Vocabulary) -> npt.NDArray[np.int32]:
+    """The masked positions of held-out windows, by step, -1 elsewhere. *Shape:* (rows, window)"""
+    plain = ObjectiveSettings()
+    return draw_steps(windows, plain, np.full(len(windows), plain.mask_rate), vocabulary)
+
+
 def held_out(loaded: LoadedModel, windows: Windows, compute: Compute, rows: int) -> dict[str, float | None]:
-    """Mean nats a prediction by measure, None where it is not defined.
+    """Mean nats a prediction by measure, None where it is not defined or there is none.
 
     Args:
         loaded: The model.
@@ -33,8 +41,7 @@ def held_out(loaded: LoadedModel, windows: Windows, compute: Compute, rows: int)
         rows: Rows of one forward pass.
     """
     vocabulary = loaded.tokenizer.vocabulary
-    plain = ObjectiveSettings()
-    steps = draw_steps(windows, plain, np.full(len(windows), plain.mask_rate), vocabulary)
+    steps = masked_steps(windows, vocabulary)
     result: dict[str, float | None] = {}
     for measure, ability in MEASURES.items():
         settings = part_with(objective_of(loaded.recipe), ability)
@@ -45,7 +52,7 @@ def held_out(loaded: LoadedModel, windows: Windows, compute: Compute, rows: int)
         asked = (windows,) if measure == "causal" else (windows, steps)
         examples = lay_out(*asked, vocabulary, settings)
         ((total, weight),) = evaluate(loaded.model, examples, compute, rows).values()
-        result[measure] = total / max(weight, 1.0)
+        result[measure] = total / weight if weight else None
     return result
 
 

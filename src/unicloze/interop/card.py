@@ -181,7 +181,7 @@ def _rows(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     part = event.get("part", "held-out")
     for key, name in (("perplexity", "perplexity"), ("bits_per_byte", "bits per byte")):
         for target, value in (event.get(key) or {}).items():
-            yield f"{part} {name}, {target}", f"{value:,.3f}"
+            yield f"{part} {name}, {target}", "nothing to measure" if value is None else f"{value:,.3f}"
 
 
 def _export(to: str, differences: Mapping[str, float], said: Sequence[str]) -> str:

@@ -122,8 +122,10 @@ def _target_card(history: History, target: str) -> str:
     tokens = is_token(target)
     measure = "perplexity" if tokens else "loss"
     value = history.latest(measure, target)
-    if value is None:
-        return card(f"held-out {measure}, {target}", "-", "not evaluated yet", target)
+    nothing = history.latest("predictions", target) == 0
+    if value is None or nothing:
+        why = "nothing to measure" if nothing else "not evaluated yet"
+        return card(f"held-out {measure}, {target}", "-", why, target)
     step, event = next(reversed(history.evaluations.items()))
     name = f"{event.get('part', 'held-out')} {measure}, {target}"
     bits = history.latest("bits_per_byte", target)

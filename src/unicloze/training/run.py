@@ -17,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import Examples
 from unicloze.mixtures import parts, phases
 from unicloze.model.model import perplexity
 from unicloze.recipes import load_recipe, save_recipe
@@ -58,6 +59,7 @@ FREE_TO_CHANGE = {
 
 Corpus and tokenizer may have moved; whether they are the same is for the fingerprint to say.
 """
+TOO_SMALL = "the corpus is too small to hold anything out: {}; give more text, or a larger data.heldout_share"
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,30 @@ class RunResult:
         out: Its directory.
         step: Steps done.
         stopped_by: The signal that stopped it early, 0 if it came to its end.
-        perplexity: Perplexity of each target at the last evaluation of this process.
+        perplexity: Perplexity of each target at the last evaluation of this process, None where there was nothing to
+            measure.
         part: What it was measured on: `held-out` text, or `training-text` where nothing is held out.
     """
 
     out: Path
     step: int
     stopped_by: int
-    perplexity: Mapping[str, float]
+    perplexity: Mapping[str, float | None]
     part: str
+
+    @property
+    def measured(self) -> str:
+        """The perplexities in words; empty if this process evaluated nothing."""
+        return _measured(self.part, self.perplexity) if self.perplexity else ""
+
+
+def _measured(part: str, perplexities: Mapping[str, float | None]) -> str:
+    if all(value is None for value in perplexities.values()):
+        return f"no {part} perplexity, nothing to measure"
+    each = (
+        f"{name} {'(nothing to measure)' if value is None else f'{value:,.1f}'}" for name, value in perplexities.items()
+    )
+    return f"{part} perplexity {', '.join(each)}"
 
 
 def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model: Open = load_model) -> RunResult:
@@ -237,10 +254,11 @@ class _Run(RunProcess):
         )
         last = phases(recipe)[-1].recipe
         self.sampler = self._sampler(last)
-        self.part = "held-out" if prepared.heldout else "training-text"
-        self.heldout = self._sampler(last, heldout=True) if prepared.heldout else self.sampler
+        heldout = self._heldout(last)
+        self.part = "training-text" if heldout is None else "held-out"
+        self.heldout = self.sampler if heldout is None else heldout
         check_windows(recipe, self._sampler)
-        if prepared.heldout:
+        if heldout is not None:
             check_windows(last, lambda _: self.heldout)
         self.heldout_examples = heldout_examples(
             self.heldout,
@@ -248,12 +266,26 @@ class _Run(RunProcess):
             training.evaluate_windows,
             lanes=training.micro_batch_size or training.batch_size,
         )
+        if heldout is not None and not any(map(_predicts, self.heldout_examples.values())):
+            warnings.warn(TOO_SMALL.format("there is nothing to measure"), stacklevel=4)
         state = self._initial_state(recipe, device, None if checkpoint else open_model)
-        self.perplexity: dict[str, float] = {}
+        self.perplexity: dict[str, float | None] = {}
         super().__init__(recipe, out, checkpoint, state, compute, progress=progress)
 
     def _sampler(self, recipe: Recipe, *, heldout: bool = False) -> WindowSampler:
         return build_sampler(recipe, self.prepared, heldout=heldout, phrases=self.phrases)
+
+    def _heldout(self, recipe: Recipe) -> WindowSampler | None:
+        """The windows of what is held out; None if there are none."""
+        if not self.prepared.heldout:
+            return None
+        try:
+            return self._sampler(recipe, heldout=True)
+        except UsageError:
+            raise
+        except UniclozeError:  # documents shorter than a window can be
+            warnings.warn(TOO_SMALL.format("the perplexity will be that of the text to train on"), stacklevel=4)
+            return None
 
     def _initial_state(self, recipe: Recipe, device: torch.device, open_model: Open | None) -> TrainState:
         model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, device)
@@ -312,8 +344,8 @@ class _Run(RunProcess):
             measured = evaluate(state.model, examples, self.compute, rows)
             prefix = f"{label}." if len(self.heldout_examples) > 1 else ""
             sums |= {f"{prefix}{name}": value for name, value in measured.items()}
-        means = {name: total / max(weight, 1.0) for name, (total, weight) in sums.items()}
-        self.perplexity = {name: perplexity(*measured) for name, measured in sums.items()}
+        means = {name: total / weight if weight else None for name, (total, weight) in sums.items()}
+        self.perplexity = {name: perplexity(*measured) if measured[1] else None for name, measured in sums.items()}
         density = tokens_per_byte(self.prepared)
         self.ledger.write(
             "evaluate",
@@ -322,17 +354,15 @@ class _Run(RunProcess):
             perplexity=self.perplexity,
             bits_per_byte=None
             if density is None
-            else {name: mean / math.log(2) * density for name, mean in means.items()},
+            else {name: None if mean is None else mean / math.log(2) * density for name, mean in means.items()},
             predictions={name: weight for name, (_, weight) in sums.items()},
             part=self.part,
             window=self.heldout.window,
             windows=len(next(iter(self.heldout_examples.values()))),
         )
-        shown = ", ".join(f"{name} {value:,.1f}" for name, value in self.perplexity.items())
         if self.progress:
-            tqdm.write(
-                f"step {state.step}: {self.part} perplexity {shown} (window {self.heldout.window})", file=sys.stderr
-            )
+            said = _measured(self.part, self.perplexity)
+            tqdm.write(f"step {state.step}: {said} (window {self.heldout.window})", file=sys.stderr)
         return False
 
     def _save(self, _state: TrainState) -> None:
@@ -346,6 +376,10 @@ class _Run(RunProcess):
             str(self._sampler(phase.recipe).name(int(windows.source[0]), int(windows.index[0])))
             + f" and {len(windows) - 1} more windows"
         )
+
+
+def _predicts(examples: Examples) -> bool:
+    return any(bool((target.weights > 0).any()) for target in examples.targets.values())
 
 
 def phrases_for(recipe: Recipe, prepared: Prepared, folder: Path, *, progress: bool = True) -> PhraseTable | None:
