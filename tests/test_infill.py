@@ -22,6 +22,7 @@ from unicloze.decoding import infill
 from unicloze.decoding.infill import FillResult, fill
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.objectives.unilmv2 import pseudo_id
+from unicloze.terminal import fill_text
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.models import LoadedModel
 
@@ -299,6 +300,56 @@ def test_bytes_are_spliced_into_the_text(
     monkeypatch: pytest.MonkeyPatch, text: str, fills: list[str], filled: str
 ) -> None:
     assert filled_with(monkeypatch, byte_level(), text, fills) == filled
+
+
+@pytest.mark.parametrize(
+    ("text", "token", "readable"),
+    [
+        ("a [MASK] a", "ĠReturn", "Return"),
+        ("a [MASK] a", "s", "##s"),
+        ("a [MASK] [MASK]", ".", "."),
+        ("[MASK] a", "R", "R"),
+        ("([MASK])", "a", "a"),
+        ("a [MASK] a", "Ċ", "\u23ce"),
+        ("a [MASK] a", "Ġ", "\u2423"),
+        ("a [MASK] a", "Ã", "\ufffd"),
+    ],
+)
+def test_candidates_of_byte_symbols_are_told_as_text(
+    monkeypatch: pytest.MonkeyPatch, text: str, token: str, readable: str
+) -> None:
+    model = loaded(byte_level(), positions=64)
+    chosen = model.tokenizer.token_id(token)
+
+    def predict(self: infill._Filler, windows: dict[int, list[int]], **_: object) -> None:
+        for places in windows.values():
+            self.guesses.update({place: [(chosen, 0.5)] for place in places})
+
+    monkeypatch.setattr(infill._Filler, "_predict", predict)
+    result = fill(model, text)
+    assert (result.masks[0].top, result.masks[0].readable) == ([(token, 0.5)], [readable])
+    assert f"  {readable} 50.0%" in f" {fill_text(result)}" and f": {readable} 0.500" in str(result)
+
+
+def test_candidates_of_word_pieces_are_told_as_they_are() -> None:
+    mask = fill(loaded(), "the [MASK] of", top_k=40).masks[0]
+    assert mask.readable == [token for token, _ in mask.top]
+    assert "##ing" in mask.readable
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("the [MASK] of", None),
+        ("the zebra [MASK] of", "1 token that the vocabulary cannot spell is read as [UNK]"),
+        ("the zebra [MASK] of zebra", "2 tokens that the vocabulary cannot spell are read as [UNK]"),
+    ],
+)
+def test_words_that_the_vocabulary_lacks_are_said(text: str, note: str | None) -> None:
+    result = fill(loaded(), text)
+    assert result.note == note
+    assert (note is None) == ("note: " not in fill_text(result))
+    assert note is None or note in str(result)
 
 
 def test_a_byte_level_mask_stands_for_the_space_before_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,10 +87,11 @@ def fill_text(result: FillResult) -> str:
     how = f"{result.target}, all at once" if result.order is None else f"{result.target}, order {result.order}"
     lines = [result.filled, "", f"candidates ({how}):"]
     for number, mask in enumerate(result.masks, start=1):
-        candidates = "  ".join(f"{token} {probability:.1%}" for token, probability in mask.top)
+        told = zip(mask.readable, mask.top, strict=True)
+        candidates = "  ".join(f"{readable} {probability:.1%}" for readable, (_, probability) in told)
         step = "" if result.order is None else f"step {mask.step + 1:<3} "
         lines.append(f"  [MASK] {number:<3} {step}{candidates}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(["", f"note: {result.note}"] if result.note else [])])
 
 
 def scores_text(scores: Sequence[TextScore]) -> str:

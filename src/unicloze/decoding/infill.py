@@ -31,6 +31,8 @@ Order = Literal["confidence", "left-to-right", "span"]
 Guesses = list[tuple[int, float]]
 
 _ROWS_AT_ONCE = 32
+_SIGNS_OF_LINES = str.maketrans({"\n": "\u23ce", "\r": "\u240d", "\t": "\u21e5"})
+_SIGNS = _SIGNS_OF_LINES | str.maketrans({" ": "\u2423", "\xa0": "\u2423"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,7 @@ class MaskFill:
         step: The factorization step in which it was filled.
         token: What it was filled with, as the vocabulary spells it.
         top: The most likely tokens at that step with their probabilities, the most likely first.
+        readable: The same tokens for people: a piece of a word has ## before it, white space alone has a visible sign.
     """
 
     start: int
@@ -52,6 +55,7 @@ class MaskFill:
     step: int
     token: str
     top: list[tuple[str, float]]
+    readable: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,7 @@ class FillResult:
         target: What predicted, such as `ae` or `par`.
         order: In which order; None where all masks were filled at once.
         masks: From left to right.
+        note: What to know of the text, if anything.
     """
 
     text: str
@@ -71,6 +76,7 @@ class FillResult:
     target: str
     order: Order | None
     masks: list[MaskFill]
+    note: str | None
 
     def to_dict(self) -> dict[str, Any]:
         """Its fields, fit for JSON."""
@@ -80,9 +86,10 @@ class FillResult:
         lines = [self.filled]
         for number, mask in enumerate(self.masks, start=1):
             step = "" if self.order is None else f", step {mask.step}"
-            top = ", ".join(f"{token} {probability:.3f}" for token, probability in mask.top)
+            told = zip(mask.readable, mask.top, strict=True)
+            top = ", ".join(f"{readable} {probability:.3f}" for readable, (_, probability) in told)
             lines.append(f"  mask {number} (characters {mask.start}-{mask.end}{step}): {top}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *([f"  {self.note}"] if self.note else [])])
 
 
 def fill(model: ModelLike, text: str, *, top_k: int = 5, order: Order | None = None) -> FillResult:
@@ -134,15 +141,37 @@ def fill(model: ModelLike, text: str, *, top_k: int = 5, order: Order | None = N
     for place, (start, end) in zip(cloze.places, cloze.spans, strict=True):
         ids, probabilities = zip(*filler.guesses[place], strict=True)
         top = list(zip(spell(ids), probabilities, strict=True))
-        step = int(filler.steps[place])
-        masks.append(MaskFill(start=start, end=end, position=place + 1, step=step, token=top[0][0], top=top))
+        masks.append(
+            MaskFill(
+                start=start,
+                end=end,
+                position=place + 1,
+                step=int(filler.steps[place]),
+                token=top[0][0],
+                top=top,
+                readable=[cloze.readable(token, start, loaded.tokenizer) for token in ids],
+            )
+        )
     return FillResult(
         text=text,
         filled=cloze.splice([int(filler.tokens[place]) for place in cloze.places], loaded.tokenizer),
         target=filler.target,
         order=order,
         masks=masks,
+        note=_note(cloze.tokens, loaded.tokenizer),
     )
+
+
+def _note(tokens: npt.NDArray[np.int32], tokenizer: Tokenizer) -> str | None:
+    unknown = int((tokens == tokenizer.vocabulary.unk).sum())
+    if not unknown:
+        return None
+    what = (
+        "1 token that the vocabulary cannot spell is"
+        if unknown == 1
+        else (f"{unknown} tokens that the vocabulary cannot spell are")
+    )
+    return f"{what} read as {tokenizer.tokens([tokenizer.vocabulary.unk])[0]}"
 
 
 @dataclass(frozen=True)
@@ -180,6 +209,19 @@ class _Cloze:
         if len(places) != len(spans):
             raise UniclozeError(f"the tokenizer splits {mask} into pieces: add it to its special tokens")
         return cls(text, spans, tokens, places, spaced)
+
+    def readable(self, token: int, start: int, tokenizer: Tokenizer) -> str:
+        """A token for people, in place of the mask that starts at a character of the text."""
+        if not self.spaced:
+            return tokenizer.tokens([token])[0]
+        surface = _surface(tokenizer, [token])
+        word = surface.removeprefix(" ")
+        if not word.strip():
+            return surface.translate(_SIGNS)
+        before = self.text[:start].removesuffix(" ")
+        touches = _spells(before[-1:]) or any(end == len(before) for _, end in self.spans)
+        is_piece = word == surface and touches and _spells(word[0])
+        return ("##" if is_piece else "") + word.translate(_SIGNS_OF_LINES)
 
     def runs(self) -> list[list[int]]:
         """Numbers of the masks by runs of adjacent ones."""
