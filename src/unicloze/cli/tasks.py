@@ -105,7 +105,11 @@ def _generate_options(parser: Parser) -> None:
     given.add_argument(
         "--file", metavar="FILE", help="file of sources: .jsonl, .tsv, .csv, or .txt with one a line, also .gz"
     )
-    parser.add_argument("--out", metavar="FILE", help="file to write, a JSON object a line (default: print)")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="file to write, a JSON object a line; an interrupted command goes on with it (default: print)",
+    )
     parser.add_argument(
         "--into", metavar="FIELD", help="write the records of --file with what is generated in this field"
     )

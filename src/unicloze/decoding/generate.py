@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.integer]
 OnStep = Callable[[int, list[int]], None]
+OnPart = Callable[[int, list[list[Hypothesis]]], None]
 
+BATCHES_OF_A_PART = 32
+"""Sources are sorted by length among so many batches, which pads about as little as among all of them."""
 STEEPEST = 10
 """Largest exponent of a length penalty; that of far larger ones is no number any more."""
 
@@ -133,6 +136,8 @@ def generate_tokens(
     layout: GenerationLayout,
     on_step: OnStep | None = None,
     *,
+    first: int = 0,
+    on_part: OnPart | None = None,
     progress: bool = False,
 ) -> list[list[Hypothesis]]:
     """Generate a target for each source. What is generated for one depends neither on the others nor on the batch size.
@@ -144,10 +149,13 @@ def generate_tokens(
         layout: Where source and target stand and what predicts.
         on_step: Is told, after each step, the number of a source and the tokens that its first result will go on with. In
             beam search only of one source and one result: there a token is settled once all hypotheses agree on it.
+        first: Number of the first source to generate for; those before it are done.
+        on_part: Is told, after every few batches, the number of a source and the hypotheses of it and those behind it, in
+            the order of the sources.
         progress: Show progress on stderr.
 
     Returns:
-        `settings.num_results` hypotheses of each source, or fewer if there are no more; the best first.
+        `settings.num_results` hypotheses of each source from the first on, or fewer if there are no more; the best first.
 
     Raises:
         UsageError: The settings contradict each other or the model, or a source is too long for it.
@@ -156,22 +164,28 @@ def generate_tokens(
     ready = IncrementalModel(model, _dtype(settings, model))
     results: list[list[Hypothesis]] = [[] for _ in sources]
     bar = tqdm(
-        total=len(sources), desc="generate", unit=" texts", disable=not progress, file=sys.stderr, mininterval=0.5
-    )
-    order = np.argsort([-len(source) for source in sources], kind="stable")
+        total=len(sources), desc="generate", unit=" texts", disable=not progress, file=sys.stderr, mininterval=0.5,
+        initial=first,
+    )  # fmt: skip
+    part = settings.batch_size * BATCHES_OF_A_PART
     with bar:
-        for first in range(0, len(order), settings.batch_size):
-            records = order[first : first + settings.batch_size].tolist()
-            steps = _steps(ready, [sources[record] for record in records], settings, layout, records)
-            found: list[list[Hypothesis]] = []
-            for settled in _into(found, steps):
-                if on_step is not None:
-                    for number, tokens in settled:
-                        on_step(records[number], tokens)
-            for record, hypotheses in zip(records, found, strict=True):
-                results[record] = hypotheses
-            bar.update(len(records))
-    return results
+        for begin in (first, *range(first - first % part + part, len(sources), part)):
+            numbers = range(begin, min(begin - begin % part + part, len(sources)))
+            order = sorted(numbers, key=lambda number: -len(sources[number]))
+            for place in range(0, len(order), settings.batch_size):
+                records = order[place : place + settings.batch_size]
+                steps = _steps(ready, [sources[record] for record in records], settings, layout, records)
+                found: list[list[Hypothesis]] = []
+                for settled in _into(found, steps):
+                    if on_step is not None:
+                        for number, tokens in settled:
+                            on_step(records[number], tokens)
+                for record, hypotheses in zip(records, found, strict=True):
+                    results[record] = hypotheses
+                bar.update(len(records))
+            if on_part is not None:
+                on_part(begin, results[begin : numbers.stop])
+    return results[first:]
 
 
 def _into(found: list[list[Hypothesis]], steps: Search) -> Iterator[Settled]:
@@ -201,6 +215,8 @@ def generate(
     *,
     layout: GenerationLayout | None = None,
     keep: Literal["beginning", "end"] | None = None,
+    first: int = 0,
+    on_part: Callable[[int, list[Generation]], None] | None = None,
     progress: bool = False,
 ) -> list[Generation]:
     """Generate a text for each source.
@@ -214,17 +230,26 @@ def generate(
         layout: Where source and target stand and what predicts; as the model's recipe says if not given.
         keep: What stays of a source that is too long; if not given the beginning, or the end if the model only goes on
             with a text.
+        first: See `generate_tokens`.
+        on_part: See `generate_tokens`.
         progress: Show progress on stderr.
 
     Raises:
         UsageError: The model's objective cannot generate, the settings contradict each other, or a source is blank.
     """
     loaded, settings, layout, tokens = _ready(model, sources, settings, layout, keep)
-    found = generate_tokens(loaded.model, tokens, settings, layout, progress=progress)
-    return [
-        Generation(source=source, candidates=[_candidate(hypothesis, loaded.tokenizer) for hypothesis in hypotheses])
-        for source, hypotheses in zip(sources, found, strict=True)
-    ]
+
+    def generations(begin: int, found: list[list[Hypothesis]]) -> list[Generation]:
+        return [
+            Generation(
+                source=source, candidates=[_candidate(hypothesis, loaded.tokenizer) for hypothesis in hypotheses]
+            )
+            for source, hypotheses in zip(sources[begin : begin + len(found)], found, strict=True)
+        ]
+
+    told = None if on_part is None else lambda begin, found: on_part(begin, generations(begin, found))
+    all_found = generate_tokens(loaded.model, tokens, settings, layout, first=first, on_part=told, progress=progress)
+    return generations(first, all_found)
 
 
 def stream(

@@ -74,15 +74,20 @@ def check_answers(dev: TaskData, recipe: Recipe) -> None:
 
 def origin_of(start: LoadedModel, train: TaskData, dev: TaskData | None) -> Origin:
     """Fingerprints of what a run begins with, by what it is."""
-    weights = hashlib.sha256(start.tokenizer.fingerprint.encode())
-    for name, tensor in sorted(start.model.state_dict().items()):
-        weights.update(name.encode())
-        weights.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
     return {
         "training file": train.fingerprint,
         "development file": None if dev is None else dev.fingerprint,
-        "model": weights.hexdigest(),
+        "model": model_fingerprint(start),
     }
+
+
+def model_fingerprint(model: LoadedModel) -> str:
+    """SHA-256 of a model's vocabulary and weights."""
+    weights = hashlib.sha256(model.tokenizer.fingerprint.encode())
+    for name, tensor in sorted(model.model.state_dict().items()):
+        weights.update(name.encode())
+        weights.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
+    return weights.hexdigest()
 
 
 def refuse_other_origin(former: Origin, now: Origin, out: Path) -> None:

@@ -66,9 +66,13 @@ def encoded(records: Sequence[Record], recipe: Recipe, tokenizer: Tokenizer, *, 
     """
     if not answers:
         records = [dataclasses.replace(record, unread=TASKS[recipe.task.kind].answers) for record in records]
+    return TaskData(records, TASKS[recipe.task.kind].encode(records, tokenizer, recipe), records_fingerprint(records))
+
+
+def records_fingerprint(records: Sequence[Record]) -> str:
+    """SHA-256 of what records hold."""
     content = json.dumps([[record.id, dict(record.fields)] for record in records], sort_keys=True)
-    fingerprint = hashlib.sha256(content.encode()).hexdigest()
-    return TaskData(records, TASKS[recipe.task.kind].encode(records, tokenizer, recipe), fingerprint)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def sample(data: TaskData, count: int | None) -> TaskData:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from unicloze.decoding.generate import check_settings, generate_tokens, with_token_ids
 from unicloze.decoding.layout import layout_of
+from unicloze.decoding.search import Hypothesis
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.example import collate
@@ -23,6 +24,8 @@ from unicloze.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from unicloze.finetuning.predict import TaskModel
+
+OnPart = Callable[[int, list[Prediction]], None]
 
 SLOTS_AT_ONCE = 8192
 """Slots of a forward pass, padding counted."""
@@ -45,8 +48,18 @@ def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
     return dataclasses.replace(recipe, decoding=decoding)
 
 
-def generated(model: TaskModel, data: TaskData, *, progress: bool = False) -> list[Prediction]:
-    """The text generated for each record, in their order; with `decoding.num_results` above 1 its rivals too."""
+def generated(
+    model: TaskModel, data: TaskData, *, first: int = 0, on_part: OnPart | None = None, progress: bool = False
+) -> list[Prediction]:
+    """The text generated for each record, in their order; with `decoding.num_results` above 1 its rivals too.
+
+    Args:
+        model: Fine-tuned to generate.
+        data: The records.
+        first: Number of the first record to generate for; those before it are done.
+        on_part: Is told, after every few batches, the number of a record and the predictions for it and those behind it.
+        progress: Show progress on stderr.
+    """
     tokenizer, decoding = model.tokenizer, model.recipe.decoding
     sources = {row.record: row.source for row in data.rows}  # a record with several targets has as many rows
     longest = max(map(len, sources.values()), default=0) + generation.SOURCE_SPECIALS
@@ -56,11 +69,18 @@ def generated(model: TaskModel, data: TaskData, *, progress: bool = False) -> li
             f"for {model.model.max_positions - longest}: give no more"
         )
     layout = with_token_ids(layout_of(model.recipe, tokenizer.vocabulary), decoding, tokenizer)
-    found = generate_tokens(model.model, list(sources.values()), decoding, layout, progress=progress)
-    return [
-        prediction_of(record, [(tokenizer.decode(one.tokens), one.score) for one in hypotheses])
-        for record, hypotheses in zip(data.records, found, strict=True)
-    ]
+
+    def predictions(begin: int, found: list[list[Hypothesis]]) -> list[Prediction]:
+        return [
+            prediction_of(record, [(tokenizer.decode(one.tokens), one.score) for one in hypotheses])
+            for record, hypotheses in zip(data.records[begin : begin + len(found)], found, strict=True)
+        ]
+
+    told = None if on_part is None else lambda begin, found: on_part(begin, predictions(begin, found))
+    tokens = list(sources.values())
+    return predictions(
+        first, generate_tokens(model.model, tokens, decoding, layout, first=first, on_part=told, progress=progress)
+    )
 
 
 def prediction_of(record: Record, texts: Sequence[tuple[str, float]]) -> Prediction:

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from unicloze.decoding.generate import generate, stream, stream_tokens, with_token_ids
+from unicloze import __version__
+from unicloze.decoding.generate import Generation, generate, stream, stream_tokens, with_token_ids
 from unicloze.decoding.layout import layout_of
-from unicloze.finetuning.data import encoded
-from unicloze.finetuning.generate import generated, prediction_of
+from unicloze.finetuning.checks import model_fingerprint
+from unicloze.finetuning.data import encoded, records_fingerprint
+from unicloze.finetuning.generate import OnPart, generated, prediction_of
+from unicloze.finetuning.part_file import PartFile
 from unicloze.finetuning.predict import load_task_model
 from unicloze.tasks.records import Record
 from unicloze.tasks.task import Prediction
 from unicloze.training.models import LoadedModel
 
 
-def generate_for_records(model: LoadedModel, records: Sequence[Record], *, progress: bool = False) -> list[Prediction]:
+def generate_for_records(
+    model: LoadedModel,
+    records: Sequence[Record],
+    *,
+    first: int = 0,
+    on_part: OnPart | None = None,
+    progress: bool = False,
+) -> list[Prediction]:
     """The text that a trained model generates for each record, by the settings of its recipe's `decoding`.
 
     Args:
         model: Fine-tuned to generate, or pre-trained to turn one text into another or to go on with one.
         records: Hold what the source is made of (`generation.source`).
+        first: Number of the first record to generate for; those before it are done.
+        on_part: Is told, after every few batches, the number of a record and the predictions for it and those behind it.
         progress: Show progress on stderr.
 
     Raises:
@@ -29,15 +44,63 @@ def generate_for_records(model: LoadedModel, records: Sequence[Record], *, progr
     recipe = model.recipe
     layout = layout_of(recipe, model.tokenizer.vocabulary)
     if recipe.task.kind:
-        return generated(
-            load_task_model(model), encoded(records, recipe, model.tokenizer, answers=False), progress=progress
-        )
+        data = encoded(records, recipe, model.tokenizer, answers=False)
+        return generated(load_task_model(model), data, first=first, on_part=on_part, progress=progress)
     sources = [_prompt(record, model) for record in records]
-    found = generate(model, sources, recipe.decoding, layout=layout, progress=progress)
+
+    def predictions(begin: int, found: list[Generation]) -> list[Prediction]:
+        return [
+            prediction_of(record, [(one.text, one.score) for one in each.candidates])
+            for record, each in zip(records[begin : begin + len(found)], found, strict=True)
+        ]
+
+    told = None if on_part is None else lambda begin, found: on_part(begin, predictions(begin, found))
+    all_found = generate(model, sources, recipe.decoding, layout=layout, first=first, on_part=told, progress=progress)
+    return predictions(first, all_found)
+
+
+def with_field(records: Sequence[Record], predictions: Sequence[Prediction], into: str | None) -> list[Prediction]:
+    """The predictions, or the records with what is predicted in a field."""
+    if into is None:
+        return list(predictions)
     return [
-        prediction_of(record, [(one.text, one.score) for one in each.candidates])
-        for record, each in zip(records, found, strict=True)
+        {**record.fields, into: prediction["prediction"]}
+        for record, prediction in zip(records, predictions, strict=True)
     ]
+
+
+def generate_into(
+    path: Path, model: LoadedModel, records: Sequence[Record], into: str | None, *, progress: bool = False
+) -> list[Prediction]:
+    """What `generate_for_records` gives, as `with_field` puts it, a JSON object a line in a file that is written on the way.
+
+    What an interrupted call has left, from the same model, settings and records, is not generated again; see `PartFile`.
+
+    Raises:
+        UsageError: As `generate_for_records`.
+        UniclozeError: As `generate_for_records`, or another process writes the file.
+        OSError: The file cannot be written.
+    """
+    settings = model.recipe.to_dict()
+    settings["decoding"].pop("batch_size")  # nothing that is generated depends on it
+    settings |= {"into": into, "device": model.compute.device.type, "version": __version__}
+    begun_with = {
+        "model": model_fingerprint(model),
+        "setting": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
+        "file of records": records_fingerprint(records),
+    }
+
+    def fits(number: int, line: Prediction) -> bool:
+        record = records[number]
+        return line.get("id") == record.id if into is None else line == {**record.fields, into: line.get(into)}
+
+    with PartFile(path, len(records), begun_with, fits) as part:
+
+        def append(begin: int, made: list[Prediction]) -> None:
+            part.append(with_field(records[begin : begin + len(made)], made, into))
+
+        generate_for_records(model, records, first=len(part.lines), on_part=append, progress=progress)
+    return part.lines
 
 
 def stream_for_record(model: LoadedModel, record: Record) -> Iterator[str]:

@@ -131,7 +131,8 @@ def generate(
         model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
         text: One source; several texts are its parts (`generation.source`), such as a passage and an answer.
         file: A file of sources instead, in any format of records; a .txt has one a line.
-        out: Write a JSON object a line into this file.
+        out: Write a JSON object a line into this file. Until all are made they stand in `OUT.part`, and the same call goes on
+            behind those that an interrupted one has left there.
         into: Put what is generated into this field of the record it is for, and write these records.
         device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
             where it is.
@@ -145,10 +146,7 @@ def generate(
         UsageError: Neither or both of `text` and `file` are given, there is no such device, or the model cannot generate.
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
     """
-    import json
-
-    from unicloze.files import replace_file
-    from unicloze.finetuning.texts import generate_for_records
+    from unicloze.finetuning.texts import generate_for_records, generate_into, with_field
     from unicloze.tasks.records import read_records
 
     if (text is None) == (file is None):
@@ -156,16 +154,9 @@ def generate(
     check_file(out)
     loaded = _generator(model, device, overrides)
     records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
-    predictions = generate_for_records(loaded, records, progress=not quiet)
-    if into is not None:
-        predictions = [
-            {**record.fields, into: prediction["prediction"]}
-            for record, prediction in zip(records, predictions, strict=True)
-        ]
     if out is not None:
-        lines = "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
-        replace_file(Path(out), lines)
-    return predictions
+        return generate_into(Path(out), loaded, records, into, progress=not quiet)
+    return with_field(records, generate_for_records(loaded, records, progress=not quiet), into)
 
 
 def stream(

@@ -1,0 +1,122 @@
+"""A file of JSON lines that takes long to make: written as they come, and gone on with where it was left."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from unicloze.errors import UniclozeError
+from unicloze.files import replace_file
+
+Line = dict[str, Any]
+
+
+class PartFile:
+    """A file that stands as NAME.part beside its place until all its lines are there, and is renamed then.
+
+    NAME.part.json says what the part was begun with. A part that was begun with the same is gone on with, behind its last
+    whole line; another is begun anew with the first new lines, and a warning says so before. What is left when an error or a
+    signal ends the work stays, and a warning says that too.
+
+    Args:
+        path: Where the file goes.
+        total: Lines of the whole.
+        begun_with: Fingerprints of all that the lines depend on, by what they are of.
+        fits: Whether the line of a number can be that line.
+
+    Raises:
+        UniclozeError: Another process writes the part, or something else has its name.
+        OSError: It cannot be written.
+    """
+
+    def __init__(
+        self, path: Path, total: int, begun_with: Mapping[str, str], fits: Callable[[int, Line], bool]
+    ) -> None:
+        self._path, self._total, self._begun_with, self._fits = path, total, dict(begun_with), fits
+        self._part = path.with_name(f"{path.name}.part")
+        self._about = path.with_name(f"{path.name}.part.json")
+        self.lines: list[Line] = []
+        """Those that are done, in their order."""
+
+    def __enter__(self) -> Self:
+        self._file = self._part.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise UniclozeError(
+                f"{self._part} is being written by another process: wait for it, or give another --out"
+            ) from None
+        self._file.seek(0)
+        raw = self._file.read()
+        if raw and not self._about.is_file():
+            self._file.close()
+            raise UniclozeError(f"{self._part} was not begun by this command: move it away, or give another --out")
+        kept, other = raw[: raw.rfind(b"\n") + 1], self._other()
+        self.lines = [] if other else self._read(kept)
+        if raw and not self.lines:
+            why = f"was begun with another {other}" if other else "holds no such lines"
+            warnings.warn(f"{self._part} {why}, and is begun anew", stacklevel=2)
+        self._size: int | None = len(kept) if self.lines else 0
+        return self
+
+    def _other(self) -> str | None:
+        """What the part was begun with that is another now, in words."""
+        try:
+            former = json.loads(self._about.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            former = None
+        former = former if isinstance(former, dict) else {}
+        return next((what for what, now in self._begun_with.items() if former.get(what) != now), None)
+
+    def _read(self, raw: bytes) -> list[Line]:
+        """The lines of a part, none if one of them cannot be of this file."""
+        try:
+            lines = [json.loads(line) for line in raw.splitlines()]
+        except ValueError:
+            return []
+        fit = len(lines) <= self._total and all(
+            isinstance(line, dict) and self._fits(number, line) for number, line in enumerate(lines)
+        )
+        return lines if fit else []
+
+    def append(self, lines: Sequence[Line]) -> None:
+        """Write the next lines and hand them to the disk."""
+        self._settle()
+        self._file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.lines += lines
+
+    def _settle(self) -> None:
+        """Once, cut off what is not gone on with: not before there is something in its stead."""
+        if self._size is not None:
+            self._file.truncate(self._size)
+            self._size = None
+            if not self.lines:
+                replace_file(self._about, json.dumps(self._begun_with))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._settle()
+            self._part.replace(self._path)
+            self._about.unlink(missing_ok=True)
+        else:
+            done = self._part.read_bytes().count(b"\n")  # a signal may have come between writing and counting
+            if not done:
+                self._part.unlink()
+                self._about.unlink(missing_ok=True)
+            elif self.lines or self._size is None:
+                warnings.warn(
+                    f"{self._part} holds {done:,} of {self._total:,} lines; the same command goes on from there",
+                    stacklevel=2,
+                )
+        self._file.close()
