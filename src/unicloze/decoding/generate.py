@@ -36,7 +36,7 @@ Ids = npt.NDArray[np.integer]
 OnStep = Callable[[int, list[int]], None]
 OnPart = Callable[[int, list[list[Hypothesis]]], None]
 
-BATCHES_OF_A_PART = 32
+BATCHES_OF_A_PART = 64
 """Sources are sorted by length among so many batches, which pads about as little as among all of them."""
 STEEPEST = 10
 """Largest exponent of a length penalty; that of far larger ones is no number any more."""

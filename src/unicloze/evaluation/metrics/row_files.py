@@ -61,7 +61,7 @@ def _table(path: Path, lines: Sequence[str], fields: Sequence[str]) -> Iterator[
         raise UniclozeError(
             f"{path}:1 names no column {' or '.join(fields)} but {', '.join(header[:8])}: name the column so."
         )
-    ids = header.index("id") if "id" in header else None
+    ids = next((header.index(name) for name in ("id", "index") if name in header), None)
     for number, line in enumerate(lines[1:], start=2):
         cells = line.split("\t")
         if len(cells) != len(header):
