@@ -14,6 +14,7 @@ from unicloze.hf.config import UniclozeConfig
 from unicloze.hf.generation import UniclozeForConditionalGeneration
 from unicloze.hf.models import UniclozeForMaskedLM, UniclozeModel, UniclozePreTrainedModel
 from unicloze.interop.check import compare
+from unicloze.interop.decoding import not_said
 from unicloze.interop.export import Export
 from unicloze.interop.peer import Peer, quietly, transformers_library
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
@@ -25,6 +26,8 @@ def own_format(loaded: LoadedModel) -> Export:
     """How a model becomes a folder of `unicloze.hf`: one that writes if it was trained to, else one that fills masks."""
     kind = _class_of(loaded)
     said = [f"the class has no {name}" for name in dict.fromkeys(map(_part, _left_out(kind, loaded)))]
+    if kind is UniclozeForConditionalGeneration:
+        said += not_said(loaded)
     return Export(
         to="unicloze",
         architecture=kind.__name__,

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import DynamicCache, GenerationMixin
+from transformers import DynamicCache, GenerationMixin, LogitsProcessor, LogitsProcessorList
+from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor, SuppressTokensLogitsProcessor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from unicloze.decoding.choices import repeats
 from unicloze.errors import UsageError
 from unicloze.hf.config import UniclozeConfig
 from unicloze.hf.models import UniclozePreTrainedModel, resize_bias, returns_dict, summed_loss
@@ -23,6 +25,8 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
     One stack of layers reads both, so to Transformers this is a causal language model and not an encoder-decoder: there are
     no `decoder_input_ids`. `token_type_ids` tells source (0) from target (1); `generate` keeps them itself. Where
     `config.predicts` is `pseudo`, `generate` appends a pseudo mask to every step and takes it out of the cache again.
+
+    `no_repeat_ngram_size` counts what is generated and not the prompt: a target may say what its source says.
 
     To train, call it with source and target in one row and `labels` that are -100 everywhere but at the target, where they
     name the token of that very slot (nothing is shifted by the caller). The pseudo masks are appended here.
@@ -219,6 +223,18 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         )
         return expanded
 
+    def _get_logits_processor(self: Any, **kwargs: Any) -> LogitsProcessorList:  # type: ignore[override]
+        """Transformers', but that a target may repeat its source."""
+        processors: LogitsProcessorList = GenerationMixin._get_logits_processor(self, **kwargs)
+        for each in [each for each in processors if isinstance(each, NoRepeatNGramLogitsProcessor)]:
+            place = processors.index(each)
+            processors.remove(each)
+            # Behind what rules out other tokens: where nothing is left, a text may end.
+            others = [i for i, other in enumerate(processors) if isinstance(other, SuppressTokensLogitsProcessor)]
+            own = _NoRepeatInTarget(each.ngram_size, kwargs["input_ids_seq_length"], self.config.eos_token_id)
+            processors.insert(max([place, *(i + 1 for i in others)]), own)
+        return processors
+
     def _update_model_kwargs_for_generation(
         self, outputs: Any, model_kwargs: dict[str, Any], is_encoder_decoder: bool = False, num_new_tokens: int = 1
     ) -> dict[str, Any]:
@@ -230,6 +246,30 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
             updated["past_key_values"].crop(-1)
         updated["token_type_ids"][:, -num_new_tokens:] = 1
         return updated
+
+
+class _NoRepeatInTarget(LogitsProcessor):
+    """Rules out tokens that would complete a sequence the target holds already.
+
+    Args:
+        size: Tokens of a sequence.
+        prompt: Slots before the target.
+        end: Ends a text, which it may where all else is ruled out; None if nothing does.
+    """
+
+    def __init__(self, size: int, prompt: int, end: int | None) -> None:
+        self.size, self.prompt, self.end = size, prompt, end
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
+        target = input_ids[:, self.prompt :]
+        if target.shape[1] < self.size:
+            return scores
+        left = scores.clone()
+        left[repeats(target, self.size, ())] = -torch.inf
+        if self.end is not None:
+            stuck = left.amax(dim=1) == -torch.inf
+            left[stuck, self.end] = scores[stuck, self.end]
+        return left
 
 
 def _target_of(labels: Tensor, token_type_ids: Tensor | None) -> Tensor:

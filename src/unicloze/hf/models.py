@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOu
 
 from unicloze.errors import UsageError
 from unicloze.hf.config import UniclozeConfig
+from unicloze.interop.decoding import generate_arguments
 from unicloze.interop.rules import never_written
 from unicloze.model.backbone import Backbone
 from unicloze.model.dropout import DropoutKey
@@ -69,6 +70,7 @@ class UniclozePreTrainedModel(PreTrainedModel):
         model.load_state_dict({name: theirs[name] for name in model.state_dict()})
         if model.can_generate():
             model.generation_config.suppress_tokens = never_written(loaded.recipe, loaded.tokenizer.vocabulary)
+            model.generation_config.update(**generate_arguments(loaded))
         model.eval()
         return model
 

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from unicloze import __version__
+from unicloze.interop.decoding import goes_on, longest_source
 from unicloze.settings import Recipe
 from unicloze.training.ledger import read_ledger
 from unicloze.training.models import LoadedModel
@@ -102,6 +103,8 @@ def _use(loaded: LoadedModel, architecture: str, imports: str) -> str:
         lines += [f"from transformers import {auto}, AutoTokenizer", "",
                   f'model = {auto}.from_pretrained("THIS FOLDER")',
                   'tokenizer = AutoTokenizer.from_pretrained("THIS FOLDER")']  # fmt: skip
+    if imports and kind == "text-generation":
+        lines += _generate(loaded)
     said = "\n".join(["```python", *lines, "```"])
     if loaded.recipe.task.kind:
         return said
@@ -111,6 +114,21 @@ def _use(loaded: LoadedModel, architecture: str, imports: str) -> str:
     if not imports and not (hasattr(loaded.model, "pooler") or hasattr(loaded.model, "pair_head")):
         said += " Nothing trained the layer behind `pooler_output` of `AutoModel`: take `last_hidden_state`."
     return said
+
+
+def _generate(loaded: LoadedModel) -> list[str]:
+    """Code that writes a target as `unicloze generate` does; none for a source of more parts than a tokenizer takes."""
+    parts = [f'"{role.upper()}"' for role in loaded.recipe.generation.source] if loaded.recipe.task.kind else ['"TEXT"']
+    if len(parts) > 2:
+        return []
+    cut = f"truncation=True, max_length={longest_source(loaded)}"
+    ends = ["prompt = {name: ids[:, :-1] for name, ids in prompt.items()}  # no [EOS]: it goes on with the text"]
+    return [
+        f'prompt = tokenizer({", ".join(parts)}, {cut}, return_tensors="pt", return_token_type_ids=False)',
+        *(ends if goes_on(loaded) else []),
+        "written = model.generate(**prompt)  # as generation_config.json says",
+        'print(tokenizer.decode(written[0, prompt["input_ids"].shape[1]:], skip_special_tokens=True))',
+    ]
 
 
 def _training(loaded: LoadedModel, start: Mapping[str, Any]) -> str:

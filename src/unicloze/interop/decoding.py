@@ -1,0 +1,74 @@
+"""How a recipe lets a model write, in the words of Transformers' `generate`, and what these cannot say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unicloze.decoding.layout import layout_of
+from unicloze.tasks import generation
+from unicloze.training.models import LoadedModel
+
+
+def generate_arguments(loaded: LoadedModel) -> dict[str, Any]:
+    """Arguments of `generate` that give what `unicloze generate` gives, as far as there are any."""
+    decoding = loaded.recipe.decoding
+    found: dict[str, Any] = {"max_new_tokens": _longest_target(loaded)}
+    if decoding.min_length:
+        found["min_new_tokens"] = decoding.min_length
+    if decoding.no_repeat_ngram:
+        found["no_repeat_ngram_size"] = decoding.no_repeat_ngram
+    if decoding.num_results > 1:
+        found["num_return_sequences"] = decoding.num_results
+    if decoding.sample:
+        return found | {
+            "do_sample": True,
+            "temperature": decoding.temperature,
+            "top_k": decoding.top_k or 0,
+            "top_p": 1.0 if decoding.top_p is None else decoding.top_p,
+        }
+    if decoding.beams > 1:
+        found |= {
+            "num_beams": decoding.beams,
+            "early_stopping": True if decoding.early_stop == "first" else "never",
+            "length_penalty": decoding.length_penalty,
+        }
+    return found
+
+
+def not_said(loaded: LoadedModel) -> list[str]:
+    """What `generate` does otherwise than the recipe's `decoding` asks for, a sentence without its full stop each."""
+    decoding = loaded.recipe.decoding
+    said = []
+    if decoding.beams > 1 and decoding.length_penalty:
+        alpha = f"{decoding.length_penalty:g}"
+        said.append(
+            f"`generate` compares beams by log p / n^{alpha}, the model's own search by log p / ((5 + n) / 6)^{alpha}: "
+            "beside short texts it may choose another (`length_penalty=0.0` is the same in both)"
+        )
+    if decoding.sample:
+        said.append("`generate` draws by the random numbers of torch and not by `decoding.seed`: the texts are others")
+    if decoding.no_repeat_ngram and decoding.may_repeat:
+        said.append(
+            "`generate` lets nothing repeat, the model's own search lets sequences with a token of "
+            f"{', '.join(decoding.may_repeat)}"
+        )
+    if decoding.parallel is not None:
+        said.append("`generate` writes one token after the other, not `decoding.parallel` at once")
+    return said
+
+
+def longest_source(loaded: LoadedModel) -> int:
+    """Most tokens of a source, special tokens included, behind which a target has room."""
+    most = loaded.model.max_positions - _longest_target(loaded)
+    return min(most, generation.room(loaded.recipe)[0]) if loaded.recipe.task.kind else most
+
+
+def goes_on(loaded: LoadedModel) -> bool:
+    """Whether the model goes on with the text it is given, which no [EOS] ends."""
+    return not layout_of(loaded.recipe, loaded.tokenizer.vocabulary).ends_source
+
+
+def _longest_target(loaded: LoadedModel) -> int:
+    """As `unicloze generate`: a model that was fine-tuned for no length leaves half of its positions to the source."""
+    longest = loaded.recipe.decoding.max_length
+    return longest if loaded.recipe.task.kind else min(longest, loaded.model.max_positions // 2)
