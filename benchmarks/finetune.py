@@ -9,8 +9,8 @@ begins too. Same batches in the same order, epochs, AdamW, schedule, clipping, d
 pads each batch to its longest row, as Transformers' collator does; `tuned` gives it this package's allocator settings,
 `default` leaves it what a user gets. No development file is looked at: the score is that of the last step on the test file.
 
-Paired over the seeds: the mean difference of the first metric with its standard error, and the ratios of the seconds and of the
-processor seconds spent in training (reading, tokenizing and saving apart).
+Paired over the seeds: the mean difference of the first metric with its standard error, and the ratios of the seconds and of
+the processor seconds spent in training (reading, tokenizing and saving apart).
 """
 
 from __future__ import annotations

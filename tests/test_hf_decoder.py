@@ -15,6 +15,7 @@ from unicloze.decoding.generate import generate
 from unicloze.decoding.search import _uniform
 from unicloze.interop.peer import quietly
 from unicloze.settings import DecodingSettings
+from unicloze.text.joining import join_words
 from unicloze.training.models import LoadedModel
 
 transformers = pytest.importorskip("transformers")
@@ -70,7 +71,7 @@ def theirs(folder: Path, **how: Any) -> list[str]:
     prompt = tokenizer(SOURCES, padding=True, return_tensors="pt", return_token_type_ids=False)
     found = writer.generate(**prompt, max_new_tokens=LONGEST, length_penalty=0.0, **how)
     written: list[str] = tokenizer.batch_decode(found[:, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
-    return written
+    return [join_words(text) for text in written]  # which Transformers leaves out
 
 
 def ours(model: LoadedModel, **how: Any) -> list[str]:
