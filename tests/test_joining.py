@@ -9,6 +9,8 @@ import pytest
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from unicloze.evaluation.metrics.diversity import diversity
+from unicloze.evaluation.metrics.profiles import retokenise, uncased
 from unicloze.settings import TokenizerSettings
 from unicloze.text.joining import join_words
 from unicloze.text.tokenizers import Tokenizer
@@ -21,6 +23,8 @@ TEXTS = [
     "$5 and #1, 50% of a/b; e.g. this: [1, 2, 3]!",
     '("quoted (inner) text")',
     "don't 'quote' it, and we'll see",
+    "It is 5 o'clock at O'Brien's: l'ami d'Anne, 10:30, 1990. 12 men",
+    "it costs £5 or € 5, ひらがな カタカナ、漢字かな交じり文",
     "我爱你。他说\uff1a「好」\uff01",
 ]
 
@@ -44,7 +48,8 @@ def test_what_a_tokenizer_cannot_tell_is_spelled_the_usual_way() -> None:
 
 def test_whatever_is_joined_reads_the_same_and_grows_at_its_end() -> None:
     draw = random.Random(0)
-    marks = [*".,;:!?()[]{}\"'`-_/%$#@&*=", "a", "s", "t", "re", "3", "000", "word", "don", "X", "我"]
+    marks = [*".,;:!?()[]{}\"'`-_/%$#@&*=\u00a3\u3002", "かな", "人", "々", "é"]
+    marks += ["a", "s", "t", "o", "re", "3", "12", "000", "1990", "word", "don", "X", "我"]
     for _ in range(2000):
         words = draw.choices(marks, k=draw.randrange(1, 12))
         grown = [join_words(" ".join(words[:count])) for count in range(1, len(words) + 1)]
@@ -52,6 +57,14 @@ def test_whatever_is_joined_reads_the_same_and_grows_at_its_end() -> None:
         for before, after in itertools.pairwise(grown):
             alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
             assert grown[-1].startswith("".join(one for one, _ in alike)), words
+
+
+@pytest.mark.parametrize("text", TEXTS[:7])
+def test_the_papers_rules_read_a_text_as_its_tokens(text: str) -> None:
+    spaced = " ".join(apart(text))
+    assert retokenise(text) == retokenise(spaced)
+    assert uncased(text) == uncased(spaced)
+    assert diversity([text]).values == diversity([spaced]).values
 
 
 def test_word_pieces_are_decoded_to_text() -> None:

@@ -241,6 +241,7 @@ def test_sentences_are_found() -> None:
     assert sentences("J. Smith of the U.S. Army came.") == "J. Smith of the U.S. Army came."
     assert sentences("he came . she left .") == "he came .\nshe left ."
     assert sentences("the u . s . army of 3 . it came .") == "the u . s . army of 3 .\nit came ."
+    assert sentences("he left. she came! 3 of them, e.g. her") == "he left.\nshe came!\n3 of them, e.g. her"
     assert sentences("One. Two\nThree") == "One. Two\nThree"
 
 
@@ -266,6 +267,8 @@ def test_uncased_brings_both_sides_to_what_a_lower_casing_tokenizer_says() -> No
     asked = "Who's Zoë's 3.5-year-old \"friend\", 王 (U.N.)?"
     said = "who ' s zoe ' s 3 . 5 - year - old \" friend \" , 王 ( u . n . ) ?"
     assert uncased(asked) == uncased(said) == said
+    assert uncased("A [UNK] or -LRB- b") == "a [unk] or -lrb- b"
+    assert retokenise("11,234.56 -LRB- foo -RRB- .") == "11,234.56 -LRB- foo -RRB- ."  # is tokenised already
     assert coco([said], [[asked]]).values["bleu_4"] < 50
     assert coco([said], [[asked]], profile="uncased").values["bleu_4"] == pytest.approx(100)
 

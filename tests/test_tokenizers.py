@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import unicodedata
@@ -12,6 +13,7 @@ import tokenizers
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import TokenizerSettings
+from unicloze.tasks.passages import encode_passages
 from unicloze.text.tokenizers import SPECIAL_TOKENS, Tokenizer, whitespace_tokenizer
 
 TEXTS = [
@@ -79,11 +81,21 @@ def test_lower_casing_is_a_setting() -> None:
     ],
 )
 def test_no_script_loses_its_letters(text: str) -> None:
+    composed, decomposed = (unicodedata.normalize(form, text) for form in ("NFC", "NFD"))
+    one, other = (Tokenizer.train([given] * 3, TokenizerSettings(vocab_size=400)) for given in (composed, decomposed))
+    assert one.fingerprint == other.fingerprint
+    for given in (composed, decomposed):
+        (ids,) = one.encode_batch([given])
+        assert one.vocabulary.unk not in ids
+        assert one.decode(ids) == composed
+
+
+@pytest.mark.parametrize("text", ["한국어 문장, 서울", "tiếng việt", "हिन्दी बोलता", "naïve café"])
+def test_the_characters_of_a_decomposed_text_are_found(text: str) -> None:
+    given = unicodedata.normalize("NFD", text)
     tokenizer = Tokenizer.train([text] * 3, TokenizerSettings(vocab_size=400))
-    for given in (text, unicodedata.normalize("NFD", text)):
-        (ids,) = tokenizer.encode_batch([given])
-        assert tokenizer.vocabulary.unk not in ids
-        assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
+    (passage,) = encode_passages([given], tokenizer)
+    assert "".join(passage.span(i, i)[1] for i in range(len(passage))) == re.sub(r"\s", "", given)
 
 
 def test_bpe_is_lossless() -> None:

@@ -20,6 +20,8 @@ from corpora import write_corpus
 from unicloze import cli, terminal, verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.recipes import load_recipe, recipe_names, task_names, toy_overrides
+from unicloze.text import lineage
+from unicloze.training import run as training_run
 from unicloze.training.ledger import read_ledger
 from unicloze.training.models import load_model
 from unicloze.training.run import RunResult
@@ -198,6 +200,32 @@ def test_a_run_is_not_lost_by_another_corpus(place: Path, tmp_path: Path) -> Non
     assert verbs.pretrain("quickstart", run, toy=True, quiet=True, overrides={**old, "training.steps": 3}).step == 3
 
 
+@pytest.mark.filterwarnings("ignore:training.steps goes from")
+def test_a_run_goes_on_with_what_an_older_version_prepared(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = {"data.corpus": str(place / "corpus"), "training.steps": 2}
+    verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=overrides)
+    for module in (lineage, training_run):
+        monkeypatch.setattr(module, "CODE", lineage.CODE + 1)
+    longer = {**overrides, "training.steps": 3}
+    assert verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=longer).step == 3
+    write_corpus(tmp_path / "other", seed=1)
+    with pytest.raises(UniclozeError, match="give this corpus another --out"):
+        other = {"data.corpus": str(tmp_path / "other")}
+        verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides={**longer, **other})
+
+
+def test_what_a_loaded_tokenizer_prepared_has_no_settings_of_training(prepared: Path, place: Path) -> None:
+    again = {"data.corpus": str(place / "corpus"), "tokenizer.path": str(prepared / "tokenizer.json")}
+    data = verbs.prepare(out=place / "loaded", quiet=True, overrides=again).folder
+    with pytest.raises(
+        UsageError, match=r"tokenizer\.kind is of training a tokenizer, and data\.prepared .* a loaded one"
+    ):
+        given = {"data.prepared": str(data), "tokenizer.kind": "bpe"}
+        verbs.pretrain("quickstart", place / "no", toy=True, quiet=True, overrides=given)
+
+
 @pytest.mark.parametrize(("out", "cure"), [(None, "--recipe"), ("corpus", "corpus holds no run to continue")])
 def test_pretrain_needs_a_recipe_or_a_run(out: str | None, cure: str) -> None:
     with pytest.raises(UsageError, match=cure):
@@ -282,6 +310,9 @@ def test_score_reads_a_text_or_a_file(trained: RunResult, tmp_path: Path) -> Non
     plain.write_text(f"{TEXT}\nthe dog\n", encoding="utf-8")
     assert verbs.score(trained.out, file=plain) == of_plain
     assert of_text[0].bits_per_byte == pytest.approx(of_plain[0].bits_per_byte, rel=1e-5)
+    named = lines.rename(tmp_path / "two.txt.jsonl")
+    named.write_text(json.dumps({"text": f"{TEXT}\nthe dog"}) + "\n", encoding="utf-8")
+    assert len(verbs.score(trained.out, file=named)) == 1
     for one, other in ((of_text[0], of_plain[0]), (of_plain[1], of_lines[1])):
         assert one.chain_log_likelihood == pytest.approx(other.chain_log_likelihood, rel=1e-5)
         assert one.pseudo_log_likelihood == pytest.approx(other.pseudo_log_likelihood, rel=1e-5)

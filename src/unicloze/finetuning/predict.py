@@ -27,7 +27,6 @@ from unicloze.training.models import LoadedModel
 SLOTS_AT_ONCE = 8192
 """Slots of a forward pass, padding counted."""
 
-
 OTHER_FORMAT = "give an --out that ends in .jsonl, or --format jsonl"
 """The cure where predictions do not fit in the lines of a table."""
 

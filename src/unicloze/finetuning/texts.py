@@ -92,7 +92,11 @@ def generate_into(
 
     def fits(number: int, line: Prediction) -> bool:
         record = records[number]
-        return line.get("id") == record.id if into is None else line == {**record.fields, into: line.get(into)}
+        if into is None:
+            return line.get("id") == record.id
+        return json.dumps(line) == json.dumps(
+            {**record.fields, into: line.get(into)}
+        )  # one that is no number equals itself
 
     with PartFile(path, len(records), begun_with, fits) as part:
 

@@ -71,12 +71,17 @@ def encode_passages(texts: Sequence[str], tokenizer: Tokenizer) -> list[Passage]
 
 def _passage(text: str, ids: Ints, offsets: Ints) -> Passage:
     starts, ends = np.ascontiguousarray(offsets[:, 0]), offsets[:, 1].copy()
-    if not text.isascii():  # a tokenizer that strips accents leaves combining ones out of its tokens
+    if not text.isascii():  # what goes on with a character may be left out of its token, stripped or composed with it
         following = np.append(starts[1:], len(text))
         for token in np.flatnonzero(following > ends):
-            while ends[token] < following[token] and unicodedata.category(text[ends[token]]).startswith("M"):
+            while ends[token] < following[token] and _goes_on(text[ends[token]]):
                 ends[token] += 1
     return Passage(text=text, ids=ids, starts=starts, ends=ends)
+
+
+def _goes_on(character: str) -> bool:
+    """Whether a character is no letter of its own: an accent, or a vowel or final consonant of a Korean syllable."""
+    return unicodedata.category(character).startswith("M") or "\u1160" <= character <= "\u11ff"
 
 
 @dataclass(frozen=True, kw_only=True)

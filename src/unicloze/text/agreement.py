@@ -27,6 +27,12 @@ def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:
     if recipe.data.prepared is None:
         return
     lineage = read_lineage(Path(recipe.data.prepared))
+    of_training = [key for key in given if key.startswith("tokenizer.") and key != "tokenizer.path"]
+    if "tokenizer.loaded" in lineage["settings"] and recipe.tokenizer.path is None and of_training:
+        raise UsageError(
+            f"{given[of_training[0]]}: {of_training[0]} is of training a tokenizer, and data.prepared {recipe.data.prepared} "
+            "was made with a loaded one: leave it out, or data.prepared to prepare anew."
+        )
     for key, made_with in known_settings(lineage).items():
         section, _, name = key.partition(".")
         value = getattr(getattr(recipe, section), name)

@@ -7,6 +7,7 @@ on the word after it, so a text that grows changes at its end only.
 from __future__ import annotations
 
 import re
+import unicodedata
 
 _OPENING = frozenset("([{\u00bf\u00a1\u201c\u2018\u00ab\u300c\u300e\uff08\u300a")
 _CLOSING = frozenset(
@@ -14,9 +15,11 @@ _CLOSING = frozenset(
 )
 _QUOTES = frozenset("\"'`")
 _JOINING = frozenset("/_")
-_SIGNS = frozenset("$\u00a3\u20ac\u00a5#@")
 _CONTRACTED = frozenset(("s", "t", "re", "ve", "ll", "d", "m"))
+_ELIDED = frozenset(("o", "l", "d", "j", "c", "n", "qu"))
 _WIDE = re.compile(r"[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uff65\U00020000-\U0002fa1f]")
+_IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
+"""What a tokenizer sets apart though no space stands around it; kana, for one, it leaves as they are written."""
 
 
 def join_words(text: str) -> str:
@@ -33,8 +36,9 @@ def join_words(text: str) -> str:
         before, word = words[place - 1], words[place]
         after = words[place + 1] if place + 1 < len(words) else ""
         earlier = words[place - 2] if place > 1 else ""
-        if word == "'" and before[-1:].isalnum() and (after.lower() in _CONTRACTED or _possessive(before, open_quotes)):
-            space, follows = False, after.lower() in _CONTRACTED
+        alone = place == 1 or joined[-1].startswith(" ")
+        if word == "'" and _is_apostrophe(before, alone, after, open_quotes):
+            space, follows = False, not _possessive(before, after)
         elif word in _QUOTES and word == before:
             space, follows = False, tight
         elif word in _QUOTES:
@@ -43,7 +47,7 @@ def join_words(text: str) -> str:
         elif word == "-" and (before == "-" or (before[-1:].isalnum() and after[:1].isalnum())):
             space, follows = False, after[:1].isalnum() and before != "-"
         else:
-            space = not (tight or _touches(earlier, before, word, after))
+            space = not (tight or _touches(before, word, after) or _in_number(earlier, before, word))
             follows = word in _OPENING or word in _JOINING
         joined.append(f" {word}" if space else word)
         tight = follows
@@ -58,22 +62,40 @@ def _opens(word: str, open_quotes: set[str]) -> bool:
     return word in open_quotes
 
 
-def _possessive(before: str, open_quotes: set[str]) -> bool:
-    return before.endswith("s") and "'" not in open_quotes
+def _is_apostrophe(before: str, alone: bool, after: str, open_quotes: set[str]) -> bool:
+    """Whether a mark belongs to the word before it: it's, o'clock, the dogs' tails; `alone` if a space stands before that."""
+    if not before[-1:].isalnum():
+        return False
+    if after.lower() in _CONTRACTED:
+        return True
+    return "'" not in open_quotes and (
+        _possessive(before, after) or (before.lower() in _ELIDED and after[:1].isalpha())
+    )
 
 
-def _touches(earlier: str, before: str, word: str, after: str) -> bool:
+def _possessive(before: str, after: str) -> bool:
+    return len(before) > 1 and before.endswith("s") and after.lower() not in _CONTRACTED
+
+
+def _touches(before: str, word: str, after: str) -> bool:
     """Whether a word stands close to the one before it."""
     if word in _CLOSING or word in _JOINING:
         return True
     if word == "(" and after == ")":
         return before[-1:].isalnum()
-    if before in _SIGNS:
-        return word[:1].isdigit() or (before in "#@" and word[:1].isalpha())
-    if _WIDE.match(before[-1:]) and _WIDE.match(word):
-        return True
+    if before in ("$", "#"):
+        return word[:1].isdigit()
+    if before == "@":
+        return word[:1].isalnum()
+    if _IDEOGRAPH.match(before[-1:]) or _IDEOGRAPH.match(word) or unicodedata.category(before[-1:]).startswith("P"):
+        return bool(_WIDE.match(before[-1:]) and _WIDE.match(word))
+    return False
+
+
+def _in_number(earlier: str, before: str, word: str) -> bool:
+    """Whether a word goes on with a number or with initials, behind their point, comma or colon."""
     if before == "." and len(earlier) == len(word) == 1 and earlier.isalpha():
         return word.isalpha()
-    if before in (".", ",", ":") and earlier.isdigit() and word.isdigit():
-        return before == "." or len(word) == (3 if before == "," else 2)
-    return False
+    if not (earlier.isdigit() and len(earlier) < 4 and word.isdigit()):
+        return False
+    return before == "." or (before == "," and len(word) == 3) or (before == ":" and len(word) == 2)

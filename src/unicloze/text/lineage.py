@@ -92,6 +92,8 @@ def known_settings(lineage: Mapping[str, Any]) -> dict[str, Any]:
     names = {f"{section}.{field.name}" for section, cls in sections.items() for field in dataclasses.fields(cls)}
     known = {name: value for name, value in lineage["settings"].items() if name in names}
     known.setdefault("tokenizer.vocab_size", lineage["tokenizer"]["vocab_size"])
+    if "tokenizer.lowercase" in known:  # before version 3 of the code who lower-cased stripped accents
+        known.setdefault("tokenizer.strip_accents", known["tokenizer.lowercase"])
     return {"data.corpus": [source["corpus"] for source in lineage["sources"]], **known}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -373,7 +374,8 @@ def _alphabet(texts: Iterable[str], normalizer: Any, vocab_size: int) -> list[st
     """
     counts = np.zeros(0x110000, dtype=np.int64)
     for text in texts:
-        codes, numbers = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32), return_counts=True)
+        composed = unicodedata.normalize("NFC", text)  # the only step that looks beyond one character
+        codes, numbers = np.unique(np.frombuffer(composed.encode("utf-32-le"), dtype=np.uint32), return_counts=True)
         counts[codes] += numbers
     normalised: Counter[str] = Counter()
     for code in np.flatnonzero(counts):

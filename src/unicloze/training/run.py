@@ -24,7 +24,7 @@ from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
 from unicloze.text.agreement import as_prepared
 from unicloze.text.collocations import open_phrases
-from unicloze.text.lineage import read_lineage
+from unicloze.text.lineage import CODE, is_corpus, read_lineage
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import WindowSampler
@@ -203,6 +203,8 @@ def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progres
         return open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress)
     trained_on = checkpoint.state["fingerprint"]
     was_there = (folder / "lineage.json").is_file()
+    if was_there and recipe.data.prepared is None and _of_older_code(read_lineage(folder), trained_on, recipe):
+        return Prepared.load(folder)
     cure = f"give this corpus another --out, the run in {out} goes on with its old one only"
     if was_there and read_lineage(folder)["fingerprint"] != trained_on:
         cure = f"remove {folder}, which holds other data than the run in {out} was trained on, or give another --out"
@@ -219,6 +221,12 @@ def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progres
         f"{checkpoint.path} was trained on data with fingerprint {trained_on[:16]}, this data has "
         f"{prepared.fingerprint[:16]}: {cure}."
     )
+
+
+def _of_older_code(lineage: Mapping[str, Any], trained_on: str, recipe: Recipe) -> bool:
+    """Whether an older version prepared this run's data, of the same corpus: its settings need not be those of today."""
+    older = lineage["settings"]["code"] < CODE and lineage["fingerprint"] == trained_on
+    return older and is_corpus(lineage, recipe.data.corpus)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

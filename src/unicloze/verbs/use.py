@@ -86,7 +86,7 @@ def _texts(file: PathLike | None) -> list[str]:
 
     path = Path(file or "")
     documents = [document.text for document in read_documents(path)]
-    by_line = ".txt" in path.suffixes[-2:]
+    by_line = path.name.endswith((".txt", ".txt.gz", ".txt.zst"))
     texts = [text.strip() for each in documents for text in (each.split("\n") if by_line else [each]) if text.strip()]
     if not texts:
         raise UniclozeError(f"{file} holds no text: give a file with something to score.")

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.ngrams import Ngram, ngrams
+from unicloze.evaluation.metrics.profiles import words
 from unicloze.evaluation.metrics.result import MetricResult
 
 
 def diversity(predictions: Sequence[str], references: Sequence[Sequence[str]] = ()) -> MetricResult:
-    """Entropy-4, Distinct-1, Distinct-2 and the average length of texts, as tokens with spaces between them.
+    """Entropy-4, Distinct-1, Distinct-2 and the average length of texts, in words and punctuation marks.
 
     Args:
         predictions: The texts.
@@ -28,7 +29,7 @@ def diversity(predictions: Sequence[str], references: Sequence[Sequence[str]] = 
     """
     if not predictions:
         raise UniclozeError("There is no text to measure: give at least one prediction.")
-    tokens = [text.split() for text in predictions]
+    tokens = [words(text) for text in predictions]
     counts = {n: Counter[Ngram]() for n in (1, 2, 4)}
     for one in tokens:
         for n, count in counts.items():

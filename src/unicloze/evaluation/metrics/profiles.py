@@ -18,6 +18,10 @@ _SENTENCE_ENDS: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"(?<=\s[.!?])(?<!\s[^\W\d_]\s\.)\s+"), "\n"),
     (re.compile(r"((?<=[.!?])(?<!\b\w\.)[\"'\u201d\u2019)\]]*)\s+(?=[\"'\u201c\u2018(\[]*[A-Z0-9])"), r"\1\n"),
 )
+_LOWER_SENTENCE_END = (
+    re.compile(r"((?<=[.!?])(?<!\b\w\.)(?<!\b\w\s\.)[\"'\u201d\u2019)\]]*)\s+(?=[\"'\u201c\u2018(\[]*\w)"),
+    r"\1\n",
+)
 _BRACKETS = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
 _LOWER_BRACKETS = {bracket: code.lower() for bracket, code in _BRACKETS.items()} | {
     "[UNK]": "UNK", "<unk>": "UNK", "&": "&amp;", "<": "&lt;", ">": "&gt;",
@@ -38,7 +42,8 @@ _DASHES: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"(?<!\S)- -(?!\S)"), "--"),
     (re.compile(r"(?:(?<=[^\W_])|(?<=[^\W_]\.)) - (?=[^\W_])"), "-"),
 )
-_MARKS = re.compile(r"(\[[A-Z_]+\])")
+_MARKS = re.compile(r"(\[[a-z_]+\]|-[lr][rsc]b-|<unk>|<s_sep>)", re.IGNORECASE)
+_LONE = re.compile(r"(?<!\S)[.,;:?!](?!\S)")
 _IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
 
 
@@ -59,10 +64,12 @@ def sentences(text: str) -> str:
     """The text with a sentence a line.
 
     A text that has lines stays as it is. Else a sentence ends with a lone point, `!` or `?`, and with one at the end of a
-    word where a capital or a digit follows; a point behind an initial ends none.
+    word where a capital or a digit follows, or any letter if the text has no capitals; a point behind an initial ends none.
     """
     text = text.strip()
-    return text if "\n" in text else _substituted(text, _SENTENCE_ENDS)
+    if "\n" in text:
+        return text
+    return _substituted(text, _SENTENCE_ENDS if text != text.lower() else (*_SENTENCE_ENDS, _LOWER_SENTENCE_END))
 
 
 def retokenise(text: str, *, symbols: Mapping[str, str] | None = None, quotes: bool = True, dashes: bool = True) -> str:
@@ -71,12 +78,12 @@ def retokenise(text: str, *, symbols: Mapping[str, str] | None = None, quotes: b
     `do n ' t` becomes `do n't`, `John ' s` `John 's`, `3 , 000` `3,000`, `3 . 5` `3.5`, `U . N .` `U.N.`.
 
     Args:
-        text: A text, whose punctuation marks may have spaces around them.
+        text: A text, or its tokens with spaces between them.
         symbols: Tokens to replace, such as brackets by `-LRB-`.
         quotes: Tell opening quotes from closing ones.
         dashes: Join words around a dash.
     """
-    text = " ".join(symbols.get(word, word) if symbols else word for word in _words(text))
+    text = " ".join(symbols.get(word, word) if symbols else word for word in words(text))
     text = _substituted(text, _CONTRACTIONS)
     if quotes:
         text = _turned(_turned(text, '"', ("``", "''")), "'", ("`", "'"))
@@ -132,16 +139,21 @@ def summary(text: str, longest: int) -> str:
 def uncased(text: str) -> str:
     """The text as an uncased tokenizer leaves it: lower case, no accents, spaces around punctuation and ideographs."""
     letters = unicodedata.normalize("NFD", text.lower())
-    return " ".join(_words("".join(letter for letter in letters if unicodedata.category(letter) != "Mn")))
+    return " ".join(_parted("".join(letter for letter in letters if unicodedata.category(letter) != "Mn")))
 
 
-def _words(text: str) -> list[str]:
-    """The words of a text, every punctuation mark and every ideograph being one; marks such as `[UNK]` stay whole."""
-    words: list[str] = []
+def words(text: str) -> list[str]:
+    """The words and punctuation marks of a text; a text in which a mark stands alone is tokenised already."""
+    return text.split() if _LONE.search(text) else _parted(text)
+
+
+def _parted(text: str) -> list[str]:
+    """Every punctuation mark and every ideograph is a word; `[UNK]`, `-LRB-` and the like stay whole."""
+    parted: list[str] = []
     for part in _MARKS.split(text):
         apart = (f" {one} " if unicodedata.category(one)[0] in "PS" or _IDEOGRAPH.match(one) else one for one in part)
-        words += [part] if _MARKS.fullmatch(part) else "".join(apart).split()
-    return words
+        parted += [part] if _MARKS.fullmatch(part) else "".join(apart).split()
+    return parted
 
 
 PROFILES: Mapping[str, Profile] = {
