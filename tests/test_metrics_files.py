@@ -217,3 +217,12 @@ def test_what_goes_not_with_a_task_is_said(tmp_path: Path, arguments: dict[str, 
     )  # fmt: skip
     with pytest.raises(UniclozeError, match=message):
         verbs.evaluate(**{"predictions": said, "references": records, **arguments})
+
+
+def test_a_label_that_is_no_class_of_the_model_is_refused(tmp_path: Path) -> None:
+    recipe, records, said = write(
+        tmp_path, mine_yaml="base: classification\ntask: {labels: [a, b]}\n",
+        t_tsv="text\tlabel\nx\ta\ny\t?\n", p_txt="a\nb\n",
+    )  # fmt: skip
+    with pytest.raises(UniclozeError, match=r"t\.tsv, line 3: the label '\?' is none of those of the task \(a, b\)"):
+        verbs.evaluate(task=recipe, predictions=said, references=records)

@@ -40,7 +40,7 @@ def label_of(record: Record, settings: TaskSettings) -> str:
     """The label of a record as text.
 
     Raises:
-        UniclozeError: It has none; the message names its line.
+        UniclozeError: It has none, or none of those that the settings name; the message names its line.
     """
     value = record.get(settings, "label")
     if isinstance(value, float):
@@ -48,7 +48,14 @@ def label_of(record: Record, settings: TaskSettings) -> str:
             f"{record.place}: the label {value} is a quantity and no class: give classes as text or whole numbers, or use "
             "--task regression"
         )
-    return str(value) if isinstance(value, int) else record.text(settings, "label")
+    label = str(value) if isinstance(value, int) else record.text(settings, "label")
+    if settings.labels is not None and label not in settings.labels:
+        known = ", ".join(settings.labels)
+        raise UniclozeError(
+            f"{record.place}: the label '{label}' is none of those of the task ({known}): mend the record, or fine-tune with "
+            "--task.labels that name all"
+        )
+    return label
 
 
 def heads(settings: TaskSettings) -> Mapping[str, HeadSettings]:
@@ -107,16 +114,7 @@ def _answers(records: Sequence[Record], settings: TaskSettings) -> list[int] | l
     if settings.kind == "regression":
         return [quantity_of(record, settings) for record in records]
     numbers = {label: number for number, label in enumerate(settings.labels or ())}
-    found = []
-    for record in records:
-        label = label_of(record, settings)
-        if label not in numbers:
-            raise UniclozeError(
-                f"{record.place}: the label '{label}' is none of those of the task ({', '.join(numbers)}): mend the record, "
-                "or fine-tune with --task.labels that name all"
-            )
-        found.append(numbers[label])
-    return found
+    return [numbers[label_of(record, settings)] for record in records]
 
 
 def quantity_of(record: Record, settings: TaskSettings) -> float:
