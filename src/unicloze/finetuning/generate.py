@@ -92,7 +92,8 @@ def prediction_of(record: Record, texts: Sequence[tuple[str, float]]) -> Predict
         record: The record.
         texts: Each with its score, the best first.
     """
-    turn = {name: record.fields[name] for name in ("story", "turn") if name in record.fields}
+    of_turn = "story", "turn"
+    turn = {name: record.fields[name] for name in of_turn} if all(name in record.fields for name in of_turn) else {}
     prediction: Prediction = {"id": record.id, "prediction": texts[0][0], **turn}
     if len(texts) > 1:
         prediction["candidates"] = [{"text": text, "score": round(score, 6)} for text, score in texts]
