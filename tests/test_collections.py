@@ -116,10 +116,16 @@ def test_what_lies_inside_a_field() -> None:
     assert texts_of(record, given("answers"), "role") == ["one", "two"]
     assert texts_of(record, given("story"), "role") == ["s"]
     assert texts_of(record, given("lines"), "role") == ["x", "y"]
-    for name in ("answers.2", "story.none", "lines.x", "a.c"):
+    for name, found in {
+        "answers.2": r"""'answers' is \[{"text": "one"}, {"text": "two"}\]""",
+        "story.none": """'story' is {"text": "s"}""",
+        "lines.x": r"""'lines' is \["x", "y"\]""",
+    }.items():
         assert record.get(given(name), "role") is None
-        with pytest.raises(UniclozeError, match=f"line 1: the field '{name}' is missing"):
+        with pytest.raises(UniclozeError, match=f"line 1: there is no '{name}', as {found}: mend the record"):
             texts_of(record, given(name), "role")
+    with pytest.raises(UniclozeError, match=r"line 1: the field 'a\.c' is missing"):
+        texts_of(record, given("a.c"), "role")
 
 
 def test_the_real_files(shared_data: Path) -> None:
