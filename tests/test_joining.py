@@ -23,6 +23,7 @@ TEXTS = [
     "$5 and #1, 50% of a/b; e.g. this: [1, 2, 3]!",
     '("quoted (inner) text")',
     "don't 'quote' it, and we'll see",
+    "we'd 'quote' it and d'accord",
     "It is 5 o'clock at O'Brien's: l'ami d'Anne, 10:30, 1990. 12 men",
     "it costs £5 or € 5, ひらがな カタカナ、漢字かな交じり文",
     "我爱你。他说\uff1a「好」\uff01",

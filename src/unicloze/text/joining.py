@@ -63,14 +63,20 @@ def _opens(word: str, open_quotes: set[str]) -> bool:
 
 
 def _is_apostrophe(before: str, alone: bool, after: str, open_quotes: set[str]) -> bool:
-    """Whether a mark belongs to the word before it: it's, o'clock, the dogs' tails; `alone` if a space stands before that."""
+    """Whether a mark belongs to the word before it: it's, o'clock, the dogs' tails.
+
+    Args:
+        before: The word.
+        alone: Whether a space stands before it; the d of "we'd" is no elision.
+        after: The word behind the mark.
+        open_quotes: Quotation marks that are open.
+    """
     if not before[-1:].isalnum():
         return False
     if after.lower() in _CONTRACTED:
         return True
-    return "'" not in open_quotes and (
-        _possessive(before, after) or (before.lower() in _ELIDED and after[:1].isalpha())
-    )
+    elided = alone and before.lower() in _ELIDED and after[:1].isalpha()
+    return "'" not in open_quotes and (elided or _possessive(before, after))
 
 
 def _possessive(before: str, after: str) -> bool:
