@@ -197,6 +197,8 @@ def test_a_folder_holds_one_run_or_those_of_several_seeds(start: LoadedModel, tm
     assert former == {name: (tmp_path / name / "results.json").read_bytes() for name in former}
     with pytest.warns(UserWarning, match="trained to its end"):
         assert tune("several", 3) == ["seed-0", "seed-1", "seed-2"] and tune("one", 1) == ["one"]
+    with pytest.raises(UsageError, match="holds the run of seed 2, which is none of this command's 2 from 0 on"):
+        tune("several", 2)
 
 
 def test_what_chose_the_checkpoint_is_said_first_and_many_values_stand_below(

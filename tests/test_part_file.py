@@ -101,6 +101,20 @@ def test_an_interrupted_file_is_gone_on_with_as_in_one_go(
     assert generate(out=out) == whole == lines_of(out)
 
 
+def test_predictions_of_a_task_that_generates_are_gone_on_with(
+    start: LoadedModel, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = nlu_toys.recipe_for(start, "generation", **{name.replace(".", "__"): DRAWN[name] for name in DRAWN})
+    model, out = dataclasses.replace(start, recipe=recipe), tmp_path / "out.jsonl"
+    whole = verbs.predict(model, sources, quiet=True)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5, KeyboardInterrupt())
+        with pytest.warns(UserWarning, match=r"out.jsonl.part holds 8 of 15"), pytest.raises(KeyboardInterrupt):
+            verbs.predict(model, sources, out, quiet=True)
+    assert lines_of(tmp_path / "out.jsonl.part") == whole[:DONE]
+    assert verbs.predict(model, sources, out, quiet=True) == whole == lines_of(out)
+
+
 def test_what_was_begun_with_something_else_is_begun_anew(
     start: LoadedModel, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,10 +85,11 @@ def finetune_seeds(
     """Fine-tune with `seeds` seeds from `training.seed` on, in a folder each if there are several; resumes if stopped.
 
     Raises:
-        UsageError: The folder holds a run of another kind: that of one seed, or those of several.
+        UsageError: The folder holds runs that the results would not tell of: of one seed instead of several, or the
+            other way round, or of seeds that are not among these.
         UniclozeError: As `finetune_run`.
     """
-    _refuse_mixed(out, seeds)
+    _refuse_others(out, recipe.training.seed, seeds)
     runs: list[FinetuneResult] = []
     for number in range(seeds):
         seed = recipe.training.seed + number
@@ -102,17 +103,21 @@ def finetune_seeds(
     return summary
 
 
-def _refuse_mixed(out: Path, seeds: int) -> None:
-    """Refuse to put the run of one seed and the folders of several beside each other.
+def _refuse_others(out: Path, first: int, seeds: int) -> None:
+    """Refuse to leave runs in the folder that its results do not tell of.
 
     Raises:
-        UsageError: The other kind lies there.
+        UsageError: The run of one seed would stand beside those of several, or there is one of another seed.
     """
-    several = len(list(out.glob(f"seed-*/{RECIPE}")))
-    if seeds == 1 and several:
-        what = f"{several} run{'s' * (several > 1)} of --seeds, in folders seed-N"
+    names = [path.parent.name.removeprefix("seed-") for path in out.glob(f"seed-*/{RECIPE}")]
+    there = sorted(int(name) for name in names if name.isdecimal())
+    others = [seed for seed in there if not first <= seed < first + seeds]
+    if seeds == 1 and there:
+        what = f"{len(there)} run{'s' * (len(there) > 1)} of --seeds, in folders seed-N"
     elif seeds > 1 and (out / RECIPE).is_file():
         what = "a run without --seeds"
+    elif others:
+        what = f"the run of seed {others[0]}, which is none of this command's {seeds} from {first} on"
     else:
         return
     raise UsageError(f"{out} holds {what}: give {'the runs' if seeds > 1 else 'the run'} of this command another --out")

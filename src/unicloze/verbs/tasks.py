@@ -80,7 +80,8 @@ def predict(
     Args:
         model: Directory of a fine-tuning run, one of its checkpoints, or a loaded model.
         file: Records; they need no labels.
-        out: Write the predictions into this file too.
+        out: Write the predictions into this file too. The lines of a .jsonl that are generated stand in `OUT.part` until all
+            are made, and the same call goes on behind those that an interrupted one has left there.
         format: How: `jsonl`, a JSON object a line, `json`, as the official scripts of SQuAD and CoQA read them, or `glue`, as
             the benchmark's server does, a table; as the file's name ends if not given: .jsonl, .json or .tsv.
         device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
@@ -101,13 +102,19 @@ def predict(
     from unicloze.decoding.texts import open_model
     from unicloze.finetuning import predict as room
     from unicloze.finetuning.data import open_records
-    from unicloze.finetuning.predict import load_task_model
+    from unicloze.finetuning.texts import generate_into
+    from unicloze.tasks import TASKS
+    from unicloze.tasks.records import read_records
 
     check_file(out)
     chosen = room.format_of(out if out is None else Path(out), format)
     check_fixed(overrides, OF_FILES)
-    task_model = load_task_model(_with(open_model(opening(model, device, precision)), overrides))
-    room.check_format(chosen, task_model.recipe)
+    loaded = _with(open_model(opening(model, device, precision)), overrides)
+    task_model = room.load_task_model(loaded)
+    room.check_format(chosen, loaded.recipe)
+    if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].predict is None:
+        records = read_records(Path(file), loaded.recipe.task)
+        return generate_into(Path(out), loaded, records, None, progress=not quiet)
     data = open_records(Path(file), task_model.recipe, task_model.tokenizer, answers=False)
     predictions = room.predict(task_model, data, progress=not quiet)
     if out is not None:
