@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
+from pathlib import Path
 
 import pytest
 from tokenizers.normalizers import BertNormalizer
@@ -11,6 +13,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from unicloze.evaluation.metrics.diversity import diversity
 from unicloze.evaluation.metrics.profiles import retokenise, uncased
+from unicloze.interop.tokenizer_files import write_tokenizer
 from unicloze.settings import TokenizerSettings
 from unicloze.text.joining import join_words
 from unicloze.text.tokenizers import Tokenizer
@@ -39,6 +42,24 @@ def apart(text: str) -> list[str]:
 def test_a_text_comes_back_as_it_was_written(text: str) -> None:
     assert join_words(" ".join(apart(text))) == text
     assert join_words(text) == text or "`" in text or "'" in text
+
+
+STOCK_TEXTS = [
+    *(text for text in TEXTS if not re.search("['`]\\w{2}|``|カ", text)),
+    'say “no… way” to «x», in "a" and "b"',
+    "漢字かな交じり文、です。",
+]
+
+
+@pytest.mark.parametrize("text", STOCK_TEXTS)
+def test_a_stock_tokenizer_spells_all_but_single_quotation_marks_alike(text: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    own = Tokenizer.train([*STOCK_TEXTS * 3], TokenizerSettings(kind="wordpiece", vocab_size=400, lowercase=False))
+    write_tokenizer(own, tmp_path, longest=64, segments=None)
+    ids = [own.vocabulary.sos, *own.encode_batch([text])[0].tolist(), own.vocabulary.eos]
+    stock = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert stock.decode(ids, skip_special_tokens=True) == text
+    assert own.decode(ids, skip_special=True) == Tokenizer.load(tmp_path).decode(ids, skip_special=True) == text
 
 
 def test_what_a_tokenizer_cannot_tell_is_spelled_the_usual_way() -> None:

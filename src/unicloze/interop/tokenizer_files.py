@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tokenizers
 
 from unicloze.errors import UniclozeError
 from unicloze.files import replace_file
+from unicloze.text.joining import joining_decoder
 from unicloze.text.tokenizers import Tokenizer
 
 Ints = npt.NDArray[np.int64]
@@ -68,7 +70,10 @@ def write_tokenizer(
     """
     tokenizer.save(folder)
     document, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    content = json.loads(document.read_text(encoding="utf-8"))
+    backend = tokenizers.Tokenizer.from_str(document.read_text(encoding="utf-8"))
+    if isinstance(backend.model, tokenizers.models.WordPiece):
+        backend.decoder = joining_decoder(backend.model.continuing_subword_prefix)
+    content = json.loads(backend.to_str())
     ids = swapped_ids(tokenizer.vocabulary.size, swapped)
     if swapped is not None:
         _renumber(content, {number: int(ids[number]) for number in swapped})

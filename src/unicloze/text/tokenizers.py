@@ -205,8 +205,14 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The text of token ids; one of WordPiece is spelled as far as `join_words` can tell."""
-        text: str = self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
-        return join_words(text.removeprefix("##")) if isinstance(self._backend.model, models.WordPiece) else text
+        backend, numbers = self._backend, [int(i) for i in ids]
+        if not isinstance(backend.model, models.WordPiece):
+            return str(backend.decode(numbers, skip_special_tokens=skip_special))
+        prefix, added = backend.model.continuing_subword_prefix, backend.get_added_tokens_decoder()
+        left_out = {number for number, token in added.items() if skip_special and token.special}
+        pieces = [backend.id_to_token(number) for number in numbers if number not in left_out]
+        text = decoders.WordPiece(prefix=prefix, cleanup=False).decode([piece for piece in pieces if piece])
+        return join_words(text.removeprefix(prefix))
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The token of each id, as the vocabulary spells it; an id without one is `[id]`."""
