@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import random
 import shutil
 import tarfile
 from pathlib import Path
@@ -61,6 +62,26 @@ def test_coco_gives_the_stored_values(stored: tuple[list[str], list[list[str]], 
     values = coco(predictions, references).values
     for name, theirs in [(f"bleu_{n}", f"Bleu_{n}") for n in range(1, 5)] + [("rouge_l", "ROUGE_L")]:
         assert values[name] / 100 == pytest.approx(expected[theirs], abs=1e-6)
+
+
+def test_coco_is_that_of_the_library() -> None:
+    bleu = pytest.importorskip("pycocoevalcap.bleu.bleu_scorer").BleuScorer
+    rouge = pytest.importorskip("pycocoevalcap.rouge.rouge").Rouge()
+    draw = random.Random(0)
+
+    def text() -> str:
+        return " ".join(draw.choices("abcdefg", k=draw.randrange(1, 12)))
+
+    predictions = [text() for _ in range(200)]
+    references = [[text() for _ in range(draw.randrange(1, 4))] for _ in predictions]
+    scorer = bleu(n=4)
+    for prediction, each in zip(predictions, references, strict=True):
+        scorer += (prediction, each)
+    theirs, _ = scorer.compute_score(option="closest", verbose=0)
+    longest = [rouge.calc_score([a], b) for a, b in zip(predictions, references, strict=True)]
+    values = coco(predictions, references).values
+    assert [values[f"bleu_{n}"] / 100 for n in range(1, 5)] == pytest.approx(theirs, rel=1e-9)
+    assert values["rouge_l"] / 100 == pytest.approx(sum(longest) / len(longest), rel=1e-9)
 
 
 @pytest.mark.slow
