@@ -53,7 +53,7 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
     from unicloze.finetuning import run as room
     from unicloze.finetuning.data import open_records
     from unicloze.finetuning.predict import load_task_model, predict
-    from unicloze.finetuning.scores import measure
+    from unicloze.finetuning.scores import measure, with_errors
     from unicloze.finetuning.start import task_recipe
     from unicloze.interop.read import load_any
     from unicloze.recipes import load_recipe
@@ -91,11 +91,15 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
         room.finetune_run(recipe, start, Path(spec["train"]), None, out, progress=False)
         model = load_task_model(load_model(out))
         data = open_records(Path(spec["test"]), model.recipe, model.tokenizer)
-        results = measure(predict(model, data), data.records, model.recipe)
+        predictions = predict(model, data)
+        results = measure(predictions, data.records, model.recipe)
+        results = with_errors(results, predictions, data.records, model.recipe)
     scores = {key: value for result in results.values() for key, value in result.values.items()}
+    errors = {key: value for result in results.values() for key, value in result.errors.items()}
     return {
         **spent,
         "scores": scores,
+        "standard_errors": errors,
         "steps": model.recipe.training.steps,
         "precision": model.recipe.training.precision,
     }

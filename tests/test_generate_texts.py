@@ -118,6 +118,9 @@ def test_what_is_refused() -> None:
         generate(model, "x", DecodingSettings(max_length=8))
     with pytest.raises(UsageError, match="at most 29"):
         generate(model, ["x"], DecodingSettings(max_length=40))
+    for seed in (-1, 2**63):
+        with pytest.raises(UsageError, match=f"seed is {seed}: give a number from 0"):
+            generate(model, ["x"], DecodingSettings(sample=True, seed=seed, max_length=8))
     with pytest.raises(UsageError, match="'zebra'"):
         generate(model, ["x"], DecodingSettings(no_repeat_ngram=2, may_repeat=["zebra"], max_length=8))
     assert generate(model, [], DecodingSettings(max_length=8)) == []

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 import re
+import string
 from pathlib import Path
 
 import pytest
+import tokenizers
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
@@ -15,8 +17,8 @@ from unicloze.evaluation.metrics.diversity import diversity
 from unicloze.evaluation.metrics.profiles import retokenise, uncased
 from unicloze.interop.tokenizer_files import write_tokenizer
 from unicloze.settings import TokenizerSettings
-from unicloze.text.joining import join_words
-from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.joining import join_words, joining_decoder
+from unicloze.text.tokenizers import SPECIAL_TOKENS, Tokenizer
 
 TEXTS = [
     "It's 3.5 (good), isn't it? Use foo_bar() and \"x\".",
@@ -60,6 +62,37 @@ def test_a_stock_tokenizer_spells_all_but_single_quotation_marks_alike(text: str
     stock = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert stock.decode(ids, skip_special_tokens=True) == text
     assert own.decode(ids, skip_special=True) == Tokenizer.load(tmp_path).decode(ids, skip_special=True) == text
+
+
+def test_double_quotation_marks_are_counted_as_the_text_grows() -> None:
+    draw, decoder = random.Random(0), joining_decoder("##")
+    for _ in range(500):
+        words = draw.choices(['"', "a", "bc", "12", ".", ",", "(", ")", "\u3002", "@", "'"], k=draw.randrange(1, 14))
+        words = [word for word, before in zip(words, ["", *words], strict=False) if word != before]
+        words = ["it" if word == "'" else word for word in words]
+        assert decoder.decode(words) == join_words(" ".join(words)), words
+
+
+@pytest.mark.parametrize("text", ["it costs 12,959 dollars", "they'll go", "3.14a", "we'd 'quote' (it)", "12,95", "a"])
+def test_what_is_settled_stays_as_pieces_come(text: str) -> None:
+    letters = [f"##{one}" for one in string.ascii_lowercase + string.digits]
+    vocabulary = [*SPECIAL_TOKENS, *string.ascii_lowercase, *string.digits, *letters, *"'.,()"]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({t: i for i, t in enumerate(vocabulary)}, unk_token="[UNK]")
+    )
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    pieces = Tokenizer(backend)
+    ids = pieces.encode(text).tolist()
+    said = [pieces.settled(ids[:count]) for count in range(len(ids) + 1)]
+    assert all(pieces.decode(ids).startswith(one) for one in said)
+    assert all(after.startswith(before) for before, after in itertools.pairwise(said))
+    assert said[-1] or len(text.split()) == 1
+
+
+def test_an_exported_tokenizer_is_still_the_same(tmp_path: Path) -> None:
+    own = Tokenizer.train(TEXTS * 3, TokenizerSettings(kind="wordpiece", vocab_size=400))
+    write_tokenizer(own, tmp_path, longest=64, segments=(0, 1))
+    assert Tokenizer.load(tmp_path).fingerprint == own.fingerprint
 
 
 def test_what_a_tokenizer_cannot_tell_is_spelled_the_usual_way() -> None:

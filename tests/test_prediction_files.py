@@ -12,8 +12,10 @@ import pytest
 import nlu_toys
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.finetuning.checks import check_metrics
 from unicloze.finetuning.data import open_records
 from unicloze.finetuning.predict import as_glue
+from unicloze.recipes import load_recipe
 from unicloze.training.models import LoadedModel, build_model
 
 
@@ -145,6 +147,50 @@ def test_generated_texts_fit_in_a_table(generator: LoadedModel, tmp_path: Path) 
     assert (tmp_path / "said.tsv").read_text().splitlines() == ["index\tprediction", *lines]
     found = verbs.evaluate(metric="coco", task="generation", predictions=tmp_path / "said.tsv", references=table)
     assert found.to_dict()["results"]["coco"]["items"] == 2
+
+
+def test_answers_that_are_compared_by_their_id_need_one_each(generator: LoadedModel, tmp_path: Path) -> None:
+    answers = [("a", "Li"), ("a", "red"), ("b", "red")]
+    records = nlu_toys.write(
+        tmp_path / "dev.jsonl",
+        [{"id": n, "context": "Li is red", "question": "?", "answers": [a]} for n, a in answers],
+    )
+    said = nlu_toys.write(tmp_path / "said.jsonl", [{"id": n, "prediction": "red"} for n, _ in answers])
+    with pytest.raises(UniclozeError, match=r"line 2: the id 'a' is also that of .*line 1"):
+        verbs.evaluate(task="squad-v1.1", predictions=said, references=records)
+    model = tuned(generator, "generation", **SHORT, task__metrics=["squad"])
+    twice = nlu_toys.write(tmp_path / "twice.jsonl", [{"id": "x", "source": "anna", "target": "eva"}] * 2)
+    for name, lines, says in (
+        ("said.json", twice, "two records have the id 'x'"),
+        ("said.tsv", records, "holds a tab"),
+    ):
+        if name == "said.tsv":
+            lines = nlu_toys.write(tmp_path / "tabs.jsonl", [{"id": "x\ty", "source": "anna"}])
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(UsageError, match=says):
+            patch.setattr("unicloze.finetuning.predict.predict", None)  # nothing is generated before
+            verbs.predict(model, lines, out=tmp_path / name, quiet=True)
+
+
+def test_the_ids_of_records_are_those_of_the_field_that_is_named(tmp_path: Path) -> None:
+    fields = [{"id": 100 + n, "qid": f"q{n}", "text": "anna", "label": "a"} for n in range(2)]
+    records = nlu_toys.write(tmp_path / "dev.jsonl", fields)
+    said = [{"id": f"q{n}", "prediction": "a"} for n in range(2)]
+    given = {"task.fields": {"id": "qid"}}
+    right = nlu_toys.write(tmp_path / "said.jsonl", said)
+    found = verbs.evaluate(task="classification", predictions=right, references=records, overrides=given)
+    assert found.to_dict()["results"]["accuracy"]["items"] == 2
+    wrong = nlu_toys.write(tmp_path / "wrong.jsonl", said[::-1])
+    with pytest.raises(UniclozeError, match="same order"):
+        verbs.evaluate(task="classification", predictions=wrong, references=records, overrides=given)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"), [({"profil": "xsum"}, "metric_options names profil: .*profile"), ({"profile": "x"}, "'x'")]
+)
+def test_options_that_no_metric_takes_are_refused(options: dict[str, str], says: str) -> None:
+    recipe = load_recipe("generation", {"task.metric_options": options})
+    with pytest.raises(UsageError, match=says):
+        check_metrics(recipe)
 
 
 @pytest.mark.parametrize("name", ["said.csv", "said.txt", "said", "said.jsonl.gz"])

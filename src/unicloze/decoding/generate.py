@@ -103,6 +103,8 @@ def check_settings(settings: DecodingSettings, layout: GenerationLayout | None =
         raise UsageError(f"min_length is {settings.min_length}, above max_length, {settings.max_length}: give less")
     if not 0 < settings.temperature < math.inf:
         raise UsageError(f"temperature is {settings.temperature}: give more than 0, or set sample to false")
+    if not 0 <= settings.seed < 2**63:
+        raise UsageError(f"seed is {settings.seed}: give a number from 0 to 2^63 - 1")
     if not abs(settings.length_penalty) <= STEEPEST:
         raise UsageError(f"length_penalty is {settings.length_penalty}: give a number from -{STEEPEST} to {STEEPEST}")
     if settings.top_p is not None and not 0 < settings.top_p <= 1:
@@ -276,29 +278,20 @@ def stream_tokens(
     ready = IncrementalModel(loaded.model, _dtype(settings, loaded.model))
     steps = _steps(ready, [source], settings, layout, [0])
     ids: list[int] = []
-    before = said = ""
+    said = ""
     found: list[list[Hypothesis]] = []
     for settled in _into(found, steps):
         new = [token for _, tokens in settled for token in tokens]
         if not new:
             continue
         ids += new
-        text = loaded.tokenizer.decode(ids)
-        # The last token may be half a character or half a word, and decide on the space before it: it waits for the next.
-        sure = text[: _alike(before, text)].rstrip("\ufffd")
+        sure = loaded.tokenizer.settled(ids)
         if len(sure) > len(said):
             yield sure[len(said) :]
             said = sure
-        before = text
     text = loaded.tokenizer.decode(found[0][0].tokens)
     if len(text) > len(said):
         yield text[len(said) :]
-
-
-def _alike(one: str, other: str) -> int:
-    """Characters up to the first that differs."""
-    alike = (a == b for a, b in zip(one, other, strict=False))
-    return next((place for place, same in enumerate(alike) if not same), min(len(one), len(other)))
 
 
 def _ready(

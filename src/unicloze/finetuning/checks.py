@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.registry import metric
+from unicloze.evaluation.metrics.registry import METRICS, metric
 from unicloze.finetuning.data import TaskData
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
+from unicloze.tasks.extraction import refuse_repeated
 from unicloze.tasks.records import Record
 from unicloze.training.models import LoadedModel
 
@@ -21,11 +22,15 @@ Origin = Mapping[str, str | None]
 
 
 def check_metrics(recipe: Recipe) -> None:
-    """Refuse metrics that there are not, or that compare something else than the task predicts.
+    """Refuse metrics that there are not, or that compare something else than the task predicts, and options of none.
 
     Raises:
-        UsageError: One of `task.metrics` is such.
+        UsageError: One of `task.metrics` or `task.metric_options` is such.
     """
+    known = {option for each in METRICS.values() for option in each.options}
+    for option in recipe.task.metric_options:
+        if option not in known:
+            raise UsageError(f"task.metric_options names {option}: metrics have {', '.join(sorted(known))}")
     allowed = TASKS[recipe.task.kind].compares
     for name in recipe.task.metrics:
         compares = metric(name).compares
@@ -34,6 +39,7 @@ def check_metrics(recipe: Recipe) -> None:
                 f"task.metrics names {name}, which compares {compares}, and a task of the kind {recipe.task.kind} predicts "
                 f"{' or '.join(allowed)}: name another metric"
             )
+        metric(name).check_options(options_of(name, recipe))
 
 
 def options_of(name: str, recipe: Recipe) -> dict[str, str]:
@@ -55,7 +61,8 @@ def check_answers(dev: TaskData, recipe: Recipe) -> None:
     """Refuse a development file without right answers, or whose answers the metrics cannot compare.
 
     Raises:
-        UniclozeError: A record has no answer, a library that a metric needs is absent, or F1 finds no positive record.
+        UniclozeError: A record has no answer, two whose answers are compared by their id have the same, a library that a
+            metric needs is absent, or F1 finds no positive record.
     """
     task = TASKS[recipe.task.kind]
     references = [task.reference(record, recipe.task) for record in dev.records]
@@ -70,6 +77,8 @@ def check_answers(dev: TaskData, recipe: Recipe) -> None:
                 raise UsageError(
                     f"task.metrics names {name}, which does not fit the development file: {error}"
                 ) from error
+        else:
+            refuse_repeated(dev.records)
 
 
 def origin_of(start: LoadedModel, train: TaskData, dev: TaskData | None) -> Origin:

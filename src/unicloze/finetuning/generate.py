@@ -18,6 +18,7 @@ from unicloze.example import collate
 from unicloze.finetuning.data import TaskData, blocks_by_length
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, generation
+from unicloze.tasks.conversation import turn_of
 from unicloze.tasks.records import Record
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
@@ -72,7 +73,7 @@ def generated(
 
     def predictions(begin: int, found: list[list[Hypothesis]]) -> list[Prediction]:
         return [
-            prediction_of(record, [(tokenizer.decode(one.tokens), one.score) for one in hypotheses])
+            prediction_of(record, model.recipe, [(tokenizer.decode(one.tokens), one.score) for one in hypotheses])
             for record, hypotheses in zip(data.records[begin : begin + len(found)], found, strict=True)
         ]
 
@@ -83,18 +84,17 @@ def generated(
     )
 
 
-def prediction_of(record: Record, texts: Sequence[tuple[str, float]]) -> Prediction:
+def prediction_of(record: Record, recipe: Recipe, texts: Sequence[tuple[str, float]]) -> Prediction:
     """The best of the texts generated for a record; with others and the scores of all where there are several.
 
     That of a turn of CoQA names its story and turn, as the official file does.
 
     Args:
         record: The record.
+        recipe: Of the model.
         texts: Each with its score, the best first.
     """
-    of_turn = "story", "turn"
-    turn = {name: record.fields[name] for name in of_turn} if all(name in record.fields for name in of_turn) else {}
-    prediction: Prediction = {"id": record.id, "prediction": texts[0][0], **turn}
+    prediction: Prediction = {"id": record.id, "prediction": texts[0][0], **turn_of(record, recipe.task)}
     if len(texts) > 1:
         prediction["candidates"] = [{"text": text, "score": round(score, 6)} for text, score in texts]
     return prediction

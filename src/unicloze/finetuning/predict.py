@@ -19,6 +19,8 @@ from unicloze.finetuning.generate import generated
 from unicloze.model.model import UnifiedModel
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
+from unicloze.tasks.conversation import turn_of
+from unicloze.tasks.records import Record
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loop import Compute
@@ -154,14 +156,15 @@ def format_of(out: Path | None, format: str | None) -> str:
     return ENDINGS[out.suffix]
 
 
-def check_format(format: str, recipe: Recipe) -> None:
-    """Refuse a format that can hold no prediction of a task, before anything is predicted.
+def check_format(format: str, recipe: Recipe, records: Sequence[Record]) -> None:
+    """Refuse a format that can hold no prediction of a task, or not those of some records, before anything is predicted.
 
     Raises:
         UsageError: It cannot.
     """
     if format == "glue" and "tags" in TASKS[recipe.task.kind].compares:
         raise UsageError(f"the tags of a sentence are no class, no quantity and no text: {OTHER_FORMAT}")
+    PREDICTION_FORMATS[format]([{"id": one.id, "prediction": "", **turn_of(one, recipe.task)} for one in records])
 
 
 def write_predictions(predictions: Sequence[Prediction], path: Path, format: str) -> None:

@@ -20,6 +20,7 @@ from unicloze.evaluation.metrics.spread import standard_errors
 from unicloze.finetuning.checks import check_metrics, options_of
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
+from unicloze.tasks.extraction import refuse_repeated
 from unicloze.tasks.records import Record, read_records
 from unicloze.tasks.task import Prediction
 
@@ -35,7 +36,8 @@ def measure(predictions: Sequence[Prediction], records: Sequence[Record], recipe
 
     Raises:
         UsageError: There is no such metric (`task.metrics`).
-        UniclozeError: A record has no answer, or a library that the metric needs is absent.
+        UniclozeError: A record has no answer, two of those whose answers are compared by their id have the same, or a
+            library that the metric needs is absent.
     """
     answers, references = _answers(predictions), _references(records, recipe)
     return {
@@ -49,6 +51,7 @@ def _compared(
     by_id = BY_ID.get(metric(name).compares)
     if by_id is None:
         return metric(name)(answers, references, **options)
+    refuse_repeated(records)
     ids = [record.id for record in records]
     right = dict(zip(ids, map(by_id, references), strict=True))
     return metric(name)(dict(zip(ids, answers, strict=True)), right, **options)
@@ -119,7 +122,7 @@ def measure_file(
     recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, metrics=names))
     check_metrics(recipe)
     records, items = read_records(references, recipe.task), read_items(predictions, ("prediction",))
-    wanted = [Item(value=None, place=record.place, id=record.fields.get("id")) for record in records]
+    wanted = [Item(value=None, place=record.place, id=record.get(recipe.task, "id")) for record in records]
     check_match(predictions, items, references, wanted)
     right, results = _references(records, recipe), {}
     for name in names:

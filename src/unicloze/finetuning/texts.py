@@ -50,7 +50,7 @@ def generate_for_records(
 
     def predictions(begin: int, found: list[Generation]) -> list[Prediction]:
         return [
-            prediction_of(record, [(one.text, one.score) for one in each.candidates])
+            prediction_of(record, recipe, [(one.text, one.score) for one in each.candidates])
             for record, each in zip(records[begin : begin + len(found)], found, strict=True)
         ]
 

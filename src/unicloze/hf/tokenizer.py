@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
+from unicloze.interop.tokenizer_files import write_tokenizer
 from unicloze.training.models import load_model
 
 
@@ -22,11 +23,6 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     """
     loaded = load_model(path)
     with tempfile.TemporaryDirectory(prefix="unicloze-") as folder:
-        loaded.tokenizer.save(Path(folder))
-        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
-            folder,
-            model_max_length=loaded.model.max_positions,
-            model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-            local_files_only=True,
-        )
+        write_tokenizer(loaded.tokenizer, Path(folder), longest=loaded.model.max_positions, segments=(0, 1))
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     return tokenizer

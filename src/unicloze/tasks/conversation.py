@@ -226,12 +226,16 @@ def predict(
                 name: round(float(score), 6) for name, score in zip(ANSWERS, scores, strict=True) if np.isfinite(score)
             },
             "n_best": [{"text": one.text, "start": one.start, "score": round(one.score, 6)} for one in spans],
+            **turn_of(record, task),
         }
-        for role in ("story", "turn"):
-            if record.get(task, role) is not None:
-                prediction[role] = record.get(task, role)
         found.append(prediction)
     return found
+
+
+def turn_of(record: Record, settings: TaskSettings) -> dict[str, Any]:
+    """The story and the number of a turn, by which CoQA's official file names answers; nothing of other records."""
+    named = {role: record.get(settings, role) for role in ("story", "turn")}
+    return {} if None in named.values() else named
 
 
 def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

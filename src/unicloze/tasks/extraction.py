@@ -123,7 +123,10 @@ def needed_answers(record: Record, settings: TaskSettings) -> list[Answer]:
 
 
 def locate(answer: Answer, context: str) -> int | None:
-    """The first character of an answer: where it says, else at the place nearest to that; None if it is nowhere."""
+    """The first character of an answer: where it says, else at the place nearest to that; None if it is nowhere.
+
+    Where it stands as whole words goes before where it is part of one, such as the "he" in "the".
+    """
     wanted = answer.start or 0
     if answer.start is not None and wanted >= 0 and context.startswith(answer.text, wanted):
         return wanted
@@ -132,7 +135,16 @@ def locate(answer: Answer, context: str) -> int | None:
     while place >= 0:
         places.append(place)
         place = context.find(answer.text, place + 1)
-    return min(places, key=lambda place: abs(place - wanted), default=None)
+    return min(
+        places,
+        key=lambda place: (_in_word(place, place + len(answer.text), context), abs(place - wanted)),
+        default=None,
+    )
+
+
+def _in_word(first: int, last: int, context: str) -> bool:
+    """Whether a part of a text begins or ends within a word."""
+    return any(0 < end < len(context) and context[end - 1 : end + 1].isalnum() for end in (first, last))
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Window]:

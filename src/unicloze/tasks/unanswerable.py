@@ -68,7 +68,7 @@ def write_training_records(
         if answers is None:
             answers = [Answer(record.text(settings, "answer"), None)]
         placed = [(answer.text, locate(answer, context)) for answer in answers]
-        inside = [{"text": text, "answer_start": start} for text, start in placed if start is not None]
+        inside = [{"text": text, "answer_start": start} for text, start in placed if start is not None and text.strip()]
         if inside and question.strip():
             title = str(record.get(settings, "title") or "")
             found.append({"id": record.id, "title": title, "context": context, "question": question, "answers": inside})

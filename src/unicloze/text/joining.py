@@ -24,8 +24,13 @@ _WIDE = re.compile("[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-
 _IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
 """What a tokenizer sets apart though no space stands around it; kana, for one, it leaves as they are written."""
 
+_PAIRS, _UP_TO_OPENING = r'(?:[^"]*"[^"]*")*?', r'[^"]*"'
+_BEHIND_OPENING = rf'(?:\A|\G[^"]*"){_PAIRS}{_UP_TO_OPENING}\K '
+_BEFORE_CLOSING = "|".join(rf'{begin}{_PAIRS}{_UP_TO_OPENING}[^"]*?\K (?=")' for begin in (r"\A", r'\G"'))
+"""Spaces inside of quotation marks, which open and close in turn, counted from where the last match ended."""
+
 _SUBSTITUTIONS = (
-    (r"(?<=\w) ' (?=(?:s|t|re|ve|ll|d|m)\b)", "'"),
+    (r"(?<=\w) ' (?=(?i:s|t|re|ve|ll|d|m)\b)", "'"),
     (r"(?<=\b\d|\b\d\d|\b\d\d\d) \. (?=\d)", "."),
     (r"(?<=\b[^\W\d_]) \. (?=[^\W\d_]\b)", "."),
     (r"(?<=\d) , (?=\d{3}\b)", ","),
@@ -33,11 +38,12 @@ _SUBSTITUTIONS = (
     (r"(?<=\w) - (?=\w)", "-"),
     (r"(?<=\w) \( \)", "()"),
     (r"(?<=[$#]) (?=\d)", ""),
-    (r'(?<=") (?=[^"]*"(?:[^"]*"[^"]*")*[^"]*$)', ""),  # behind a mark that an odd number follows, as it opens
-    (r' (?="(?:[^"]*"[^"]*")*[^"]*$)', ""),
+    (_BEHIND_OPENING, ""),
+    (_BEFORE_CLOSING, ""),
     (rf"(?<={_WIDE.pattern}) (?={_WIDE.pattern})", ""),
-    (r" (?=[.,;:!?)\]}%/_\u2026\u201d\u2019\u00bb])", ""),
-    (r"(?<=[(\[{/_\u00bf\u00a1\u201c\u2018\u00ab]) ", ""),
+    (r"(?<=@) (?=\w)", ""),
+    (f" (?=[{re.escape(''.join(sorted(_CLOSING | _JOINING)))}])", ""),
+    (f"(?<=[{re.escape(''.join(sorted(_OPENING | _JOINING)))}]) ", ""),
 )
 """What of `join_words` substitutions can do that remember nothing: single quotation marks are left as they are."""
 

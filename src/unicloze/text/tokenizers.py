@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import unicodedata
@@ -19,7 +20,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import TokenizerSettings
-from unicloze.text.joining import join_words
+from unicloze.text.joining import join_words, joining_decoder
 
 PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO = "[PAD]", "[unused1]", "[UNK]", "[SOS]", "[EOS]", "[MASK]", "[PSEUDO]"
 SPECIAL_TOKENS = PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO
@@ -105,6 +106,10 @@ class Tokenizer:
             special_tokens=[(sos, self.vocabulary.sos), (eos, self.vocabulary.eos)],
         )
         backend.encode_special_tokens = False
+        if isinstance(backend.model, models.WordPiece):
+            prefix = backend.model.continuing_subword_prefix
+            if _state(backend.decoder) == _state(joining_decoder(prefix)):  # of an export, for others' use
+                backend.decoder = decoders.WordPiece(prefix=prefix, cleanup=False)
         document = json.loads(backend.to_str())
         self.fingerprint: str = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
@@ -214,6 +219,20 @@ class Tokenizer:
         text = decoders.WordPiece(prefix=prefix, cleanup=False).decode([piece for piece in pieces if piece])
         return join_words(text.removeprefix(prefix))
 
+    def settled(self, ids: Sequence[int]) -> str:
+        """The beginning of the text of token ids that is the same whatever tokens follow.
+
+        Of WordPiece the last word may not be whole, and a whole one may yet decide on the space before it; of other
+        tokens the last one may be part of a character.
+        """
+        ends = [len(ids) - 1, len(ids)]
+        if isinstance(self._backend.model, models.WordPiece):
+            starts = [place for place, number in enumerate(ids) if not self.vocabulary.continues[number]]
+            ends = [0, 0, *starts][-2:]
+        before, after = (self.decode(ids[:end]) for end in ends)
+        alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
+        return "".join(one for one, _ in alike).rstrip("\ufffd")
+
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The token of each id, as the vocabulary spells it; an id without one is `[id]`."""
         return [self._backend.id_to_token(int(i)) or f"[{int(i)}]" for i in ids]
@@ -224,6 +243,11 @@ class Tokenizer:
 
     def __len__(self) -> int:
         return self.vocabulary.size
+
+
+def _state(decoder: Any) -> bytes:
+    state: bytes = b"" if decoder is None else decoder.__getstate__()
+    return state
 
 
 def whitespace_tokenizer(text: str, extra_tokens: int = 0) -> Tokenizer:

@@ -98,10 +98,11 @@ def predict(
         UsageError: The model is not fine-tuned, there is no such format or device, the name of the file tells none, or
             predictions do not fit the format.
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
+        OSError: The file cannot be written.
     """
     from unicloze.decoding.texts import open_model
     from unicloze.finetuning import predict as room
-    from unicloze.finetuning.data import open_records
+    from unicloze.finetuning.data import encoded
     from unicloze.finetuning.texts import generate_into
     from unicloze.tasks import TASKS
     from unicloze.tasks.records import read_records
@@ -111,11 +112,11 @@ def predict(
     check_fixed(overrides, OF_FILES)
     loaded = _with(open_model(opening(model, device, precision)), overrides)
     task_model = room.load_task_model(loaded)
-    room.check_format(chosen, loaded.recipe)
+    records = read_records(Path(file), loaded.recipe.task)
+    room.check_format(chosen, loaded.recipe, records)
     if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].predict is None:
-        records = read_records(Path(file), loaded.recipe.task)
         return generate_into(Path(out), loaded, records, None, progress=not quiet)
-    data = open_records(Path(file), task_model.recipe, task_model.tokenizer, answers=False)
+    data = encoded(records, loaded.recipe, loaded.tokenizer, answers=False)
     predictions = room.predict(task_model, data, progress=not quiet)
     if out is not None:
         room.write_predictions(predictions, Path(out), chosen)

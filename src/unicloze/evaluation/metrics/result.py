@@ -82,6 +82,15 @@ class Metric:
             UsageError: The metric takes no such option, or the option no such value.
             UniclozeError: Predictions and references do not match, or a library that the metric needs is absent.
         """
+        self.check_options(options)
+        return self.function(predictions, references, **options)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Refuse options it has not.
+
+        Raises:
+            UsageError: It takes no such option, or the option no such value.
+        """
         for name, value in options.items():
             if name not in self.options:
                 known = ", ".join(self.options) or "none"
@@ -89,7 +98,6 @@ class Metric:
             allowed = self.options[name]
             if allowed and value not in allowed:
                 raise UsageError(f"{name} is {value!r}: give one of {', '.join(allowed)}.")
-        return self.function(predictions, references, **options)
 
     def better(self, one: MetricResult, other: MetricResult) -> bool:
         """Whether the headline of one result is better than that of another."""
