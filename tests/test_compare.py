@@ -237,6 +237,37 @@ def test_a_signal_ends_the_comparison_with_its_number(
     assert error.value.exit_code == 143
 
 
+def test_scores_of_another_recipe_or_text_are_not_taken_over(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
+    scores = tmp_path / "c" / NAMES[0] / "seed-0" / "scores.json"
+    known = json.loads(scores.read_text())
+    for key in ("recipe", "text"):
+        scores.write_text(json.dumps({**known, key: "other", "nats": dict.fromkeys(known["nats"], 0.0)}))
+        with pytest.warns(UserWarning, match="trained to step 2"):
+            run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
+        assert json.loads(scores.read_text()) == known
+
+
+def test_recipes_keep_their_names_and_share_one_text(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--name: each recipe keeps its own"):
+        run(corpus, tmp_path / "c", "steps=2", overrides={"name": "x"})
+    other = tmp_path / "other.yaml"
+    other.write_text(f"base: {NAMES[1]}\nname: other\ndata: {{deduplicate: false}}\n")
+    with pytest.raises(UsageError, match=f"{NAMES[0]} and other differ in data.deduplicate"):
+        run(corpus, tmp_path / "c", "steps=2", names=(NAMES[0], str(other)))
+
+
+def test_budgets_that_differ_are_spelled_apart() -> None:
+    assert str(Budget.parse("steps=1234567")) == "steps=1234567" != str(Budget.parse("steps=1234568"))
+    assert [str(Budget.parse(text)) for text in ("flops=2e14", "steps=500")] == ["flops=2e+14", "steps=500"]
+
+
+def test_a_loss_that_overflows_is_an_infinite_perplexity() -> None:
+    known = {"nats": {"ae": 720.0, "par": None}, "bits_per_byte": None, "scores": {}, "probes": {}}
+    found = runs.scores_of(known, [], [])
+    assert (found["ae"], found["par"]) == (math.inf, None)
+
+
 @pytest.mark.parametrize("key", ["training.steps", "training.seed", "data.prepared"])
 def test_what_the_comparison_decides_is_not_to_be_given(key: str, corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"--{key}: the comparison decides"):

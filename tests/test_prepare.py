@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -350,6 +351,21 @@ def test_damage_is_named(corpus: Path, tmp_path: Path, damage: str) -> None:
 def test_a_folder_that_is_not_prepared(tmp_path: Path) -> None:
     with pytest.raises(UniclozeError, match=r"is no prepared corpus, it has no lineage\.json"):
         Prepared.load(tmp_path)
+
+
+def test_texts_beside_tokens_are_not_left_out_unsaid(corpus: Path, tmp_path: Path) -> None:
+    prepared = run(corpus, corpus / "earlier" / "data")
+    tokenizer = TokenizerSettings(path=str(prepared.folder))
+    with pytest.raises(UsageError, match=r"holds tokens \(.*\.ds\) and texts \(.*\): give a folder of each"):
+        run(corpus, tmp_path / "out", tokenizer)
+    assert run(prepared.folder, tmp_path / "again", tokenizer).train[0].num_tokens > 0
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_removed(corpus: Path, tmp_path: Path) -> None:
+    left = tmp_path / f".out.partial-{socket.gethostname()}-{os.getpid()}"
+    (left / "train").mkdir(parents=True)
+    run(corpus, tmp_path / "out")
+    assert not left.exists()
 
 
 def test_datatroves_folder_is_read_where_it_lies(tmp_path: Path) -> None:

@@ -336,6 +336,59 @@ def test_an_answer_that_cannot_be_spelled_is_never_chosen(tmp_path: Path) -> Non
     assert "3 records have answers that the vocabulary cannot spell" in str(result)
 
 
+def test_where_no_answer_can_be_spelled_none_is_chosen(tmp_path: Path) -> None:
+    path = prompt_file(tmp_path, labels={"0": "zebra", "1": "yak"})
+    result = prompted(MODELS["causal"](), path, write(tmp_path / "r.jsonl", LABELLED), progress=False)
+    assert {said["prediction"] for said in result.predictions} == {""} and result.unknown == 3
+    assert result.scores["accuracy"].values["accuracy"] == 0
+
+
+@pytest.mark.parametrize("name", ["causal", "par"])
+def test_what_cannot_be_spelled_behind_the_blank_tells_answers_not_apart(name: str, tmp_path: Path) -> None:
+    model, records = MODELS[name](), write(tmp_path / "r.jsonl", LABELLED)
+    found = prompted(model, prompt_file(tmp_path, template="{text} is {label} . zebra"), records, progress=False)
+    assert found.unknown == 0
+    if name == "causal":  # nothing behind the unknown word depends on it
+        plain = prompted(model, prompt_file(tmp_path), records, progress=False)
+        assert [one["scores"] for one in found.predictions] == [
+            pytest.approx(one["scores"]) for one in plain.predictions
+        ]
+
+
+def test_metrics_that_do_not_fit_a_prompt_are_refused_before_a_model_is_opened(tmp_path: Path) -> None:
+    records = write(tmp_path / "r.jsonl", LABELLED)
+    for keys, message in (
+        ({"metrics": ["rouge"]}, "chooses answers, and rouge compares texts: name metrics of labels"),
+        ({"metrics": ["accuracy"], "template": "{text}", "labels": {}}, "writes texts, and accuracy compares labels"),
+        ({"metrics": ["f1"], "labels": {"a": "empty", "b": "given"}}, "No reference has the label 1"),
+        ({"metrics": ["rugue"]}, "There is no metric rugue: did you mean rouge"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            prompted("no model", prompt_file(tmp_path, **keys), records, progress=False)
+
+
+def test_booleans_are_labels_as_records_spell_them_and_no_answers(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("template: '{text} is {label}'\nlabels: {true: given, false: empty}\n")
+    record = Record("0", {"text": "x", "label": True}, "here")
+    assert read_prompt(path).gold(record) == "yes"
+    for answers, read in (("{1: yes, 0: no}", "True"), ("{1: null, 0: 'no'}", "None")):
+        path.write_text(f"template: '{{text}} is {{label}}'\nlabels: {answers}\n")
+        with pytest.raises(
+            UsageError, match=f"the answer of 1 is read as {read}: put the word between quotation marks"
+        ):
+            read_prompt(path)
+
+
+def test_the_last_word_stands_behind_any_white_space(tmp_path: Path) -> None:
+    model = MODELS["causal"]()
+    found = [
+        lambada(model, write(tmp_path / "l.jsonl", [{"text": f"the list is{space}empty"}]), progress=False).perplexity
+        for space in (" ", "\n", "\u00a0")
+    ]
+    assert found[1:] == pytest.approx(found[:1] * 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["causal", "par"])
 def test_a_prompt_without_a_blank_is_gone_on_with(name: str, tmp_path: Path) -> None:

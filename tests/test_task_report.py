@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,17 @@ def test_several_seeds_have_one_page_with_mean_and_spread(seeds: Path) -> None:
     assert links == ["seed-0/report.html", "seed-1/report.html"]
     assert all((seeds / str(link)).is_file() for link in links)
     assert "over all 2 seeds" in page.words
+
+
+@pytest.mark.slow
+def test_the_page_of_all_seeds_links_from_where_it_is_and_waits_for_those_to_start(seeds: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(seeds, folder)
+    (folder / "seed-2").mkdir()
+    (folder / "seed-2" / "ledger.jsonl").touch()
+    page = Page(build_report(folder, tmp_path / "all.html").read_text())
+    links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
+    assert links == ["runs/seed-0/report.html", "runs/seed-1/report.html"] and "over all 2 seeds" in page.words
 
 
 @pytest.mark.parametrize("kept", [1, 3, 6])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,41 @@ def test_one_process_per_directory(tmp_path: Path) -> None:
         assert "since" in other.stderr
     with RunLock(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("micro_batch", [0, 1, 2])
+def test_a_signal_is_granted_after_the_micro_batch_and_the_step_taken_anew(micro_batch: int) -> None:
+    settings = TrainingSettings(steps=4, warmup_steps=0)
+    saved: list[int] = []
+    hooks = Hooks(
+        log=lambda *_: None, evaluate=lambda _: False, save=lambda state: saved.append(state.step), describe=str
+    )
+
+    def steps(first: int) -> Any:
+        for step in range(first, settings.steps):
+            yield micro_batches(2, 3, ObjectiveSettings(), seed=step)
+
+    def fitted(model: UnifiedModel, place: int | None) -> TrainState:
+        state = TrainState(model=model, optimizers=build_optimizers(model, settings))
+        seen = iter(range(1000))
+
+        def interrupt(*_: Any) -> None:
+            if next(seen) == place:
+                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)  # as schedulers send
+
+        hook = model.register_forward_pre_hook(interrupt)
+        assert fit(state, steps(0), settings, CPU, hooks).signal == (0 if place is None else signal.SIGTERM)
+        hook.remove()
+        return state
+
+    whole = fitted(toys.model(), None)
+    assert saved == [4]
+    state = fitted(toys.model(), 3 + micro_batch)
+    assert saved[1:] == [state.step] == [2 if micro_batch == 2 else 1]
+    fit(state, steps(state.step), settings, CPU, hooks)
+    for one, other in zip(state.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_loss_that_is_no_number_stops_before_the_update() -> None:

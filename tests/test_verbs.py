@@ -417,3 +417,11 @@ def test_recipes_lists_all() -> None:
 def test_results_are_plain_data(trained: RunResult) -> None:
     for result in (verbs.fill(trained.out, "the [MASK]"), verbs.score(trained.out, TEXT)[0], verbs.recipes()[0]):
         assert json.loads(json.dumps(dataclasses.asdict(result)))
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"warmup_steps is 24,000 and the run has 20,000 steps.* give --training.warmup_steps"
+    ):
+        verbs.pretrain("unilmv2-base", tmp_path / "run", overrides={"training.steps": 20000})
+    assert not (tmp_path / "run").exists()

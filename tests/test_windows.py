@@ -247,6 +247,8 @@ def test_bad_weights_and_missing_windows(tmp_path: Path) -> None:
     source = make_source(tmp_path)
     with pytest.raises(UsageError, match=r"data\.weights has 2 values for 1 sources"):
         make_sampler(source, weights=[1.0, 1.0])
+    with pytest.raises(UsageError, match=r"data\.weights gives .* 0\.001 of its windows, which is none"):
+        make_sampler(source, source, weights=[1.0, 0.001])
     with pytest.raises(UsageError, match=r"data\.weights holds -1"):
         make_sampler(source, weights=[-1.0])
     with pytest.raises(UniclozeError, match="There is no window in s"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import shutil
+import uuid
 from pathlib import Path
 
 from unicloze.errors import UniclozeError
@@ -12,23 +13,31 @@ from unicloze.errors import UniclozeError
 def replace_file(path: Path, text: str) -> None:
     """Write a text file beside `path`, sync it and rename it into place.
 
+    Through a link the file it points to is replaced; a device or a pipe is written to.
+
     Raises:
         OSError: It cannot be written; a file that was there is as it was.
     """
-    temporary: Path | None = None
+    path = real_place(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_text(text, encoding="utf-8")
+        return
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}-", delete=False
-        ) as file:
-            temporary = Path(file.name)
+        with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
+        if path.is_file():
+            shutil.copymode(path, temporary)
         temporary.replace(path)
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
+
+
+def real_place(path: Path) -> Path:
+    """Where a file is: what a link points to, else the path as it is given."""
+    return path.resolve() if path.is_symlink() else path
 
 
 def write_file(path: Path, text: str, what: str = "it", cure: str = "run the same command again") -> None:

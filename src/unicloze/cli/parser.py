@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, get_args
 
@@ -102,7 +103,16 @@ def clean(text: str) -> str:
 
 def show(options: argparse.Namespace, data: Any, text: str) -> None:
     """Print a result, as JSON if that was asked for."""
-    print(json.dumps(data, ensure_ascii=False) if options.json else text)
+    print(json.dumps(_finite(data), ensure_ascii=False, allow_nan=False) if options.json else text)
+
+
+def _finite(data: Any) -> Any:
+    """The data with null for what is no finite number, which JSON cannot spell."""
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def debug_option(parser: Parser) -> None:

@@ -114,6 +114,10 @@ def compare_recipes(
     return comparison
 
 
+OF_THE_TEXT = ("corpus", "text_field", "weights", "heldout_share", "deduplicate")
+"""Settings of `data` that decide what the prepared text is."""
+
+
 def _check_one_tokenizer(recipes: Sequence[Recipe]) -> None:
     for recipe in recipes[1:]:
         if recipe.tokenizer != recipes[0].tokenizer:
@@ -121,8 +125,12 @@ def _check_one_tokenizer(recipes: Sequence[Recipe]) -> None:
                 f"{recipes[0].name} and {recipe.name} have different tokenizers, and perplexities of different tokens do "
                 "not compare: give --like RECIPE, or settings of --tokenizer for all."
             )
-        if (recipe.data.corpus, recipe.data.text_field) != (recipes[0].data.corpus, recipes[0].data.text_field):
-            raise UsageError(f"{recipes[0].name} and {recipe.name} have different corpora: give --data.corpus for all.")
+        for name in OF_THE_TEXT:
+            if getattr(recipe.data, name) != getattr(recipes[0].data, name):
+                raise UsageError(
+                    f"{recipes[0].name} and {recipe.name} differ in data.{name}, and all learn from one text: give "
+                    f"--data.{name} for all, or --like RECIPE."
+                )
 
 
 def _prepare(recipes: list[Recipe], out: Path, progress: bool) -> tuple[Prepared, int]:

@@ -75,7 +75,8 @@ class Budget:
         return cls(cast(BudgetKind, kind), value)
 
     def __str__(self) -> str:
-        return f"{self.kind}={self.amount:g}"
+        exact = f"{self.amount:.0f}" if self.kind == "steps" else f"{self.amount!r}"
+        return f"{self.kind}={exact}" if float(f"{self.amount:g}") != self.amount else f"{self.kind}={self.amount:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,8 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
     for key in ("training.steps", "training.seed", "data.prepared"):
         if key in overrides:
             raise UsageError(f"option --{key}: the comparison decides on that, by its budget, its seeds and its text.")
+    if "name" in overrides:
+        raise UsageError("option --name: each recipe keeps its own, by which its rows and folders are called.")
     own = [load_recipe(name) for name in names]
     for recipe in own:
         if recipe.name in RESERVED_NAMES:

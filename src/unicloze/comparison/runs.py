@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-import math
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +17,7 @@ from unicloze.comparison.results import probe_key
 from unicloze.errors import UniclozeError
 from unicloze.files import write_file
 from unicloze.finetuning.run import finetune_run
+from unicloze.model.model import perplexity
 from unicloze.recipes import load_recipe
 from unicloze.report.history import History
 from unicloze.settings import Recipe
@@ -55,7 +56,13 @@ def run_once(
     """
     scores_file = run / SCORES
     known = _read_scores(scores_file)
-    wanted = {"schema": SCHEMA, "steps": recipe.training.steps, "windows": len(windows)}
+    wanted = {
+        "schema": SCHEMA,
+        "steps": recipe.training.steps,
+        "windows": len(windows),
+        "recipe": _fingerprint(recipe),
+        "text": prepared.fingerprint,
+    }
     if any(known.get(key) != value for key, value in wanted.items()):
         training = dataclasses.replace(recipe.training, seed=seed)
         result = pretrain_run(dataclasses.replace(recipe, training=training), run, progress=progress)
@@ -104,6 +111,12 @@ def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bo
     shutil.rmtree(out / "checkpoints")  # the best one stays, for `predict`
 
 
+def _fingerprint(recipe: Recipe) -> str:
+    """SHA-256 of a recipe, wherever its prepared text lies."""
+    settings = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, prepared=None)).to_dict()
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
 def _read_scores(path: Path) -> dict[str, Any]:
     """What was measured of a run; nothing if the file is missing or damaged, so that it is measured again."""
     try:
@@ -130,7 +143,7 @@ def scores_of(
     known: Mapping[str, Any], evaluators: Iterable[str], probes: Iterable[FittedProbe]
 ) -> dict[str, float | None]:
     """The scores of a run by measure, out of what `scores.json` holds."""
-    perplexities = {name: None if value is None else math.exp(value) for name, value in known["nats"].items()}
+    perplexities = {name: None if value is None else perplexity(value, 1) for name, value in known["nats"].items()}
     more = {key: value for name in evaluators for key, value in known["scores"][name].items()}
     probed = {probe_key(probe.name): known[PROBES].get(probe.name, {}).get("score") for probe in probes}
     return {**perplexities, "bits_per_byte": known["bits_per_byte"], **more, **probed}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from unicloze.training.models import LoadedModel
 
 Ints = npt.NDArray[np.int32]
+
+TEXTS_AT_ONCE = 1000
+"""Texts that are encoded together: what the tokenizer says of each takes far more room than what is kept of it."""
 Flags = npt.NDArray[np.bool_]
 By = Literal["par", "chain"]
 
@@ -59,7 +62,7 @@ class Filled:
 
     Args:
         logs: log p of each token that is asked, in nats; nan for one the model never predicts ([UNK]). Of a causal model
-            those of the answer and of what follows it, else those of the answer. *Shape:* (tokens,)
+            those of the answer and of what follows it, [UNK] there left out, else those of the answer. *Shape:* (tokens,)
         greedy: Whether each is the likeliest of all ordinary tokens at its place. *Shape:* (tokens,)
     """
 
@@ -137,16 +140,14 @@ def fill_blanks(
 
 def _rows(model: LoadedModel, blanks: Sequence[Blank], by: By) -> list[tuple[Ints, Flags]]:
     """Tokens of each text as far as the model reads them, and which of them are asked."""
-    limit, cut = longest_text(model), 0
+    limit, cut, unknown = longest_text(model), 0, model.tokenizer.vocabulary.unk
     for blank in blanks:
         check_text(blank.answer, f"the answer of {blank.place}")
-    texts = [blank.before + blank.answer + blank.after for blank in blanks]
     rows = []
-    for blank, (tokens, offsets) in zip(blanks, model.tokenizer.encode_batch_with_offsets(texts), strict=True):
+    for blank, (tokens, offsets) in _encoded(model, blanks):
         first = len(blank.before)
-        asked = offsets[:, 1] > first
-        if by == "par":
-            asked &= offsets[:, 0] < first + len(blank.answer)
+        behind = offsets[:, 0] >= first + len(blank.answer)
+        asked = (offsets[:, 1] > first) & ~(behind if by == "par" else behind & (tokens == unknown))
         over = len(tokens) - limit
         if not asked.any():
             raise UniclozeError(f"{blank.place}: the answer '{blank.answer}' has no tokens: give it a word")
@@ -156,7 +157,7 @@ def _rows(model: LoadedModel, blanks: Sequence[Blank], by: By) -> list[tuple[Int
                 f"model reads {limit} at once: shorten them"
             )
         cut += over > 0
-        rows.append((tokens[max(0, over) :], asked[max(0, over) :]))
+        rows.append((tokens[max(0, over) :].copy(), asked[max(0, over) :].copy()))  # so that what was cut is freed
     if cut:
         warnings.warn(
             f"{cut:,} of {len(blanks):,} texts are longer than the {limit} tokens the model reads at once and lose their "
@@ -164,6 +165,14 @@ def _rows(model: LoadedModel, blanks: Sequence[Blank], by: By) -> list[tuple[Int
             stacklevel=3,
         )
     return rows
+
+
+def _encoded(model: LoadedModel, blanks: Sequence[Blank]) -> Iterator[tuple[Blank, tuple[Ints, Ints]]]:
+    """Each with tokens and offsets of its text, some at a time: candidates repeat what stands around them."""
+    for first in range(0, len(blanks), TEXTS_AT_ONCE):
+        part = blanks[first : first + TEXTS_AT_ONCE]
+        texts = [blank.before + blank.answer + blank.after for blank in part]
+        yield from zip(part, model.tokenizer.encode_batch_with_offsets(texts), strict=True)
 
 
 def _lay_out(model: LoadedModel, windows: Windows, asked: Flags, settings: ObjectiveSettings, by: By) -> Examples:

@@ -98,6 +98,10 @@ class PromptResult:
         return "\n".join(lines)
 
 
+NONE = ""
+"""The prediction where the vocabulary can spell none of the answers."""
+
+
 def choose(
     model: LoadedModel,
     choices: Sequence[Choice],
@@ -109,7 +113,7 @@ def choose(
     batch_size: int = 64,
     progress: bool = True,
 ) -> PromptResult:
-    """Take the likeliest answer of each choice, the first of equal ones.
+    """Take the likeliest answer of each choice, the first of equal ones; none where the vocabulary can spell none.
 
     Args:
         model: Fills blanks.
@@ -142,8 +146,8 @@ def choose(
             scored = answer.strip() + (choice.after if by == "chain" else "")
             scores.append(NORMALISERS[normalise](float(filled.logs.sum()), len(filled.logs), scored))
         unknown += any(np.isnan(scores))
-        best = int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
-        said: dict[str, Any] = {"id": choice.id, "prediction": choice.names[best], "reference": choice.gold}
+        best = NONE if all(np.isnan(scores)) else choice.names[int(np.nanargmax(scores))]
+        said: dict[str, Any] = {"id": choice.id, "prediction": best, "reference": choice.gold}
         said["scores"] = {
             name: None if np.isnan(score) else round(score, 6) for name, score in zip(choice.names, scores, strict=True)
         }

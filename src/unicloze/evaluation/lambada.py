@@ -162,7 +162,9 @@ def _blank(record: Record) -> Blank:
     if "continuation" in record.fields:
         before, word = record.text(settings, "context"), record.text(settings, "continuation").strip()
     else:
-        before, _, word = record.text(settings, "text").strip().rpartition(" ")
+        text = record.text(settings, "text").strip()
+        word = text.split()[-1] if text else ""
+        before = text.removesuffix(word)
     if not word or not before.strip():
         raise UniclozeError(f"{record.place}: a passage has a last word and something before it; this has not")
     return Blank(before=before.rstrip(), answer=f" {word}", place=record.place)

@@ -127,7 +127,7 @@ class Prompt:
         if value is None:
             return None
         answers = self.answers(record)
-        named = str(value) if str(value) in answers else None
+        named = next((name for name in (str(value), _spelled(value)) if name in answers), None)
         if named is None and self.options is not None:
             named = next((name for name, text in answers.items() if text == value), None)
         if named is None:
@@ -179,6 +179,11 @@ def read_prompt(path: Path) -> Prompt:
     values = {"name": path.stem, "template": None, **values}
     _check_types(path, values)
     labels = {_spelled(label): str(answer) for label, answer in values.get("labels", {}).items()}
+    for label, answer in values.get("labels", {}).items():
+        if not isinstance(answer, str | int | float) or isinstance(answer, bool):
+            raise UsageError(
+                f"{path}: the answer of {_spelled(label)} is read as {answer!r}: put the word between quotation marks."
+            )
     prompt = Prompt(**{**values, "labels": labels})
     _check(path, prompt)
     default = ("accuracy",) if prompt.has_blank else ("rouge",)

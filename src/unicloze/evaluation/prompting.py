@@ -17,6 +17,7 @@ from unicloze import keyed
 from unicloze.decoding.texts import open_model
 from unicloze.errors import UsageError
 from unicloze.evaluation.choices import Choice, PromptResult, choose, measure
+from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.prompt_files import IN_FILE, LABEL, Prompt, read_prompt
 from unicloze.settings import DecodingSettings
 from unicloze.tasks.records import Record, read_records
@@ -62,6 +63,7 @@ def prompted(
         raise UsageError(f"limit is {limit}: give 1 or more")
     asked = prompt if isinstance(prompt, Prompt) else read_prompt(Path(prompt))
     chosen = read_records(Path(records), asked.records, cure=IN_FILE)[:limit]
+    _check_metrics(asked)
     drawn = draw_examples(asked, chosen, None if examples is None else Path(examples), shots, seed)
     loaded = open_model(model)
     if not asked.has_blank:
@@ -73,6 +75,27 @@ def prompted(
     )  # fmt: skip
 
 
+def _check_metrics(prompt: Prompt) -> None:
+    """Refuse metrics that cannot compare what the prompt gives, before a model is asked.
+
+    Raises:
+        UsageError: One compares something else, or finds no positive class among the labels.
+        UniclozeError: A library that it needs is absent.
+    """
+    compares = "labels" if prompt.has_blank else "texts"
+    for name in prompt.metrics:
+        chosen = metric(name)
+        if chosen.compares != compares:
+            given = "chooses answers" if prompt.has_blank else "writes texts"
+            raise UsageError(
+                f"the prompt {prompt.name} {given}, and {name} compares {chosen.compares}: name metrics of {compares}"
+            )
+        if not prompt.has_blank:
+            chosen(["a b c"], [["a b c"]])
+        elif prompt.labels:
+            chosen([*prompt.labels], [*prompt.labels])
+
+
 def draw_examples(
     prompt: Prompt, records: Sequence[Record], path: Path | None, shots: int, seed: int
 ) -> list[list[Record]]:
@@ -81,6 +104,8 @@ def draw_examples(
     Raises:
         UsageError: There is no file to draw from, or it has too few records.
     """
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"seed is {seed}: give a number from 0 to 2^63 - 1")
     if shots < 0:
         raise UsageError(f"shots is {shots}: give 0 or more")
     if (shots > 0) != (path is not None):

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from unicloze.errors import UniclozeError
-from unicloze.files import replace_file
+from unicloze.files import real_place, replace_file
 
 Line = dict[str, Any]
 
@@ -38,6 +38,7 @@ class PartFile:
     def __init__(
         self, path: Path, total: int, begun_with: Mapping[str, str], fits: Callable[[int, Line], bool]
     ) -> None:
+        path = real_place(path)
         self._path, self._total, self._begun_with, self._fits = path, total, dict(begun_with), fits
         self._part = path.with_name(f"{path.name}.part")
         self._about = path.with_name(f"{path.name}.part.json")

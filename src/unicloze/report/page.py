@@ -58,7 +58,7 @@ def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None
         runs = [TaskRun.read(seed) for seed in seeds]
         for one in runs:
             _write(one.history.run / REPORT, task_page(one))
-        _write(page, seeds_page(folder, runs))
+        _write(page, seeds_page(folder, runs, page.parent))
         return page
     history = History.read(folder)
     is_task = bool(mapping(history.recipe.get("task")).get("kind"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from urllib.parse import quote
 
 from unicloze.report.blocks import (
     REPORT,
@@ -31,20 +33,22 @@ MOST_CURVES = len(STYLES)
 
 def seed_folders(folder: Path) -> list[Path]:
     """The runs of a folder of seeds, by seed; none if it holds none."""
-    found = [path for path in folder.glob("seed-*") if (path / "ledger.jsonl").is_file()]
+    ledgers = [path / "ledger.jsonl" for path in folder.glob("seed-*")]
+    found = [ledger.parent for ledger in ledgers if ledger.is_file() and ledger.stat().st_size]
     return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
-def seeds_page(folder: Path, runs: Sequence[TaskRun]) -> str:
+def seeds_page(folder: Path, runs: Sequence[TaskRun], place: Path) -> str:
     """The page of all seeds as HTML; each seed's own page is linked to.
 
     Args:
         folder: Holds the runs.
         runs: One for each seed.
+        place: The folder of the page, from which links to theirs begin.
     """
     first = runs[0]
     sections = [
-        ("Scores", _scores(runs)),
+        ("Scores", _scores(runs, place)),
         ("Curves", _curves(runs)),
         ("Predictions on the development file", answers_chart(runs)),
         (f"Samples of {escape(first.history.run.name)}", samples(first)),
@@ -97,7 +101,7 @@ def _cards(runs: Sequence[TaskRun]) -> str:
     return "".join(cards)
 
 
-def _scores(runs: Sequence[TaskRun]) -> str:
+def _scores(runs: Sequence[TaskRun], place: Path) -> str:
     first = runs[0]
     columns = [(metric, key) for metric in first.metrics for key in first.values(metric)]
     if not columns:
@@ -108,7 +112,8 @@ def _scores(runs: Sequence[TaskRun]) -> str:
         said = ["-" if value is None else shown(value, unit) for value, unit in cells]
         name = escape(run.history.run.name)
         best = "-" if run.best_step is None else f"{run.best_step:,}"
-        rows.append(score_row([f'<a href="{name}/{REPORT}">{name}</a>'], [best, *said]))
+        link = quote(os.path.relpath(run.history.run / REPORT, place))
+        rows.append(score_row([f'<a href="{link}">{name}</a>'], [best, *said]))
     means = [_mean(values, first.unit(*column)) if (values := _values(runs, *column)) else "-" for column in columns]
     rows.append(score_row(["mean and deviation"], ["", *means], bold=True))
     keys = [key if len(first.metrics) == 1 else f"{metric}: {key}" for metric, key in columns]

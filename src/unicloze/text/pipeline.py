@@ -22,7 +22,7 @@ from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.python_docs import write_python_docs
-from unicloze.text.readers import Document, Tally, find_files, other_files, read_file
+from unicloze.text.readers import SUFFIXES, Document, Tally, find_files, other_files, read_file
 from unicloze.text.shards import ShardWriter
 from unicloze.text.tokenizers import Tokenizer
 
@@ -56,6 +56,20 @@ class Piece:
     is_last: bool
 
 
+def _refuse_texts_beside(corpus: Path) -> None:
+    """Refuse a folder of tokens and texts, of which one would be left out; one that `prepare` wrote holds what it needs.
+
+    Raises:
+        UsageError: It is one.
+    """
+    if not corpus.is_dir() or (corpus / "lineage.json").is_file():
+        return
+    text = next((file for file in sorted(corpus.rglob("*")) if file.name.endswith(SUFFIXES)), None)
+    if text is not None:
+        tokens = tokenised.find_shards(corpus)[0]
+        raise UsageError(f"{corpus} holds tokens ({tokens}) and texts ({text}): give a folder of each.")
+
+
 class Preparation:
     """One preparation: survey the corpus, then train or load the tokenizer, then tokenise."""
 
@@ -78,6 +92,8 @@ class Preparation:
             entry for entry in self.entries if entry["corpus"] != PYTHON_DOCS and tokenised.find_shards(entry["corpus"])
         ]
         self.text = [entry for entry in self.entries if entry not in self.tokenised]
+        for entry in self.tokenised:
+            _refuse_texts_beside(Path(entry["corpus"]))
         self.digests: dict[str, bytes] = {}
         self.decisions = folder / "decisions"
         self.cut_bytes = self.total_bytes = 0

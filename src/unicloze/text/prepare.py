@@ -145,6 +145,7 @@ def prepare_data(
         raise UniclozeError(f"{out} holds something that `prepare` did not write: give another --out or remove it.")
     work = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
     try:
+        shutil.rmtree(work, ignore_errors=True)  # of a process that was killed and had this one's number
         work.mkdir(parents=True)
         _adopt(work, out)
         Preparation(data, tokenizer, settings, work, progress, seed).run()

@@ -112,6 +112,11 @@ class WindowSampler:
         self.source_windows: Ints = np.array([pieces.count for pieces in self._pieces], dtype=np.int64)
         factors = np.ones(len(self.sources)) if weights is None else np.asarray(weights, dtype=np.float64)
         self._quotas: Ints = np.rint(factors * self.source_windows).astype(np.int64)
+        for source, factor, quota, count in zip(self.sources, factors, self._quotas, self.source_windows, strict=True):
+            if factor > 0 and count and not quota:
+                raise UsageError(
+                    f"data.weights gives {source.name} {factor:g} of its windows, which is none: give more, or leave it out."
+                )
         self.num_windows = int(self.source_windows.sum())
         self.epoch_size = int(self._quotas.sum())
         if not self.epoch_size:

@@ -114,7 +114,8 @@ def write_checkpoint(
     """
     building = final.parent / f".building-{final.name}"
     try:
-        shutil.rmtree(building, ignore_errors=True)
+        for left in (building, *final.parent.glob(".building-step-*")):  # of a save that was killed, at any step
+            shutil.rmtree(left, ignore_errors=True)
         building.mkdir(parents=True)
         save_file(_on_cpu(model), building / "model.safetensors")
         if memories:

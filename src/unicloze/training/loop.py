@@ -48,7 +48,7 @@ class TrainState:
 
 @dataclass
 class Interruption:
-    """Whether SIGTERM or SIGINT asked the run to stop after the current step."""
+    """Whether SIGTERM or SIGINT asked the run to stop."""
 
     signal: int = 0
 
@@ -102,12 +102,12 @@ def fit(
     Raises:
         NonFiniteError: The loss or the gradient is not finite; the weights are those of the step before, and saved.
     """
-    with stop_after_step() as interruption:
+    with stop_when_asked() as interruption:
         while state.step < settings.steps:
             started, micro_batches, memories = time.perf_counter(), next(steps), state.memories
             set_learning(state.optimizers, state.step)
             try:
-                losses = accumulate_gradients(state, micro_batches, settings, compute, hooks.describe)
+                losses = accumulate_gradients(state, micro_batches, settings, compute, hooks.describe, interruption)
                 norm = clip_gradient(state.model, settings.clip_norm)
                 if not math.isfinite(norm):
                     raise non_finite(f"the norm of the gradient is {norm}", state, micro_batches, hooks.describe)
@@ -115,6 +115,9 @@ def fit(
                 state.memories = memories
                 hooks.save(state)
                 raise
+            except Abandoned:
+                hooks.save(state)
+                break
             set_learning_rate(state.optimizers, schedule_factor(state.step, settings))
             for optimizer in state.optimizers:
                 optimizer.step()
@@ -139,6 +142,7 @@ def accumulate_gradients(
     settings: TrainingSettings,
     compute: Compute,
     describe: Callable[[MicroBatch], str],
+    interruption: Interruption | None = None,
 ) -> dict[str, float]:
     """Backward through every micro-batch, each loss divided by the weight of its target in the whole global batch.
 
@@ -146,6 +150,11 @@ def accumulate_gradients(
 
     Returns:
         Mean loss of each target, in nats a prediction.
+
+    Raises:
+        NonFiniteError: A loss is not finite.
+        Abandoned: A signal came before the last micro-batch. Who asks to stop may not wait for the end of a long step, which
+            is taken anew when the run goes on.
     """
     weights = total_weights([micro_batch.examples for micro_batch in micro_batches])
     sums = dict.fromkeys(weights, 0.0)
@@ -153,6 +162,8 @@ def accumulate_gradients(
     state.model.train()
     state.model.zero_grad(set_to_none=True)
     for number, micro_batch in enumerate(micro_batches):
+        if number and interruption is not None and interruption.signal:
+            raise Abandoned
         batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
         batch = with_memory(batch, micro_batch, state.memories.get(number), used)
         with compute.autocast(), compute.lookups(state.model):
@@ -207,13 +218,17 @@ def evaluate(model: Model, examples: Examples, compute: Compute, rows: int) -> d
 
 
 @contextmanager
-def stop_after_step() -> Iterator[Interruption]:
-    """Turn SIGTERM and SIGINT into a wish that the loop grants after its current step; a second Ctrl-C stops at once."""
+def stop_when_asked() -> Iterator[Interruption]:
+    """Turn SIGTERM and SIGINT into a wish that the loop grants after its current micro-batch; a second Ctrl-C stops at once.
+
+    A second SIGTERM, as schedulers send, changes nothing: the first one's checkpoint is being written.
+    """
     interruption = Interruption()
 
     def note(number: int, _frame: Any) -> None:
         interruption.signal = number
-        signal.signal(number, before[signal.Signals(number)])
+        if number == signal.SIGINT:
+            signal.signal(number, before[signal.SIGINT])
 
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGINT)}
     in_main_thread = threading.current_thread() is threading.main_thread()  # signals reach no other
@@ -226,6 +241,10 @@ def stop_after_step() -> Iterator[Interruption]:
         if in_main_thread:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+class Abandoned(Exception):
+    """A step was left before its update."""
 
 
 class NonFiniteError(UniclozeError):

@@ -48,7 +48,8 @@ def choose_precision(settings: TrainingSettings, device: torch.device) -> str:
     if settings.precision != "auto":
         return settings.precision
     if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+        with torch.cuda.device(device):
+            return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     abilities = cpu_abilities()
     if abilities["amx_bf16"] or not abilities["avx512_bf16"]:
         return "bf16" if abilities["amx_bf16"] else "fp32"

@@ -205,7 +205,7 @@ def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progres
     was_there = (folder / "lineage.json").is_file()
     if was_there and recipe.data.prepared is None and _of_older_code(read_lineage(folder), trained_on, recipe):
         return Prepared.load(folder)
-    cure = f"give this corpus another --out, the run in {out} goes on with its old one only"
+    cure = f"give this corpus another --out, the run in {out} goes on with its old one only (--data.prepared {folder})"
     if was_there and read_lineage(folder)["fingerprint"] != trained_on:
         cure = f"remove {folder}, which holds other data than the run in {out} was trained on, or give another --out"
     prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, cure=cure)

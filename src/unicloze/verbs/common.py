@@ -95,13 +95,15 @@ def check_file(out: PathLike | None) -> None:
     """Refuse a file that cannot be written, before the work whose fruit it is to hold.
 
     Raises:
-        UsageError: Its folder is not there or cannot be written to, or it is a folder itself.
+        UsageError: Its folder is not there or cannot be written to, or it is a folder itself, or a device or a pipe.
     """
     if out is None:
         return
     file = Path(out)
     if file.is_dir():
         raise UsageError(f"{file} is a folder: give --out a file in it.")
+    if file.exists() and not file.is_file():
+        raise UsageError(f"{file} is a device or a pipe: give --out a file, or leave it out to see what comes.")
     if not file.parent.is_dir():
         raise UsageError(f"there is no folder {file.parent} for {file.name}: make it, or give another --out.")
     if not os.access(file.parent, os.W_OK):

@@ -72,8 +72,8 @@ def pretrain(
         new_tokenizer: With `init`: train a tokenizer on the corpus all the same.
 
     Raises:
-        UsageError: The recipe or a setting cannot be, `data.prepared` was made of another corpus or with another tokenizer
-            than is asked for beside it, or the directory holds a run with other settings.
+        UsageError: The recipe or a setting cannot be, the warm-up is as long as the run, `data.prepared` was made of another
+            corpus or with another tokenizer than is asked for beside it, or the directory holds a run with other settings.
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
     """
     from unicloze.recipes import given_beside, load_recipe, toy_overrides
@@ -99,6 +99,12 @@ def pretrain(
         raise UsageError("A new tokenizer is trained anyway: --new-tokenizer is for a run that starts from --init.")
     if out is None:
         out = RUNS / (f"{settings.name}-toy" if toy else settings.name)
+    warmup, steps = settings.training.warmup_steps, settings.training.steps
+    if warmup >= steps and not toy and not (Path(out) / "recipe.yaml").is_file():
+        raise UsageError(
+            f"training.warmup_steps is {warmup:,} and the run has {steps:,} steps, so that its learning rate would never be "
+            "reached: give --training.warmup_steps fewer."
+        )
 
     tune_allocator()
     from unicloze.interop.start import Start

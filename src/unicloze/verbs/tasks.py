@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from unicloze.training.models import LoadedModel
 
 
+NOT_OF_A_TASK = {
+    "training.steps": "give finetuning.epochs",
+    "training.warmup_steps": "give finetuning.warmup_share",
+    "training.evaluate_every": "give finetuning.evaluations, how many an epoch has",
+    "training.save_every": "each evaluation saves; give finetuning.evaluations, how many an epoch has",
+    "training.compile": "its rows differ in length, and a model that is compiled anew for each is slower",
+}
+"""Settings of pre-training that follow from others where records are learned, and where to set them instead."""
+
+
 def finetune(
     task: PathLike,
     model: PathLike | LoadedModel,
@@ -50,6 +60,9 @@ def finetune(
 
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: give 1 or more.")
+    for key, instead in NOT_OF_A_TASK.items():
+        if key in (overrides or {}):
+            raise UsageError(f"{key} is not set for a fine-tuning: {instead}.")
     recipe = load_recipe(task, overrides)
     tune_allocator()
     from unicloze.decoding.texts import open_model

@@ -49,5 +49,7 @@ def parse_json(text: str, place: str) -> Any:
     except json.JSONDecodeError as error:
         where = f"{place}:{error.lineno}" if error.lineno > 1 else place
         raise UniclozeError(f"{where} is not JSON ({error.msg}, column {error.colno}): mend it.") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise UniclozeError(f"{place} cannot be read ({error}): mend it.") from error
     except RecursionError as error:
         raise UniclozeError(f"{place} is JSON nested too deep: mend it.") from error

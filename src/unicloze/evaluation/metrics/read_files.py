@@ -139,7 +139,7 @@ def _label(item: Item) -> str:
 def _number(item: Item) -> float:
     try:
         number = math.nan if isinstance(item.value, bool) else float(item.value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise UniclozeError(f"{item.place} holds {item.value!r:.40}, which is no finite number: mend the line.")
