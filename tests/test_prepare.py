@@ -358,6 +358,8 @@ def test_texts_beside_tokens_are_not_left_out_unsaid(corpus: Path, tmp_path: Pat
     tokenizer = TokenizerSettings(path=str(prepared.folder))
     with pytest.raises(UsageError, match=r"holds tokens \(.*\.ds\) and texts \(.*\): give a folder of each"):
         run(corpus, tmp_path / "out", tokenizer)
+    only = run(f"{corpus}/**/*.ds", tmp_path / "only", tokenizer)
+    assert only.train[0].num_documents + only.heldout[0].num_documents > 0
     assert run(prepared.folder, tmp_path / "again", tokenizer).train[0].num_tokens > 0
 
 

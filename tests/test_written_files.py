@@ -31,6 +31,24 @@ def test_a_link_stays_one_and_its_file_is_replaced(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "real").iterdir()] == ["file.txt"]
 
 
+def test_links_to_nowhere_are_refused_before_the_work(tmp_path: Path) -> None:
+    link, loop = tmp_path / "link.json", tmp_path / "loop.json"
+    link.symlink_to(tmp_path / "missing" / "file.json")
+    loop.symlink_to(loop)
+    with pytest.raises(UsageError, match=r"there is no folder .*missing for file\.json"):
+        check_file(link)
+    write_file(loop, "x")
+    assert loop.read_text() == "x"
+
+
+def test_a_pipe_behind_a_link_is_written_to() -> None:
+    out, into = os.pipe()
+    write_file(Path(f"/proc/self/fd/{into}"), "said")
+    os.close(into)
+    with os.fdopen(out) as pipe:
+        assert pipe.read() == "said"
+
+
 def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
     pipe, heard = tmp_path / "pipe", []
     os.mkfifo(pipe)

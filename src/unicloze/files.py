@@ -18,10 +18,10 @@ def replace_file(path: Path, text: str) -> None:
     Raises:
         OSError: It cannot be written; a file that was there is as it was.
     """
-    path = real_place(path)
     if path.exists() and not path.is_file() and not path.is_dir():
         path.write_text(text, encoding="utf-8")
         return
+    path = real_place(path)
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
     try:
         with temporary.open("x", encoding="utf-8") as file:
@@ -37,7 +37,7 @@ def replace_file(path: Path, text: str) -> None:
 
 def real_place(path: Path) -> Path:
     """Where a file is: what a link points to, else the path as it is given."""
-    return path.resolve() if path.is_symlink() else path
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def write_file(path: Path, text: str, what: str = "it", cure: str = "run the same command again") -> None:

@@ -125,7 +125,7 @@ def needed_answers(record: Record, settings: TaskSettings) -> list[Answer]:
 def locate(answer: Answer, context: str) -> int | None:
     """The first character of an answer: where it says, else at the place nearest to that; None if it is nowhere.
 
-    Where it stands as whole words goes before where it is part of one, such as the "he" in "the".
+    Of an answer that says nothing, a place as whole words goes before one within a word, such as the "he" in "the".
     """
     wanted = answer.start or 0
     if answer.start is not None and wanted >= 0 and context.startswith(answer.text, wanted):
@@ -135,11 +135,9 @@ def locate(answer: Answer, context: str) -> int | None:
     while place >= 0:
         places.append(place)
         place = context.find(answer.text, place + 1)
-    return min(
-        places,
-        key=lambda place: (_in_word(place, place + len(answer.text), context), abs(place - wanted)),
-        default=None,
-    )
+    if answer.start is None:
+        return min(places, key=lambda place: _in_word(place, place + len(answer.text), context), default=None)
+    return min(places, key=lambda place: abs(place - wanted), default=None)
 
 
 def _in_word(first: int, last: int, context: str) -> bool:

@@ -64,10 +64,14 @@ def _refuse_texts_beside(corpus: Path) -> None:
     """
     if not corpus.is_dir() or (corpus / "lineage.json").is_file():
         return
-    text = next((file for file in sorted(corpus.rglob("*")) if file.name.endswith(SUFFIXES)), None)
+    files = (file for file in sorted(corpus.rglob("*")) if file.name.endswith(SUFFIXES) and file.name != "vocab.txt")
+    text = next(files, None)
     if text is not None:
         tokens = tokenised.find_shards(corpus)[0]
-        raise UsageError(f"{corpus} holds tokens ({tokens}) and texts ({text}): give a folder of each.")
+        raise UsageError(
+            f"{corpus} holds tokens ({tokens}) and texts ({text}): give a folder of each, or '{corpus}/**/*.ds' for the "
+            "tokens."
+        )
 
 
 class Preparation:
@@ -93,7 +97,7 @@ class Preparation:
         ]
         self.text = [entry for entry in self.entries if entry not in self.tokenised]
         for entry in self.tokenised:
-            _refuse_texts_beside(Path(entry["corpus"]))
+            _refuse_texts_beside(Path(entry["corpus"]).expanduser())
         self.digests: dict[str, bytes] = {}
         self.decisions = folder / "decisions"
         self.cut_bytes = self.total_bytes = 0

@@ -82,6 +82,8 @@ def save_checkpoint(
     final = folder / checkpoint_name(step)
     if final.exists():
         return final
+    for left in folder.glob(".building-step-*"):  # of saves that were killed, at any step; the run's lock is held
+        shutil.rmtree(left, ignore_errors=True)
     write_checkpoint(final, step=step, model=model, optimizers=optimizers, state=state, files=files, memories=memories)
     for old in list_checkpoints(folder)[: -max(1, keep)]:
         shutil.rmtree(old, ignore_errors=True)
@@ -114,8 +116,7 @@ def write_checkpoint(
     """
     building = final.parent / f".building-{final.name}"
     try:
-        for left in (building, *final.parent.glob(".building-step-*")):  # of a save that was killed, at any step
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)
         save_file(_on_cpu(model), building / "model.safetensors")
         if memories:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from unicloze.errors import UsageError
+from unicloze.files import real_place
 from unicloze.settings import Precision, TrainingSettings
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def check_file(out: PathLike | None) -> None:
     """
     if out is None:
         return
-    file = Path(out)
+    file = real_place(Path(out))
     if file.is_dir():
         raise UsageError(f"{file} is a folder: give --out a file in it.")
     if file.exists() and not file.is_file():
