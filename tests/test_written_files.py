@@ -1,4 +1,4 @@
-"""Files are replaced whole, where they really are; what is no file stays what it is."""
+"""What is written: files whole and where they really are, what is no file stays what it is, and JSON is JSON."""
 
 from __future__ import annotations
 

@@ -31,6 +31,9 @@ from unicloze.training.run import build_sampler
 
 PLAN = "comparison.json"
 
+OF_THE_TEXT = ("corpus", "text_field", "weights", "heldout_share", "deduplicate")
+"""Settings of `data` that decide what the text of a comparison is."""
+
 
 def compare_recipes(
     names: Sequence[str],
@@ -66,7 +69,7 @@ def compare_recipes(
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: give 1 or more.")
     recipes = contestants(names, like=like, overrides=overrides or {})
-    _check_one_tokenizer(recipes)
+    _check_one_text(recipes)
     wanted = {
         "schema": SCHEMA,
         "recipes": [recipe.to_dict() for recipe in recipes],
@@ -114,11 +117,12 @@ def compare_recipes(
     return comparison
 
 
-OF_THE_TEXT = ("corpus", "text_field", "weights", "heldout_share", "deduplicate")
-"""Settings of `data` that decide what the prepared text is."""
+def _check_one_text(recipes: Sequence[Recipe]) -> None:
+    """Refuse recipes that would not learn the same tokens.
 
-
-def _check_one_tokenizer(recipes: Sequence[Recipe]) -> None:
+    Raises:
+        UsageError: Two differ in their tokenizer or in what their text is.
+    """
     for recipe in recipes[1:]:
         if recipe.tokenizer != recipes[0].tokenizer:
             raise UsageError(

@@ -75,8 +75,8 @@ class Budget:
         return cls(cast(BudgetKind, kind), value)
 
     def __str__(self) -> str:
-        exact = f"{self.amount:.0f}" if self.kind == "steps" else f"{self.amount!r}"
-        return f"{self.kind}={exact}" if float(f"{self.amount:g}") != self.amount else f"{self.kind}={self.amount:g}"
+        short = f"{self.amount:g}"
+        return f"{self.kind}={short if float(short) == self.amount else f'{self.amount:.17g}'}"
 
 
 @dataclass(frozen=True, kw_only=True)

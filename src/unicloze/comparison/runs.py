@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shutil
 import warnings
@@ -14,6 +13,7 @@ from typing import Any
 from unicloze.comparison.measures import bits_per_byte, held_out
 from unicloze.comparison.probes import FittedProbe, finetuning_flops, recipe_for
 from unicloze.comparison.results import probe_key
+from unicloze.digest import digest
 from unicloze.errors import UniclozeError
 from unicloze.files import write_file
 from unicloze.finetuning.run import finetune_run
@@ -112,9 +112,8 @@ def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bo
 
 
 def _fingerprint(recipe: Recipe) -> str:
-    """SHA-256 of a recipe, wherever its prepared text lies."""
-    settings = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, prepared=None)).to_dict()
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    """Names a recipe, wherever its prepared text lies."""
+    return digest(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, prepared=None)).to_dict())
 
 
 def _read_scores(path: Path) -> dict[str, Any]:

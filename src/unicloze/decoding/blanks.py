@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from unicloze.training.models import LoadedModel
 
 Ints = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+By = Literal["par", "chain"]
 
 TEXTS_AT_ONCE = 1000
 """Texts that are encoded together: what the tokenizer says of each takes far more room than what is kept of it."""
-Flags = npt.NDArray[np.bool_]
-By = Literal["par", "chain"]
 
 ABILITIES: dict[By, Ability] = {"par": "stepwise", "chain": "causal"}
 """How a blank is filled, the better way first."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
+from unicloze.digest import digest
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
@@ -71,8 +70,7 @@ def encoded(records: Sequence[Record], recipe: Recipe, tokenizer: Tokenizer, *, 
 
 def records_fingerprint(records: Sequence[Record]) -> str:
     """SHA-256 of what records hold."""
-    content = json.dumps([[record.id, dict(record.fields)] for record in records], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()
+    return digest([[record.id, dict(record.fields)] for record in records])
 
 
 def sample(data: TaskData, count: int | None) -> TaskData:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from unicloze import __version__
 from unicloze.decoding.generate import Generation, generate, stream, stream_tokens, with_token_ids
 from unicloze.decoding.layout import layout_of
+from unicloze.digest import digest
 from unicloze.finetuning.checks import model_fingerprint
 from unicloze.finetuning.data import encoded, records_fingerprint
 from unicloze.finetuning.generate import OnPart, generated, prediction_of
@@ -86,7 +86,7 @@ def generate_into(
     settings |= {"into": into, "device": model.compute.device.type, "version": __version__}
     begun_with = {
         "model": model_fingerprint(model),
-        "setting": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
+        "setting": digest(settings),
         "file of records": records_fingerprint(records),
     }
 

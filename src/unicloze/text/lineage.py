@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from unicloze.digest import digest
 from unicloze.errors import UniclozeError
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import python_docs
@@ -58,7 +59,7 @@ def corpus_files(corpus: str) -> list[Path]:
 def fingerprint(settings: dict[str, Any], sources: Iterable[dict[str, Any]]) -> str:
     """Names the settings and the content of the files, wherever they lie."""
     content = [[file["hash"] for file in source["files"]] for source in sources]
-    return hashlib.sha256(json.dumps([settings, content], sort_keys=True).encode()).hexdigest()
+    return digest([settings, content])
 
 
 def file_hash(file: Path) -> str:

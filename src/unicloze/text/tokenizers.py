@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import re
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import TokenizerSettings
 from unicloze.text.joining import join_words, joining_decoder
@@ -110,8 +110,7 @@ class Tokenizer:
             prefix = backend.model.continuing_subword_prefix
             if _state(backend.decoder) == _state(joining_decoder(prefix)):  # of an export, for others' use
                 backend.decoder = decoders.WordPiece(prefix=prefix, cleanup=False)
-        document = json.loads(backend.to_str())
-        self.fingerprint: str = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+        self.fingerprint: str = digest(json.loads(backend.to_str()))
 
     @classmethod
     def train(cls, texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
@@ -213,8 +212,9 @@ class Tokenizer:
         backend, numbers = self._backend, [int(i) for i in ids]
         if not isinstance(backend.model, models.WordPiece):
             return str(backend.decode(numbers, skip_special_tokens=skip_special))
-        prefix, added = backend.model.continuing_subword_prefix, backend.get_added_tokens_decoder()
-        left_out = {number for number, token in added.items() if skip_special and token.special}
+        prefix = backend.model.continuing_subword_prefix
+        added = backend.get_added_tokens_decoder() if skip_special else {}
+        left_out = {number for number, token in added.items() if token.special}
         pieces = [backend.id_to_token(number) for number in numbers if number not in left_out]
         text = decoders.WordPiece(prefix=prefix, cleanup=False).decode([piece for piece in pieces if piece])
         return join_words(text.removeprefix(prefix))
