@@ -17,7 +17,7 @@ PACKAGE = Path(unicloze.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
-    {"errors", "settings", "files", "yaml_loader", "cores"},
+    {"errors", "settings", "files", "yaml_loader", "cores", "digest"},
     {"capacity", "keyed", "mixtures", "ragged", "recipes", "visibility", "example", "blocks"},
     {"text", "objectives", "tasks", "model"},
     {"training", "decoding"},
