@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import toys
 from decoding_toys import TEXT, byte_level, loaded, wordpiece
 from test_generate import PSEUDO_LAYOUT, approximately, sources
 from toys import EOS, PSEUDO
+from unicloze import verbs
 from unicloze.decoding.generate import generate, generate_tokens, stream
 from unicloze.decoding.layout import layout_of
 from unicloze.errors import UniclozeError, UsageError
@@ -79,6 +81,21 @@ def test_a_stream_is_the_text(objective: str, tokenizer: Any) -> None:
         assert "".join(pieces) == generations[0].text == str(generations[0])
         assert len(pieces) > 1 or settings.beams > 1
         assert generations[0].to_dict()["candidates"][0]["text"] == generations[0].text
+
+
+def test_where_one_text_is_written_no_others_are_dropped(tmp_path: Path) -> None:
+    """A stream, and a field of a record."""
+    model, three = loaded(), {"decoding.beams": 3, "decoding.num_results": 3, "decoding.max_length": 6}
+    with pytest.raises(UsageError, match="num_results is 3 and a stream is one text: set it to 1, or do not stream"):
+        list(verbs.stream(model, SOURCES[0], overrides=three))
+    (tmp_path / "s.txt").write_text("the list")
+    for out in (None, tmp_path / "o.jsonl"):
+        with pytest.raises(UsageError, match="decoding.num_results is 3 and into writes one text per record"):
+            verbs.generate(model, file=tmp_path / "s.txt", into="more", out=out, overrides=three)
+    assert list(tmp_path.iterdir()) == [tmp_path / "s.txt"]
+    one = {**three, "decoding.num_results": 1}
+    text = verbs.generate(model, text=SOURCES[0], overrides=one)[0]["prediction"]
+    assert "".join(verbs.stream(model, SOURCES[0], overrides=one)) == text
 
 
 def test_texts_hold_no_special_tokens() -> None:

@@ -264,6 +264,9 @@ def stream(
     """The text that `generate` gives for a source, piece by piece as soon as each is settled.
 
     In beam search a token is settled once all hypotheses agree on it; with `parallel` the whole text is at the end.
+
+    Raises:
+        UsageError: As `generate`, or the settings ask for several texts.
     """
     loaded, settings, layout, tokens = _ready(model, [source], settings, layout)
     yield from stream_tokens(loaded, tokens[0], settings, layout)
@@ -274,7 +277,8 @@ def stream_tokens(
 ) -> Iterator[str]:
     """As `stream`, for a source of given tokens, see `generate_tokens`."""
     check_settings(settings, layout)
-    settings = dataclasses.replace(settings, num_results=1)
+    if settings.num_results > 1:
+        raise UsageError(f"num_results is {settings.num_results} and a stream is one text: set it to 1, or do not stream")
     ready = IncrementalModel(loaded.model, _dtype(settings, loaded.model))
     steps = _steps(ready, [source], settings, layout, [0])
     ids: list[int] = []
