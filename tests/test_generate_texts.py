@@ -90,7 +90,7 @@ def test_where_one_text_is_written_no_others_are_dropped(tmp_path: Path) -> None
         list(verbs.stream(model, SOURCES[0], overrides=three))
     (tmp_path / "s.txt").write_text("the list")
     for out in (None, tmp_path / "o.jsonl"):
-        with pytest.raises(UsageError, match="decoding.num_results is 3 and into writes one text per record"):
+        with pytest.raises(UsageError, match="num_results is 3 and into writes one text per record"):
             verbs.generate(model, file=tmp_path / "s.txt", into="more", out=out, overrides=three)
     assert list(tmp_path.iterdir()) == [tmp_path / "s.txt"]
     one = {**three, "decoding.num_results": 1}

@@ -278,7 +278,9 @@ def stream_tokens(
     """As `stream`, for a source of given tokens, see `generate_tokens`."""
     check_settings(settings, layout)
     if settings.num_results > 1:
-        raise UsageError(f"num_results is {settings.num_results} and a stream is one text: set it to 1, or do not stream")
+        raise UsageError(
+            f"num_results is {settings.num_results} and a stream is one text: set it to 1, or do not stream"
+        )
     ready = IncrementalModel(loaded.model, _dtype(settings, loaded.model))
     steps = _steps(ready, [source], settings, layout, [0])
     ids: list[int] = []

@@ -177,7 +177,9 @@ def generate(
     loaded = _generator(model, device, overrides)
     several = loaded.recipe.decoding.num_results
     if into is not None and several > 1:
-        raise UsageError(f"decoding.num_results is {several} and into writes one text per record: leave one of them out.")
+        raise UsageError(
+            f"decoding.num_results is {several} and into writes one text per record: leave one of them out."
+        )
     records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
     if out is not None:
         return generate_into(Path(out), loaded, records, into, progress=not quiet)
