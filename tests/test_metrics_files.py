@@ -134,6 +134,7 @@ def test_evaluate_compares_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--metric", "rouge", "--predictions", "p", "--references", "r"], 1, "There is no file p"),
         (["--metric", "rouge", "--blimp", "b"], 2, "A metric compares files: leave out blimp"),
         (["--metric", "rouge", "--stop-words", "english"], 2, "A metric compares files: leave out stop-words"),
+        (["--metric", "diversity", "--predictions", "p", "--na-probabilities", "q"], 2, "Only the metric squad takes"),
         (["--predictions", "p"], 2, "need a metric"),
         (["--metric", "f1", "--option", "positive"], 2, "write it as NAME=VALUE"),
         ([], 2, "Give a model and one of blimp"),

@@ -149,6 +149,22 @@ def test_a_quantity_that_cannot_be_drawn_is_counted_and_left_out(odd: float) -> 
         assert not re.search(r"\b(nan|inf)\b", chart([1e300, -1e300], [-1e300, 1e300]))
 
 
+def test_seeds_of_which_one_is_infinite_have_a_mean_and_no_deviation(tmp_path: Path) -> None:
+    for number, value in enumerate((2.0, math.inf)):
+        task = {"kind": "generation", "metrics": ["loss"]}
+        start = {"event": "start", "step": 0, "time": 0.0, "recipe": {"name": "r", "task": task}}
+        results = {"loss": {"values": {"perplexity": value}, "units": {"perplexity": ""}}}
+        found = {"event": "evaluate", "step": 1, "time": 1.0, "headline": 1.0, "results": results}
+        (tmp_path / f"seed-{number}").mkdir()
+        write(tmp_path / f"seed-{number}" / "ledger.jsonl", [start, found])
+    words = Page(build_report(tmp_path).read_text()).words
+    assert "perplexity, mean and deviation inf 2 seeds, 2 to inf" in words and "mean and deviation inf" in words
+    found["results"]["loss"]["values"]["perplexity"] = math.nan
+    write(tmp_path / "seed-1" / "ledger.jsonl", [start, found])
+    words = Page(build_report(tmp_path).read_text()).words
+    assert "perplexity, mean and deviation 2 1 of 2 seeds, 2 to 2" in words
+
+
 def test_the_page_of_a_regression_that_diverged(tmp_path: Path) -> None:
     task = {"kind": "regression", "metrics": ["correlation"]}
     start = {"event": "start", "step": 0, "time": 0.0, "recipe": {"name": "r", "task": task}}
