@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,34 @@ def test_a_model_that_predicts_no_numbers_is_refused(settings: dict[str, Any]) -
     model = toys.model().eval()
     with torch.no_grad():
         model.backbone.embeddings.tokens.weight[5] = torch.nan
-    with pytest.raises(UniclozeError, match=r"the model predicts nan: .* generate with another checkpoint"):
+    with pytest.raises(UniclozeError, match=r"the model predicts nan: .* use another checkpoint"):
         generate_tokens(model, sources(3), DecodingSettings(max_length=4, **settings), PSEUDO_LAYOUT)
+
+
+@pytest.mark.parametrize("objective", ["unilmv2", "causal"])
+def test_no_verb_takes_nan_for_a_token_that_cannot_be_scored(objective: str, tmp_path: Path) -> None:
+    """Nan stands for [UNK] in scores: a model that diverged seemed to be of another language."""
+    model = loaded(**OBJECTIVES[objective])
+    with torch.no_grad():
+        model.model.backbone.embeddings.tokens.weight[:] = torch.nan
+    lambada, records, prompt, pairs = (tmp_path / name for name in ("l.jsonl", "r.jsonl", "p.yaml", "b.jsonl"))
+    lambada.write_text('{"context": "the list of items is", "continuation": "empty"}\n')
+    records.write_text('{"text": "the list", "label": "0"}\n')
+    prompt.write_text('template: "{text} is {label}"\nlabels: {0: empty, 1: given}\n')
+    kind = '"UID": "u", "field": "f", "linguistics_term": "t"'
+    pairs.write_text(f'{{"sentence_good": "the list is", "sentence_bad": "list the is", {kind}}}\n')
+    calls: list[Callable[[], object]] = [
+        lambda: verbs.score(model, "the list is empty"),
+        lambda: verbs.embed(model, ["the list"]),
+        lambda: verbs.evaluate(model, blimp=pairs, quiet=True),
+        lambda: verbs.evaluate(model, lambada=lambada, quiet=True),
+        lambda: verbs.evaluate(model, prompt=prompt, records=records, quiet=True),
+    ]
+    if objective == "unilmv2":
+        calls += [lambda: verbs.fill(model, "the [MASK] is"), lambda: verbs.fill(model, "the [MASK]", order="span")]
+    for call in calls:
+        with pytest.raises(UniclozeError, match="the model predicts nan: its training diverged"):
+            call()
 
 
 def test_tokens_are_told_as_they_come() -> None:
