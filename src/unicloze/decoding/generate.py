@@ -109,12 +109,20 @@ def check_settings(settings: DecodingSettings, layout: GenerationLayout | None =
         raise UsageError(f"length_penalty is {settings.length_penalty}: give a number from -{STEEPEST} to {STEEPEST}")
     if settings.top_p is not None and not 0 < settings.top_p <= 1:
         raise UsageError(f"top_p is {settings.top_p}: give more than 0 and at most 1")
-    for name, silent in (("temperature", 1.0), ("top_k", None), ("top_p", None)):
+    for name, silent in (("temperature", 1.0), ("top_k", None), ("top_p", None), ("seed", 0)):
         if not settings.sample and getattr(settings, name) != silent:
             raise UsageError(
                 f"{name} is {getattr(settings, name)} and nothing is drawn: set sample to true (--decoding.sample true), or "
                 f"leave {name} out"
             )
+    if settings.early_stop != "exact" and settings.beams == 1:
+        raise UsageError(
+            f"early_stop is {settings.early_stop} and nothing is searched: give beams above 1, or leave it out"
+        )
+    if settings.may_repeat and not settings.no_repeat_ngram:
+        raise UsageError(
+            f"may_repeat is {settings.may_repeat} and everything may: give no_repeat_ngram, or leave it out"
+        )
     if settings.sample and settings.beams > 1:
         raise UsageError(f"sample draws texts and beams is {settings.beams}, a search: set one of them only")
     if not settings.sample and settings.num_results > settings.beams:
