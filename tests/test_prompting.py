@@ -16,13 +16,14 @@ import decoding_toys
 from decoding_toys import Slot, probabilities
 from unicloze import verbs
 from unicloze.decoding.blanks import Blank, fill_blanks, way_of
+from unicloze.decoding.generate import Candidate, Generation
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.childrens_books import childrens_books, read_questions
 from unicloze.evaluation.choices import PromptResult
 from unicloze.evaluation.lambada import LambadaResult, lambada, spelling
 from unicloze.evaluation.prompt_files import read_prompt
 from unicloze.evaluation.prompting import draw_examples, prompted
-from unicloze.settings import TaskSettings
+from unicloze.settings import DecodingSettings, TaskSettings
 from unicloze.tasks.records import Record, read_records
 from unicloze.training.models import LoadedModel
 
@@ -422,6 +423,22 @@ def test_a_reference_that_is_no_text_is_named_before_anything_is_written(
     records = write(tmp_path / "r.jsonl", [LABELLED[0], {"text": "a", "label": label}])
     with pytest.raises(UniclozeError, match=message):
         prompted("no model", prompt, records, progress=False)
+
+
+def test_rows_at_once_hold_for_written_texts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, records = MODELS["causal"](), write(tmp_path / "r.jsonl", LABELLED)
+    seen: list[int] = []
+
+    def generate(_: object, sources: list[str], settings: DecodingSettings, **__: object) -> list[Generation]:
+        seen.append(settings.batch_size)
+        one = Candidate(text="x", tokens=[], log_probability=0.0, score=0.0, ended=True)
+        return [Generation(source=source, candidates=[one]) for source in sources]
+
+    monkeypatch.setattr("unicloze.decoding.generate.generate", generate)
+    for keys, batch_size in (({}, 64), ({}, 3), ({"batch_size": 5}, 3)):
+        prompt = prompt_file(tmp_path, template="{text} to", labels={}, generate=keys)
+        prompted(model, prompt, records, batch_size=batch_size, progress=False)
+    assert seen == [16, 3, 5]
 
 
 def test_the_last_word_stands_behind_any_white_space(tmp_path: Path) -> None:

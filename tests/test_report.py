@@ -229,6 +229,22 @@ def test_samples_stand_side_by_side_and_hits_are_marked(tmp_path: Path) -> None:
     assert "folder/books.txt" not in words
 
 
+@pytest.mark.parametrize("space", ["Ġ", "\u2581"])
+def test_a_sample_reads_as_its_text_whatever_its_pieces_are(tmp_path: Path, space: str) -> None:
+    """Pieces of a word that have no ## before them stood apart."""
+    tokens = ["[SOS]", f"{space}un", "believ", "able", f"{space}news", ".", "[EOS]"]
+    masked = [
+        {"position": 2, "step": 0, "truth": "believ", "ae": "x"},
+        {"position": 4, "step": 1, "truth": f"{space}news", "ae": "y"},
+    ]
+    taken = {**samples(100, "x"), "samples": [{"document": "d", "tokens": tokens, "masked": masked}]}
+    make_run(tmp_path / "run", [start(), step(100, 5.0), taken])
+    build_report(tmp_path / "run")
+    text = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    shown = re.search(r'<p class="sample">(.*?)</p>', text)
+    assert shown and re.sub(r"<sup>.*?</sup>|<[^>]*>", "", shown[1]) == "[SOS] unbelievable news. [EOS]"
+
+
 def test_the_picture_is_of_the_heldout_text_with_the_truth_in_its_masks(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run", whole()))
     pictures = [attributes for name, attributes in page.tags if name == "svg" and attributes.get("class") == "unicloze"]

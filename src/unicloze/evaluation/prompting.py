@@ -52,7 +52,7 @@ def prompted(
         shots: How many each prompt has.
         seed: Names the draws: those of a record depend on it and on the record's number alone.
         limit: Take only so many records.
-        batch_size: Most rows of one forward pass.
+        batch_size: Most rows of one forward pass; of texts that are written at most as many as `decoding.batch_size` has.
         progress: Show progress on stderr.
 
     Raises:
@@ -67,7 +67,7 @@ def prompted(
     drawn = draw_examples(asked, chosen, None if examples is None else Path(examples), shots, seed)
     if not asked.has_blank:
         references = [_references(asked, record) for record in chosen]
-        return _generated(open_model(model), asked, chosen, drawn, references, shots, progress)
+        return _generated(open_model(model), asked, chosen, drawn, references, shots, batch_size, progress)
     loaded = open_model(model)
     choices = [_choice(asked, record, few) for record, few in zip(chosen, drawn, strict=True)]
     return choose(
@@ -164,14 +164,17 @@ def _generated(
     examples: Sequence[Sequence[Record]],
     references: Sequence[list[str] | None],
     shots: int,
+    batch_size: int,
     progress: bool,
 ) -> PromptResult:
     """Texts that go on with each prompt, up to the separator."""
     from unicloze.decoding.generate import generate
 
     sources = [prompt.text(record, few)[0].rstrip() for record, few in zip(records, examples, strict=True)]
-    longest = min(DecodingSettings().max_length, model.model.max_positions // 2)
-    settings = DecodingSettings(**{"precision": model.precision, "max_length": longest, **prompt.generate})
+    usual = DecodingSettings()
+    longest, rows = min(usual.max_length, model.model.max_positions // 2), min(usual.batch_size, batch_size)
+    given = {"precision": model.precision, "max_length": longest, "batch_size": rows, **prompt.generate}
+    settings = DecodingSettings(**given)
     written = generate(model, sources, settings, keep="end", progress=progress)  # where the prompt says what to do
     predictions = []
     for record, one, several in zip(records, written, references, strict=True):
