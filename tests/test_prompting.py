@@ -407,7 +407,7 @@ def test_settings_of_generation_have_their_types(tmp_path: Path) -> None:
 
 def test_a_seed_needs_examples_to_draw(tmp_path: Path) -> None:
     prompt, records = prompt_file(tmp_path), write(tmp_path / "r.jsonl", LABELLED)
-    with pytest.raises(UsageError, match="seed is 7 and no examples are drawn: give examples and shots"):
+    with pytest.raises(UsageError, match="seed is 7, but no examples are drawn: give examples and shots"):
         verbs.evaluate("no model", prompt=prompt, records=records, seed=7, quiet=True)
 
 

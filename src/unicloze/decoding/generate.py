@@ -117,11 +117,11 @@ def check_settings(settings: DecodingSettings, layout: GenerationLayout | None =
             )
     if settings.early_stop != "exact" and settings.beams == 1:
         raise UsageError(
-            f"early_stop is {settings.early_stop} and nothing is searched: give beams above 1, or leave it out"
+            f"early_stop is {settings.early_stop}, but beams is 1: give 2 beams or more, or leave early_stop out"
         )
     if settings.may_repeat and not settings.no_repeat_ngram:
         raise UsageError(
-            f"may_repeat is {settings.may_repeat} and everything may: give no_repeat_ngram, or leave it out"
+            f"may_repeat is {settings.may_repeat}, but no_repeat_ngram is 0: set it, or leave may_repeat out"
         )
     if settings.sample and settings.beams > 1:
         raise UsageError(f"sample draws texts and beams is {settings.beams}, a search: set one of them only")
@@ -287,7 +287,7 @@ def stream_tokens(
     check_settings(settings, layout)
     if settings.num_results > 1:
         raise UsageError(
-            f"num_results is {settings.num_results} and a stream is one text: set it to 1, or do not stream"
+            f"num_results is {settings.num_results}, but a stream is one text: set it to 1, or do not stream"
         )
     ready = IncrementalModel(loaded.model, _dtype(settings, loaded.model))
     steps = _steps(ready, [source], settings, layout, [0])

@@ -113,7 +113,7 @@ def draw_examples(
         raise UsageError("examples and shots go together: give a file to draw from and how many, or neither")
     if path is None:
         if seed:
-            raise UsageError(f"seed is {seed} and no examples are drawn: give examples and shots, or leave it out")
+            raise UsageError(f"seed is {seed}, but no examples are drawn: give examples and shots, or leave it out")
         return [[] for _ in records]
     known = read_records(path, prompt.records, cure=IN_FILE)
     said = [prompt.sides(example) for example in known]

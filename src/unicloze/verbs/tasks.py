@@ -178,7 +178,7 @@ def generate(
     several = loaded.recipe.decoding.num_results
     if into is not None and several > 1:
         raise UsageError(
-            f"decoding.num_results is {several} and into writes one text per record: leave one of them out."
+            f"decoding.num_results is {several}, but into writes one text per record: leave one of them out."
         )
     records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
     if out is not None:
