@@ -27,7 +27,6 @@ import hashlib
 import json
 import os
 import platform
-import random
 import shutil
 import sys
 import tempfile
@@ -37,6 +36,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from golden_text import write_material
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
@@ -57,12 +58,7 @@ COMMON = {
 """Settings of every pre-training, over those of `--toy`. Two heads of 24, so that the scale of the scores is no power of 2
 and the order of products shows."""
 OWN: Mapping[str, dict[str, Any]] = {
-    "quickstart": {
-        "training.steps": 200,
-        "training.save_every": 100,
-        "training.evaluate_every": 100,
-        "model.dropout": 0.1,
-    },
+    "quickstart": {"training.steps": 200, "training.save_every": 100, "model.dropout": 0.1},
     "xlnet-base": {"model.memory": 16},
     "gpt-3-small": {"objective.local_width": 8, "training.steps": 40},
     "bert-base": {"training.phases": [{"share": 1, "data.window": 16}, {"share": 1}]},
@@ -71,15 +67,9 @@ OWN: Mapping[str, dict[str, Any]] = {
 }
 """Further settings of some: more steps where texts are generated, and mechanisms that no recipe has at toy size."""
 LEARNING = {
-    "finetuning.epochs": 6,
-    "finetuning.evaluations": 0.5,
-    "training.batch_size": 8,
-    "training.learning_rate": 3e-3,
-    "training.precision": "fp32",
-    "training.seed": 7,
-    "training.device": "cpu",
-    "task.max_length": 32,
-}
+    "finetuning.epochs": 6, "finetuning.evaluations": 0.5, "training.batch_size": 8, "training.learning_rate": 3e-3,
+    "training.precision": "fp32", "training.seed": 7, "training.device": "cpu", "task.max_length": 32,
+}  # fmt: skip
 """Settings of every fine-tuning."""
 TASKS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "classification": ("bert-base", {"task.pooling": "first"}),
@@ -95,11 +85,6 @@ REFUSED = "(refused)"
 """Instead of the value where the objective does not define it."""
 TEXTS = "the small cat sees the old dog.", "a bird crosses the cold river. the child opens a letter.", "song"
 BLANKS = "the small [MASK] sees the [MASK] [MASK].", "the [MASK] cat [MASK] the red house. a [MASK] bird."
-NOUNS = [
-    "cat", "dog", "house", "tree", "river", "stone", "bird", "child", "window", "door", "road", "letter", "song", "cloud",
-]  # fmt: skip
-VERBS = ["sees", "finds", "follows", "leaves", "watches", "paints", "crosses", "opens"]
-ADJECTIVES = ["small", "old", "red", "quiet", "heavy", "bright", "cold", "green"]
 WRITERS = (
     "quickstart", "unilm-v1-base", "gpt-3-small", "gpt", "prefix-lm-base", "t5-base", "bart-base", "mass-base", "ul2-base",
 )  # fmt: skip
@@ -147,49 +132,6 @@ def package() -> SimpleNamespace:
         import_checkpoint=verbs.import_checkpoint,
         export_onnx=export_onnx,
     )
-
-
-# Material
-
-
-def write_material() -> None:
-    """A corpus and records in the working directory, the same on every machine."""
-    draw = random.Random(0)
-
-    def words() -> list[str]:
-        first, second = draw.sample(NOUNS, 2)
-        return ["the", draw.choice(ADJECTIVES), first, draw.choice(VERBS), "the", draw.choice(ADJECTIVES), second]
-
-    def sentence() -> str:
-        return "a post office opens." if draw.random() < 0.2 else " ".join(words()) + "."
-
-    documents = [" ".join(sentence() for _ in range(draw.randint(3, 12))) for _ in range(80)]
-    Path("corpus").mkdir(exist_ok=True)
-    Path("corpus/text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
-    for name, count in (("train", 32), ("dev", 9)):
-        records: dict[str, list[dict[str, Any]]] = {task: [] for task in TASKS}
-        for number in range(count):
-            given = words()
-            text, right = " ".join(given), number % 3
-            old = {"text": text, "label": "old" if given[1] in ADJECTIVES[:4] else "new"}
-            records["classification"].append(old)
-            records["gpt-classification"].append(old)
-            records["regression"].append({"text": text, "pair": given[2], "label": float(len(given[2]))})
-            choices = draw.sample(NOUNS, 3)
-            choices[right] = given[2]
-            cloze = " ".join([*given[:2], "_", *given[3:]])
-            records["choice"].append({"cloze": cloze, "choices": choices, "label": right})
-            tags = ["O", "O", "B-WHO", "O", "O", "B-WHAT", "I-WHAT"]
-            records["tagging"].append({"tokens": given, "tags": tags})
-            answer = {"text": given[2], "answer_start": text.index(f" {given[2]} ") + 1}
-            context = f"{text}. {' '.join(words())}. {' '.join(words())}."
-            asked = {"id": f"q{number}", "context": context, "question": f"who {given[3]}?"}
-            records["squad-v2"].append(asked | {"answers": [answer] if right else []})
-            records["generation"].append({"source": text, "target": " ".join(given[4:])})
-        for task, lines in records.items():
-            Path(f"{task}-{name}.jsonl").write_text(
-                "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
-            )
 
 
 # Digests
@@ -469,7 +411,7 @@ def make(runs: Path, only: list[str]) -> dict[str, Any]:
         print(f"{name:<12} {seconds[name]:6.1f} s", file=sys.stderr)
         return result
 
-    write_material()
+    write_material(TASKS)
     timed("training", lambda: train(own, runs))
     for name in only or SECTIONS:
         values |= {
