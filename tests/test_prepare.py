@@ -17,7 +17,7 @@ import pytest
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import pipeline, prepare, python_docs
+from unicloze.text import cutting, pipeline, prepare, python_docs
 from unicloze.text.prepare import Prepared, open_or_prepare, prepare_data
 from unicloze.text.readers import Document, read_documents
 from unicloze.text.shards import TokenSource
@@ -227,7 +227,7 @@ def test_several_sources(corpus: Path, tmp_path: Path) -> None:
 def test_long_documents_are_tokenised_in_pieces_but_are_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
-    monkeypatch.setattr(pipeline, "_PIECE", 100)
+    monkeypatch.setattr(cutting, "PIECE", 100)
     monkeypatch.setattr(pipeline, "_BATCH", 300)
     texts = ["\n".join(sentence(i + 100 * j) + " \n " for i in range(20)) for j in range(4)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -241,7 +241,7 @@ def test_long_documents_are_tokenised_in_pieces_but_are_one(
 
 def test_pieces_put_together_are_the_text() -> None:
     for text in ("", "a", "word " * 100_000, "x" * 3_000_000, "x" * 200_000, " " * 2_000_000 + "end"):
-        pieces = list(pipeline._cut(text))
+        pieces = list(cutting.pieces_of(text))
         assert "".join(pieces) == text
         assert max(map(len, pieces)) <= 2**20
 
@@ -410,6 +410,6 @@ def test_python_docs_are_kept_and_checked_by_version(tmp_path: Path, monkeypatch
 
 
 def test_a_word_without_end_trains_a_tokenizer_all_the_same() -> None:
-    pieces = [pipeline._LONG_WORD.sub(r"\1 ", piece) for piece in pipeline._cut("ACGT" * 50_000)]
+    pieces = [pipeline._LONG_WORD.sub(r"\1 ", piece) for piece in cutting.pieces_of("ACGT" * 50_000)]
     assert "".join(pieces).replace(" ", "") == "ACGT" * 50_000
     assert max(len(word) for piece in pieces for word in piece.split()) == 256

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
+from unicloze.text.cutting import pieces_of, tail_start
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.python_docs import write_python_docs
 from unicloze.text.readers import SUFFIXES, Document, Tally, find_files, other_files, read_file
@@ -28,14 +29,12 @@ from unicloze.text.tokenizers import Tokenizer
 
 TokenIds = npt.NDArray[np.int32]
 
-_PIECE = 2**16
 _BATCH = 2**21
 _TRAINING_BYTES = 2**30
 _SEEN = 2**20
 _LEAST_HELDOUT = 2048
 _DROP, _TRAIN, _HELDOUT, _CUT = range(4)
 _CHANGED = "{} changed while it was read: run the command again when the file is complete."
-_GAP = re.compile(r"\s\S")
 _LONG_WORD = re.compile(r"(\S{256})(?=\S)")  # training a tokenizer takes the square of a word's length
 
 
@@ -215,9 +214,7 @@ class Preparation:
             if decision[0] in (_TRAIN, _HELDOUT):
                 yield document.path, text, decision[0] == _HELDOUT
             elif decision[0] == _CUT:
-                at = len(text) - max(1, self.cut_bytes * len(text) // len(text.encode()))
-                gap = _GAP.search(text, at)
-                at = gap.start() + 1 if gap else at
+                at = tail_start(text, self.cut_bytes)
                 yield document.path, text[:at], False
                 yield document.path, text[at:], True
 
@@ -284,19 +281,7 @@ class _TrainingTexts:
                     taken += share
                     if not is_heldout and taken >= 1 - 1e-9:
                         taken -= 1
-                        yield from (_LONG_WORD.sub(r"\1 ", piece) for piece in _cut(text))
-
-
-def _cut(text: str) -> Iterator[str]:
-    """Pieces of about 64 Ki characters, cut where white space meets a word, so that no token changes."""
-    start = 0
-    while len(text) - start > 2 * _PIECE:
-        gap = _GAP.search(text, start + _PIECE, start + 16 * _PIECE)
-        end = gap.start() if gap else min(len(text), start + 16 * _PIECE)
-        yield text[start:end]
-        start = end
-    if start < len(text) or not text:
-        yield text[start:]
+                        yield from (_LONG_WORD.sub(r"\1 ", piece) for piece in pieces_of(text))
 
 
 def batches(documents: Iterable[tuple[str, str, bool]]) -> Iterator[list[Piece]]:
@@ -305,7 +290,7 @@ def batches(documents: Iterable[tuple[str, str, bool]]) -> Iterator[list[Piece]]
     size = 0
     for path, text, is_heldout in documents:
         left = len(text)
-        for piece in _cut(text):
+        for piece in pieces_of(text):
             left -= len(piece)
             batch.append(Piece(path=path, text=piece, is_heldout=is_heldout, is_last=not left))
             size += len(piece)
@@ -345,7 +330,7 @@ def _measure(text: str, seed: int) -> tuple[int, int]:
     """The bytes of a text, and 64 bits that are equal for texts equal up to case and white space."""
     digest = hashlib.blake2b(digest_size=8, salt=seed.to_bytes(8, "little", signed=True))
     size = 0
-    for piece in _cut(text):
+    for piece in pieces_of(text):
         size += len(piece.encode())
         digest.update(" ".join(piece.lower().split()).encode())
         digest.update(b" ")
