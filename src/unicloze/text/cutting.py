@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -43,6 +44,16 @@ def tail_start(text: str, size: int) -> int:
     at = len(text) - max(1, size * len(text) // len(text.encode()))
     gap = _GAP.search(text, at)
     return gap.start() + 1 if gap else _between_characters(text, 0, at)
+
+
+def visible(text: str) -> int:
+    """How many characters of a text are no white space."""
+    return len("".join(text.split()))
+
+
+def last_visible(text: str, count: int) -> int:
+    """Where the last so many characters of a text begin, not counting white space."""
+    return bisect.bisect_right(range(len(text)), -count, key=lambda at: -visible(text[at:])) - 1
 
 
 def _between_characters(text: str, first: int, last: int) -> int:

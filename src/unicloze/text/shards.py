@@ -150,6 +150,11 @@ class TokenShard:
             files = tuple((entry["path"], entry["first_document"]) for entry in sidecar["files"])
         numbers = np.arange(len(ends), dtype=np.int64)
         if documents is not None:
+            if len(documents) and int(documents.max()) >= len(ends):
+                raise UniclozeError(
+                    f"{path} has {len(ends)} documents and not {int(documents.max()) + 1} or more as when it was prepared: "
+                    "prepare again."
+                )
             numbers, starts, ends = documents, starts[documents], ends[documents]
             sizes = None if sizes is None else sizes[documents]
         return cls(path=path, tokens=tokens, starts=starts, ends=ends, sizes=sizes, numbers=numbers, files=files)
