@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from unicloze.settings import DataSettings, TokenizerSettings
+from unicloze.text import cutting
 from unicloze.text.prepare import Prepared, prepare_data
-from unicloze.text.split import CUT, DROP, HELDOUT, TRAIN, Split
+from unicloze.text.split import CUT, DROP, HELDOUT, TRAIN, Split, text_hash
 from unicloze.text.tokenizers import Tokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu"]
@@ -218,6 +219,24 @@ def test_a_text_is_known_again_in_its_tokens_whatever_the_tokenizer(tmp_path: Pa
     assert counts[0] == (60, 0) and all(total == dropped > 0 for total, dropped in counts[1:])
 
 
+def test_texts_the_tokenizer_cannot_spell_are_no_copies_of_each_other(tmp_path: Path, given: TokenizerSettings) -> None:
+    corpus = [
+        write_texts(tmp_path / "a.jsonl", ["\u6f22" * length for length in range(1, 9)]),
+        write_tokens(tmp_path / "b", BY_HASH[:5]),
+    ]
+    data = prepared(corpus, tmp_path / "out", given, heldout_share=0.0)
+    assert [(entry["documents"], entry["duplicates"]) for entry in data.lineage["sources"]] == [(8, 0), (5, 0)]
+
+
+def test_white_space_does_not_change_the_hash_of_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "PIECE", 8)
+    draw = random.Random(0)
+    for _ in range(200):
+        words = draw.choices(["alpha", "\u6f22", "x" * 500, "e\u0301", "it's", "a,b"], k=40)
+        spaced = "".join(word + draw.choice([" ", "\n\n", "\u3000", "\u2028", "\f", " \t"]) for word in words)
+        assert text_hash(spaced, 0)[0] == hash_of(" ".join(words)) == text_hash(f"  {spaced.upper()}", 0)[0]
+
+
 @pytest.mark.parametrize("seed", range(16))
 def test_any_corpus_is_split_by_content(tmp_path: Path, given: TokenizerSettings, seed: int) -> None:
     draw = random.Random(seed)
@@ -244,6 +263,52 @@ def split_of(documents: Sequence[tuple[str, int, int, bool]], share: float, *, d
         split.add(source, value, size, is_text=is_text)
     split.decide()
     return split
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share", "side", "cut"),
+    [
+        ((4 * 2048, 10), NEVER, HELDOUT, 0),
+        ((4 * 2048 + 1, 10), NEVER, CUT, 2048),
+        ((40_000, 60_000), 2**-5, CUT, 100_000 // 32),
+        ((12_500, 87_500), 2**-5, HELDOUT, 0),
+        ((100,), NEVER, CUT, 50),
+        ((4097,), NEVER, CUT, 2048),
+    ],
+)
+def test_a_document_is_cut_if_it_is_more_than_four_times_what_is_wanted_or_the_only_one(
+    sizes: Sequence[int], share: float, side: int, cut: int
+) -> None:
+    split = split_of([("a", 2**60 + number, size, True) for number, size in enumerate(sizes)], share)
+    assert (split.side(2**60), split.cut_size) == (side, cut)
+
+
+def test_of_documents_that_are_all_trained_on_one_that_is_long_enough_is_cut() -> None:
+    """The one with the smallest hash that holds twice what is wanted, else the longest."""
+    sizes = [100, 5000, 6000, 90_000]
+    assert [split_of(alone(sizes), NEVER).side(2**60 + number) for number in range(4)] == [TRAIN, CUT, TRAIN, TRAIN]
+    split = split_of(alone([100, 4000, 3000]), NEVER)
+    assert [split.side(2**60 + number) for number in range(3)] == [TRAIN, CUT, TRAIN] and split.cut_size == 2000
+
+
+def alone(sizes: Sequence[int]) -> list[tuple[str, int, int, bool]]:
+    """Documents in ascending order of their hashes, each a source of its own."""
+    return [(str(number), 2**60 + number, size, True) for number, size in enumerate(sizes)]
+
+
+def test_a_huge_document_whose_hash_lies_below_the_share_is_held_out_as_it_is() -> None:
+    split = split_of([("a", 2**60, 10**9, True), ("a", 2**63, 100, True)], 0.25)
+    assert (split.side(2**60), split.side(2**63), split.cut_size) == (HELDOUT, TRAIN, 0)
+
+
+@pytest.mark.parametrize("text_first", [True, False])
+def test_a_huge_document_to_force_out_is_cut_only_if_every_copy_is_text(text_first: bool) -> None:
+    copies = [("text", 2**60, 10**6, text_first), ("tokens", 2**60, 10**6, not text_first)]
+    others = [(source, 2**61 + number, 10**6, True) for number, source in enumerate(("text", "tokens"))]
+    split = split_of([*copies, *others], NEVER, deduplicate=False)
+    assert (split.side(2**60), split.cut_size) == (HELDOUT, 0)
+    split = split_of([copies[0], *others[:1]], NEVER, deduplicate=False)
+    assert split.side(2**60) == (CUT if text_first else HELDOUT)
 
 
 def test_a_document_that_is_also_in_a_token_shard_is_not_cut() -> None:

@@ -135,10 +135,10 @@ class TokenShard:
         starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
         sizes: npt.NDArray[np.int64] | None = None
         if (file := beside(path, ".bytes")).is_file():
+            if file.stat().st_size != index.stat().st_size:
+                raise UniclozeError(f"{file} does not fit {index}: remove the folder and prepare again.")
             bounds = np.concatenate([np.zeros(1, np.int64), np.fromfile(file, dtype="<u8").astype(np.int64)])
             sizes = bounds[1:] - bounds[:-1]
-            if len(sizes) != len(ends):
-                raise UniclozeError(f"{file} does not fit {index}: remove the folder and prepare again.")
         files: tuple[tuple[str, int], ...] = ((str(path), 0),)
         if (file := beside(path, ".json")).is_file():
             try:

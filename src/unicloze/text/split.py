@@ -129,13 +129,13 @@ class Split:
 
 def text_hash(text: str, seed: int) -> tuple[int, int]:
     """64 bits that are equal for texts equal up to case and white space, and the bytes of the text."""
-    digest, size, gap = _hash(seed), 0, False
-    for number, piece in enumerate(pieces_of(text)):
+    digest, size, gap, begun = _hash(seed), 0, False, False
+    for piece in pieces_of(text):
         size += len(piece.encode())
-        if number and (gap or piece[:1].isspace()):
-            digest.update(b" ")
-        digest.update(" ".join(piece.lower().split()).encode())
-        gap = piece[-1:].isspace()
+        gap |= piece[:1].isspace()
+        if words := " ".join(piece.lower().split()):
+            digest.update(f" {words}".encode() if gap and begun else words.encode())
+            gap, begun = piece[-1:].isspace(), True
     digest.update(b" ")
     return int.from_bytes(digest.digest(), "little"), size
 
