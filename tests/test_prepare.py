@@ -105,6 +105,21 @@ def test_the_tokenizer_is_trained_on_train_documents_only(tmp_path: Path) -> Non
         assert (f"word{i}x" in vocabulary) != is_heldout
 
 
+def test_a_tokenizer_is_trained_on_an_even_part_of_a_large_corpus(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, seen = Tokenizer.train, []
+
+    def watched(texts: Any, settings: TokenizerSettings) -> Tokenizer:
+        seen.extend(texts)
+        return train(texts, settings)
+
+    monkeypatch.setattr(Tokenizer, "train", watched)
+    monkeypatch.setattr(pipeline, "_TRAINING_BYTES", sum(len(sentence(i)) for i in range(197)) / 4)
+    run(corpus, tmp_path / "out", heldout_share=0.0)
+    assert seen == [sentence(i) for i in range(3, 197, 4)]
+
+
 def test_an_unchanged_corpus_is_opened_without_reading_it(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +291,8 @@ def test_a_file_that_is_read_in_another_way_is_another_corpus(tmp_path: Path) ->
     assert not is_corpus(as_text.lineage, [str(tmp_path / "a.jsonl")])
     (tmp_path / "a.jsonl").rename(tmp_path / "b.txt")
     assert is_corpus(as_text.lineage, [str(tmp_path / "b.txt")])
+    (tmp_path / "b.txt").write_text(lines.replace("alpha", "omega"))
+    assert not is_corpus(as_text.lineage, [str(tmp_path / "b.txt")]), "as long, but another text"
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
