@@ -117,6 +117,17 @@ def test_phases_share_the_steps_and_read_on_where_the_last_one_stopped() -> None
     assert (first.first_step, first.last_step, second.last_step) == (0, 9, 10)
     assert (first.recipe.data.window, second.recipe.data.window, second.first_window) == (12, 24, 36)
     assert [len(m.examples) for batches in steps_of(made) for m in batches] == [4] * 9 + [8]
+    read = [index for batches in steps_of(made) for m in batches for index in m.windows.index.tolist()]
+    assert read == list(range(36 + 8)), "no window is read twice, and none is left out"
+
+
+@pytest.mark.parametrize("first", [0, 4, 9, 10, 19, 20, 29])
+def test_each_phase_reads_on_wherever_the_run_was_resumed(first: int) -> None:
+    made = recipe(steps=30, batch=4)
+    changes = [{}, {"objective": {"mask_rate": 0.3}}, {"training": {"batch_size": 3}}]
+    made = dataclasses.replace(made, training=dataclasses.replace(made.training, phases=changes))
+    read = [index for batches in steps_of(made, first) for m in batches for index in m.windows.index.tolist()]
+    assert read == list(range(4 * min(first, 20) + 3 * max(0, first - 20), 20 * 4 + 10 * 3))
 
 
 def test_all_targets_of_all_parts_of_all_phases_have_their_head() -> None:

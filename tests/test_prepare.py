@@ -17,7 +17,8 @@ import pytest
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import pipeline, prepare, python_docs
+from unicloze.text import cutting, pipeline, prepare, python_docs
+from unicloze.text.lineage import is_corpus
 from unicloze.text.prepare import Prepared, open_or_prepare, prepare_data
 from unicloze.text.readers import Document, read_documents
 from unicloze.text.shards import TokenSource
@@ -102,6 +103,21 @@ def test_the_tokenizer_is_trained_on_train_documents_only(tmp_path: Path) -> Non
     for i in range(40):
         is_heldout = any(f" word{i}x" in text.replace(" ##", "") for text in heldout)
         assert (f"word{i}x" in vocabulary) != is_heldout
+
+
+def test_a_tokenizer_is_trained_on_an_even_part_of_a_large_corpus(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, seen = Tokenizer.train, []
+
+    def watched(texts: Any, settings: TokenizerSettings) -> Tokenizer:
+        seen.extend(texts)
+        return train(texts, settings)
+
+    monkeypatch.setattr(Tokenizer, "train", watched)
+    monkeypatch.setattr(pipeline, "_TRAINING_BYTES", sum(len(sentence(i)) for i in range(197)) / 4)
+    run(corpus, tmp_path / "out", heldout_share=0.0)
+    assert seen == [sentence(i) for i in range(3, 197, 4)]
 
 
 def test_an_unchanged_corpus_is_opened_without_reading_it(
@@ -217,17 +233,73 @@ def test_nothing_is_held_out_if_so_asked(corpus: Path, tmp_path: Path) -> None:
 
 def test_several_sources(corpus: Path, tmp_path: Path) -> None:
     data = DataSettings(corpus=[str(corpus / "a.jsonl"), str(corpus / "b.jsonl"), str(corpus / "a.jsonl")])
-    with_repeats = prepare_data(data, TOKENIZER, tmp_path / "out", progress=False)
+    with pytest.warns(
+        UserWarning, match=r"a\.jsonl gives nothing to train on: sources before it hold the same documents"
+    ):
+        with_repeats = prepare_data(data, TOKENIZER, tmp_path / "out", progress=False)
     assert [source.name for source in with_repeats.train] == ["a", "b", "a-2"]
     assert with_repeats.train[2].num_documents == 0, "every document was in the first source"
     assert with_repeats.lineage["sources"][2]["duplicates"] == 100
+
+
+@pytest.mark.parametrize(
+    ("corpus", "names"),
+    [
+        (["text-2.txt", "en/*.txt", "de/*.txt"], ["text-2", "text", "text-3"]),
+        (["wiki.1.jsonl", "wiki-2.jsonl", "wiki.2.jsonl"], ["wiki", "wiki-2", "wiki-3"]),
+        (["Wiki.txt", "wiki.txt", "WIKI.jsonl"], ["Wiki", "wiki-1", "WIKI-2"]),
+        (["cafe.txt", "cafe\u0301.txt", "\u212b.txt", "\u00c5.txt"], ["cafe", "cafe-1", "\u212b", "\u00c5-3"]),
+        (["a.1", "a-1", "A-1", "a.2"], ["a", "a-1", "A-1-2", "a-3"]),
+    ],
+)
+def test_every_source_has_a_name_of_its_own(corpus: list[str], names: list[str]) -> None:
+    assert pipeline._source_names(corpus) == names
+
+
+def test_no_source_overwrites_another(tmp_path: Path) -> None:
+    names = ["text-2.txt", "en/a.txt", "de/a.txt"]
+    for number, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("\n\n".join(sentence(10 * number + i) for i in range(5)))
+    corpus = [str(tmp_path / name) for name in ("text-2.txt", "en/*.txt", "de/*.txt")]
+    data = DataSettings(corpus=corpus, heldout_share=0.0)
+    prepared = prepare_data(data, TOKENIZER, tmp_path / "out", progress=False)
+    for number, source in enumerate(prepared.train):
+        expected = [prepared.tokenizer.decode(prepared.tokenizer.encode(sentence(10 * number + i))) for i in range(5)]
+        assert texts_of(prepared, (source,)) == expected
+
+
+def test_a_folder_in_which_one_source_overwrote_another_is_refused(corpus: Path, tmp_path: Path) -> None:
+    data = DataSettings(corpus=[str(corpus / "a.jsonl"), str(corpus / "b.jsonl")])
+    out = prepare_data(data, TOKENIZER, tmp_path / "out", progress=False).folder
+    for file in (out / "train").glob("b.ds*"):
+        file.replace(file.with_name(file.name.replace("b.ds", "a.ds")))
+    lineage = json.loads((out / "lineage.json").read_text())
+    lineage["sources"][1]["name"] = "a"
+    (out / "lineage.json").write_text(json.dumps(lineage))
+    with pytest.raises(UniclozeError, match=r"train/a has .* documents .* lineage\.json says .*: remove the folder"):
+        Prepared.load(out)
+
+
+def test_a_file_that_is_read_in_another_way_is_another_corpus(tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"text": sentence(i)}) + "\n" for i in range(20))
+    (tmp_path / "a.txt").write_text(lines)
+    as_text = run(tmp_path / "a.txt", tmp_path / "out")
+    (tmp_path / "a.txt").rename(tmp_path / "a.jsonl")
+    with pytest.raises(UniclozeError, match=r"a\.jsonl is new; .*a\.txt is gone"):
+        run(tmp_path / "a.jsonl", tmp_path / "out")
+    assert not is_corpus(as_text.lineage, [str(tmp_path / "a.jsonl")])
+    (tmp_path / "a.jsonl").rename(tmp_path / "b.txt")
+    assert is_corpus(as_text.lineage, [str(tmp_path / "b.txt")])
+    (tmp_path / "b.txt").write_text(lines.replace("alpha", "omega"))
+    assert not is_corpus(as_text.lineage, [str(tmp_path / "b.txt")]), "as long, but another text"
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 def test_long_documents_are_tokenised_in_pieces_but_are_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
-    monkeypatch.setattr(pipeline, "_PIECE", 100)
+    monkeypatch.setattr(cutting, "PIECE", 100)
     monkeypatch.setattr(pipeline, "_BATCH", 300)
     texts = ["\n".join(sentence(i + 100 * j) + " \n " for i in range(20)) for j in range(4)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -241,7 +313,7 @@ def test_long_documents_are_tokenised_in_pieces_but_are_one(
 
 def test_pieces_put_together_are_the_text() -> None:
     for text in ("", "a", "word " * 100_000, "x" * 3_000_000, "x" * 200_000, " " * 2_000_000 + "end"):
-        pieces = list(pipeline._cut(text))
+        pieces = list(cutting.pieces_of(text))
         assert "".join(pieces) == text
         assert max(map(len, pieces)) <= 2**20
 
@@ -339,6 +411,20 @@ def test_a_file_that_changes_while_it_is_read(corpus: Path, tmp_path: Path, monk
     assert not (tmp_path / "out").exists()
 
 
+def test_files_that_come_or_go_while_the_corpus_is_read(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = Tokenizer.train
+
+    def remove(*arguments: Any) -> Tokenizer:
+        (corpus / "b.jsonl").unlink()
+        return train(*arguments)
+
+    monkeypatch.setattr(Tokenizer, "train", remove)
+    with pytest.raises(UniclozeError, match="corpus changed while it was read"):
+        run(corpus, tmp_path / "out")
+
+
 @pytest.mark.parametrize("damage", ["lineage.json", "tokenizer.json", "train/corpus.ds", "train/corpus.ds.index"])
 def test_damage_is_named(corpus: Path, tmp_path: Path, damage: str) -> None:
     run(corpus, tmp_path / "out")
@@ -410,6 +496,6 @@ def test_python_docs_are_kept_and_checked_by_version(tmp_path: Path, monkeypatch
 
 
 def test_a_word_without_end_trains_a_tokenizer_all_the_same() -> None:
-    pieces = [pipeline._LONG_WORD.sub(r"\1 ", piece) for piece in pipeline._cut("ACGT" * 50_000)]
+    pieces = [pipeline._LONG_WORD.sub(r"\1 ", piece) for piece in cutting.pieces_of("ACGT" * 50_000)]
     assert "".join(pieces).replace(" ", "") == "ACGT" * 50_000
     assert max(len(word) for piece in pieces for word in piece.split()) == 256

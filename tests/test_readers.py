@@ -62,6 +62,33 @@ def test_parquet(tmp_path: Path) -> None:
         texts(tmp_path / "a.parquet", "id")
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.binary(),
+        pa.large_binary(),
+        pa.binary_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.dictionary(pa.int8(), pa.binary()),
+    ],
+    ids=str,
+)
+def test_every_arrow_type_of_text_is_read_from_parquet(tmp_path: Path, kind: pa.DataType) -> None:
+    values = [*DOCUMENTS, None, DOCUMENTS[0]]
+    pq.write_table(pa.table({"text": pa.array(values).cast(kind)}), tmp_path / "a.parquet")
+    assert pq.read_schema(tmp_path / "a.parquet").field("text").type == kind
+    assert texts(tmp_path / "a.parquet") == [*DOCUMENTS, DOCUMENTS[0]]
+
+
+def test_a_dictionary_of_numbers_is_not_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": pa.array([1, 2]).dictionary_encode()}), tmp_path / "a.parquet")
+    with pytest.raises(UniclozeError, match=r'"text" .* holds .*int64.*, not text'):
+        texts(tmp_path / "a.parquet")
+
+
 def test_folders_and_globs_are_sorted_and_leave_other_files_alone(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     for name in ("b/z.txt", "a.txt", "c.jsonl", "README.md", "data.csv"):
@@ -108,6 +135,12 @@ def test_byte_order_marks(tmp_path: Path) -> None:
     assert texts(write(tmp_path / "a.jsonl", '\ufeff{"text": "x"}'.encode())) == ["x"]
     with pytest.raises(UniclozeError, match=r"UTF-16.*iconv"):
         texts(write(tmp_path / "b.txt", "text".encode("utf-16")))
+
+
+@pytest.mark.parametrize("first", ["\ufeff\n", "\ufeff \r\n", "\ufeff\ufeff\n"])
+def test_a_first_line_that_is_only_a_byte_order_mark_is_empty(tmp_path: Path, first: str) -> None:
+    path = write(tmp_path / "a.jsonl", f'{first}{{"text": "x"}}\n'.encode())
+    assert [(document.text, document.line) for document in read_documents(path)] == [("x", 2)]
 
 
 def test_empty_documents_are_skipped_and_counted(tmp_path: Path) -> None:
@@ -157,6 +190,27 @@ def test_a_file_without_blank_lines_is_cut_at_white_space(tmp_path: Path, monkey
     assert "".join(document.text for document in documents) == path.read_text()
     assert all(len(document.text) <= 1000 and document.text.endswith("\n") for document in documents)
     assert documents[1].line == documents[0].text.count("\n") + 1
+
+
+@pytest.mark.parametrize("character", ["\u00fc", "\u6f22", "\U0001f600"])
+def test_a_text_without_white_space_is_cut_between_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, character: str
+) -> None:
+    monkeypatch.setattr(readers, "LONGEST_DOCUMENT", 1001)
+    path = write(tmp_path / "a.txt", (character * 1500).encode())
+    tally = Tally()
+    documents = list(read_documents(path, tally=tally))
+    assert "".join(document.text for document in documents) == character * 1500
+    assert all(len(document.text.encode()) <= 1001 for document in documents)
+    assert (tally.replaced, tally.first_bad) == (0, None)
+
+
+def test_invalid_utf8_without_white_space_is_cut_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "LONGEST_DOCUMENT", 1001)
+    path = write(tmp_path / "a.txt", b"\xbf" * 2500)
+    tally = Tally()
+    assert "".join(texts(path, tally=tally)) == "\ufffd" * 2500
+    assert tally.replaced == 2500
 
 
 def test_the_digest_covers_the_raw_bytes(tmp_path: Path) -> None:

@@ -73,6 +73,20 @@ def test_damage_is_named(tmp_path: Path) -> None:
         TokenShard.open(path)
 
 
+@pytest.mark.parametrize("size", [0, 8, 16, 21, 23, 25, 32])
+def test_lengths_of_other_documents_are_refused(tmp_path: Path, size: int) -> None:
+    path = write(tmp_path / "a.ds")
+    lengths = tmp_path / "a.ds.bytes"
+    lengths.write_bytes((lengths.read_bytes() * 2)[:size])
+    with pytest.raises(UniclozeError, match=r"a\.ds\.bytes does not fit .*a\.ds\.index: remove the folder"):
+        TokenShard.open(path)
+
+
+def test_documents_that_a_shard_has_not_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UniclozeError, match=r"a\.ds has 3 documents and not 4 or more as when it was prepared"):
+        TokenShard.open(write(tmp_path / "a.ds"), documents=np.array([0, 3]))
+
+
 def test_another_schema_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.ds")
     (tmp_path / "a.ds.json").write_text('{"schema": 99}')

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -235,11 +237,18 @@ def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     state = trained()
     path = checkpoint_at(tmp_path, 1, state.model, state.optimizers)
+    (tmp_path / "elsewhere").write_bytes(b"whole")
+    (path / "inside").write_bytes(b"whole")
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["sha256"]["../elsewhere"] = "0"
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UniclozeError, match="missing or damaged"):
-        load_checkpoint(path)
+    for name in ("inside", "../elsewhere", str(tmp_path / "elsewhere"), "../step-00000001/inside"):
+        manifest["sha256"][name] = hashlib.sha256(b"whole").hexdigest()
+        (path / "manifest.json").write_text(json.dumps(manifest))
+        if name == "inside":
+            load_checkpoint(path)
+            continue
+        with pytest.raises(UniclozeError, match=rf"{re.escape(name)} is missing or damaged"):
+            load_checkpoint(path)
+        del manifest["sha256"][name]
 
 
 def test_only_the_newest_are_kept_and_a_full_disk_harms_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

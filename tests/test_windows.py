@@ -259,7 +259,8 @@ def test_bad_weights_and_missing_windows(tmp_path: Path) -> None:
 
 def test_an_empty_source_beside_a_full_one(tmp_path: Path) -> None:
     empty = make_source(tmp_path, [0, 1], name="e")
-    sampler = make_sampler(empty, make_source(tmp_path), weights=[2.0, 1.0])
+    with pytest.warns(UserWarning, match=r"data\.weights has no effect on e: no document there is long enough"):
+        sampler = make_sampler(empty, make_source(tmp_path), weights=[2.0, 1.0])
     assert set(sampler.read(0, sampler.epoch_size).source.tolist()) == {1}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from unicloze.text.tokenizers import Tokenizer
 
 SCHEMA = 1
 """Version of `lineage.json`."""
-CODE = 3
+CODE = 4
 """Version of the rules by which text becomes shards; part of the fingerprint."""
 
 
@@ -40,15 +41,30 @@ def describe_settings(data: DataSettings, tokenizer: TokenizerSettings, seed: in
     }
 
 
-def describe_file(file: Path, digest: str) -> dict[str, Any]:
-    """A file's entry: path, size in bytes, time of its last change and hash of its raw bytes."""
+def describe_file(file: Path, digest: str, read_as: str | None = None) -> dict[str, Any]:
+    """A file's entry: path, size in bytes, time of its last change, hash of its raw bytes and how they are read.
+
+    Args:
+        file: The file.
+        digest: Hash of its raw bytes.
+        read_as: What beside its bytes decides on what is read; its format if not given.
+    """
     status = file.stat()
-    return {"path": str(file), "size": status.st_size, "mtime_ns": status.st_mtime_ns, "hash": digest}
+    entry = {"path": str(file), "size": status.st_size, "mtime_ns": status.st_mtime_ns, "hash": digest}
+    return {**entry, "read_as": read_as or _format(file)}
 
 
 def describe_name(name: str) -> dict[str, Any]:
     """An entry for what is no file: its name says all of it."""
-    return {"path": name, "size": 0, "mtime_ns": 0, "hash": name}
+    return {"path": name, "size": 0, "mtime_ns": 0, "hash": name, "read_as": ""}
+
+
+def describe_dataset(source: DatasetSource) -> list[dict[str, Any]]:
+    """The entries of a dataset."""
+    return [
+        describe_name(name) if file is None else describe_file(file, file_hash(file), read_as)
+        for name, file, read_as in _dataset_files(source)
+    ]
 
 
 def corpus_files(corpus: str) -> list[Path]:
@@ -58,7 +74,7 @@ def corpus_files(corpus: str) -> list[Path]:
 
 def fingerprint(settings: dict[str, Any], sources: Iterable[dict[str, Any]]) -> str:
     """Names the settings and the content of the files, wherever they lie."""
-    content = [[file["hash"] for file in source["files"]] for source in sources]
+    content = [[[file["hash"], file.get("read_as")] for file in source["files"]] for source in sources]
     return digest([settings, content])
 
 
@@ -104,16 +120,24 @@ def is_corpus(lineage: Mapping[str, Any], corpus: Sequence[str]) -> bool:
     if [Path(source["corpus"]).resolve() for source in sources] == [Path(name).resolve() for name in corpus]:
         return True
     try:
-        current = [[file for _, file in _current_files(name)] for name in corpus]
+        current = [_current_files(name) for name in corpus]
     except UniclozeError:
         return False
     recorded = [source["files"] for source in sources]
-    if [[file["size"] for file in files] for files in recorded] != [
-        [0 if file is None else file.stat().st_size for file in files] for files in current
-    ]:
+    if [len(files) for files in recorded] != [len(files) for files in current]:
         return False
-    hashes = [[None if file is None else file_hash(file) for file in files] for files in current]
-    return hashes == [[file["hash"] for file in files] for files in recorded]
+    pairs = list(zip(itertools.chain(*recorded), itertools.chain(*current), strict=True))
+    return all(_looks_like(*pair) for pair in pairs) and all(
+        file is None or file_hash(file) == before["hash"] for before, (_, file, _) in pairs
+    )
+
+
+def _looks_like(before: Mapping[str, Any], now: tuple[str, Path | None, str]) -> bool:
+    """Whether all but the content of a file is as it was; before version 4 nobody wrote down how it was read."""
+    path, file, read_as = now
+    if file is None:
+        return bool(before["path"] == path)
+    return bool(before["size"] == file.stat().st_size and before.get("read_as", read_as) == read_as)
 
 
 def check_lineage(folder: Path, data: DataSettings, settings: dict[str, Any], *, cure: str | None = None) -> None:
@@ -139,12 +163,12 @@ def check_lineage(folder: Path, data: DataSettings, settings: dict[str, Any], *,
         recorded = lineage["sources"][position]["files"] if position < len(lineage["sources"]) else []
         files = []
         known = {file["path"]: file for file in recorded}
-        for path, file in _current_files(corpus):
+        for path, file, read_as in _current_files(corpus):
             before = known.pop(path, None)
             if before and _unchanged(before, file):
                 files.append(before)
                 continue
-            files.append({"hash": path if file is None else file_hash(file)})
+            files.append({"hash": path if file is None else file_hash(file), "read_as": read_as})
             if before is None or before["hash"] != files[-1]["hash"]:
                 changes.append(f"{path} {'is new' if before is None else 'has changed'}")
         changes += [f"{path} is gone" for path in known]
@@ -163,12 +187,27 @@ def check_lineage(folder: Path, data: DataSettings, settings: dict[str, Any], *,
         )
 
 
-def _current_files(corpus: str) -> list[tuple[str, Path | None]]:
+def _current_files(corpus: str) -> list[tuple[str, Path | None, str]]:
+    """Path, file if it is one, and how it is read, as in its entry."""
     if corpus == PYTHON_DOCS:
-        return [(python_docs.file_name(), None)]
+        return [(python_docs.file_name(), None, _format(Path(python_docs.file_name())))]
     if is_dataset(corpus):
-        return DatasetSource.of(corpus).described()
-    return [(str(file), file) for file in corpus_files(corpus)]
+        return _dataset_files(DatasetSource.of(corpus))
+    return [(str(file), file, _format(file)) for file in corpus_files(corpus)]
+
+
+def _dataset_files(source: DatasetSource) -> list[tuple[str, Path | None, str]]:
+    """The same for a dataset, in which the name of a file may say which split it belongs to."""
+    folder = source.folder
+    return [
+        (name, file, "" if file is None or folder is None else file.relative_to(folder).as_posix())
+        for name, file in source.described()
+    ]
+
+
+def _format(file: Path) -> str:
+    """The ending of a file's name that says how it is read."""
+    return Path(file.name.removesuffix(".gz").removesuffix(".zst")).suffix
 
 
 def _unchanged(before: dict[str, Any], file: Path | None) -> bool:

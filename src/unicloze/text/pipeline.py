@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
 import re
 import sys
+import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,22 +21,20 @@ from tqdm import tqdm
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
+from unicloze.text.cutting import last_visible, pieces_of, tail_start, visible
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.python_docs import write_python_docs
 from unicloze.text.readers import SUFFIXES, Document, Tally, find_files, other_files, read_file
-from unicloze.text.shards import ShardWriter
+from unicloze.text.shards import ShardWriter, TokenShard
+from unicloze.text.split import CUT, HELDOUT, TRAIN, Spelling, Split, text_hash, tokens_hash
 from unicloze.text.tokenizers import Tokenizer
 
 TokenIds = npt.NDArray[np.int32]
 
-_PIECE = 2**16
 _BATCH = 2**21
 _TRAINING_BYTES = 2**30
-_SEEN = 2**20
-_LEAST_HELDOUT = 2048
-_DROP, _TRAIN, _HELDOUT, _CUT = range(4)
+_PART = 2**16
 _CHANGED = "{} changed while it was read: run the command again when the file is complete."
-_GAP = re.compile(r"\s\S")
 _LONG_WORD = re.compile(r"(\S{256})(?=\S)")  # training a tokenizer takes the square of a word's length
 
 
@@ -99,8 +98,10 @@ class Preparation:
         for entry in self.tokenised:
             _refuse_texts_beside(Path(entry["corpus"]).expanduser())
         self.digests: dict[str, bytes] = {}
-        self.decisions = folder / "decisions"
-        self.cut_bytes = self.total_bytes = 0
+        self.hashes = folder / "hashes"
+        self.split = Split(data.heldout_share, deduplicate=data.deduplicate, sources=len(self.entries))
+        self.total_bytes = 0
+        self._tail: int | None = None
         if self.tokenised and tokenizer.path is None:
             raise UsageError(f"{self.tokenised[0]['corpus']} holds tokens: set --tokenizer.path to their tokenizer.")
 
@@ -108,15 +109,15 @@ class Preparation:
         """Fills the folder; `lineage.json` comes last."""
         for part in ("train", "heldout"):
             (self.folder / part).mkdir()
-        self._survey()
-        if self.tokenizer_settings.path is not None:
-            tokenizer = Tokenizer.load(self.tokenizer_settings.path, lowercase=self.tokenizer_settings.lowercase)
-        else:
-            tokenizer = Tokenizer.train(_TrainingTexts(self), self.tokenizer_settings)
+        path, tokenizer = self.tokenizer_settings.path, None
+        if path is not None:
+            tokenizer = Tokenizer.load(path, lowercase=self.tokenizer_settings.lowercase)
+        self._survey(tokenizer)
+        tokenizer = tokenizer or Tokenizer.train(_TrainingTexts(self), self.tokenizer_settings)
         tokenizer.save(self.folder)
-        self._select(tokenizer)
         self._tokenise(tokenizer)
-        self.decisions.unlink()
+        self._select()
+        self.hashes.unlink()
         content = {
             "schema": lineage.SCHEMA,
             "fingerprint": lineage.fingerprint(self.settings, self.entries),
@@ -124,6 +125,10 @@ class Preparation:
             "tokenizer": {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocabulary.size},
             "sources": self.entries,
         }
+        for entry in self.entries:
+            if not entry["train"]["tokens"]:
+                reason = "sources before it hold the same documents" if entry["duplicates"] else "it holds no tokens"
+                warnings.warn(f"{entry['corpus']} gives nothing to train on: {reason}", stacklevel=2)
         (self.folder / "lineage.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def bar(self, what: str, total: int | None) -> tqdm[Any]:
@@ -138,6 +143,8 @@ class Preparation:
             return
         built_in = entry["corpus"] == PYTHON_DOCS
         files = [write_python_docs(self.folder)] if built_in else find_files(entry["corpus"])
+        if not first and len(files) != len(entry["files"]):
+            raise UniclozeError(_CHANGED.format(entry["corpus"]))
         for i, file in enumerate(files):
             noted = lineage.describe_file(file, "")  # before it is read: a later change is noticed
             for document in read_file(file, "text" if built_in else self.data.text_field, tally):
@@ -153,41 +160,26 @@ class Preparation:
     def _rows(self, entry: dict[str, Any], source: DatasetSource, tally: Tally, *, first: bool) -> Iterator[Document]:
         """Documents of a dataset; every time it must give the same text as the first time."""
         if first:
-            entry["files"] = [
-                lineage.describe_name(name) if file is None else lineage.describe_file(file, lineage.file_hash(file))
-                for name, file in source.described()
-            ]
+            entry["files"] = lineage.describe_dataset(source)
         yield from source.documents(self.data.text_field, tally)
         if self.digests.setdefault(entry["name"], tally.digest.digest()) != tally.digest.digest():
             raise UniclozeError(_CHANGED.format(entry["corpus"]))
 
-    def _survey(self) -> None:
-        """Hashes files and documents and decides on each document: one byte of the file `decisions`."""
-        seen = np.zeros(_SEEN, dtype=np.uint64)
-        smallest: tuple[int, int, int] | None = None
-        heldout = kept = number = 0
-        limit = int(self.data.heldout_share * 2**64)
-        with self.decisions.open("wb", 2**16) as decisions, self.bar("reading", None) as bar:
+    def _survey(self, tokenizer: Tokenizer | None) -> None:
+        """Reads everything once: files and documents are hashed, and the split is decided.
+
+        The file `hashes` then holds 64 bits of each document, 0 of one that is dropped.
+        """
+        hashers = _Hashers(self.seed, tokenizer, mixed=bool(self.text and self.tokenised))
+        with self.hashes.open("wb", 2**16) as hashes, self.bar("reading", None) as bar:
+            for entry in self.entries:
+                entry |= {"documents": 0, "empty": 0, "duplicates": 0}
             for entry in self.text:
-                tally, duplicates = Tally(), 0
-                for document in self._documents(entry, tally, first=True):
-                    size, value = _measure(document.text, self.seed)
-                    decision = _HELDOUT if value < limit else _TRAIN
-                    if self.data.deduplicate:
-                        if int(seen[value % _SEEN]) == value:
-                            decision = _DROP
-                            duplicates += 1
-                        seen[value % _SEEN] = value
-                    decisions.write(bytes([decision]))
-                    if decision != _DROP:
-                        kept += 1
-                        heldout += decision == _HELDOUT
-                        self.total_bytes += size
-                        smallest = min(smallest or (value, number, size), (value, number, size))
-                    number += 1
+                tally = Tally()
+                for value, size in hashers.of_texts(self._documents(entry, tally, first=True)):
+                    self.total_bytes += self._note(entry, value, size, hashes, is_text=True)
                     bar.update(size)
-                entry |= {"documents": tally.documents, "empty": tally.empty, "duplicates": duplicates}
-                entry |= {"replaced": tally.replaced, "nul": tally.nul}
+                entry |= {"empty": tally.empty, "replaced": tally.replaced, "nul": tally.nul}
                 _note_left_out(entry)
                 if tally.first_bad:
                     tqdm.write(
@@ -197,57 +189,61 @@ class Preparation:
                     )
                 if not tally.documents:
                     raise UniclozeError(f"{entry['corpus']} holds no text, its files are empty: put some there.")
-        if smallest and limit and heldout in (0, kept):
-            _, number, size = smallest
-            want = max(int(self.data.heldout_share * self.total_bytes), _LEAST_HELDOUT)
-            self.cut_bytes = min(want, size // 2)
-            whole = heldout == 0 and kept > 1 and size <= 4 * want
-            with self.decisions.open("r+b") as decisions:
-                decisions.seek(number)
-                decisions.write(bytes([_HELDOUT if whole else _CUT]))
+            for entry in self.tokenised:
+                entry["shards"] = []
+                for path in tokenised.find_shards(entry["corpus"]):
+                    for value, size in hashers.of_shard(path):
+                        self._note(entry, value, size, hashes, is_text=False)
+                    entry["shards"].append(str(path.resolve()))
+                    entry["files"].append(lineage.describe_file(path, lineage.file_hash(path)))
+        self.split.decide()
 
-    def kept(self, entry: dict[str, Any], decisions: BinaryIO) -> Iterator[tuple[str, str, bool]]:
+    def _note(self, entry: dict[str, Any], value: int, size: int, hashes: BinaryIO, *, is_text: bool) -> int:
+        """Counts a document and writes its hash down; returns its size, 0 if it is dropped."""
+        kept = self.split.add(entry["name"], value, size, is_text=is_text) if size else 0
+        hashes.write(kept.to_bytes(8, "little"))
+        entry["documents" if size else "empty"] += 1
+        entry["duplicates"] += bool(size and not kept)
+        return size if kept else 0
+
+    def kept(self, entry: dict[str, Any], hashes: BinaryIO) -> Iterator[tuple[str, str, bool]]:
         """The documents to keep: file, text, and whether it is held out."""
         for document in self._documents(entry, Tally()):
-            decision, text = decisions.read(1), document.text
-            if not decision:
+            value, text = hashes.read(8), document.text
+            if not value:
                 raise UniclozeError(_CHANGED.format(document.path))
-            if decision[0] in (_TRAIN, _HELDOUT):
-                yield document.path, text, decision[0] == _HELDOUT
-            elif decision[0] == _CUT:
-                at = len(text) - max(1, self.cut_bytes * len(text) // len(text.encode()))
-                gap = _GAP.search(text, at)
-                at = gap.start() + 1 if gap else at
+            side = self.split.side(int.from_bytes(value, "little"))
+            if side in (TRAIN, HELDOUT):
+                yield document.path, text, side == HELDOUT
+            elif side == CUT:
+                at = self._tail_start(text)
                 yield document.path, text[:at], False
                 yield document.path, text[at:], True
 
-    def _select(self, tokenizer: Tokenizer) -> None:
-        """Splits the sources that are token shards already."""
-        for entry in self.tokenised:
-            seen = np.zeros(_SEEN, dtype=np.uint64) if self.data.deduplicate else None
-            parts: dict[str, list[tuple[Path, tokenised.Numbers]]] = {"train": [], "heldout": []}
-            entry |= {"documents": 0, "duplicates": 0, "shards": []}
-            for path in tokenised.find_shards(entry["corpus"]):
-                train, heldout, duplicates = tokenised.split_shard(
-                    path,
-                    share=self.data.heldout_share,
-                    seed=self.seed,
-                    seen=seen,
-                    vocab_size=tokenizer.vocabulary.size,
-                )
-                parts["train"].append((path, train))
-                parts["heldout"].append((path, heldout))
-                entry["documents"] += len(train) + len(heldout) + duplicates
-                entry["duplicates"] += duplicates
-                entry["shards"].append(str(path.resolve()))
-                entry["files"].append(lineage.describe_file(path, lineage.file_hash(path)))
-            for part, selections in parts.items():
-                entry[part] = tokenised.write_selection(self.folder / part, entry["name"], selections)
+    def _tail_start(self, text: str) -> int:
+        """Where to cut the document whose end is held out: its copies, whose white space may differ, at the same word."""
+        if self._tail is None:
+            self._tail = visible(text[tail_start(text, self.split.cut_size) :])
+        return last_visible(text, self._tail)
+
+    def _select(self) -> None:
+        """Writes down which documents of the token shards are on which side."""
+        with self.hashes.open("rb") as hashes:
+            hashes.seek(8 * sum(entry["documents"] for entry in self.text))
+            for entry in self.tokenised:
+                parts: dict[str, list[tuple[Path, tokenised.Numbers]]] = {"train": [], "heldout": []}
+                for path in tokenised.find_shards(entry["corpus"]):
+                    count = len(TokenShard.open(path).ends)
+                    sides = self.split.sides(np.frombuffer(hashes.read(8 * count), dtype="<u8"))
+                    for part, side in (("train", TRAIN), ("heldout", HELDOUT)):
+                        parts[part].append((path, np.flatnonzero(sides == side)))
+                for part, selections in parts.items():
+                    entry[part] = tokenised.write_selection(self.folder / part, entry["name"], selections)
 
     def _tokenise(self, tokenizer: Tokenizer) -> None:
         # One thread waits for the tokenizer while this one writes the last batch and reads the next.
         bar = self.bar("tokenising", self.total_bytes)
-        with self.decisions.open("rb") as decisions, ThreadPoolExecutor(1) as waiter, bar:
+        with self.hashes.open("rb") as hashes, ThreadPoolExecutor(1) as waiter, bar:
             for entry in self.text:
                 with (
                     _writer(self.folder / "train", entry["name"], tokenizer) as train,
@@ -255,7 +251,7 @@ class Preparation:
                 ):
                     writers = {False: train, True: heldout}
                     pending: tuple[list[Piece], Future[list[TokenIds]]] | None = None
-                    for batch in batches(self.kept(entry, decisions)):
+                    for batch in batches(self.kept(entry, hashes)):
                         encoded = waiter.submit(tokenizer.encode_batch, [piece.text for piece in batch])
                         if pending:
                             bar.update(_write(writers, pending[0], pending[1].result()))
@@ -264,6 +260,44 @@ class Preparation:
                         bar.update(_write(writers, pending[0], pending[1].result()))
                 for part, writer in (("train", train), ("heldout", heldout)):
                     entry[part] = {"documents": writer.documents, "tokens": writer.tokens, "bytes": writer.bytes}
+
+
+class _Hashers:
+    """Hash and size of documents, by which they are known again.
+
+    Texts are equal up to case and white space, tokens as they are; where a corpus has both, documents are equal if their
+    tokens spell the same text.
+    """
+
+    def __init__(self, seed: int, tokenizer: Tokenizer | None, *, mixed: bool) -> None:
+        self._seed, self._tokenizer = seed, tokenizer
+        self._spelling = Spelling(tokenizer) if mixed and tokenizer else None
+
+    def of_texts(self, documents: Iterable[Document]) -> Iterator[tuple[int, int]]:
+        """Of each text; the size is in bytes."""
+        if self._tokenizer is None or self._spelling is None:
+            yield from (text_hash(document.text, self._seed) for document in documents)
+            return
+        parts: list[TokenIds] = []
+        for batch in batches((document.path, document.text, False) for document in documents):
+            for piece, token_ids in zip(
+                batch, self._tokenizer.encode_batch([piece.text for piece in batch]), strict=True
+            ):
+                parts.append(token_ids)
+                if piece.is_last:
+                    yield self._spelling.hash(parts, self._seed)
+                    parts = []
+
+    def of_shard(self, path: Path) -> Iterator[tuple[int, int]]:
+        """Of each document of a shard; the size is in tokens, or in bytes of the text they spell. An empty one has size 0."""
+        assert self._tokenizer is not None
+        size = self._tokenizer.vocabulary.size
+        for tokens in tokenised.documents(path, size):
+            if self._spelling is not None and len(tokens):
+                value, spelled = self._spelling.hash(np.split(tokens, range(_PART, len(tokens), _PART)), self._seed)
+                yield value, max(1, spelled)
+            else:
+                yield tokens_hash(tokens, self._seed, size), len(tokens)
 
 
 class _TrainingTexts:
@@ -277,26 +311,14 @@ class _TrainingTexts:
         share = min(1.0, _TRAINING_BYTES / max(1, preparation.total_bytes))
         taken = 0.0
         bar = preparation.bar("training the tokenizer", preparation.total_bytes)
-        with preparation.decisions.open("rb") as decisions, bar:
+        with preparation.hashes.open("rb") as hashes, bar:
             for entry in preparation.text:
-                for _, text, is_heldout in preparation.kept(entry, decisions):
+                for _, text, is_heldout in preparation.kept(entry, hashes):
                     bar.update(len(text))
                     taken += share
                     if not is_heldout and taken >= 1 - 1e-9:
                         taken -= 1
-                        yield from (_LONG_WORD.sub(r"\1 ", piece) for piece in _cut(text))
-
-
-def _cut(text: str) -> Iterator[str]:
-    """Pieces of about 64 Ki characters, cut where white space meets a word, so that no token changes."""
-    start = 0
-    while len(text) - start > 2 * _PIECE:
-        gap = _GAP.search(text, start + _PIECE, start + 16 * _PIECE)
-        end = gap.start() if gap else min(len(text), start + 16 * _PIECE)
-        yield text[start:end]
-        start = end
-    if start < len(text) or not text:
-        yield text[start:]
+                        yield from (_LONG_WORD.sub(r"\1 ", piece) for piece in pieces_of(text))
 
 
 def batches(documents: Iterable[tuple[str, str, bool]]) -> Iterator[list[Piece]]:
@@ -305,7 +327,7 @@ def batches(documents: Iterable[tuple[str, str, bool]]) -> Iterator[list[Piece]]
     size = 0
     for path, text, is_heldout in documents:
         left = len(text)
-        for piece in _cut(text):
+        for piece in pieces_of(text):
             left -= len(piece)
             batch.append(Piece(path=path, text=piece, is_heldout=is_heldout, is_last=not left))
             size += len(piece)
@@ -341,25 +363,23 @@ def _note_left_out(entry: dict[str, Any]) -> None:
         warnings.warn(f"{entry['corpus']}: {said} left out: {kinds}", stacklevel=2)
 
 
-def _measure(text: str, seed: int) -> tuple[int, int]:
-    """The bytes of a text, and 64 bits that are equal for texts equal up to case and white space."""
-    digest = hashlib.blake2b(digest_size=8, salt=seed.to_bytes(8, "little", signed=True))
-    size = 0
-    for piece in _cut(text):
-        size += len(piece.encode())
-        digest.update(" ".join(piece.lower().split()).encode())
-        digest.update(b" ")
-    return size, int.from_bytes(digest.digest(), "little")
-
-
 def _writer(folder: Path, name: str, tokenizer: Tokenizer) -> ShardWriter:
     words = f"unicloze-{tokenizer.fingerprint[:16]}"
     return ShardWriter(folder / f"{name}.ds", vocab_size=tokenizer.vocabulary.size, tokenizer_name=words)
 
 
 def _source_names(corpus: Iterable[str]) -> list[str]:
+    """A name for the files of each source: of its own, also where file names have no case."""
     names: list[str] = []
+    taken: set[str] = set()
     for path in corpus:
-        name = re.sub(r"[^\w-]+", "-", Path(path).name.split(".")[0]).strip("-") or "text"
-        names.append(name if name not in names else f"{name}-{len(names)}")
+        base = re.sub(r"[^\w-]+", "-", Path(path).name.split(".")[0]).strip("-") or "text"
+        numbered = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(len(names))))
+        name = next(name for name in numbered if _folded(name) not in taken)
+        names.append(name)
+        taken.add(_folded(name))
     return names
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold()

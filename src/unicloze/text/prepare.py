@@ -69,10 +69,8 @@ class Prepared:
         return cls(
             folder=folder,
             tokenizer=tokenizer,
-            train=tuple(_open_source(folder / "train", entry) for entry in entries),
-            heldout=tuple(
-                _open_source(folder / "heldout", entry) for entry in entries if entry["heldout"]["documents"]
-            ),
+            train=tuple(_open_source(folder, "train", entry) for entry in entries),
+            heldout=tuple(_open_source(folder, "heldout", entry) for entry in entries if entry["heldout"]["documents"]),
             lineage=content,
         )
 
@@ -115,10 +113,10 @@ def prepare_data(
 ) -> Prepared:
     """Prepares a corpus in a folder, or opens the folder if this corpus was prepared there before.
 
-    Memory does not grow with the corpus. Documents are duplicates if they are equal up to case and white space; a
-    repeat is found unless about a million other documents have come between. A document is held out if the hash of its
-    text says so. If none is, the one with the smallest hash is held out; if that is more than four times what was asked
-    for, or the only document, its end alone is, cut off at white space.
+    Memory does not grow with the corpus. Documents are duplicates if they are equal up to case and white space (token
+    shards: if their tokens are equal; beside texts, if they spell equal texts); a repeat is found unless about a million
+    other documents have come between. A document is held out if the hash of its text says so, wherever it stands, see
+    `unicloze.text.split`; of each source at least one document is trained on.
 
     Args:
         data: `corpus`, `text_field`, `heldout_share` and `deduplicate` are used. An entry of the corpus may also be
@@ -165,10 +163,24 @@ def prepare_data(
     return Prepared.load(out)
 
 
-def _open_source(folder: Path, entry: dict[str, Any]) -> TokenSource:
+def _open_source(folder: Path, part: str, entry: dict[str, Any]) -> TokenSource:
+    """A source as its lineage describes it.
+
+    Raises:
+        UniclozeError: It is damaged, or another one: an older version gave two sources one name at times.
+    """
+    name = entry["name"]
     if "shards" in entry:
-        return tokenised.open_selection(folder, entry["name"], [Path(path) for path in entry["shards"]])
-    return TokenSource(name=entry["name"], shards=(TokenShard.open(folder / f"{entry['name']}.ds"),))
+        source = tokenised.open_selection(folder / part, name, [Path(path) for path in entry["shards"]])
+    else:
+        source = TokenSource(name=name, shards=(TokenShard.open(folder / part / f"{name}.ds"),))
+    found, recorded = (source.num_documents, source.num_tokens), (entry[part]["documents"], entry[part]["tokens"])
+    if found != recorded:
+        raise UniclozeError(
+            f"{folder / part / name} has {found[0]:,} documents of {found[1]:,} tokens, lineage.json says {recorded[0]:,} of "
+            f"{recorded[1]:,}: remove the folder and prepare again."
+        )
+    return source
 
 
 def _adopt(work: Path, out: Path) -> None:

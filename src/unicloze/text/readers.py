@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 SUFFIXES = ".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"
 """Endings of the files that are read; a folder's other files are left alone."""
 LONGEST_DOCUMENT = 64 * 2**20
-"""Most bytes of a .txt document. A longer one is cut at a line's end, else at a space: memory must not grow with it."""
+"""Most bytes of a .txt document. A longer one is cut at a line's end, else at a space, else between two characters: memory
+must not grow with it."""
 _BLOCK = 2**20
 _HIDDEN = re.compile(r"\.")
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,7 +218,7 @@ def _read_text(file: Path, stream: BinaryIO, tally: Tally) -> Iterator[Document]
             first = False
             if block.startswith((b"\xff\xfe", b"\xfe\xff")):
                 raise UniclozeError(f"{file} is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`.")
-            block = block.removeprefix(b"\xef\xbb\xbf")
+            block = block.removeprefix(_BYTE_ORDER_MARK)
         pending += block
         start = 0
         for blank in _BLANK_LINE.finditer(pending, searched):
@@ -228,7 +231,8 @@ def _read_text(file: Path, stream: BinaryIO, tally: Tally) -> Iterator[Document]
         searched = max(0, len(pending.rstrip(b" \t\r\n")) - 1)
         while len(pending) > LONGEST_DOCUMENT:
             line_end = pending.rfind(b"\n", LONGEST_DOCUMENT // 2, LONGEST_DOCUMENT)
-            cut = (line_end if line_end > 0 else pending.rfind(b" ", 0, LONGEST_DOCUMENT)) + 1 or LONGEST_DOCUMENT
+            cut = (line_end if line_end > 0 else pending.rfind(b" ", 0, LONGEST_DOCUMENT)) + 1
+            cut = cut or _between_characters(pending, LONGEST_DOCUMENT)
             yield from _document(_text(bytes(pending[:cut]), f"{file}:{line}", tally), file, line, tally)
             line += pending.count(b"\n", 0, cut)
             del pending[:cut]
@@ -237,13 +241,21 @@ def _read_text(file: Path, stream: BinaryIO, tally: Tally) -> Iterator[Document]
         yield from _document(_text(bytes(pending), f"{file}:{line}", tally), file, line, tally)
 
 
+def _between_characters(raw: bytearray, cut: int) -> int:
+    """The last place up to `cut` where a character of UTF-8 begins; `cut` itself in what is not UTF-8."""
+    starts = (place for place in range(cut, cut - 4, -1) if raw[place] & 0xC0 != 0x80)
+    return next(starts, cut)
+
+
 def _read_jsonl(file: Path, stream: BinaryIO, text_field: str, tally: Tally) -> Iterator[Document]:
     for line, raw in enumerate(stream, 1):
+        while line == 1 and raw.startswith(_BYTE_ORDER_MARK):
+            raw = raw.removeprefix(_BYTE_ORDER_MARK)
         if not raw.strip():
             continue
         place = f"{file}:{line}"
         try:
-            record = json.loads(_text(raw, place, tally).lstrip("\ufeff") if line == 1 else _text(raw, place, tally))
+            record = json.loads(_text(raw, place, tally))
         except (json.JSONDecodeError, RecursionError) as error:
             raise UniclozeError(f"{place} is not JSON ({error}): mend or remove the line.") from error
         if not isinstance(record, dict):
@@ -295,13 +307,15 @@ def _read_parquet(file: Path, text_field: str, tally: Tally) -> Iterator[Documen
                     f'{file} has no column "{text_field}": set --data.text_field to one of its columns ({names}).'
                 )
             kind = table.schema_arrow.field(text_field).type
-            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or kind == pyarrow.binary()):
+            is_dictionary = pyarrow.types.is_dictionary(kind)
+            if str(kind.value_type if is_dictionary else kind) not in _TEXT_TYPES:
                 raise UniclozeError(
                     f'The column "{text_field}" of {file} holds {kind}, not text: set --data.text_field to another one.'
                 )
             line = 0
             for batch in table.iter_batches(batch_size=64, columns=[text_field]):
-                for value in batch.column(0).cast(pyarrow.large_binary()):
+                column = batch.column(0)
+                for value in (column.dictionary_decode() if is_dictionary else column).cast(pyarrow.large_binary()):
                     line += 1
                     content = value.as_py() or b""
                     yield from _document(_text(content, f"{file}:{line}", tally), file, line, tally)

@@ -8,6 +8,7 @@ An epoch visits the windows of each source `weight` times, in an order that is c
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -112,6 +113,12 @@ class WindowSampler:
         self.source_windows: Ints = np.array([pieces.count for pieces in self._pieces], dtype=np.int64)
         factors = np.ones(len(self.sources)) if weights is None else np.asarray(weights, dtype=np.float64)
         self._quotas: Ints = np.rint(factors * self.source_windows).astype(np.int64)
+        empty = [source.name for source, count in zip(self.sources, self.source_windows, strict=True) if not count]
+        if empty and weights is not None and len(empty) < len(self.sources):
+            warnings.warn(
+                f"data.weights has no effect on {', '.join(empty)}: no document there is long enough for a window",
+                stacklevel=2,
+            )
         for source, factor, quota, count in zip(self.sources, factors, self._quotas, self.source_windows, strict=True):
             if factor > 0 and count and not quota:
                 raise UsageError(

@@ -135,10 +135,10 @@ class TokenShard:
         starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
         sizes: npt.NDArray[np.int64] | None = None
         if (file := beside(path, ".bytes")).is_file():
+            if file.stat().st_size != index.stat().st_size:
+                raise UniclozeError(f"{file} does not fit {index}: remove the folder and prepare again.")
             bounds = np.concatenate([np.zeros(1, np.int64), np.fromfile(file, dtype="<u8").astype(np.int64)])
             sizes = bounds[1:] - bounds[:-1]
-            if len(sizes) != len(ends):
-                raise UniclozeError(f"{file} does not fit {index}: remove the folder and prepare again.")
         files: tuple[tuple[str, int], ...] = ((str(path), 0),)
         if (file := beside(path, ".json")).is_file():
             try:
@@ -150,6 +150,11 @@ class TokenShard:
             files = tuple((entry["path"], entry["first_document"]) for entry in sidecar["files"])
         numbers = np.arange(len(ends), dtype=np.int64)
         if documents is not None:
+            if len(documents) and int(documents.max()) >= len(ends):
+                raise UniclozeError(
+                    f"{path} has {len(ends)} documents and not {int(documents.max()) + 1} or more as when it was prepared: "
+                    "prepare again."
+                )
             numbers, starts, ends = documents, starts[documents], ends[documents]
             sizes = None if sizes is None else sizes[documents]
         return cls(path=path, tokens=tokens, starts=starts, ends=ends, sizes=sizes, numbers=numbers, files=files)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,52 +25,25 @@ def find_shards(corpus: str | Path) -> list[Path]:
     return sorted(file for file in names if file.suffix == ".ds")
 
 
-def split_shard(
-    path: Path, *, share: float, seed: int, seen: npt.NDArray[np.uint64] | None, vocab_size: int
-) -> tuple[Numbers, Numbers, int]:
-    """Splits the documents of a shard by a hash of their tokens.
+def documents(path: Path, vocab_size: int) -> Iterator[npt.NDArray[np.unsignedinteger]]:
+    """The tokens of each document of a shard. *Shape:* (tokens,) each
 
     Args:
         path: The `.ds` file.
-        share: Share to hold out. If no document falls into it, the one with the smallest hash is taken, unless it is
-            the only one.
-        seed: Names the choice.
-        seen: Table of the hashes seen before, to drop duplicates; None keeps them.
         vocab_size: Ids of the tokenizer.
-
-    Returns:
-        Numbers of the documents to train on, of those held out, and the number of duplicates.
 
     Raises:
         UniclozeError: The shard is damaged, or holds ids the tokenizer has not.
     """
     shard = TokenShard.open(path)
-    train, heldout, duplicates = [], [], 0
-    smallest: tuple[int, int] | None = None
-    for number, (start, end) in enumerate(zip(shard.starts.tolist(), shard.ends.tolist(), strict=True)):
+    for start, end in zip(shard.starts.tolist(), shard.ends.tolist(), strict=True):
         tokens = shard.tokens[start:end]
         if end > start and int(tokens.max()) >= vocab_size:
             raise UniclozeError(
                 f"{path} holds token id {tokens.max()}, the tokenizer only {vocab_size} ids: give --tokenizer.path the "
                 "tokenizer of these shards."
             )
-        digest = hashlib.blake2b(tokens.tobytes(), digest_size=8, salt=seed.to_bytes(8, "little", signed=True))
-        value = int.from_bytes(digest.digest(), "little")
-        if seen is not None:
-            slot = value % len(seen)
-            if int(seen[slot]) == value:
-                duplicates += 1
-                continue
-            seen[slot] = value
-        if value < int(share * 2**64):
-            heldout.append(number)
-        else:
-            train.append(number)
-            smallest = min(smallest or (value, number), (value, number))
-    if share and not heldout and smallest and len(train) > 1:
-        train.remove(smallest[1])
-        heldout.append(smallest[1])
-    return np.array(train, dtype=np.int64), np.array(heldout, dtype=np.int64), duplicates
+        yield tokens
 
 
 def write_selection(folder: Path, name: str, selections: list[tuple[Path, Numbers]]) -> dict[str, Any]:
@@ -84,9 +57,15 @@ def write_selection(folder: Path, name: str, selections: list[tuple[Path, Number
 
 
 def open_selection(folder: Path, name: str, paths: list[Path]) -> TokenSource:
-    """Opens what `write_selection` noted."""
+    """Opens what `write_selection` noted.
+
+    Raises:
+        UniclozeError: A file is missing or damaged, or a shard is not the one that was selected from.
+    """
     shards = []
     for i, path in enumerate(paths):
-        numbers = np.fromfile(folder / f"{name}.{i}.documents", dtype="<u8").astype(np.int64)
-        shards.append(TokenShard.open(path, documents=numbers))
+        file = folder / f"{name}.{i}.documents"
+        if not file.is_file():
+            raise UniclozeError(f"{file} is missing: remove the folder and prepare again.")
+        shards.append(TokenShard.open(path, documents=np.fromfile(file, dtype="<u8").astype(np.int64)))
     return TokenSource(name=name, shards=tuple(shards))

@@ -1,0 +1,202 @@
+"""Which documents are held out: a property of their content, decided over all sources of a corpus at once.
+
+A document is held out if the hash of its content lies below the share that is asked for. Three rules see to it that there is
+something to train on and something to measure on, whatever the sources are:
+
+- Of each source the document with the largest hash is trained on.
+- If no document is held out then, the one with the smallest hash is that need not be trained on.
+- If there is no such document, or it is more than four times what was asked for, the end of one is held out instead.
+
+Since all rules speak of hashes, copies of a document are on its side, wherever they are and however often.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import pre_tokenizers
+
+from unicloze.text.cutting import pieces_of
+from unicloze.text.tokenizers import Tokenizer
+
+DROP, TRAIN, HELDOUT, CUT = range(4)
+"""Left out as a duplicate, to train on, held out, or cut in two with its end held out."""
+
+_SEEN = 2**20
+_LEAST_HELDOUT = 2048
+_CANDIDATES = 8
+
+Hashes = npt.NDArray[np.uint64]
+Ids = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class _Document:
+    """The hash of a document, its size, and whether every copy of it that was seen is text, which can be cut."""
+
+    hash: int
+    size: int
+    is_text: bool
+
+
+class Split:
+    """Sees all documents once, then says of each on which side it is. Memory does not grow with the corpus.
+
+    Args:
+        share: Share of the documents to hold out.
+        deduplicate: Drop documents that were seen before. A repeat is found unless about a million other documents have come
+            between.
+        sources: Number of sources.
+    """
+
+    def __init__(self, share: float, *, deduplicate: bool, sources: int) -> None:
+        self._share, self._limit = share, int(share * 2**64)
+        self._seen = np.zeros(_SEEN, dtype=np.uint64) if deduplicate else None
+        self._largest: dict[str, _Document] = {}
+        self._smallest: dict[int, _Document] = {}
+        self._most = sources + _CANDIDATES  # at least one of these need not be trained on, if there is any
+        self._total = 0
+        self._sides: dict[int, int] = {0: DROP}
+        self.cut_size = 0
+
+    def add(self, source: str, value: int, size: int, *, is_text: bool) -> int:
+        """Take note of a document.
+
+        Args:
+            source: Name of its source.
+            value: Its hash, see `text_hash` and `Spelling`.
+            size: In bytes, or in any unit that is the same for all.
+            is_text: Whether it can be cut.
+
+        Returns:
+            Its hash, to ask for its side by; 0 for a duplicate.
+        """
+        if self._seen is not None:
+            if int(self._seen[value % _SEEN]) == value:
+                return 0
+            self._seen[value % _SEEN] = value
+        self._total += size
+        document = _Document(value, size, is_text)
+        if value >= self._largest.get(source, document).hash:
+            self._largest[source] = document
+        if value in self._smallest:
+            self._smallest[value] = _Document(value, size, is_text and self._smallest[value].is_text)
+        elif len(self._smallest) < self._most or value < max(self._smallest):
+            self._smallest[value] = document
+            if len(self._smallest) > self._most:
+                del self._smallest[max(self._smallest)]
+        return value
+
+    def decide(self) -> None:
+        """Every document was seen: decide where the hash alone does not."""
+        trained = {document.hash for document in self._largest.values()}
+        self._sides |= dict.fromkeys(trained, TRAIN)
+        free = [self._smallest[value] for value in sorted(self._smallest) if value not in trained]
+        if not self._share or (free and free[0].hash < self._limit):
+            return
+        want = max(int(self._share * self._total), _LEAST_HELDOUT)
+        small = next((document for document in free if document.is_text or document.size <= 4 * want), None)
+        chosen = small or next(iter(free), None)
+        if chosen and (chosen.size <= 4 * want or not chosen.is_text):
+            self._sides[chosen.hash] = HELDOUT
+            return
+        if chosen is None:
+            tokens = {document.hash for document in self._largest.values() if not document.is_text}
+            texts = [document for document in self._largest.values() if document.hash not in tokens]
+            texts.sort(key=lambda document: (min(0, document.size - 2 * want), -document.hash))
+            chosen = texts[-1] if texts else None
+        if chosen is not None:
+            self._sides[chosen.hash] = CUT
+            self.cut_size = min(want, chosen.size // 2)
+
+    def side(self, value: int) -> int:
+        """The side of a document by the hash that `add` returned."""
+        return self._sides.get(value, HELDOUT if value < self._limit else TRAIN)
+
+    def sides(self, values: Hashes) -> npt.NDArray[np.uint8]:
+        """The sides of many. *Shape:* as the hashes"""
+        sides = np.where(values < np.uint64(self._limit), HELDOUT, TRAIN).astype(np.uint8)
+        for value, side in self._sides.items():
+            sides[values == np.uint64(value)] = side
+        return sides
+
+
+def text_hash(text: str, seed: int) -> tuple[int, int]:
+    """64 bits that are equal for texts equal up to case and white space, and the bytes of the text."""
+    digest, size, gap, begun = _hash(seed), 0, False, False
+    for piece in pieces_of(text):
+        size += len(piece.encode())
+        gap |= piece[:1].isspace()
+        if words := " ".join(piece.lower().split()):
+            digest.update(f" {words}".encode() if gap and begun else words.encode())
+            gap, begun = piece[-1:].isspace(), True
+    digest.update(b" ")
+    return int.from_bytes(digest.digest(), "little"), size
+
+
+def tokens_hash(tokens: Ids, seed: int, vocab_size: int) -> int:
+    """64 bits that are equal for equal tokens, whatever the width of a token is in their files."""
+    digest = _hash(seed)
+    digest.update(tokens.astype("<u2" if vocab_size <= 2**16 else "<u4").tobytes())
+    return int.from_bytes(digest.digest(), "little")
+
+
+class Spelling:
+    """What tokens spell, without capitals, white space and special tokens: so a text is known again in its tokens.
+
+    Args:
+        tokenizer: Of the tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        vocabulary = tokenizer.vocabulary
+        tokens = tokenizer.tokens(range(vocabulary.size))
+        silent = set(vocabulary.special.tolist()) - {vocabulary.unk}
+        spell = _spelled_by_bytes() if _is_byte_level(tokens) else _spelled
+        self._table = [b"" if number in silent else spell(token) for number, token in enumerate(tokens)]
+
+    def hash(self, parts: Iterable[Ids], seed: int) -> tuple[int, int]:
+        """64 bits that are equal for documents that spell the same, and the bytes they spell.
+
+        Args:
+            parts: Token ids of the document, in parts. *Shape:* (tokens,) each
+            seed: Names the hash.
+        """
+        decoder, digest, size = codecs.getincrementaldecoder("utf-8")("replace"), _hash(seed), 0
+        for part in parts:
+            text = decoder.decode(b"".join(map(self._table.__getitem__, part.tolist())))
+            spelled = "".join(text.casefold().split()).encode()
+            digest.update(spelled)
+            size += len(spelled)
+        return int.from_bytes(digest.digest(), "little"), size
+
+
+def _hash(seed: int) -> Any:
+    return hashlib.blake2b(digest_size=8, salt=seed.to_bytes(8, "little", signed=True))
+
+
+def _is_byte_level(tokens: Iterable[str]) -> bool:
+    return set(pre_tokenizers.ByteLevel.alphabet()) <= set(tokens)
+
+
+def _spelled(token: str) -> bytes:
+    return token.removeprefix("##").replace("\u2581", "").encode()
+
+
+def _spelled_by_bytes() -> Callable[[str], bytes]:
+    """Characters of the byte-level alphabet to bytes; a token with others is spelled as it is written."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    byte_of = {chr(byte): byte for byte in plain} | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+    def spell(token: str) -> bytes:
+        known = [byte_of.get(character) for character in token]
+        return token.encode() if None in known else bytes(byte for byte in known if byte is not None)
+
+    return spell
