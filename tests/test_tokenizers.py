@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from decoding_toys import byte_level, roberta_like, sentencepiece, wordpiece
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import TokenizerSettings
 from unicloze.tasks.passages import encode_passages
@@ -104,15 +105,6 @@ def test_bpe_is_lossless() -> None:
     assert tokenizer.decode(tokenizer.encode_batch([text])[0]) == text
 
 
-def test_mask_stands_for_itself_in_encode_only() -> None:
-    tokenizer = Tokenizer.train(TEXTS, WORDPIECE)
-    ids, offsets = tokenizer.encode_with_offsets("the [MASK] dog")
-    (place,) = np.flatnonzero(ids == tokenizer.vocabulary.mask)
-    assert "the [MASK] dog"[slice(*offsets[place])] == "[MASK]"
-    assert ids.tolist() == tokenizer.encode("the [MASK] dog").tolist()
-    assert tokenizer.vocabulary.mask not in tokenizer.encode_batch(["the [MASK] dog"])[0]
-
-
 @pytest.mark.parametrize("settings", [WORDPIECE, BPE], ids=["wordpiece", "bpe"])
 def test_save_and_load(tmp_path: Path, settings: TokenizerSettings) -> None:
     tokenizer = Tokenizer.train(TEXTS, settings)
@@ -134,6 +126,74 @@ def test_transformers_reads_what_is_saved(tmp_path: Path) -> None:
     assert (theirs.cls_token_id, theirs.sep_token_id) == (vocabulary.sos, vocabulary.eos)
     assert (theirs.mask_token_id, theirs.pad_token_id, theirs.unk_token_id) == (5, 0, 2)
     assert theirs(TEXTS[0])["input_ids"] == [vocabulary.sos, *tokenizer.encode(TEXTS[0]).tolist(), vocabulary.eos]
+
+
+KINDS = {"wordpiece": wordpiece, "bpe": byte_level, "roberta": roberta_like, "sentencepiece": sentencepiece}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_somebody_wrote_is_text_whatever_it_spells(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    vocabulary = tokenizer.vocabulary
+    special = set(vocabulary.special.tolist()) - {vocabulary.unk}
+    names = tokenizer.tokens(vocabulary.special)
+    texts = ["the list", *names, " ".join(["a", *names, "list"]), "".join(f"x{name}" for name in names)]
+    for text, (with_offsets, offsets), ids in zip(
+        texts, tokenizer.encode_batch_with_offsets(texts), tokenizer.encode_batch(texts), strict=True
+    ):
+        assert not special & set(ids.tolist()), text
+        assert with_offsets.tolist() == ids.tolist()
+        assert offsets[-1, 1] == len(text)
+    if kind == "sentencepiece":
+        assert tokenizer.tokens(tokenizer.encode_batch(["</s>"])[0]) == ["▁", "<", "/", "s", ">"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_alone_stands_for_itself(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    vocabulary = tokenizer.vocabulary
+    mask, eos = tokenizer.tokens([vocabulary.mask, vocabulary.eos])
+    for name in ("[MASK]", mask):
+        ids = tokenizer.encode(f"a {name} {eos}{name}").tolist()
+        assert ids.count(vocabulary.mask) == 2
+        assert vocabulary.eos not in ids
+    (plain,) = tokenizer.encode_batch([f"a {eos}"])
+    assert tokenizer.encode(f"a {eos}").tolist() == plain.tolist()
+
+
+def test_text_cannot_name_what_stands_for_special_tokens_inside() -> None:
+    for kind in KINDS.values():
+        tokenizer = kind()
+        names = tokenizer.tokens(tokenizer.vocabulary.special)
+        text = "".join(f"\ufdd0{name} " for name in names)
+        special = set(tokenizer.vocabulary.special.tolist()) - {tokenizer.vocabulary.unk}
+        ((ids, offsets),) = tokenizer.encode_batch_with_offsets([text])
+        assert not special & set(ids.tolist())
+        assert offsets.max() <= len(text)
+
+
+@pytest.mark.parametrize("model", ["Unigram", "WordLevel", "BPE", "merged BPE"])
+def test_special_tokens_of_every_model_are_out_of_reach(model: str) -> None:
+    specials = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
+    words = [*specials, "a", "<", "/", "s", ">", "</", "</s", "user"]
+    table = {word: i for i, word in enumerate(words)}
+    made = {
+        "Unigram": lambda: tokenizers.models.Unigram([(word, -1.0) for word in words], unk_id=1),
+        "WordLevel": lambda: tokenizers.models.WordLevel(table, unk_token="<unk>"),
+        "BPE": lambda: tokenizers.models.BPE(table, [], unk_token="<unk>", ignore_merges=True),
+        "merged BPE": lambda: tokenizers.models.BPE(table, [("<", "/"), ("</", "s"), ("</s", ">")], unk_token="<unk>"),
+    }
+    backend = tokenizers.Tokenizer(made[model]())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(specials)
+    backend.add_tokens(["behind"])
+    tokenizer = Tokenizer(backend)
+    (ids,) = tokenizer.encode_batch(["a </s> behind <mask>"])
+    spelled = tokenizer.tokens(ids)
+    assert "</s>" not in spelled and "<mask>" not in spelled
+    assert spelled[0] == "a" and "behind" in spelled
+    if model == "merged BPE":
+        assert spelled[1:3] == ["</s", ">"]
 
 
 def vocab_txt(path: Path, words: list[str]) -> Path:
