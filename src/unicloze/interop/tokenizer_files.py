@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tokenizers
 
 from unicloze.errors import UniclozeError
 from unicloze.files import replace_file
-from unicloze.text.joining import joining_decoder
 from unicloze.text.tokenizers import Tokenizer
 
 Ints = npt.NDArray[np.int64]
@@ -55,7 +53,7 @@ def write_tokenizer(
     longest: int,
     segments: Sequence[int] | None,
 ) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`.
+    """Write `tokenizer.json` and `tokenizer_config.json`, with which Transformers reads a text and its masks as `fill` does.
 
     Args:
         tokenizer: The tokenizer.
@@ -70,10 +68,7 @@ def write_tokenizer(
     """
     tokenizer.save(folder)
     document, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    backend = tokenizers.Tokenizer.from_str(document.read_text(encoding="utf-8"))
-    if isinstance(backend.model, tokenizers.models.WordPiece):
-        backend.decoder = joining_decoder(backend.model.continuing_subword_prefix)
-    content = json.loads(backend.to_str())
+    content = tokenizer.exported()
     ids = swapped_ids(tokenizer.vocabulary.size, swapped)
     if swapped is not None:
         _renumber(content, {number: int(ids[number]) for number in swapped})
