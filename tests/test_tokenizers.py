@@ -202,7 +202,7 @@ def vocab_txt(path: Path, words: list[str]) -> Path:
 
 
 def test_vocab_txt(tmp_path: Path) -> None:
-    words = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "The"]
+    words = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "t"]
     path = vocab_txt(tmp_path / "vocab.txt", words)
     tokenizer = Tokenizer.load(tmp_path)
     vocabulary = tokenizer.vocabulary
@@ -210,7 +210,85 @@ def test_vocab_txt(tmp_path: Path) -> None:
     assert vocabulary.pseudo == 2  # the first unused one but id 1
     assert vocabulary.ordinary.tolist() == [7, 8, 9, 10]
     assert tokenizer.encode("The cats [MASK] dog").tolist() == [7, 8, 9, 6, 3]
-    assert Tokenizer.load(path, lowercase=False).encode("The cats").tolist() == [10, 8, 9]
+    assert Tokenizer.load(path).fingerprint == tokenizer.fingerprint
+
+
+BERT_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "paris", "é", "e", "中", "##国", "中国"]
+
+
+@pytest.mark.parametrize("capitals", [False, True])
+@pytest.mark.parametrize("lowercase", [None, False, True])
+@pytest.mark.parametrize("accents", [None, False, True])
+@pytest.mark.parametrize("ideographs", [None, False, True])
+def test_how_text_is_put_for_a_vocab_txt(
+    tmp_path: Path, capitals: bool, lowercase: bool | None, accents: bool | None, ideographs: bool | None
+) -> None:
+    """As Transformers puts it, where the configuration says whether it lower-cases; else by the vocabulary's capitals."""
+    transformers = pytest.importorskip("transformers")
+    vocab_txt(tmp_path / "vocab.txt", [*BERT_WORDS, *(["Paris", "É"] if capitals else [])])
+    values = {"do_lower_case": lowercase, "strip_accents": accents, "tokenize_chinese_chars": ideographs}
+    config = {"tokenizer_class": "BertTokenizer"} | {key: value for key, value in values.items() if value is not None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
+    assert tokenizer.lowercase == (not capitals if lowercase is None else lowercase)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"do_lower_case": tokenizer.lowercase}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("Paris", "paris É é", "中国"):
+        assert tokenizer.encode(text).tolist() == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_cased_vocabulary_keeps_its_capitals(tmp_path: Path) -> None:
+    path = vocab_txt(tmp_path / "vocab.txt", [*BERT_WORDS[:5], "Paris"])
+    assert Tokenizer.load(path).encode_batch(["Paris paris"])[0].tolist() == [5, 1]
+
+
+@pytest.mark.parametrize("key", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
+def test_a_tokenizer_json_that_its_configuration_contradicts(tmp_path: Path, key: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    saved = transformers.BertTokenizer(vocab={word: i for i, word in enumerate(BERT_WORDS)}, do_lower_case=True)
+    saved.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    for said in (True, None):
+        file.write_text(json.dumps(config | {key: said}))
+        assert Tokenizer.load(tmp_path).encode("É").tolist() == [7]
+    file.write_text(json.dumps(config | {key: False}))
+    does = {"do_lower_case": "lower-case", "strip_accents": "strip accents"}.get(key, "set ideographs apart")
+    says = rf"tokenizer_config\.json: {key} is false, but .*tokenizer\.json does {does}: correct the one"
+    with pytest.raises(UniclozeError, match=says):
+        Tokenizer.load(tmp_path)
+    for generic in ("PreTrainedTokenizerFast", "TokenizersBackend"):  # they go by the tokenizer.json alone
+        file.write_text(json.dumps(config | {key: False, "tokenizer_class": generic}))
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        for text in ("É", "中国", "Paris"):
+            assert Tokenizer.load(tmp_path).encode(text).tolist() == theirs(text)["input_ids"][1:-1]
+    file.write_text(json.dumps(config | {key: "no"}))
+    with pytest.raises(UniclozeError, match=rf"{key} is no: give true or false"):
+        Tokenizer.load(tmp_path)
+
+
+def test_sentencepieces_case_is_compared_too(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pieces = [
+        ("<pad>", 0.0),
+        ("<unk>", 0.0),
+        ("[CLS]", 0.0),
+        ("[SEP]", 0.0),
+        ("[MASK]", 0.0),
+        ("▁e", -1.0),
+        ("▁É", -1.0),
+    ]
+    transformers.AlbertTokenizer(vocab=pieces).save_pretrained(tmp_path)
+    assert Tokenizer.load(tmp_path).encode("É").tolist() == [5]
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"do_lower_case": False}))
+    with pytest.raises(UniclozeError, match=r"do_lower_case is false, but .* does lower-case"):
+        Tokenizer.load(tmp_path)
+    pieces[:] = [piece for piece in pieces if piece[0] != "▁e"]
+    transformers.AlbertTokenizer(vocab=pieces, do_lower_case=False).save_pretrained(tmp_path)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"do_lower_case": True}))
+    with pytest.raises(UniclozeError, match=r"do_lower_case is true, but .* does not lower-case"):
+        Tokenizer.load(tmp_path)
 
 
 def test_no_id_to_spare_for_the_pseudo_mask(tmp_path: Path) -> None:
@@ -267,8 +345,9 @@ def test_whitespace_tokenizer() -> None:
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased", "unilm-base-cased"])
 def test_released_vocabularies(shared_data: Path, name: str) -> None:
-    tokenizer = Tokenizer.load(shared_data / "vocab" / f"{name}-vocab.txt", lowercase="uncased" in name)
+    tokenizer = Tokenizer.load(shared_data / "vocab" / f"{name}-vocab.txt")
     vocabulary = tokenizer.vocabulary
+    assert tokenizer.lowercase == ("uncased" in name)
     assert tokenizer.tokens([vocabulary.sos, vocabulary.eos, vocabulary.mask]) == ["[CLS]", "[SEP]", "[MASK]"]
     assert vocabulary.size in (28996, 30522) and vocabulary.pseudo is not None
     assert tokenizer.decode(tokenizer.encode("unbelievable words")) == "unbelievable words"

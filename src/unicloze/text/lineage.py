@@ -20,14 +20,14 @@ from unicloze.text.tokenizers import Tokenizer
 
 SCHEMA = 1
 """Version of `lineage.json`."""
-CODE = 3
+CODE = 4
 """Version of the rules by which text becomes shards; part of the fingerprint."""
 
 
 def describe_settings(data: DataSettings, tokenizer: TokenizerSettings, seed: int) -> dict[str, Any]:
     """The settings that decide on the content of a prepared folder, by their dotted names."""
     if tokenizer.path is not None:
-        described = {"loaded": Tokenizer.load(tokenizer.path, lowercase=tokenizer.lowercase).fingerprint}
+        described = {"loaded": Tokenizer.load(tokenizer.path).fingerprint}
     else:
         described = {name: value for name, value in dataclasses.asdict(tokenizer).items() if name != "path"}
     return {

@@ -110,7 +110,7 @@ class Preparation:
             (self.folder / part).mkdir()
         self._survey()
         if self.tokenizer_settings.path is not None:
-            tokenizer = Tokenizer.load(self.tokenizer_settings.path, lowercase=self.tokenizer_settings.lowercase)
+            tokenizer = Tokenizer.load(self.tokenizer_settings.path)
         else:
             tokenizer = Tokenizer.train(_TrainingTexts(self), self.tokenizer_settings)
         tokenizer.save(self.folder)

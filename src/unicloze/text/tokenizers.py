@@ -25,6 +25,7 @@ from unicloze.text.boundaries import BYTE_LEVEL, SENTENCEPIECE, Boundaries, text
 from unicloze.text.exported import dressed, undressed
 from unicloze.text.joining import join_words
 from unicloze.text.plain import PlainText
+from unicloze.text.tokenizer_config import CONFIG, KEYS, TokenizerConfig
 
 PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO = "[PAD]", "[unused1]", "[UNK]", "[SOS]", "[EOS]", "[MASK]", "[PSEUDO]"
 SPECIAL_TOKENS = PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO
@@ -38,9 +39,6 @@ _ROLES = {
     "mask": (MASK, "<mask>"),
 }
 _PSEUDO = PSEUDO, "[P]", "<pseudo>"
-_CONFIG = "tokenizer_config.json"
-_KEYS = {"pad": "pad_token", "unk": "unk_token", "sos": "cls_token", "eos": "sep_token", "mask": "mask_token"}
-"""Where the token of each role stands in a `tokenizer_config.json`."""
 _BRACKETED = re.compile(r"\[\w+\]")
 _UNUSED = re.compile(r"\[unused\d+\]")
 _NUMBERED = re.compile(r"\[unused\d+\]|\[EXTRA\d+\]|<extra_id_\d+>")
@@ -144,17 +142,17 @@ class Tokenizer:
         return cls(backend)
 
     @classmethod
-    def load(cls, path: str | Path, *, lowercase: bool = True) -> Tokenizer:
+    def load(cls, path: str | Path) -> Tokenizer:
         """Loads a `tokenizer.json`, a `vocab.txt` of BERT's kind, or a folder that holds one.
 
-        A `tokenizer_config.json` beside it says which tokens have a role.
+        A `tokenizer_config.json` beside it says which tokens have a role, and how text is put for a `vocab.txt`. If it does
+        not say whether that lower-cases, a vocabulary without capitals does.
 
         Args:
             path: The file or folder.
-            lowercase: Lower-case and strip accents; only for a `vocab.txt`, which does not say.
 
         Raises:
-            UniclozeError: It is not there, not readable as such, or has no token for a role.
+            UniclozeError: It is not there, not readable as such, has no token for a role, or contradicts the configuration.
         """
         place = Path(path).expanduser()
         if place.is_dir():
@@ -164,11 +162,13 @@ class Tokenizer:
             place = files[0]
         if not place.is_file():
             raise UniclozeError(f"There is no {place}: set --tokenizer.path to a vocab.txt or tokenizer.json.")
-        roles = _named_roles(place.with_name(_CONFIG))
+        config = TokenizerConfig.beside(place)
         if place.suffix != ".json":
-            return cls(_from_vocab_txt(place, lowercase), name=str(place), roles=roles)
+            return cls(_from_vocab_txt(place, config), name=str(place), roles=config.roles())
         try:
-            return cls(tokenizers.Tokenizer.from_str(place.read_text(encoding="utf-8")), name=str(place), roles=roles)
+            backend = tokenizers.Tokenizer.from_str(place.read_text(encoding="utf-8"))
+            config.check(backend, place)
+            return cls(backend, name=str(place), roles=config.roles())
         except (UniclozeError, OSError):
             raise
         except Exception as error:  # the library raises Exception itself
@@ -179,10 +179,10 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`, as Transformers' `from_pretrained` reads them."""
-        words = {key: self.tokens([getattr(self.vocabulary, role)])[0] for role, key in _KEYS.items()}
+        words = {key: self.tokens([getattr(self.vocabulary, role)])[0] for role, key in KEYS.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **words, "clean_up_tokenization_spaces": False}
         (folder / "tokenizer.json").write_text(self._backend.to_str(pretty=True), encoding="utf-8")
-        (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def exported(self) -> dict[str, Any]:
         """The content of the `tokenizer.json` with which other libraries read and write text as this one does."""
@@ -192,6 +192,11 @@ class Tokenizer:
     def spaced(self) -> bool:
         """Whether tokens hold the space before them, so that a mask stands for the space before it as well."""
         return self._mark is not None
+
+    @property
+    def lowercase(self) -> bool:
+        """Whether text is put in lower case."""
+        return self._backend.normalizer is not None and self._backend.normalizer.normalize_str("A") == "a"
 
     @property
     def names_are_pieces(self) -> bool:
@@ -301,21 +306,6 @@ def whitespace_tokenizer(text: str, extra_tokens: int = 0) -> Tokenizer:
     return Tokenizer(backend)
 
 
-def _named_roles(config: Path) -> dict[str, str]:
-    """Tokens with a role by a `tokenizer_config.json`; none if there is no such file."""
-    if not config.is_file():
-        return {}
-    try:
-        values = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UniclozeError(f"{config} cannot be read as JSON ({error}): mend it or remove it.") from error
-    if not isinstance(values, dict):
-        raise UniclozeError(f"{config} holds no JSON object: mend it or remove it.")
-    named = {role: values.get(key) for role, key in _KEYS.items()}
-    named = {role: token.get("content") if isinstance(token, dict) else token for role, token in named.items()}
-    return {role: token for role, token in named.items() if isinstance(token, str)}
-
-
 def _vocabulary(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, str], mark: str | None) -> Vocabulary:
     ids = backend.get_vocab(with_added_tokens=True)
     size = max(ids.values(), default=-1) + 1
@@ -369,7 +359,7 @@ def _marked(size: int, ids: Iterable[int]) -> npt.NDArray[np.bool_]:
     return marks
 
 
-def _from_vocab_txt(path: Path, lowercase: bool) -> tokenizers.Tokenizer:
+def _from_vocab_txt(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -382,7 +372,7 @@ def _from_vocab_txt(path: Path, lowercase: bool) -> tokenizers.Tokenizer:
         if vocabulary.setdefault(word, i) != i:
             raise UniclozeError(f"{path}:{i + 1} repeats the token {word!r} of line {vocabulary[word] + 1}: drop one.")
     special = [token for names in (*_ROLES.values(), _PSEUDO) for token in names if token in vocabulary]
-    return _wordpiece(vocabulary, special, normalizers.BertNormalizer(lowercase=lowercase, strip_accents=lowercase))
+    return _wordpiece(vocabulary, special, config.normalizer(vocabulary))
 
 
 def _wordpiece(vocabulary: dict[str, int], special: Sequence[str], normalizer: Any) -> tokenizers.Tokenizer:
