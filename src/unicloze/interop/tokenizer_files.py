@@ -92,6 +92,8 @@ def _renumber(content: dict[str, Any], new: Mapping[int, int]) -> None:
             f"ids {' and '.join(map(str, new))} of the vocabulary would change places, as MPNet has its padding there, and "
             f"those of a {content['model'].get('type')} model cannot: export it with --to unicloze"
         )
+    # A token that is not the model's is numbered behind those that are, whatever the file says.
+    vocabulary = vocabulary | {added["content"]: added["id"] for added in content["added_tokens"]}
     content["model"]["vocab"] = {token: new.get(number, number) for token, number in vocabulary.items()}
     for added in content["added_tokens"]:
         added["id"] = new.get(added["id"], added["id"])
