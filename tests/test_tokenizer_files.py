@@ -203,6 +203,15 @@ def test_white_space_before_a_mask_that_takes_it_stays_as_it_is(tmp_path: Path) 
     assert [added["content"] for added in document["added_tokens"] if added["lstrip"]] == ["<mask>"]
 
 
+def test_what_else_a_mask_takes_stays(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer.from_str(json.dumps(roberta_like(lstrip=False).exported()))
+    backend.normalizer = None
+    backend.add_special_tokens([tokenizers.AddedToken("<mask>", rstrip=True, normalized=False)])
+    write_tokenizer(Tokenizer(backend), tmp_path, longest=8, segments=None)
+    (mask,) = [added for added in read(tmp_path)[0]["added_tokens"] if added["content"] == "<mask>"]
+    assert (mask["rstrip"], mask["lstrip"], mask["normalized"]) == (True, False, True)
+
+
 def test_word_pieces_know_no_spaces(tmp_path: Path) -> None:
     write_tokenizer(wordpiece(), tmp_path, longest=8, segments=None)
     document, _ = read(tmp_path)

@@ -172,16 +172,51 @@ def test_text_cannot_name_what_stands_for_special_tokens_inside() -> None:
         assert offsets.max() <= len(text)
 
 
+@pytest.mark.parametrize(
+    "declared",
+    [None, {}, {"normalized": True}, {"normalized": False}, {"normalized": False, "single_word": True}],
+    ids=str,
+)
+def test_masks_are_found_however_they_are_declared(declared: dict[str, bool] | None) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "x", "##x"]
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    backend.add_special_tokens(words[:4])
+    if declared is not None:
+        backend.add_tokens([tokenizers.AddedToken("[MASK]", **declared)])
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.tokens(range(7)) == words
+    assert tokenizer.decode([5, 4]) == "x [MASK]"
+    assert tokenizer.encode("x[MASK]XX [MASK]").tolist() == [5, 4, 5, 6, 4]
+    assert 4 not in tokenizer.encode_batch(["x [MASK]"])[0]
+
+
+def test_the_space_before_a_mask_goes_where_tokens_hold_spaces_alone() -> None:
+    specials = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
+    table = {word: i for i, word in enumerate([*specials, "a", " ", "\n"])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(table, [], unk_token="<unk>"))
+    backend.add_special_tokens(specials)
+    assert Tokenizer(backend).encode("a <mask>").tolist() == [5, 6, 4]
+    spaced = byte_level()
+    assert spaced.tokens(spaced.encode("a \n [MASK]")) == ["a", "Ġ", "Ċ", "[MASK]"]
+    for lstrip, normalizer in ((True, None), (False, tokenizers.normalizers.NFC())):
+        taking = roberta_like(lstrip=lstrip, normalizer=normalizer)
+        assert taking.tokens(taking.encode("a \n <mask>")) == ["a", "<mask>"]
+
+
 @pytest.mark.parametrize("model", ["Unigram", "WordLevel", "BPE", "merged BPE"])
 def test_special_tokens_of_every_model_are_out_of_reach(model: str) -> None:
     specials = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
-    words = [*specials, "a", "<", "/", "s", ">", "</", "</s", "user"]
+    words = [*specials, "a", "<", "/", "s", ">", "</", "</s", "</s>a"]
     table = {word: i for i, word in enumerate(words)}
     made = {
         "Unigram": lambda: tokenizers.models.Unigram([(word, -1.0) for word in words], unk_id=1),
         "WordLevel": lambda: tokenizers.models.WordLevel(table, unk_token="<unk>"),
         "BPE": lambda: tokenizers.models.BPE(table, [], unk_token="<unk>", ignore_merges=True),
-        "merged BPE": lambda: tokenizers.models.BPE(table, [("<", "/"), ("</", "s"), ("</s", ">")], unk_token="<unk>"),
+        "merged BPE": lambda: tokenizers.models.BPE(
+            table, [("<", "/"), ("</", "s"), ("</s", ">"), ("</s>", "a")], unk_token="<unk>"
+        ),
     }
     backend = tokenizers.Tokenizer(made[model]())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -194,6 +229,20 @@ def test_special_tokens_of_every_model_are_out_of_reach(model: str) -> None:
     assert spelled[0] == "a" and "behind" in spelled
     if model == "merged BPE":
         assert spelled[1:3] == ["</s", ">"]
+
+
+def test_merges_of_marked_pieces_do_not_spell_special_tokens() -> None:
+    specials = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
+    words = [*specials, "<", "@/", "@s", "@>", "</", "</s", "a"]
+    merges = [("<", "@/"), ("</", "@s"), ("</s", "@>")]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            {word: i for i, word in enumerate(words)}, merges, unk_token="<unk>", continuing_subword_prefix="@"
+        )
+    )
+    backend.add_special_tokens(specials)
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.tokens(tokenizer.encode_batch(["</s>"])[0]) == ["</s", "@>"]
 
 
 def vocab_txt(path: Path, words: list[str]) -> Path:

@@ -29,7 +29,7 @@ def padding_of(tokenizer: Tokenizer, wanted: int | None) -> tuple[int, tuple[int
         [unused1], becomes the padding.
     """
     vocabulary = tokenizer.vocabulary
-    if wanted is None or vocabulary.pad == wanted:
+    if wanted is None:
         return vocabulary.pad, None
     has_role = {vocabulary.unk, vocabulary.sos, vocabulary.eos, vocabulary.mask, vocabulary.pseudo}
     free = {*vocabulary.special.tolist()} - has_role - {*vocabulary.extra.tolist()}

@@ -52,7 +52,7 @@ def undressed(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     if backend.normalizer is None:
         return backend
     state = _state(backend.normalizer)
-    names = [token.content for token in backend.get_added_tokens_decoder().values() if token.normalized]
+    names = [token.content for token in backend.get_added_tokens_decoder().values()]
     mask = next((name for name in names if state == _without_space(name)), None)
     if mask is None:
         return backend

@@ -118,7 +118,9 @@ class Tokenizer:
         self._mark = _space_mark(backend)
         self.vocabulary = _vocabulary(backend, name, roles or {}, self._mark)
         self._backend = backend
-        sos, eos = (str(backend.id_to_token(i)) for i in (self.vocabulary.sos, self.vocabulary.eos))
+        # The library names these as its normaliser spells them.
+        self._added = {number: token.content for number, token in backend.get_added_tokens_decoder().items()}
+        sos, eos = self.tokens([self.vocabulary.sos, self.vocabulary.eos])
         backend.post_processor = processors.TemplateProcessing(
             single=f"{sos} $A {eos}",
             pair=f"{sos} $A {eos} $B:1 {eos}:1",
@@ -251,7 +253,7 @@ class Tokenizer:
         prefix = backend.model.continuing_subword_prefix
         added = backend.get_added_tokens_decoder() if skip_special else {}
         left_out = {number for number, token in added.items() if token.special}
-        pieces = [backend.id_to_token(number) for number in numbers if number not in left_out]
+        pieces = [self._spelled(number) for number in numbers if number not in left_out]
         text = decoders.WordPiece(prefix=prefix, cleanup=False).decode([piece for piece in pieces if piece])
         return join_words(text.removeprefix(prefix))
 
@@ -271,7 +273,10 @@ class Tokenizer:
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The token of each id, as the vocabulary spells it; an id without one is `[id]`."""
-        return [self._backend.id_to_token(int(i)) or f"[{int(i)}]" for i in ids]
+        return [self._spelled(int(i)) or f"[{int(i)}]" for i in ids]
+
+    def _spelled(self, number: int) -> str | None:
+        return self._added.get(number) or self._backend.id_to_token(number)
 
     def texts(self) -> list[bytes]:
         """What each id stands for, in UTF-8, with the space it holds; that of some is a part of a character."""
