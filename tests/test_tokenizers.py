@@ -364,6 +364,27 @@ def test_roberta_names(tmp_path: Path) -> None:
     assert vocabulary.ordinary.tolist() == [5]
 
 
+def test_declared_special_tokens_have_the_roles(tmp_path: Path) -> None:
+    """MPNet's vocabulary holds BERT's special tokens too, as words that nothing is made of."""
+    transformers = pytest.importorskip("transformers")
+    words = ["<s>", "<pad>", "</s>", "<unk>", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "<mask>"]
+    saved = transformers.MPNetTokenizer(vocab={word: i for i, word in enumerate(words)})
+    saved.save_pretrained(tmp_path)
+    for _ in range(2):
+        found = Tokenizer.load(tmp_path / "tokenizer.json").vocabulary
+        assert (found.sos, found.pad, found.eos, found.unk, found.mask) == (0, 1, 2, 5, 11)
+        (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
+
+
+def test_special_tokens_are_left_out_however_they_are_declared() -> None:
+    words = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "a", "b"]
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.decode([2, 5, 6, 3]) == "<s> a b </s>"
+    assert tokenizer.decode([2, 5, 6, 3], skip_special=True) == "a b"
+
+
 def test_files_that_are_no_tokenizer_are_named(tmp_path: Path) -> None:
     with pytest.raises(UniclozeError, match=r"holds no tokenizer\.json or vocab\.txt"):
         Tokenizer.load(tmp_path)

@@ -247,13 +247,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The text of token ids; one of WordPiece is spelled as far as `join_words` can tell."""
-        backend, numbers = self._backend, [int(i) for i in ids]
+        left_out = set(self.vocabulary.special.tolist()) if skip_special else set()
+        backend, numbers = self._backend, [int(i) for i in ids if int(i) not in left_out]
         if not isinstance(backend.model, models.WordPiece):
-            return str(backend.decode(numbers, skip_special_tokens=skip_special))
+            return str(backend.decode(numbers, skip_special_tokens=False))
         prefix = backend.model.continuing_subword_prefix
-        added = backend.get_added_tokens_decoder() if skip_special else {}
-        left_out = {number for number, token in added.items() if token.special}
-        pieces = [self._spelled(number) for number in numbers if number not in left_out]
+        pieces = [self._spelled(number) for number in numbers]
         text = decoders.WordPiece(prefix=prefix, cleanup=False).decode([piece for piece in pieces if piece])
         return join_words(text.removeprefix(prefix))
 
@@ -314,9 +313,11 @@ def whitespace_tokenizer(text: str, extra_tokens: int = 0) -> Tokenizer:
 def _vocabulary(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, str], mark: str | None) -> Vocabulary:
     ids = backend.get_vocab(with_added_tokens=True)
     size = max(ids.values(), default=-1) + 1
+    declared = {i: token.content for i, token in backend.get_added_tokens_decoder().items() if token.special}
     roles: dict[str, int] = {}
     for role, names in _ROLES.items():
-        known = [ids[token] for token in (named.get(role, ""), *names) if token in ids]
+        usual = sorted(names, key=lambda name: name not in declared.values())  # MPNet's vocabulary has BERT's names too
+        known = [ids[token] for token in (named.get(role, ""), *usual) if token in ids]
         if not known:
             raise UniclozeError(
                 f"{name} has no {names[0]} token (nor {', '.join(names[1:])}): add it to the vocabulary, "
@@ -326,10 +327,9 @@ def _vocabulary(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, st
     # Id 1 is left alone: MPNet takes it for padding.
     unused = sorted(i for token, i in ids.items() if _UNUSED.fullmatch(token) and i != 1)
     pseudo = next((ids[token] for token in _PSEUDO if token in ids), unused[0] if unused else None)
-    added = [i for i, token in backend.get_added_tokens_decoder().items() if token.special]
     # A `vocab.txt` does not say which of its tokens are special; no word of its texts is in brackets.
     reserved = _BRACKETED if isinstance(backend.model, models.WordPiece) else _NUMBERED
-    special = {*roles.values(), *added, *(i for token, i in ids.items() if reserved.fullmatch(token))}
+    special = {*roles.values(), *declared, *(i for token, i in ids.items() if reserved.fullmatch(token))}
     special |= {pseudo} if pseudo is not None else set()
     numbered = [(match, i) for token, i in ids.items() if (match := _EXTRA.fullmatch(token))]
     extra = [i for match, i in sorted(numbered, key=lambda pair: int(pair[0][1] or pair[0][2]))]
