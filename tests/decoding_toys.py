@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import string
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +61,38 @@ def byte_level() -> Tokenizer:
     )
 
 
-def roberta_like() -> Tokenizer:
-    """Byte-level with <mask> that takes the space before it, as RoBERTa's."""
+def roberta_like(*, lstrip: bool = True, normalizer: Any = None) -> Tokenizer:
+    """Byte-level with <mask> that takes the white space before it, as RoBERTa's."""
     specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*specials, *letters])}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token="<unk>"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
+    if normalizer is not None:
+        backend.normalizer = normalizer
     backend.add_special_tokens(specials[:-1])
-    backend.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True, special=True)])
+    backend.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=lstrip, special=True)])
+    return Tokenizer(backend)
+
+
+def sentencepiece(*, split: bool = True) -> Tokenizer:
+    """Unigram pieces as of XLM-R and CamemBERT: the special tokens stand in the model's own vocabulary too.
+
+    Args:
+        split: Cut texts at white space first, as those do; else a space stays wherever it stands.
+    """
+    specials = ["<s>", "<pad>", "</s>", "<unk>"]
+    words = [f"▁{word}" for word in ("the", "cat", "list", "of", "items", "is", "empty", "return", "a")]
+    pieces = [(piece, 0.0) for piece in specials]
+    pieces += [(piece, -1.0 - i / 100) for i, piece in enumerate([*words, "▁", "ing", "es"])]
+    pieces += [(one, -4.0) for one in string.ascii_letters + string.digits + ".,!?()[]</>_"] + [("<mask>", 0.0)]
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=3))
+    metaspace = tokenizers.pre_tokenizers.Metaspace()
+    white = tokenizers.pre_tokenizers.WhitespaceSplit()
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([white, metaspace]) if split else metaspace
+    backend.decoder = tokenizers.decoders.Metaspace()
+    backend.add_special_tokens([*specials, "<mask>"])
     return Tokenizer(backend)
 
 

@@ -69,6 +69,16 @@ def test_a_classifier_under_the_stock_pipeline(tmp_path: Path, to: str) -> None:
     assert not (tmp_path / "out/modules.json").exists()
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_the_dropout_before_a_class_is_kept(tmp_path: Path, rate: float) -> None:
+    """ALBERT has one of 0.1 where its configuration names none."""
+    model = a_finetuned(tmp_path, "classification", classes(pairs=False), start("albert-base"), model__dropout=rate)
+    verbs.export(model, "albert", tmp_path / "out")
+    assert model.model.task_head("label").rate == rate
+    peer = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert peer.dropout.p == rate
+
+
 def test_a_regression(tmp_path: Path) -> None:
     records = [{**each, "label": float(number % 5)} for number, each in enumerate(classes(pairs=False))]
     model = a_finetuned(tmp_path, "regression", records, start())

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from decoding_toys import sentencepiece
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import cutting, pipeline, prepare, python_docs
@@ -48,6 +49,20 @@ def corpus(tmp_path: Path) -> Path:
 def run(corpus: Path | str, out: Path, tokenizer: TokenizerSettings = TOKENIZER, **options: Any) -> Prepared:
     options = {"heldout_share": 0.1, **options}
     return prepare_data(DataSettings(corpus=[str(corpus)], **options), tokenizer, out, progress=False)
+
+
+def test_names_of_special_tokens_in_texts_stay_text(tmp_path: Path) -> None:
+    own = sentencepiece()
+    own.save(tmp_path)
+    texts = [f"the cat </s> {i} <mask> of<pad> a list" for i in range(40)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    prepared = run(tmp_path / "texts.jsonl", tmp_path / "out", TokenizerSettings(path=str(tmp_path / "tokenizer.json")))
+    special = own.vocabulary.special.tolist()
+    for source in (*prepared.train, *prepared.heldout):
+        for shard in source.shards:
+            for start, end in zip(shard.starts, shard.ends, strict=True):
+                assert not np.isin(shard.tokens[start:end], special).any()
+    assert sorted(texts_of(prepared, prepared.train) + texts_of(prepared, prepared.heldout)) == sorted(texts)
 
 
 def texts_of(prepared: Prepared, sources: tuple[TokenSource, ...]) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from decoding_toys import byte_level, roberta_like, sentencepiece, wordpiece
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import TokenizerSettings
 from unicloze.tasks.passages import encode_passages
@@ -104,15 +105,6 @@ def test_bpe_is_lossless() -> None:
     assert tokenizer.decode(tokenizer.encode_batch([text])[0]) == text
 
 
-def test_mask_stands_for_itself_in_encode_only() -> None:
-    tokenizer = Tokenizer.train(TEXTS, WORDPIECE)
-    ids, offsets = tokenizer.encode_with_offsets("the [MASK] dog")
-    (place,) = np.flatnonzero(ids == tokenizer.vocabulary.mask)
-    assert "the [MASK] dog"[slice(*offsets[place])] == "[MASK]"
-    assert ids.tolist() == tokenizer.encode("the [MASK] dog").tolist()
-    assert tokenizer.vocabulary.mask not in tokenizer.encode_batch(["the [MASK] dog"])[0]
-
-
 @pytest.mark.parametrize("settings", [WORDPIECE, BPE], ids=["wordpiece", "bpe"])
 def test_save_and_load(tmp_path: Path, settings: TokenizerSettings) -> None:
     tokenizer = Tokenizer.train(TEXTS, settings)
@@ -136,13 +128,130 @@ def test_transformers_reads_what_is_saved(tmp_path: Path) -> None:
     assert theirs(TEXTS[0])["input_ids"] == [vocabulary.sos, *tokenizer.encode(TEXTS[0]).tolist(), vocabulary.eos]
 
 
+KINDS = {"wordpiece": wordpiece, "bpe": byte_level, "roberta": roberta_like, "sentencepiece": sentencepiece}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_somebody_wrote_is_text_whatever_it_spells(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    vocabulary = tokenizer.vocabulary
+    special = set(vocabulary.special.tolist()) - {vocabulary.unk}
+    names = tokenizer.tokens(vocabulary.special)
+    texts = ["the list", *names, " ".join(["a", *names, "list"]), "".join(f"x{name}" for name in names)]
+    for text, (with_offsets, offsets), ids in zip(
+        texts, tokenizer.encode_batch_with_offsets(texts), tokenizer.encode_batch(texts), strict=True
+    ):
+        assert not special & set(ids.tolist()), text
+        assert with_offsets.tolist() == ids.tolist()
+        assert offsets[-1, 1] == len(text)
+    if kind == "sentencepiece":
+        assert tokenizer.tokens(tokenizer.encode_batch(["</s>"])[0]) == ["▁", "<", "/", "s", ">"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_alone_stands_for_itself(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    vocabulary = tokenizer.vocabulary
+    mask, eos = tokenizer.tokens([vocabulary.mask, vocabulary.eos])
+    for name in ("[MASK]", mask):
+        ids = tokenizer.encode(f"a {name} {eos}{name}").tolist()
+        assert ids.count(vocabulary.mask) == 2
+        assert vocabulary.eos not in ids
+    (plain,) = tokenizer.encode_batch([f"a {eos}"])
+    assert tokenizer.encode(f"a {eos}").tolist() == plain.tolist()
+
+
+def test_text_cannot_name_what_stands_for_special_tokens_inside() -> None:
+    for kind in KINDS.values():
+        tokenizer = kind()
+        names = tokenizer.tokens(tokenizer.vocabulary.special)
+        text = "".join(f"\ufdd0{name} " for name in names)
+        special = set(tokenizer.vocabulary.special.tolist()) - {tokenizer.vocabulary.unk}
+        ((ids, offsets),) = tokenizer.encode_batch_with_offsets([text])
+        assert not special & set(ids.tolist())
+        assert offsets.max() <= len(text)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [None, {}, {"normalized": True}, {"normalized": False}, {"normalized": False, "single_word": True}],
+    ids=str,
+)
+def test_masks_are_found_however_they_are_declared(declared: dict[str, bool] | None) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "x", "##x"]
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    backend.add_special_tokens(words[:4])
+    if declared is not None:
+        backend.add_tokens([tokenizers.AddedToken("[MASK]", **declared)])
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.tokens(range(7)) == words
+    assert tokenizer.decode([5, 4]) == "x [MASK]"
+    assert tokenizer.encode("x[MASK]XX [MASK]").tolist() == [5, 4, 5, 6, 4]
+    assert 4 not in tokenizer.encode_batch(["x [MASK]"])[0]
+
+
+def test_the_space_before_a_mask_goes_where_tokens_hold_spaces_alone() -> None:
+    specials = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
+    table = {word: i for i, word in enumerate([*specials, "a", " ", "\n"])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(table, [], unk_token="<unk>"))
+    backend.add_special_tokens(specials)
+    assert Tokenizer(backend).encode("a <mask>").tolist() == [5, 6, 4]
+    spaced = byte_level()
+    assert spaced.tokens(spaced.encode("a \n [MASK]")) == ["a", "Ġ", "Ċ", "[MASK]"]
+    for lstrip, normalizer in ((True, None), (False, tokenizers.normalizers.NFC())):
+        taking = roberta_like(lstrip=lstrip, normalizer=normalizer)
+        assert taking.tokens(taking.encode("a \n <mask>")) == ["a", "<mask>"]
+
+
+@pytest.mark.parametrize("model", ["Unigram", "WordLevel", "BPE", "merged BPE"])
+def test_special_tokens_of_every_model_are_out_of_reach(model: str) -> None:
+    specials = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
+    words = [*specials, "a", "<", "/", "s", ">", "</", "</s", "</s>a"]
+    table = {word: i for i, word in enumerate(words)}
+    made = {
+        "Unigram": lambda: tokenizers.models.Unigram([(word, -1.0) for word in words], unk_id=1),
+        "WordLevel": lambda: tokenizers.models.WordLevel(table, unk_token="<unk>"),
+        "BPE": lambda: tokenizers.models.BPE(table, [], unk_token="<unk>", ignore_merges=True),
+        "merged BPE": lambda: tokenizers.models.BPE(
+            table, [("<", "/"), ("</", "s"), ("</s", ">"), ("</s>", "a")], unk_token="<unk>"
+        ),
+    }
+    backend = tokenizers.Tokenizer(made[model]())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(specials)
+    backend.add_tokens(["behind"])
+    tokenizer = Tokenizer(backend)
+    (ids,) = tokenizer.encode_batch(["a </s> behind <mask>"])
+    spelled = tokenizer.tokens(ids)
+    assert "</s>" not in spelled and "<mask>" not in spelled
+    assert spelled[0] == "a" and "behind" in spelled
+    if model == "merged BPE":
+        assert spelled[1:3] == ["</s", ">"]
+
+
+def test_merges_of_marked_pieces_do_not_spell_special_tokens() -> None:
+    specials = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
+    words = [*specials, "<", "@/", "@s", "@>", "</", "</s", "a"]
+    merges = [("<", "@/"), ("</", "@s"), ("</s", "@>")]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            {word: i for i, word in enumerate(words)}, merges, unk_token="<unk>", continuing_subword_prefix="@"
+        )
+    )
+    backend.add_special_tokens(specials)
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.tokens(tokenizer.encode_batch(["</s>"])[0]) == ["</s", "@>"]
+
+
 def vocab_txt(path: Path, words: list[str]) -> Path:
     path.write_text("\n".join(words) + "\n", encoding="utf-8")
     return path
 
 
 def test_vocab_txt(tmp_path: Path) -> None:
-    words = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "The"]
+    words = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "t"]
     path = vocab_txt(tmp_path / "vocab.txt", words)
     tokenizer = Tokenizer.load(tmp_path)
     vocabulary = tokenizer.vocabulary
@@ -150,7 +259,85 @@ def test_vocab_txt(tmp_path: Path) -> None:
     assert vocabulary.pseudo == 2  # the first unused one but id 1
     assert vocabulary.ordinary.tolist() == [7, 8, 9, 10]
     assert tokenizer.encode("The cats [MASK] dog").tolist() == [7, 8, 9, 6, 3]
-    assert Tokenizer.load(path, lowercase=False).encode("The cats").tolist() == [10, 8, 9]
+    assert Tokenizer.load(path).fingerprint == tokenizer.fingerprint
+
+
+BERT_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "paris", "é", "e", "中", "##国", "中国"]
+
+
+@pytest.mark.parametrize("capitals", [False, True])
+@pytest.mark.parametrize("lowercase", [None, False, True])
+@pytest.mark.parametrize("accents", [None, False, True])
+@pytest.mark.parametrize("ideographs", [None, False, True])
+def test_how_text_is_put_for_a_vocab_txt(
+    tmp_path: Path, capitals: bool, lowercase: bool | None, accents: bool | None, ideographs: bool | None
+) -> None:
+    """As Transformers puts it, where the configuration says whether it lower-cases; else by the vocabulary's capitals."""
+    transformers = pytest.importorskip("transformers")
+    vocab_txt(tmp_path / "vocab.txt", [*BERT_WORDS, *(["Paris", "É"] if capitals else [])])
+    values = {"do_lower_case": lowercase, "strip_accents": accents, "tokenize_chinese_chars": ideographs}
+    config = {"tokenizer_class": "BertTokenizer"} | {key: value for key, value in values.items() if value is not None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
+    assert tokenizer.lowercase == (not capitals if lowercase is None else lowercase)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"do_lower_case": tokenizer.lowercase}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("Paris", "paris É é", "中国"):
+        assert tokenizer.encode(text).tolist() == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_cased_vocabulary_keeps_its_capitals(tmp_path: Path) -> None:
+    path = vocab_txt(tmp_path / "vocab.txt", [*BERT_WORDS[:5], "Paris"])
+    assert Tokenizer.load(path).encode_batch(["Paris paris"])[0].tolist() == [5, 1]
+
+
+@pytest.mark.parametrize("key", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
+def test_a_tokenizer_json_that_its_configuration_contradicts(tmp_path: Path, key: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    saved = transformers.BertTokenizer(vocab={word: i for i, word in enumerate(BERT_WORDS)}, do_lower_case=True)
+    saved.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    for said in (True, None):
+        file.write_text(json.dumps(config | {key: said}))
+        assert Tokenizer.load(tmp_path).encode("É").tolist() == [7]
+    file.write_text(json.dumps(config | {key: False}))
+    does = {"do_lower_case": "lower-case", "strip_accents": "strip accents"}.get(key, "set ideographs apart")
+    says = rf"tokenizer_config\.json: {key} is false, but .*tokenizer\.json does {does}: correct the one"
+    with pytest.raises(UniclozeError, match=says):
+        Tokenizer.load(tmp_path)
+    for generic in ("PreTrainedTokenizerFast", "TokenizersBackend"):  # they go by the tokenizer.json alone
+        file.write_text(json.dumps(config | {key: False, "tokenizer_class": generic}))
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        for text in ("É", "中国", "Paris"):
+            assert Tokenizer.load(tmp_path).encode(text).tolist() == theirs(text)["input_ids"][1:-1]
+    file.write_text(json.dumps(config | {key: "no"}))
+    with pytest.raises(UniclozeError, match=rf"{key} is no: give true or false"):
+        Tokenizer.load(tmp_path)
+
+
+def test_sentencepieces_case_is_compared_too(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pieces = [
+        ("<pad>", 0.0),
+        ("<unk>", 0.0),
+        ("[CLS]", 0.0),
+        ("[SEP]", 0.0),
+        ("[MASK]", 0.0),
+        ("▁e", -1.0),
+        ("▁É", -1.0),
+    ]
+    transformers.AlbertTokenizer(vocab=pieces).save_pretrained(tmp_path)
+    assert Tokenizer.load(tmp_path).encode("É").tolist() == [5]
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"do_lower_case": False}))
+    with pytest.raises(UniclozeError, match=r"do_lower_case is false, but .* does lower-case"):
+        Tokenizer.load(tmp_path)
+    pieces[:] = [piece for piece in pieces if piece[0] != "▁e"]
+    transformers.AlbertTokenizer(vocab=pieces, do_lower_case=False).save_pretrained(tmp_path)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"do_lower_case": True}))
+    with pytest.raises(UniclozeError, match=r"do_lower_case is true, but .* does not lower-case"):
+        Tokenizer.load(tmp_path)
 
 
 def test_no_id_to_spare_for_the_pseudo_mask(tmp_path: Path) -> None:
@@ -175,6 +362,27 @@ def test_roberta_names(tmp_path: Path) -> None:
     assert (vocabulary.sos, vocabulary.pad, vocabulary.eos, vocabulary.unk) == (0, 1, 2, 3)
     assert (vocabulary.mask, vocabulary.pseudo) == (4, 6)
     assert vocabulary.ordinary.tolist() == [5]
+
+
+def test_declared_special_tokens_have_the_roles(tmp_path: Path) -> None:
+    """MPNet's vocabulary holds BERT's special tokens too, as words that nothing is made of."""
+    transformers = pytest.importorskip("transformers")
+    words = ["<s>", "<pad>", "</s>", "<unk>", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "<mask>"]
+    saved = transformers.MPNetTokenizer(vocab={word: i for i, word in enumerate(words)})
+    saved.save_pretrained(tmp_path)
+    for _ in range(2):
+        found = Tokenizer.load(tmp_path / "tokenizer.json").vocabulary
+        assert (found.sos, found.pad, found.eos, found.unk, found.mask) == (0, 1, 2, 5, 11)
+        (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
+
+
+def test_special_tokens_are_left_out_however_they_are_declared() -> None:
+    words = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "a", "b"]
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.decode([2, 5, 6, 3]) == "<s> a b </s>"
+    assert tokenizer.decode([2, 5, 6, 3], skip_special=True) == "a b"
 
 
 def test_files_that_are_no_tokenizer_are_named(tmp_path: Path) -> None:
@@ -207,8 +415,9 @@ def test_whitespace_tokenizer() -> None:
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased", "unilm-base-cased"])
 def test_released_vocabularies(shared_data: Path, name: str) -> None:
-    tokenizer = Tokenizer.load(shared_data / "vocab" / f"{name}-vocab.txt", lowercase="uncased" in name)
+    tokenizer = Tokenizer.load(shared_data / "vocab" / f"{name}-vocab.txt")
     vocabulary = tokenizer.vocabulary
+    assert tokenizer.lowercase == ("uncased" in name)
     assert tokenizer.tokens([vocabulary.sos, vocabulary.eos, vocabulary.mask]) == ["[CLS]", "[SEP]", "[MASK]"]
     assert vocabulary.size in (28996, 30522) and vocabulary.pseudo is not None
     assert tokenizer.decode(tokenizer.encode("unbelievable words")) == "unbelievable words"

@@ -145,6 +145,22 @@ def test_pretrain_refuses_what_the_prepared_data_is_not(
     assert not (place / "refused").exists()
 
 
+def test_a_loaded_vocabulary_says_itself_whether_it_lower_cases(place: Path, tmp_path: Path) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_text(
+        "\n".join(["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PSEUDO]", "The", "the"]) + "\n"
+    )
+    overrides = {"data.corpus": str(place / "corpus"), "tokenizer.path": str(path)}
+    tokenizer = verbs.prepare("quickstart", tmp_path / "prepared", quiet=True, overrides=overrides).tokenizer
+    assert tokenizer.tokens(tokenizer.encode("The the")) == ["The", "the"]
+    for name, value in {"lowercase": True, "strip_accents": True, "vocab_size": 300, "kind": "bpe"}.items():
+        refused = overrides | {f"tokenizer.{name}": value}
+        for act in (verbs.prepare, verbs.pretrain):
+            with pytest.raises(UsageError, match=rf"option --tokenizer\.{name}: it is for a tokenizer that is trained"):
+                act("quickstart", tmp_path / "refused", quiet=True, overrides=refused)
+    assert not (tmp_path / "refused").exists()
+
+
 def test_a_recipe_file_may_not_contradict_the_prepared_data_it_names(prepared: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(f"base: quickstart\ndata:\n  prepared: {prepared}\n  corpus: python-docs\n", encoding="utf-8")

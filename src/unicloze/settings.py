@@ -78,9 +78,10 @@ class TokenizerSettings:
         path: A `vocab.txt` or `tokenizer.json` to load; a tokenizer is trained on the corpus if not given.
         kind: What to train: `wordpiece` (BERT) or `bpe` (byte-level, GPT-2 and RoBERTa).
         vocab_size: Size of the trained vocabulary, special tokens included.
-        lowercase: Lower-case the text (WordPiece only).
-        strip_accents: Strip accents when a tokenizer is trained (WordPiece only), as BERT's uncased vocabularies do; a
-            `vocab.txt` in lower case always strips them. Of many scripts that takes the vowels.
+        lowercase: Lower-case the text when a tokenizer is trained (WordPiece only). Of a `vocab.txt` that is loaded the
+            `tokenizer_config.json` beside it says so, else whether it has capitals.
+        strip_accents: Strip accents when a tokenizer is trained (WordPiece only), as BERT's uncased vocabularies do. Of many
+            scripts that takes the vowels.
         extra_tokens: Special tokens [EXTRA0], [EXTRA1], ... in a trained vocabulary: T5's sentinels, UL2's mode tokens.
     """
 

@@ -17,7 +17,7 @@ import torch
 
 from unicloze.decoding.abilities import lacks, objective_of, part_with
 from unicloze.decoding.texts import check_numbers, check_text, longest_text, one_segment, open_model, rows_at_once
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UsageError
 from unicloze.example import Examples, Target, collate
 from unicloze.objectives import LayOut, defined
 from unicloze.settings import ObjectiveSettings
@@ -195,21 +195,13 @@ class _Cloze:
 
     @classmethod
     def read(cls, text: str, tokenizer: Tokenizer) -> _Cloze:
-        mask = tokenizer.tokens([tokenizer.vocabulary.mask])[0]
-        spans = [match.span() for match in re.finditer(f"{re.escape(mask)}|{re.escape(MASK)}", text)]
+        masks = "|".join(re.escape(mask) for mask in tokenizer.masks)
+        spans = [match.span() for match in re.finditer(masks, text)]
         if not spans:
             raise UsageError(f'the text has no mask: put {MASK} in place of a word, as in "The {MASK} of a list."')
-        spaced = any(token.startswith(("Ġ", "▁")) for token in tokenizer.tokens(tokenizer.encode("x x")))
-        parts, last = [], 0
-        for start, end in spans:
-            between = text[last:start]
-            parts += [between.removesuffix(" ") if spaced else between, mask]
-            last = end
-        tokens = tokenizer.encode("".join([*parts, text[last:]]))
+        tokens = tokenizer.encode(text)
         places = np.flatnonzero(tokens == tokenizer.vocabulary.mask).tolist()
-        if len(places) != len(spans):
-            raise UniclozeError(f"the tokenizer splits {mask} into pieces: add it to its special tokens")
-        return cls(text, spans, tokens, places, spaced)
+        return cls(text, spans, tokens, places, tokenizer.spaced)
 
     def readable(self, token: int, start: int, tokenizer: Tokenizer) -> str:
         """A token for people, in place of the mask that starts at a character of the text."""

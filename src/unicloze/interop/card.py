@@ -105,7 +105,7 @@ def _use(loaded: LoadedModel, architecture: str, imports: str) -> str:
                   'tokenizer = AutoTokenizer.from_pretrained("THIS FOLDER")']  # fmt: skip
     if imports and kind == "text-generation":
         lines += _generate(loaded)
-    said = "\n".join(["```python", *lines, "```"])
+    said = "\n".join(["```python", *lines, "```"]) + f"\n\n{_names(loaded)}"
     if loaded.recipe.task.kind:
         return said
     said += (
@@ -114,6 +114,18 @@ def _use(loaded: LoadedModel, architecture: str, imports: str) -> str:
     if not imports and not (hasattr(loaded.model, "pooler") or hasattr(loaded.model, "pair_head")):
         said += " Nothing trained the layer behind `pooler_output` of `AutoModel`: take `last_hidden_state`."
     return said
+
+
+def _names(loaded: LoadedModel) -> str:
+    """What the exported tokenizer makes of the names of special tokens in a text."""
+    eos = loaded.tokenizer.tokens([loaded.tokenizer.vocabulary.eos])[0]
+    said = (
+        f"The tokenizer of Transformers reads the name of a special token in a text, such as `{eos}`, as that token; "
+        "unicloze reads it as text, all but the masks of `unicloze fill`."
+    )
+    if loaded.tokenizer.names_are_pieces:
+        return f"{said} Remove such names from texts that you did not write."
+    return f"{said} `tokenizer(text, split_special_tokens=True)` reads all of them as text."
 
 
 def _generate(loaded: LoadedModel) -> list[str]:

@@ -1,7 +1,8 @@
 """Whether an exported folder, loaded by Transformers alone, says what our model says.
 
-Both are asked the same: hidden states of every layer and what the heads say of single texts, pairs and padded batches, and
-the embedding of every id of the vocabulary. The tokenizers are asked for the ids of texts.
+Both are asked the same: hidden states of every layer and what the heads say of single texts, pairs and padded batches, of
+texts with masks that the exported tokenizer reads, and the embedding of every id of the vocabulary. The tokenizers are asked
+for the ids of texts.
 """
 
 from __future__ import annotations
@@ -34,11 +35,21 @@ STRINGS = (
     "Naïve café, ÉCOLE déjà vu; straße ΣΊΣΥΦΟΣ İstanbul",
     "東京は日本の首都です。 한국어 العربية हिन्दी ไทย",
     "🙂👩‍👩‍👧 x\u200by\u00a0z\u2028end\tof  line\r\n",
-    "def f(x): return x**2 # [MASK] <mask> [SEP] </s> it's a_b-c/d 3.14e-5",
+    "def f(x): return x**2 # it's a_b-c/d 3.14e-5",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "",
 )
 """Texts whose ids are compared, beside those made of the vocabulary's own tokens."""
+
+MASKED = (
+    "a {} b",
+    "{}",
+    "The {} {}{} fox.",
+    " {} jumps ({}), \u201c{}\u201d",
+    "x  {}\ty\n{}\r\n  {}\u00a0{} z",
+    "Na\u00efve {} \u6771{}\u4eac",
+)
+"""Texts with masks, which are compared as ids and as what the models say of them."""
 
 Rows = Sequence[Sequence[npt.NDArray[np.integer]]]
 Answers = Mapping[str, Tensor]
@@ -58,6 +69,7 @@ def compare(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
     with torch.inference_mode():
         for name, groups in probes(loaded, peer, rng).items():
             found[name] = max((_difference(loaded, peer, rows) for rows in groups if rows), default=0.0)
+        found["texts with masks"] = _difference_of_texts(loaded, peer)
         found["all ids"] = _difference_of_embeddings(loaded, peer)
     return found
 
@@ -132,6 +144,10 @@ def theirs(peer: Peer, examples: Examples) -> Any:
     if peer.segments is not None:
         part = examples.segment_ids != examples.segment_ids[:, :1]
         inputs["token_type_ids"] = torch.from_numpy(part).long() * peer.segments[1] * real
+    return _asked(peer, inputs)
+
+
+def _asked(peer: Peer, inputs: Mapping[str, Tensor]) -> Any:
     if peer.name.endswith("MultipleChoice"):
         inputs = {name: values[:, None] for name, values in inputs.items()}
     return peer.model(**inputs, output_hidden_states=True)
@@ -139,7 +155,20 @@ def theirs(peer: Peer, examples: Examples) -> Any:
 
 def _difference(loaded: LoadedModel, peer: Peer, rows: Rows) -> float:
     examples = examples_of(loaded, rows, peer.segments)
-    answers, output = ours(loaded, collate(examples)), theirs(peer, examples)
+    return _difference_of_answers(loaded, peer, examples, theirs(peer, examples))
+
+
+def _difference_of_texts(loaded: LoadedModel, peer: Peer) -> float:
+    """Of texts with masks, which their tokenizer reads, cuts and pads, and `fill` reads here."""
+    mask, longest = loaded.tokenizer.masks[0], loaded.model.max_positions
+    texts = [text.replace("{}", mask) for text in MASKED]
+    inputs = peer.tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
+    examples = examples_of(loaded, [[loaded.tokenizer.encode(text)[: longest - 2]] for text in texts], peer.segments)
+    return _difference_of_answers(loaded, peer, examples, _asked(peer, inputs))
+
+
+def _difference_of_answers(loaded: LoadedModel, peer: Peer, examples: Examples, output: Any) -> float:
+    answers = ours(loaded, collate(examples))
     real = torch.arange(examples.input_ids.shape[1]) < torch.from_numpy(examples.lengths)[:, None]
     said = {"states": torch.stack(output.hidden_states[1:], dim=2)}
     said |= {name: output[key] for name, key in peer.answers.items()}
@@ -187,7 +216,7 @@ def compare_tokenizers(loaded: LoadedModel, peer: Peer, rng: np.random.Generator
     """
     vocabulary = loaded.tokenizer.vocabulary
     own = [loaded.tokenizer.decode(rng.choice(vocabulary.ordinary, 40).tolist()) for _ in range(20)]
-    texts = [*STRINGS, *own, " ".join(loaded.tokenizer.tokens([vocabulary.mask, vocabulary.eos]))]
+    texts = [*STRINGS, *own, *(text.replace("{}", loaded.tokenizer.masks[0]) for text in MASKED)]
     # Transformers takes an empty second text for none.
     pairs = [(first, second) for first, second in itertools.pairwise(texts) if second]
     for first, second in [*((text, None) for text in texts), *pairs]:

@@ -103,9 +103,11 @@ class StockExport:
         task, heads = self.loaded.recipe.task, task_heads(self.loaded.recipe)
         if not heads:
             return {}
-        rates = {self.loaded.model.task_head(name).rate for name in heads} - {self.settings.dropout}
+        rate = max(self.loaded.model.task_head(name).rate for name in heads)
         key = "classifier_dropout_prob" if self.stock.name == "albert" else "classifier_dropout"
-        values: dict[str, object] = {key: rates.pop()} if rates and self.stock.name != "mpnet" else {}
+        # Others than ALBERT have the encoder's rate where they are given none.
+        given = self.stock.name == "albert" or (rate != self.settings.dropout and self.stock.name != "mpnet")
+        values: dict[str, object] = {key: rate} if given else {}
         if "label" not in heads and "tags" not in heads:
             return values
         if task.labels is None:

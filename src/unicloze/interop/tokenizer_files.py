@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tokenizers
 
 from unicloze.errors import UniclozeError
 from unicloze.files import replace_file
-from unicloze.text.joining import joining_decoder
 from unicloze.text.tokenizers import Tokenizer
 
 Ints = npt.NDArray[np.int64]
@@ -31,7 +29,7 @@ def padding_of(tokenizer: Tokenizer, wanted: int | None) -> tuple[int, tuple[int
         [unused1], becomes the padding.
     """
     vocabulary = tokenizer.vocabulary
-    if wanted is None or vocabulary.pad == wanted:
+    if wanted is None:
         return vocabulary.pad, None
     has_role = {vocabulary.unk, vocabulary.sos, vocabulary.eos, vocabulary.mask, vocabulary.pseudo}
     free = {*vocabulary.special.tolist()} - has_role - {*vocabulary.extra.tolist()}
@@ -55,7 +53,7 @@ def write_tokenizer(
     longest: int,
     segments: Sequence[int] | None,
 ) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`.
+    """Write `tokenizer.json` and `tokenizer_config.json`, with which Transformers reads a text and its masks as `fill` does.
 
     Args:
         tokenizer: The tokenizer.
@@ -70,10 +68,7 @@ def write_tokenizer(
     """
     tokenizer.save(folder)
     document, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    backend = tokenizers.Tokenizer.from_str(document.read_text(encoding="utf-8"))
-    if isinstance(backend.model, tokenizers.models.WordPiece):
-        backend.decoder = joining_decoder(backend.model.continuing_subword_prefix)
-    content = json.loads(backend.to_str())
+    content = tokenizer.exported()
     ids = swapped_ids(tokenizer.vocabulary.size, swapped)
     if swapped is not None:
         _renumber(content, {number: int(ids[number]) for number in swapped})
@@ -97,6 +92,8 @@ def _renumber(content: dict[str, Any], new: Mapping[int, int]) -> None:
             f"ids {' and '.join(map(str, new))} of the vocabulary would change places, as MPNet has its padding there, and "
             f"those of a {content['model'].get('type')} model cannot: export it with --to unicloze"
         )
+    # A token that is not the model's is numbered behind those that are, whatever the file says.
+    vocabulary = vocabulary | {added["content"]: added["id"] for added in content["added_tokens"]}
     content["model"]["vocab"] = {token: new.get(number, number) for token, number in vocabulary.items()}
     for added in content["added_tokens"]:
         added["id"] = new.get(added["id"], added["id"])

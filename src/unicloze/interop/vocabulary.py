@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from unicloze.errors import UniclozeError
-from unicloze.interop.config import read_json
 from unicloze.interop.weights import inside
 from unicloze.settings import TokenizerSettings
+from unicloze.text.tokenizer_config import CONFIG
 from unicloze.text.tokenizers import Tokenizer
-
-CONFIG = "tokenizer_config.json"
 
 
 def read_tokenizer(folder: Path) -> tuple[Tokenizer, TokenizerSettings] | None:
@@ -21,7 +18,7 @@ def read_tokenizer(folder: Path) -> tuple[Tokenizer, TokenizerSettings] | None:
         folder: Holds a `tokenizer.json`, or a `vocab.txt` with or without a `tokenizer_config.json` that says how to use it.
 
     Raises:
-        UniclozeError: A file is damaged, or asks for what no tokenizer here does.
+        UniclozeError: A file is damaged, or contradicts another.
     """
     inside(folder, CONFIG)
     file = inside(folder, "tokenizer.json")
@@ -37,7 +34,7 @@ def open_tokenizer(path: str | Path) -> tuple[Tokenizer, TokenizerSettings]:
     """A tokenizer of a file or folder that somebody named, and the settings that load it again.
 
     Raises:
-        UniclozeError: It is not there, damaged, or asks for what no tokenizer here does.
+        UniclozeError: It is not there or damaged, or its configuration contradicts it.
     """
     file = Path(path).expanduser()
     if file.is_dir():
@@ -45,33 +42,6 @@ def open_tokenizer(path: str | Path) -> tuple[Tokenizer, TokenizerSettings]:
         if found is None:
             raise UniclozeError(f"{file} holds no tokenizer.json or vocab.txt: give the file of a tokenizer.")
         return found
-    lowercase = True
-    if file.is_file() and file.suffix != ".json":
-        config = file.with_name(CONFIG)
-        lowercase = _lowercase(file, read_json(config) if config.is_file() else {})
-    tokenizer = Tokenizer.load(file, lowercase=lowercase)
-    return tokenizer, TokenizerSettings(path=str(file), vocab_size=max(16, len(tokenizer)), lowercase=lowercase)
-
-
-def _lowercase(vocabulary: Path, config: dict[str, Any]) -> bool:
-    """Whether a `vocab.txt` is for text in lower case: as its configuration says, else by whether it has capitals."""
-    place = vocabulary.with_name(CONFIG)
-    lowercase = config.get("do_lower_case")
-    if not isinstance(lowercase, bool):
-        lowercase = not _has_capitals(vocabulary)
-    if config.get("strip_accents") not in (None, lowercase):
-        raise UniclozeError(
-            f"{place}: strip_accents is {config['strip_accents']} and do_lower_case is not: save the tokenizer as "
-            "tokenizer.json"
-        )
-    if config.get("tokenize_chinese_chars", True) is not True:
-        raise UniclozeError(f"{place}: tokenize_chinese_chars is off: save the tokenizer as tokenizer.json")
-    return lowercase
-
-
-def _has_capitals(vocabulary: Path) -> bool:
-    try:
-        words = vocabulary.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError:
-        return False  # Tokenizer.load tells of it
-    return any(word != word.lower() for word in words if not word.startswith(("[", "<")))
+    tokenizer = Tokenizer.load(file)
+    settings = TokenizerSettings(path=str(file), vocab_size=max(16, len(tokenizer)), lowercase=tokenizer.lowercase)
+    return tokenizer, settings

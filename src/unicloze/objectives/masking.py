@@ -105,7 +105,7 @@ def units_of(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettin
     """The units `settings.mask_unit` asks for; None where every token is one. A phrase consists of whole words."""
     if settings.mask_unit == "token":
         return None
-    follows = vocabulary.continues[windows.token_ids]
+    follows = vocabulary.follows(windows.token_ids)
     if settings.mask_unit == "phrase" and windows.joined is not None:
         follows = follows | windows.joined
     return Units.of(follows, windows.maskable)

@@ -1,4 +1,4 @@
-"""Settings beside `data.prepared`: whether they agree with what is prepared, and what they really are."""
+"""Settings beside `data.prepared` and `tokenizer.path`: whether they agree with what is there, and what they really are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,37 @@ from typing import Any
 
 from unicloze.errors import UsageError
 from unicloze.recipes import validate
+from unicloze.recipes.schema import flatten
 from unicloze.settings import Recipe
 from unicloze.text.lineage import is_corpus, known_settings, read_lineage
+
+OF_A_TRAINED_TOKENIZER = (
+    "tokenizer.kind",
+    "tokenizer.vocab_size",
+    "tokenizer.lowercase",
+    "tokenizer.strip_accents",
+    "tokenizer.extra_tokens",
+)
+"""Settings that say nothing of a tokenizer that is loaded."""
+
+
+def check_beside_path(recipe: Recipe, overrides: Mapping[str, Any]) -> None:
+    """Refuse options of a tokenizer to train where one is loaded.
+
+    Args:
+        recipe: Nothing is checked if it has no `tokenizer.path`.
+        overrides: What was asked for over its file, as of `load_recipe`.
+
+    Raises:
+        UsageError: One of them is.
+    """
+    asked = flatten(overrides, lambda key: key)
+    unread = [key for key in OF_A_TRAINED_TOKENIZER if key in asked]
+    if recipe.tokenizer.path is not None and unread:
+        raise UsageError(
+            f"option --{unread[0]}: it is for a tokenizer that is trained, and tokenizer.path loads {recipe.tokenizer.path}: "
+            "leave one of them out."
+        )
 
 
 def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from unicloze import keyed
 from unicloze.errors import UsageError
 from unicloze.settings import DataSettings
+from unicloze.text.boundaries import has_letter
 from unicloze.text.lineage import file_hash
 from unicloze.text.phrases import Flags, Ids, PhraseTable, Words, given_phrases
 from unicloze.text.prepare import Prepared
@@ -29,7 +30,6 @@ from unicloze.text.shards import TokenSource
 from unicloze.text.tokenizers import Tokenizer
 
 TOKENS_AT_ONCE = 2**20
-_SPACES = "\u0120\u010a"
 
 
 def open_phrases(data: DataSettings, prepared: Prepared, folder: Path, *, progress: bool = True) -> PhraseTable:
@@ -134,11 +134,10 @@ class _Text:
         self._shards = [shard for source in sources for shard in source.shards]
         self._every = max(1, -(-sum(source.num_tokens for source in sources) // most_tokens))
         vocabulary = tokenizer.vocabulary
-        self._continues = vocabulary.continues
+        self._vocabulary = vocabulary
         self._is_text = np.ones(vocabulary.size, dtype=bool)
         self._is_text[vocabulary.special] = False
-        tokens = tokenizer.tokens(range(vocabulary.size))
-        self._has_letter = np.array([any(map(str.isalpha, token.strip(_SPACES))) for token in tokens])
+        self._has_letter = np.array([has_letter(text) for text in tokenizer.texts()])
 
     def __iter__(self) -> Iterator[tuple[Ids, Words, Flags]]:
         part = 0
@@ -155,7 +154,7 @@ class _Text:
                 bounds = zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True)
                 token_ids = np.concatenate([shard.tokens[start:end] for start, end in bounds])
                 rows = np.repeat(chosen, ends[chosen] - starts[chosen])
-                words = Words.of(token_ids, rows, self._is_text[token_ids], self._continues)
+                words = Words.of(token_ids, rows, self._is_text[token_ids], self._vocabulary)
                 letters = np.logical_or.reduceat(self._has_letter[token_ids], words.starts)
                 yield token_ids, words, words.is_text & letters
 

@@ -21,7 +21,7 @@ _JOINING = frozenset("/_")
 _CONTRACTED = frozenset(("s", "t", "re", "ve", "ll", "d", "m"))
 _ELIDED = frozenset(("o", "l", "d", "j", "c", "n", "qu"))
 _WIDE = re.compile("[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uff65\U00020000-\U0002fa1f]")
-_IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
+IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
 """What a tokenizer sets apart though no space stands around it; kana, for one, it leaves as they are written."""
 
 _PAIRS, _UP_TO_OPENING = r'(?:[^"]*"[^"]*")*?', r'[^"]*"'
@@ -129,7 +129,7 @@ def _touches(before: str, word: str, after: str) -> bool:
         return word[:1].isdigit()
     if before == "@":
         return word[:1].isalnum()
-    if _IDEOGRAPH.match(before[-1:]) or _IDEOGRAPH.match(word) or unicodedata.category(before[-1:]).startswith("P"):
+    if IDEOGRAPH.match(before[-1:]) or IDEOGRAPH.match(word) or unicodedata.category(before[-1:]).startswith("P"):
         return bool(_WIDE.match(before[-1:]) and _WIDE.match(word))
     return False
 

@@ -28,7 +28,7 @@ CODE = 4
 def describe_settings(data: DataSettings, tokenizer: TokenizerSettings, seed: int) -> dict[str, Any]:
     """The settings that decide on the content of a prepared folder, by their dotted names."""
     if tokenizer.path is not None:
-        described = {"loaded": Tokenizer.load(tokenizer.path, lowercase=tokenizer.lowercase).fingerprint}
+        described = {"loaded": Tokenizer.load(tokenizer.path).fingerprint}
     else:
         described = {name: value for name, value in dataclasses.asdict(tokenizer).items() if name != "path"}
     return {

@@ -61,22 +61,22 @@ class Words:
     is_text: Flags
 
     @classmethod
-    def of(cls, token_ids: Ids, rows: Ids, maskable: Flags, continues: Flags) -> Words:
+    def of(cls, token_ids: Ids, rows: Ids, maskable: Flags, vocabulary: Vocabulary) -> Words:
         """Cut texts into words.
 
         Args:
             token_ids: The texts, one after the other. *Shape:* (tokens,)
             rows: Number of each token's text, ascending. *Shape:* (tokens,)
             maskable: The tokens that are text; the others are words of their own. *Shape:* (tokens,)
-            continues: As in `Vocabulary`. *Shape:* (vocabulary,)
+            vocabulary: Says which tokens make up a word.
         """
-        begins = ~(continues[token_ids] & maskable)
-        begins[:1] = True
-        begins[1:] |= (rows[1:] != rows[:-1]) | ~maskable[:-1]
+        first = np.ones(len(token_ids), dtype=bool)
+        first[1:] = (rows[1:] != rows[:-1]) | ~maskable[:-1]
+        begins = ~(vocabulary.follows(token_ids, first) & maskable)
         starts = np.flatnonzero(begins)
         of_token = np.cumsum(begins) - 1
         place = np.minimum(np.arange(len(token_ids)) - starts[of_token], len(_PIECE_POWERS) - 1)
-        pieces = keyed.key(_WORD_KEY, np.arange(len(continues)))[token_ids] * _PIECE_POWERS[place]
+        pieces = keyed.key(_WORD_KEY, np.arange(vocabulary.size))[token_ids] * _PIECE_POWERS[place]
         hashes = np.add.reduceat(pieces, starts) if len(starts) else pieces
         return cls(starts, of_token, hashes, np.asarray(rows)[starts].astype(np.int64), maskable[starts])
 
@@ -112,13 +112,13 @@ class PhraseTable:
     """
 
     def __init__(self, phrases: Sequence[Ids], vocabulary: Vocabulary) -> None:
-        self._continues = vocabulary.continues
+        self._vocabulary = vocabulary
         special = set(vocabulary.special.tolist())
         distinct = {tuple(phrase.tolist()) for phrase in phrases}
         usable = sorted(phrase for phrase in distinct if phrase and not special & set(phrase))
         rows = np.repeat(np.arange(len(usable)), np.array([len(phrase) for phrase in usable], dtype=np.int64))
         ids = np.array([token for phrase in usable for token in phrase], dtype=np.int32)
-        words = Words.of(ids, rows, np.ones(len(ids), dtype=bool), self._continues)
+        words = Words.of(ids, rows, np.ones(len(ids), dtype=bool), vocabulary)
         counts = np.bincount(words.row, minlength=len(usable))
         kept = (counts > 1) & (counts <= MOST_WORDS)
         self.phrases = [phrase for phrase, keep in zip(usable, kept.tolist(), strict=True) if keep]
@@ -142,7 +142,7 @@ class PhraseTable:
         """
         rows, window = token_ids.shape
         row = np.repeat(np.arange(rows), window)
-        words = Words.of(token_ids.ravel(), row, maskable.ravel(), self._continues)
+        words = Words.of(token_ids.ravel(), row, maskable.ravel(), self._vocabulary)
         taken = np.zeros(len(words.starts), dtype=bool)
         goes_on = np.zeros(len(words.starts), dtype=bool)
         for count, known in self._names.items():

@@ -111,7 +111,7 @@ class Preparation:
             (self.folder / part).mkdir()
         path, tokenizer = self.tokenizer_settings.path, None
         if path is not None:
-            tokenizer = Tokenizer.load(path, lowercase=self.tokenizer_settings.lowercase)
+            tokenizer = Tokenizer.load(path)
         self._survey(tokenizer)
         tokenizer = tokenizer or Tokenizer.train(_TrainingTexts(self), self.tokenizer_settings)
         tokenizer.save(self.folder)

@@ -93,7 +93,7 @@ def open_or_prepare(
         return prepare_data(data, tokenizer, Path(folder), progress=progress, seed=seed, cure=cure)
     prepared = Prepared.load(data.prepared)
     if tokenizer.path is not None:
-        wanted = Tokenizer.load(tokenizer.path, lowercase=tokenizer.lowercase).fingerprint
+        wanted = Tokenizer.load(tokenizer.path).fingerprint
         if wanted != prepared.tokenizer.fingerprint:
             raise UniclozeError(
                 f"{data.prepared} was prepared with tokenizer {prepared.tokenizer.fingerprint[:16]}, {tokenizer.path} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -20,7 +21,11 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import TokenizerSettings
-from unicloze.text.joining import join_words, joining_decoder
+from unicloze.text.boundaries import BYTE_LEVEL, SENTENCEPIECE, Boundaries, text_of
+from unicloze.text.exported import dressed, undressed
+from unicloze.text.joining import join_words
+from unicloze.text.plain import PlainText
+from unicloze.text.tokenizer_config import CONFIG, KEYS, TokenizerConfig
 
 PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO = "[PAD]", "[unused1]", "[UNK]", "[SOS]", "[EOS]", "[MASK]", "[PSEUDO]"
 SPECIAL_TOKENS = PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO
@@ -34,15 +39,11 @@ _ROLES = {
     "mask": (MASK, "<mask>"),
 }
 _PSEUDO = PSEUDO, "[P]", "<pseudo>"
-_CONFIG = "tokenizer_config.json"
-_KEYS = {"pad": "pad_token", "unk": "unk_token", "sos": "cls_token", "eos": "sep_token", "mask": "mask_token"}
-"""Where the token of each role stands in a `tokenizer_config.json`."""
 _BRACKETED = re.compile(r"\[\w+\]")
 _UNUSED = re.compile(r"\[unused\d+\]")
+_NUMBERED = re.compile(r"\[unused\d+\]|\[EXTRA\d+\]|<extra_id_\d+>")
 _EXTRA = re.compile(r"\[EXTRA(\d+)\]|<extra_id_(\d+)>")
-_SENTENCE_ENDS = frozenset(".?!;\u2026\u3002\uff01\uff1f\u0964\u061f\u06d4\u010a")
-_SPACES = "\u0120", "\u2581"
-"""What a token begins with that starts a word: in byte-level vocabularies, and in SentencePiece's."""
+_SENTENCE_ENDS = frozenset(".?!;\u2026\u3002\uff01\uff1f\u0964\u061f\u06d4\n")
 _LARGEST_ALPHABET = 1000
 
 
@@ -61,8 +62,9 @@ class Vocabulary:
         special: Ids that are neither masked nor drawn at random. Sorted. *Shape:* (number of special ids,)
         ordinary: All other ids. Sorted. *Shape:* (number of ordinary ids,)
         extra: Special ids that stand for nothing yet: sentinels and mode tokens. *Shape:* (number of them,)
-        continues: Whether an id goes on with the word before it. *Shape:* (size,)
+        continues: Whether an id goes on with the word before it, if a word stands there. *Shape:* (size,)
         ends_sentence: Whether an id ends a sentence. *Shape:* (size,)
+        boundaries: What says whether a token belongs to the word before it; None where `continues` says all.
     """
 
     size: int
@@ -77,6 +79,21 @@ class Vocabulary:
     extra: npt.NDArray[np.int32]
     continues: npt.NDArray[np.bool_]
     ends_sentence: npt.NDArray[np.bool_]
+    boundaries: Boundaries | None = None
+
+    def follows(
+        self, token_ids: npt.NDArray[np.integer], first: npt.NDArray[np.bool_] | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Whether each token belongs to the word of the token before it, which is no special token.
+
+        Args:
+            token_ids: *Shape:* (..., tokens)
+            first: Tokens nothing stands before, beside the first of each row. *Shape:* (..., tokens)
+        """
+        if self.boundaries is not None:
+            return self.boundaries.follows(token_ids, first)
+        found: npt.NDArray[np.bool_] = self.continues[token_ids]
+        return found if first is None else found & ~first
 
 
 class Tokenizer:
@@ -97,19 +114,19 @@ class Tokenizer:
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
-        self.vocabulary = _vocabulary(backend, name, roles or {})
+        backend = undressed(backend)
+        self._mark = _space_mark(backend)
+        self.vocabulary = _vocabulary(backend, name, roles or {}, self._mark)
         self._backend = backend
-        sos, eos = (str(backend.id_to_token(i)) for i in (self.vocabulary.sos, self.vocabulary.eos))
+        # The library names these as its normaliser spells them.
+        self._added = {number: token.content for number, token in backend.get_added_tokens_decoder().items()}
+        sos, eos = self.tokens([self.vocabulary.sos, self.vocabulary.eos])
         backend.post_processor = processors.TemplateProcessing(
             single=f"{sos} $A {eos}",
             pair=f"{sos} $A {eos} $B:1 {eos}:1",
             special_tokens=[(sos, self.vocabulary.sos), (eos, self.vocabulary.eos)],
         )
         backend.encode_special_tokens = False
-        if isinstance(backend.model, models.WordPiece):
-            prefix = backend.model.continuing_subword_prefix
-            if _state(backend.decoder) == _state(joining_decoder(prefix)):  # of an export, for others' use
-                backend.decoder = decoders.WordPiece(prefix=prefix, cleanup=False)
         self.fingerprint: str = digest(json.loads(backend.to_str()))
 
     @classmethod
@@ -127,17 +144,17 @@ class Tokenizer:
         return cls(backend)
 
     @classmethod
-    def load(cls, path: str | Path, *, lowercase: bool = True) -> Tokenizer:
+    def load(cls, path: str | Path) -> Tokenizer:
         """Loads a `tokenizer.json`, a `vocab.txt` of BERT's kind, or a folder that holds one.
 
-        A `tokenizer_config.json` beside it says which tokens have a role.
+        A `tokenizer_config.json` beside it says which tokens have a role, and how text is put for a `vocab.txt`. If it does
+        not say whether that lower-cases, a vocabulary without capitals does.
 
         Args:
             path: The file or folder.
-            lowercase: Lower-case and strip accents; only for a `vocab.txt`, which does not say.
 
         Raises:
-            UniclozeError: It is not there, not readable as such, or has no token for a role.
+            UniclozeError: It is not there, not readable as such, has no token for a role, or contradicts the configuration.
         """
         place = Path(path).expanduser()
         if place.is_dir():
@@ -147,11 +164,13 @@ class Tokenizer:
             place = files[0]
         if not place.is_file():
             raise UniclozeError(f"There is no {place}: set --tokenizer.path to a vocab.txt or tokenizer.json.")
-        roles = _named_roles(place.with_name(_CONFIG))
+        config = TokenizerConfig.beside(place)
         if place.suffix != ".json":
-            return cls(_from_vocab_txt(place, lowercase), name=str(place), roles=roles)
+            return cls(_from_vocab_txt(place, config), name=str(place), roles=config.roles())
         try:
-            return cls(tokenizers.Tokenizer.from_str(place.read_text(encoding="utf-8")), name=str(place), roles=roles)
+            backend = tokenizers.Tokenizer.from_str(place.read_text(encoding="utf-8"))
+            config.check(backend, place)
+            return cls(backend, name=str(place), roles=config.roles())
         except (UniclozeError, OSError):
             raise
         except Exception as error:  # the library raises Exception itself
@@ -162,32 +181,49 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`, as Transformers' `from_pretrained` reads them."""
-        words = {key: self.tokens([getattr(self.vocabulary, role)])[0] for role, key in _KEYS.items()}
+        words = {key: self.tokens([getattr(self.vocabulary, role)])[0] for role, key in KEYS.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **words, "clean_up_tokenization_spaces": False}
         (folder / "tokenizer.json").write_text(self._backend.to_str(pretty=True), encoding="utf-8")
-        (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    def exported(self) -> dict[str, Any]:
+        """The content of the `tokenizer.json` with which other libraries read and write text as this one does."""
+        return dressed(self._backend, mask=(self.vocabulary.mask, self.masks[0]), spaced=self.spaced)
+
+    @property
+    def spaced(self) -> bool:
+        """Whether tokens hold the space before them, so that a mask stands for the space before it as well."""
+        return self._mark is not None
+
+    @property
+    def lowercase(self) -> bool:
+        """Whether text is put in lower case."""
+        return self._backend.normalizer is not None and self._backend.normalizer.normalize_str("A") == "a"
+
+    @property
+    def names_are_pieces(self) -> bool:
+        """Whether the model spells texts with the names of its special tokens: who uses the model alone cannot avoid it."""
+        return isinstance(self._backend.model, models.Unigram)
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        """What is a mask in a text whose masks are read: the tokenizer's own name of it, and [MASK]."""
+        return tuple(dict.fromkeys((*self.tokens([self.vocabulary.mask]), MASK)))
+
+    @functools.cached_property
+    def _plain(self) -> PlainText:
+        mask = self.vocabulary.mask
+        return PlainText(
+            self._backend,
+            special=self.tokens(self.vocabulary.special),
+            mask=(mask, self.masks[0]),
+            masks=self.masks,
+            spaced=self.spaced,
+        )
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Token ids of each text, without special tokens; names of special tokens in a text are plain text."""
-        self._backend.encode_special_tokens = True
-        try:
-            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        finally:
-            self._backend.encode_special_tokens = False
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
-
-    def encode(self, text: str) -> npt.NDArray[np.int32]:
-        """Token ids of a text in which "[MASK]" and the like stand for themselves. *Shape:* (tokens,)"""
-        return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
-
-    def encode_with_offsets(self, text: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """As `encode`, with the first and the last character (exclusive) of each token.
-
-        Returns:
-            Token ids, *Shape:* (tokens,), and offsets, *Shape:* (tokens, 2).
-        """
-        encoding = self._backend.encode(text, add_special_tokens=False)
-        return np.array(encoding.ids, dtype=np.int32), np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in self._plain.encode_fast(texts)]
 
     def encode_batch_with_offsets(
         self, texts: Sequence[str]
@@ -197,25 +233,26 @@ class Tokenizer:
         Returns:
             For each text token ids, *Shape:* (tokens,), and offsets, *Shape:* (tokens, 2).
         """
-        self._backend.encode_special_tokens = True
-        try:
-            encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
-        finally:
-            self._backend.encode_special_tokens = False
         return [
             (np.array(one.ids, dtype=np.int32), np.array(one.offsets, dtype=np.int32).reshape(-1, 2))
-            for one in encodings
+            for one in self._plain.encode(texts)
         ]
+
+    def encode(self, text: str) -> npt.NDArray[np.int32]:
+        """Token ids of a text whose `masks` are masks; names of other special tokens are plain text. *Shape:* (tokens,)
+
+        Where tokens hold the space before them, a mask takes the place of the space before it too, as in training.
+        """
+        return np.array(self._plain.encode_masked(text).ids, dtype=np.int32)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The text of token ids; one of WordPiece is spelled as far as `join_words` can tell."""
-        backend, numbers = self._backend, [int(i) for i in ids]
+        left_out = set(self.vocabulary.special.tolist()) if skip_special else set()
+        backend, numbers = self._backend, [int(i) for i in ids if int(i) not in left_out]
         if not isinstance(backend.model, models.WordPiece):
-            return str(backend.decode(numbers, skip_special_tokens=skip_special))
+            return str(backend.decode(numbers, skip_special_tokens=False))
         prefix = backend.model.continuing_subword_prefix
-        added = backend.get_added_tokens_decoder() if skip_special else {}
-        left_out = {number for number, token in added.items() if token.special}
-        pieces = [backend.id_to_token(number) for number in numbers if number not in left_out]
+        pieces = [self._spelled(number) for number in numbers]
         text = decoders.WordPiece(prefix=prefix, cleanup=False).decode([piece for piece in pieces if piece])
         return join_words(text.removeprefix(prefix))
 
@@ -235,7 +272,14 @@ class Tokenizer:
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The token of each id, as the vocabulary spells it; an id without one is `[id]`."""
-        return [self._backend.id_to_token(int(i)) or f"[{int(i)}]" for i in ids]
+        return [self._spelled(int(i)) or f"[{int(i)}]" for i in ids]
+
+    def _spelled(self, number: int) -> str | None:
+        return self._added.get(number) or self._backend.id_to_token(number)
+
+    def texts(self) -> list[bytes]:
+        """What each id stands for, in UTF-8, with the space it holds; that of some is a part of a character."""
+        return [text_of(token, self._mark) for token in self.tokens(range(self.vocabulary.size))]
 
     def token_id(self, token: str) -> int | None:
         """The id of a token, None if the vocabulary lacks it."""
@@ -245,9 +289,15 @@ class Tokenizer:
         return self.vocabulary.size
 
 
-def _state(decoder: Any) -> bytes:
-    state: bytes = b"" if decoder is None else decoder.__getstate__()
-    return state
+def _space_mark(backend: tokenizers.Tokenizer) -> str | None:
+    """How the vocabulary writes the space a token begins with; None if its tokens hold none."""
+    if isinstance(backend.model, models.WordPiece | models.WordLevel):
+        return None
+    parts = backend.normalizer, backend.pre_tokenizer, backend.decoder
+    if any(part is not None and b'"ByteLevel"' in part.__getstate__() for part in parts):
+        return BYTE_LEVEL
+    tokens = backend.get_vocab(with_added_tokens=False)
+    return next((mark for mark in (SENTENCEPIECE, BYTE_LEVEL) if any(token.startswith(mark) for token in tokens)), None)
 
 
 def whitespace_tokenizer(text: str, extra_tokens: int = 0) -> Tokenizer:
@@ -260,27 +310,14 @@ def whitespace_tokenizer(text: str, extra_tokens: int = 0) -> Tokenizer:
     return Tokenizer(backend)
 
 
-def _named_roles(config: Path) -> dict[str, str]:
-    """Tokens with a role by a `tokenizer_config.json`; none if there is no such file."""
-    if not config.is_file():
-        return {}
-    try:
-        values = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UniclozeError(f"{config} cannot be read as JSON ({error}): mend it or remove it.") from error
-    if not isinstance(values, dict):
-        raise UniclozeError(f"{config} holds no JSON object: mend it or remove it.")
-    named = {role: values.get(key) for role, key in _KEYS.items()}
-    named = {role: token.get("content") if isinstance(token, dict) else token for role, token in named.items()}
-    return {role: token for role, token in named.items() if isinstance(token, str)}
-
-
-def _vocabulary(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, str]) -> Vocabulary:
+def _vocabulary(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, str], mark: str | None) -> Vocabulary:
     ids = backend.get_vocab(with_added_tokens=True)
     size = max(ids.values(), default=-1) + 1
+    declared = {i: token.content for i, token in backend.get_added_tokens_decoder().items() if token.special}
     roles: dict[str, int] = {}
     for role, names in _ROLES.items():
-        known = [ids[token] for token in (named.get(role, ""), *names) if token in ids]
+        usual = sorted(names, key=lambda name: name not in declared.values())  # MPNet's vocabulary has BERT's names too
+        known = [ids[token] for token in (named.get(role, ""), *usual) if token in ids]
         if not known:
             raise UniclozeError(
                 f"{name} has no {names[0]} token (nor {', '.join(names[1:])}): add it to the vocabulary, "
@@ -290,17 +327,22 @@ def _vocabulary(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, st
     # Id 1 is left alone: MPNet takes it for padding.
     unused = sorted(i for token, i in ids.items() if _UNUSED.fullmatch(token) and i != 1)
     pseudo = next((ids[token] for token in _PSEUDO if token in ids), unused[0] if unused else None)
-    added = [i for i, token in backend.get_added_tokens_decoder().items() if token.special]
-    special = {*roles.values(), *added, *(i for token, i in ids.items() if _BRACKETED.fullmatch(token))}
+    # A `vocab.txt` does not say which of its tokens are special; no word of its texts is in brackets.
+    reserved = _BRACKETED if isinstance(backend.model, models.WordPiece) else _NUMBERED
+    special = {*roles.values(), *declared, *(i for token, i in ids.items() if reserved.fullmatch(token))}
     special |= {pseudo} if pseudo is not None else set()
     numbered = [(match, i) for token, i in ids.items() if (match := _EXTRA.fullmatch(token))]
     extra = [i for match, i in sorted(numbered, key=lambda pair: int(pair[0][1] or pair[0][2]))]
     extra = extra or [i for i in unused if i != pseudo]
     ordinary = set(ids.values()) - special
-    pieces = isinstance(backend.model, models.WordPiece | models.WordLevel)
-    spaced = not pieces and any(token.startswith(_SPACES) for token in ids)
     if not ordinary and size > len(SPECIAL_TOKENS):
         raise UniclozeError(f"{name} has special tokens only: give it a vocabulary.")
+    texts: list[bytes | None] = [None] * size
+    for token, i in ids.items():
+        texts[i] = None if i in special else text_of(token, mark)
+    boundaries = None if mark is None else Boundaries.of(texts)
+    prefix = getattr(backend.model, "continuing_subword_prefix", None) or "##"
+    ends = [i for i, text in enumerate(texts) if text and text.decode("utf-8", "ignore").lstrip(" ") in _SENTENCE_ENDS]
     return Vocabulary(
         size=size,
         **roles,
@@ -308,10 +350,11 @@ def _vocabulary(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, st
         special=np.array(sorted(special), dtype=np.int32),
         ordinary=np.array(sorted(ordinary), dtype=np.int32),
         extra=np.array(extra, dtype=np.int32),
-        continues=_marked(size, (i for token, i in ids.items() if _continues(token, spaced) and i not in special)),
-        ends_sentence=_marked(
-            size, (i for token, i in ids.items() if token.lstrip("".join(_SPACES)) in _SENTENCE_ENDS)
-        ),
+        continues=_marked(size, (i for token, i in ids.items() if token.startswith(prefix) and i not in special))
+        if boundaries is None
+        else boundaries.continues,
+        ends_sentence=_marked(size, ends),
+        boundaries=boundaries,
     )
 
 
@@ -321,14 +364,7 @@ def _marked(size: int, ids: Iterable[int]) -> npt.NDArray[np.bool_]:
     return marks
 
 
-def _continues(token: str, spaced: bool) -> bool:
-    """WordPiece marks what continues a word, others what starts one; punctuation is a word of its own."""
-    if not spaced:
-        return token.startswith("##")
-    return not token.startswith((*_SPACES, "\u010a")) and token[:1].isalnum()
-
-
-def _from_vocab_txt(path: Path, lowercase: bool) -> tokenizers.Tokenizer:
+def _from_vocab_txt(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -341,7 +377,7 @@ def _from_vocab_txt(path: Path, lowercase: bool) -> tokenizers.Tokenizer:
         if vocabulary.setdefault(word, i) != i:
             raise UniclozeError(f"{path}:{i + 1} repeats the token {word!r} of line {vocabulary[word] + 1}: drop one.")
     special = [token for names in (*_ROLES.values(), _PSEUDO) for token in names if token in vocabulary]
-    return _wordpiece(vocabulary, special, normalizers.BertNormalizer(lowercase=lowercase, strip_accents=lowercase))
+    return _wordpiece(vocabulary, special, config.normalizer(vocabulary))
 
 
 def _wordpiece(vocabulary: dict[str, int], special: Sequence[str], normalizer: Any) -> tokenizers.Tokenizer:

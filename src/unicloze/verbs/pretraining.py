@@ -37,9 +37,11 @@ def prepare(
         UniclozeError: The corpus cannot be read, or the folder holds something else.
     """
     from unicloze.recipes import load_recipe
+    from unicloze.text.agreement import check_beside_path
     from unicloze.text.prepare import prepare_data
 
     settings = load_recipe(recipe, overrides)
+    check_beside_path(settings, overrides or {})
     if settings.data.prepared is not None:
         raise UsageError(
             f"data.prepared is {settings.data.prepared}, a folder prepared before: leave it out to prepare one, or use "
@@ -77,7 +79,7 @@ def pretrain(
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
     """
     from unicloze.recipes import given_beside, load_recipe, toy_overrides
-    from unicloze.text.agreement import check_beside_prepared
+    from unicloze.text.agreement import check_beside_path, check_beside_prepared
     from unicloze.training.allocator import tune_allocator
 
     continued = recipe is None
@@ -95,6 +97,7 @@ def pretrain(
     if continued:  # its own recipe.yaml may be older than the rule that it tells the truth of its data
         beside = {key: origin for key, origin in beside.items() if origin.startswith("option ")}
     check_beside_prepared(settings, beside)
+    check_beside_path(settings, given)
     if new_tokenizer and settings.training.initialize_from is None:
         raise UsageError("A new tokenizer is trained anyway: --new-tokenizer is for a run that starts from --init.")
     if out is None:
@@ -167,7 +170,7 @@ def _find_tokenizer(recipe: Recipe, out: PathLike | None) -> Tokenizer | None:
     from unicloze.text.tokenizers import Tokenizer
 
     if recipe.tokenizer.path is not None:
-        return Tokenizer.load(recipe.tokenizer.path, lowercase=recipe.tokenizer.lowercase)
+        return Tokenizer.load(recipe.tokenizer.path)
     if recipe.data.prepared is not None:
         return Tokenizer.load(recipe.data.prepared)
     run = RUNS / recipe.name if out is None else Path(out)

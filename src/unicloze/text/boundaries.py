@@ -1,0 +1,155 @@
+"""Which tokens make up a word, where tokens hold the space before them: byte-level vocabularies, and SentencePiece's.
+
+A word is a run of letters and digits; every other character is a word of its own, ideographs too. The space before a word
+belongs to it. A token alone does not tell whether it begins a word: "Hello" does behind a quotation mark and does not behind
+"Well", and some tokens are less than a character. So a token is judged by how it begins and how the one before it ends.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze.text.joining import IDEOGRAPH
+
+BYTE_LEVEL, SENTENCEPIECE = "\u0120", "\u2581"
+"""How vocabularies write the space a token begins with: those of bytes, and SentencePiece's."""
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_PLAIN_BYTES = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHER_BYTES = [byte for byte in range(0x100) if byte not in _PLAIN_BYTES]
+_BYTES = {chr(byte): byte for byte in _PLAIN_BYTES} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHER_BYTES)}
+"""The byte of each character in byte-level vocabularies."""
+_LEADS_OF_LETTERS = frozenset([*range(0xC3, 0xE2), *range(0xEA, 0xEE)])
+"""First bytes of characters that are letters for the most part; of the others, signs and ideographs."""
+_LEADS_OF_IDEOGRAPHS = range(0xE3, 0xEA)
+"""Of ideographs and kana for the most part."""
+_JOINERS = frozenset("\u200c\u200d")
+
+_APART, _LETTER, _SIGN, _INSIDE = range(4)
+"""How a token begins: with white space; with a letter; with anything else; inside a character, or with a mark upon one."""
+_CLOSED, _OPEN, _SPACE, _AS_BEFORE = range(4)
+"""How a token ends: with anything no letter joins; with a letter; it is a space alone; with a part of a character."""
+_JOINS = np.zeros((4, 4), dtype=bool)
+_JOINS[:, _INSIDE] = _JOINS[_OPEN, _LETTER] = _JOINS[_SPACE, [_LETTER, _SIGN]] = True
+"""Whether a token belongs to the word of the one before it, by how that ends and how it begins."""
+
+
+@dataclass(frozen=True, eq=False)
+class Boundaries:
+    """How the tokens of a vocabulary begin and end.
+
+    Args:
+        starts: How each begins. *Shape:* (vocabulary,)
+        ends: How each ends. *Shape:* (vocabulary,)
+    """
+
+    starts: npt.NDArray[np.int8]
+    ends: npt.NDArray[np.int8]
+
+    @classmethod
+    def of(cls, texts: Sequence[bytes | None]) -> Boundaries:
+        """The boundaries of a vocabulary.
+
+        Args:
+            texts: What each id stands for, in UTF-8; None for a special token.
+        """
+        both = np.array([_edges(text) for text in texts], dtype=np.int8).reshape(-1, 2)
+        return cls(both[:, 0], both[:, 1])
+
+    @property
+    def continues(self) -> npt.NDArray[np.bool_]:
+        """Whether an id goes on with a word before it. *Shape:* (vocabulary,)"""
+        return np.isin(self.starts, (_LETTER, _INSIDE))
+
+    def follows(
+        self, token_ids: npt.NDArray[np.integer], first: npt.NDArray[np.bool_] | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Whether each token belongs to the word of the token before it.
+
+        Args:
+            token_ids: *Shape:* (..., tokens)
+            first: Tokens nothing stands before, beside the first of each row. *Shape:* (..., tokens)
+        """
+        found = np.zeros(token_ids.shape, dtype=bool)
+        ends = self.ends[token_ids]
+        partial = ends == _AS_BEFORE
+        if partial.any():
+            known = ~partial if first is None else ~partial | first
+            place = np.where(known, np.arange(token_ids.shape[-1]), 0)
+            ends = np.take_along_axis(ends, np.maximum.accumulate(place, axis=-1), axis=-1)
+        found[..., 1:] = _JOINS[ends[..., :-1], self.starts[token_ids[..., 1:]]]
+        return found if first is None else found & ~first
+
+
+def text_of(token: str, mark: str | None) -> bytes:
+    """What a token stands for, in UTF-8, with the space it holds.
+
+    Args:
+        token: As the vocabulary spells it.
+        mark: How the vocabulary writes spaces; None if its tokens hold none.
+    """
+    if mark == BYTE_LEVEL and all(character in _BYTES for character in token):
+        return bytes(_BYTES[character] for character in token)
+    if mark == SENTENCEPIECE:
+        if match := _BYTE.fullmatch(token):
+            return bytes([int(match[1], 16)])
+        return token.replace(SENTENCEPIECE, " ").encode()
+    return token.encode()
+
+
+def has_letter(text: bytes) -> bool:
+    """Whether what a token stands for holds a letter, as far as its bytes tell."""
+    if any(map(str.isalpha, text.decode("utf-8", errors="ignore"))):
+        return True
+    lead = _rest(text)[:1]
+    return lead != b"" and (lead[0] in _LEADS_OF_LETTERS or lead[0] in _LEADS_OF_IDEOGRAPHS)
+
+
+def _rest(text: bytes) -> bytes:
+    """The bytes of a last character that is not whole."""
+    for size in range(1, min(4, len(text)) + 1):
+        lead = text[-size]
+        if lead >= 0xC0:
+            return text[-size:] if size < 2 + (lead >= 0xE0) + (lead >= 0xF0) else b""
+    return b""
+
+
+def _edges(text: bytes | None) -> tuple[int, int]:
+    if not text:
+        return _APART, _CLOSED
+    if text == b" ":
+        return _APART, _SPACE
+    inside = 0x80 <= text[0] < 0xC0
+    rest = _rest(text)
+    letter_begun = rest[:1] != b"" and rest[0] in _LEADS_OF_LETTERS
+    characters = text[: len(text) - len(rest)].decode("utf-8", errors="ignore")
+    bare = characters.rstrip("".join(filter(_is_mark, set(characters))))
+    if inside or (characters and _is_mark(characters[0])):
+        start = _INSIDE
+    elif not characters:
+        start = _LETTER if letter_begun else _SIGN
+    elif characters[0].isspace():
+        start = _APART
+    else:
+        start = _LETTER if _is_letter(characters[0]) else _SIGN
+    if rest:
+        return start, _OPEN if letter_begun else _CLOSED
+    if not bare:
+        return start, _AS_BEFORE
+    return start, _OPEN if _is_letter(bare[-1]) else _CLOSED
+
+
+def _is_letter(character: str) -> bool:
+    """Letters and digits, but those written without spaces between words that tokenizers set apart."""
+    return character.isalnum() and not IDEOGRAPH.match(character)
+
+
+def _is_mark(character: str) -> bool:
+    """What belongs to the character before it."""
+    return character in _JOINERS or unicodedata.category(character).startswith("M")

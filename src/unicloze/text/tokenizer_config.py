@@ -1,0 +1,111 @@
+"""What a `tokenizer_config.json` says of the vocabulary or the `tokenizer.json` beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import models, normalizers
+
+from unicloze.errors import UniclozeError
+
+CONFIG = "tokenizer_config.json"
+KEYS = {"pad": "pad_token", "unk": "unk_token", "sos": "cls_token", "eos": "sep_token", "mask": "mask_token"}
+"""Where the token of each role stands."""
+LOWERCASE, ACCENTS, IDEOGRAPHS = "do_lower_case", "strip_accents", "tokenize_chinese_chars"
+"""Keys of how text is normalised."""
+_GENERIC = "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"
+"""Classes of Transformers that take a `tokenizer.json` as it is."""
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """A `tokenizer_config.json`.
+
+    Args:
+        path: The file.
+        values: What it holds; nothing if there is no such file.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+
+    @classmethod
+    def beside(cls, file: Path) -> TokenizerConfig:
+        """That of the folder a tokenizer's file is in.
+
+        Raises:
+            UniclozeError: It cannot be read.
+        """
+        path = file.with_name(CONFIG)
+        if not path.is_file():
+            return cls(path, {})
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UniclozeError(f"{path} cannot be read as JSON ({error}): mend it or remove it.") from error
+        if not isinstance(values, dict):
+            raise UniclozeError(f"{path} holds no JSON object: mend it or remove it.")
+        return cls(path, values)
+
+    def roles(self) -> dict[str, str]:
+        """Tokens with a role."""
+        named = {role: self.values.get(key) for role, key in KEYS.items()}
+        named = {role: token.get("content") if isinstance(token, dict) else token for role, token in named.items()}
+        return {role: token for role, token in named.items() if isinstance(token, str)}
+
+    def normalizer(self, vocabulary: Iterable[str]) -> normalizers.Normalizer:
+        """That of a `vocab.txt`: lower-cased as the configuration says, else if no word of it has a capital.
+
+        Raises:
+            UniclozeError: A value is neither true nor false.
+        """
+        lowercase = self._flag(LOWERCASE)
+        if lowercase is None:
+            lowercase = all(word == word.lower() for word in vocabulary if not word.startswith(("[", "<")))
+        accents, ideographs = self._flag(ACCENTS), self._flag(IDEOGRAPHS)
+        return normalizers.BertNormalizer(
+            lowercase=lowercase,
+            strip_accents=lowercase if accents is None else accents,
+            handle_chinese_chars=ideographs is not False,
+        )
+
+    def check(self, backend: tokenizers.Tokenizer, file: Path) -> None:
+        """Refuse a `tokenizer.json` that normalises text in another way than the configuration says.
+
+        Transformers goes by the configuration where its class takes these keys, and by the file where it does not.
+
+        Raises:
+            UniclozeError: They differ.
+        """
+        name = str(self.values.get("tokenizer_class"))
+        takes = isinstance(backend.model, models.WordPiece) and name not in _GENERIC
+        if not takes and not name.startswith("AlbertTokenizer"):
+            return
+
+        def made(text: str) -> str:
+            return text if backend.normalizer is None else str(backend.normalizer.normalize_str(text))
+
+        does = {
+            LOWERCASE: ("lower-case", made("A") == "a"),
+            ACCENTS: ("strip accents", made("\u00e9") == "e"),
+            IDEOGRAPHS: ("set ideographs apart", made("\u4e2d") != "\u4e2d"),
+        }
+        for key, (what, done) in does.items():
+            if key == IDEOGRAPHS and not isinstance(backend.model, models.WordPiece):
+                continue
+            if (said := self._flag(key)) is not None and said != done:
+                raise UniclozeError(
+                    f"{self.path}: {key} is {str(said).lower()}, but {file} does {'' if done else 'not '}{what}: correct "
+                    "the one that is not as the model was trained."
+                )
+
+    def _flag(self, key: str) -> bool | None:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise UniclozeError(f"{self.path}: {key} is {str(value)[:60]}: give true or false.")
+        return value
