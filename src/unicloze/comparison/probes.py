@@ -28,7 +28,7 @@ from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.records import read_records
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.models import LoadedModel, shape_model
+from unicloze.training.models import LoadedModel, check_smoothing, shape_model
 from unicloze.training.run import FREE_TO_CHANGE
 
 PREFIX = "probe."
@@ -123,6 +123,7 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any]) 
             f"recipe {recipe.name} is for pre-training: give --probe a task (`unicloze recipes` lists them)."
         )
     check_metrics(recipe)
+    check_smoothing(recipe)
     records, measured = read_records(train, recipe.task), read_records(dev, recipe.task)
     task_settings = TASKS[recipe.task.kind].resolve(recipe.task, records)
     resolved = dataclasses.replace(recipe, task=task_settings)

@@ -19,7 +19,6 @@ from unicloze import keyed
 from unicloze.example import Batch
 from unicloze.model.backbone import Embeddings
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.heads import cross_entropy
 from unicloze.model.model import TargetLoss, UnifiedModel
 from unicloze.settings import ModelSettings
 
@@ -93,7 +92,8 @@ class ReplacedTokenModel(nn.Module):
         predicted = target.weights.flatten().nonzero().squeeze(1)
         logits = self.generator.token_logits(states.index_select(0, predicted))
         weights, labels = (part.flatten().index_select(0, predicted) for part in (target.weights, target.labels))
-        loss = TargetLoss(total=(cross_entropy(logits, labels) * weights).sum(), weight=target.normaliser)
+        losses = self.generator.token_losses(logits, labels)
+        loss = TargetLoss(total=(losses * weights).sum(), weight=target.normaliser)
         draws = draws_of_rows(batch) if dropout is None else dropout.uniform(len(predicted))
         return loss, with_samples(batch, sample(logits.detach(), draws.to(logits.device)))
 

@@ -49,7 +49,7 @@ class UnifiedModel(nn.Module):
         heads: Targets of a task, each with a head of its own.
 
     Attributes:
-        label_smoothing: Of the tokens it predicts while it is trained.
+        label_smoothing: Of every token it predicts, by whichever head, in training mode.
     """
 
     def __init__(
@@ -145,10 +145,21 @@ class UnifiedModel(nn.Module):
         states = torch.cat(list(hidden.values()), dim=1) if len(hidden) > 1 else next(iter(hidden.values()))
         predicted = weights.flatten().nonzero().squeeze(1)
         logits = self.token_logits(states.flatten(0, 1).index_select(0, predicted))
-        smoothing = self.label_smoothing if self.training else 0.0
-        losses = cross_entropy(logits, labels.flatten().index_select(0, predicted), smoothing)
+        losses = self.token_losses(logits, labels.flatten().index_select(0, predicted))
         each = _spread(losses, predicted, weights)
         return dict(zip(hidden, each.split([part.shape[1] for part in hidden.values()], 1), strict=True))
+
+    def token_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy of every predicted token, its label smoothed in training mode.
+
+        Args:
+            logits: *Shape:* (predictions, vocabulary)
+            labels: *Shape:* (predictions,)
+
+        Returns:
+            *Shape:* (predictions,)
+        """
+        return cross_entropy(logits, labels, self.label_smoothing if self.training else 0.0)
 
     def token_logits(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary. *Shape:* (..., hidden size) to (..., vocabulary)"""
@@ -172,7 +183,7 @@ class UnifiedModel(nn.Module):
         boundary = hidden.reshape(-1, 2, hidden.shape[2]).index_select(0, predicted)
         places, labels = (ids.flatten().index_select(0, predicted) for ids in (target.places, target.labels))
         logits = self.boundary_head(boundary, places, self.backbone.embeddings.tokens.weight)
-        return _spread(cross_entropy(logits, labels), predicted, target.weights)
+        return _spread(self.token_losses(logits, labels), predicted, target.weights)
 
     def logits(self, batch: Batch) -> Mapping[str, Tensor]:
         """Logits of every prediction of a token by target, without dropout. *Shape:* (rows, predictions, vocabulary) each."""
