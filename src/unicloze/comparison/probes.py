@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from unicloze.comparison.plan import measure_slots
+from unicloze.comparison.plan import flops_of
 from unicloze.comparison.results import ProbeColumn
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.registry import metric
@@ -259,8 +259,7 @@ def finetuning_flops(recipe: Recipe, train: Path, tokenizer: Tokenizer, steps: i
     numbers = np.linspace(0, steps - 1, min(steps, _SAMPLED_STEPS)).round().astype(int)
     sampled = [next(finetuning_steps(data, recipe, tokenizer.vocabulary, "cpu", int(number))) for number in numbers]
     blocks = [micro_batch.examples for step in sampled for micro_batch in step]
-    costs = [model.flops(**measure_slots(block, recipe.model.layer_visibility)) for block in blocks]
-    return steps * sum(costs) / len(sampled)
+    return steps * sum(flops_of(model, block) for block in blocks) / len(sampled)
 
 
 def _value(recipe: Recipe, key: str) -> Any:

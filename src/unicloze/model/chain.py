@@ -101,11 +101,27 @@ class ReplacedTokenModel(nn.Module):
         """The generator's logits of every masked token, without dropout. *Shape:* (rows, predictions, vocabulary)"""
         return self.generator.logits(dataclasses.replace(batch, targets={"ae": batch.targets["ae"]}))
 
-    def flops(self, *, rows: int, slots: int, keys: float, predictions: Mapping[str, int]) -> float:
+    def flops(
+        self,
+        *,
+        rows: int,
+        slots: int,
+        keys: float,
+        predictions: Mapping[str, int],
+        predicting_slots: Mapping[str, int],
+    ) -> float:
         """Floating-point operations of a training step of both networks, see `UnifiedModel.flops`."""
-        others = {name: count for name, count in predictions.items() if name != "ae"}
-        generated = self.generator.flops(rows=rows, slots=slots, keys=keys, predictions={"ae": predictions["ae"]})
-        return generated + self.discriminator.flops(rows=rows, slots=slots, keys=keys, predictions=others)
+        total = 0.0
+        for network in self.networks:
+            names = [name for name in predictions if (name == "ae") == (network is self.generator)]
+            total += network.flops(
+                rows=rows,
+                slots=slots,
+                keys=keys,
+                predictions={name: predictions[name] for name in names},
+                predicting_slots={name: predicting_slots[name] for name in names},
+            )
+        return total
 
     def num_parameters(self) -> int:
         """Number of weights of both networks, shared ones counted once."""
