@@ -228,9 +228,9 @@ def _cost_of_a_step(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf) -
     flops = tokens = 0.0
     for phase, share in _phases(recipe):
         sampled = _some_steps(recipe, phase, sampler_of)
-        blocks = [micro_batch.examples for step in sampled for micro_batch in step]
-        flops += share * sum(flops_of(model, block) for block in blocks) / len(sampled)
-        tokens += share * sum(int(block.text_tokens.sum()) for block in blocks) / len(sampled)
+        batches = [micro_batch for step in sampled for micro_batch in step]
+        flops += share * sum(flops_of(model, batch.examples) for batch in batches) / len(sampled)
+        tokens += share * sum(batch.text_tokens for batch in batches) / len(sampled)
     return flops, tokens
 
 

@@ -121,7 +121,7 @@ def fit(
             set_learning_rate(state.optimizers, schedule_factor(state.step, settings))
             for optimizer in state.optimizers:
                 optimizer.step()
-            tokens = sum(int(micro_batch.examples.text_tokens.sum()) for micro_batch in micro_batches)
+            tokens = sum(micro_batch.text_tokens for micro_batch in micro_batches)
             state.step, state.text_tokens = state.step + 1, state.text_tokens + tokens
             speed = tokens / (time.perf_counter() - started)
             hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
