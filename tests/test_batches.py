@@ -147,7 +147,7 @@ def test_every_held_out_masked_slot_shows_a_mask_and_training_rows_do_not() -> N
     """Kept and random tokens tell something of the answer: with them, held-out figures would flatter."""
     mixture = [{"label": "whole"}, {"label": "spans", "corruption_unit": "span"}, {"label": "left", "evaluate": False}]
     made = recipe(mixture=mixture, mask_rate=0.5)
-    found = heldout_examples(Sampler(), made.objective, 60, lanes=1)  # type: ignore[arg-type]
+    found = heldout_examples(Sampler(), made.objective, 60, lanes=1)
     assert list(found) == ["whole", "spans"]
     for examples in found.values():
         assert len(examples) == 60
@@ -159,7 +159,7 @@ def test_every_held_out_masked_slot_shows_a_mask_and_training_rows_do_not() -> N
 def test_held_out_windows_are_paired_and_laid_in_lanes_as_in_training() -> None:
     sampler = Sampler()
     objective = ObjectiveSettings(targets=["ae", "nsp"], pairs="next_sentence")
-    heldout_examples(sampler, objective, 7, lanes=3)  # type: ignore[arg-type]
+    heldout_examples(sampler, objective, 7, lanes=3)
     assert sampler.reads == [{"count": 7, "pairs": "next_sentence", "lanes": 3}]
 
 
@@ -184,7 +184,7 @@ def test_samples_are_filled_into_masks_only() -> None:
             Sampler(),
             Tokens(),
             ObjectiveSettings(mask_rate=0.5),
-            compute,  # type: ignore[arg-type]
+            compute,
         )
     assert kinds(shown[0], Kind.MASK) == [toys.MASK] and kinds(shown[0], Kind.PSEUDO) == [toys.PSEUDO]
     for row, sample in enumerate(samples):
@@ -210,6 +210,6 @@ def test_what_an_objective_cannot_use_is_refused_in_whatever_phase_it_stands() -
     whole = dataclasses.replace(Sampler.vocabulary, ends_sentence=np.zeros(50, dtype=bool))
     sampler = Sampler()
     check_windows(made, lambda _: sampler)  # type: ignore[arg-type, return-value]
-    sampler.vocabulary = whole  # type: ignore[misc]
+    sampler.vocabulary = whole
     with pytest.raises(Exception, match="sentence"):
         check_windows(made, lambda _: sampler)  # type: ignore[arg-type, return-value]

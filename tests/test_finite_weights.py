@@ -101,8 +101,8 @@ def test_an_update_that_spoils_a_weight_ends_the_run_and_is_not_saved(steps: int
 def test_a_gradient_that_is_not_finite_leaves_good_weights_that_are_saved() -> None:
     run = Run(5)
     seen = iter(range(100))
-    weight = run.state.model.token_head.dense.weight  # type: ignore[union-attr]
-    weight.register_hook(lambda gradient: gradient * (math.inf if next(seen) == 2 else 1.0))  # type: ignore[union-attr]
+    weight = run.state.model.token_head.dense.weight
+    weight.register_hook(lambda gradient: gradient * (math.inf if next(seen) == 2 else 1.0))
     with pytest.raises(
         NonFiniteError, match=r"before the update of step 3: the norm of the gradient is (nan|inf)"
     ) as error:
@@ -115,7 +115,7 @@ def test_a_gradient_that_is_not_finite_leaves_good_weights_that_are_saved() -> N
 def test_weights_that_were_bad_from_the_start_are_not_called_good() -> None:
     run = Run(5)
     with torch.no_grad():
-        run.state.model.token_head.bias[20] = math.nan  # type: ignore[union-attr,index]
+        run.state.model.token_head.bias[20] = math.nan
     with pytest.raises(NonFiniteError, match=r"step 1: the loss of ae is nan.* not finite either \(token_head.bias\)"):
         run.train()
     assert run.done == []
