@@ -12,6 +12,7 @@ import torch
 import toys
 from toys import random_windows, vocabulary
 from unicloze import capacity
+from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.mixtures import phases
 from unicloze.objectives import make_examples
@@ -205,11 +206,29 @@ def test_a_micro_batch_of_several_blocks_is_laid_end_to_end() -> None:
 
 
 def test_what_an_objective_cannot_use_is_refused_in_whatever_phase_it_stands() -> None:
-    phased: Any = [{}, {"objective": {"name": "denoising", "targets": ["lm"], "noise": ["permute_sentences"]}}]
+    """Windows are those of the phase: a longer one may hold what a shorter one does not."""
+    permuting = {"name": "denoising", "targets": ["lm"], "noise": ["permute_sentences"]}
+    phased: Any = [{}, {"data": {"window": 12}, "objective": permuting}]
     made = recipe(phases=phased)
-    whole = dataclasses.replace(Sampler.vocabulary, ends_sentence=np.zeros(50, dtype=bool))
+    asked: list[int] = []
+
+    def sampler_of(settings: Recipe) -> Sampler:
+        asked.append(settings.data.window)
+        return sampler
+
     sampler = Sampler()
-    check_windows(made, lambda _: sampler)  # type: ignore[arg-type, return-value]
-    sampler.vocabulary = whole
-    with pytest.raises(Exception, match="sentence"):
-        check_windows(made, lambda _: sampler)  # type: ignore[arg-type, return-value]
+    check_windows(made, sampler_of)
+    assert asked == [12]
+    sampler.vocabulary = dataclasses.replace(sampler.vocabulary, ends_sentence=np.zeros(50, dtype=bool))
+    with pytest.raises(UsageError, match=r"names permute_sentences, but none of 512 windows"):
+        check_windows(made, sampler_of)
+
+
+def test_text_that_cannot_be_paired_is_refused_in_whatever_phase_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr(batches, "check_pairs", lambda _, pairs: checked.append(pairs))
+    nsp = {"targets": ["ae", "nsp"], "pairs": "next_sentence"}
+    check_windows(recipe(phases=[{}, {"objective": {"mixture": [{}, nsp]}}]), lambda _: Sampler())
+    assert checked == ["next_sentence"]
