@@ -252,6 +252,19 @@ def test_where_few_of_many_predictions_are_real_only_these_are_computed(monkeypa
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("fixed_shape", [False, True])
+def test_rows_that_predict_nothing_cost_nothing(fixed_shape: bool) -> None:
+    """A micro-batch whose noise levels drew no mask, in rows of a fixed shape with room for many."""
+    objective = ObjectiveSettings(name="masked_diffusion", targets=["diffusion"])
+    examples = make_examples(random_windows(2, 24), vocabulary(), objective)
+    none = {name: dataclasses.replace(t, weights=0 * t.weights) for name, t in examples.targets.items()}
+    model = toys.model(targets=("diffusion",))
+    losses = model(collate(dataclasses.replace(examples, targets=none), fixed_shape=fixed_shape))
+    losses["diffusion"].total.backward()
+    assert float(losses["diffusion"].total.detach()) == 0
+    assert all(not parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
+
+
 def test_the_last_layer_computes_all_slots_where_nearly_all_predict() -> None:
     windows = random_windows(5, 24)
     batches = {
