@@ -299,7 +299,9 @@ def _seconds_in(phase: Phase, recipe: Recipe, state: TrainState, compute: Comput
     taken = []
     for _ in range(min(phase.last_step - phase.first_step, _WARMING_STEPS + _TIMED_STEPS)):
         started = time.perf_counter()
-        accumulate_gradients(state, next(steps), recipe.training, compute, str)
+        accumulate_gradients(
+            state, next(steps), recipe.training, compute, lambda _: f"the timed steps of {recipe.name}"
+        )
         clip_gradient(state.model, recipe.training.clip_norm)
         for optimizer in state.optimizers:
             optimizer.step()
