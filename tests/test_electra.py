@@ -537,7 +537,10 @@ def test_weights_go_from_run_to_run_through_the_network_that_is_used(corpus: Pat
     weights = load_model(first).model.state_dict()
 
     onward = {"training.initialize_from": str(first), "training.learning_rate": 1e-12, "training.weight_decay": 0.0}
-    pretrain_run(load_recipe("electra-small", toy(corpus) | onward), second, progress=False)
+    with pytest.warns(
+        UserWarning, match=r"has 0 of the generator's own 31 tensors in the right shape: the others start as"
+    ):
+        pretrain_run(load_recipe("electra-small", toy(corpus) | onward), second, progress=False)
     for name, tensor in load_model(second).model.state_dict().items():
         torch.testing.assert_close(tensor, weights[name], atol=1e-6, rtol=0)
 

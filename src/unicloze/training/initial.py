@@ -157,7 +157,12 @@ def initialize_from(model: Model, other: LoadedModel, tokenizer: Tokenizer, reci
         own = network.state_dict()
         fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
         network.load_state_dict(fitting, strict=False)
-    left = sorted(own.keys() - fitting.keys())  # of the network that is used, which comes last
+        left = sorted(own.keys() - fitting.keys())
+        if left and network is not model.for_use():
+            said.append(
+                f"{other.path} has {len(fitting)} of the generator's own {len(own)} tensors in the right shape: the others "
+                "start as drawn"
+            )
     if not fitting:
         raise UniclozeError(f"no weight of {other.path} fits the recipe's model: give it the same sizes")
     if SEGMENT_ROWS in left and SEGMENT_ROWS not in theirs:
