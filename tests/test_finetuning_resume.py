@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,29 @@ def test_a_run_does_not_go_on_with_other_files_or_from_another_model(start: Load
     nlu_toys.write(train, records(labels="ba"))
     with pytest.raises(UniclozeError, match="another training file"):
         finetune_run(recipe, start, train, dev, out, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "key"),
+    [
+        ("task__fields", {"text": "text"}, "task.fields.text text"),
+        ("task__metric_options", {"profile": "plain"}, "task.metric_options.profile plain"),
+        ("finetuning__auxiliary", {"ae": 0.5}, "finetuning.auxiliary.ae 0.5"),
+    ],
+)
+def test_a_run_does_not_go_on_without_a_setting_it_began_with(
+    start: LoadedModel, tmp_path: Path, setting: str, value: Any, key: str
+) -> None:
+    train, dev = files(tmp_path)
+    given = {"finetuning__epochs": 1}
+    finetune_run(recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "run", progress=False)
+    with pytest.raises(UsageError, match=f"holds a run with {re.escape(key)}, this one asks for None: give the new"):
+        finetune_run(recipe_for(start, **given), start, train, dev, tmp_path / "run", progress=False)
+    with pytest.raises(UsageError, match=f"{key.split()[0]} None, this one asks for {key.split()[1]}"):
+        finetune_run(recipe_for(start, **given), start, train, dev, tmp_path / "bare", progress=False)
+        finetune_run(
+            recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "bare", progress=False
+        )
 
 
 @pytest.mark.parametrize(
