@@ -160,6 +160,87 @@ def test_predictions_of_an_evaluation_that_was_lost_do_not_stay(
     assert [path.name for path in (out / "best").glob("*.jsonl")] == []
 
 
+def test_an_evaluation_behind_the_last_checkpoint_does_not_count(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was noted, and the run killed before it was saved."""
+    train, dev = files(tmp_path)
+    recipe, out = recipe_for(start, finetuning__epochs=4), tmp_path / "run"
+    headlines(monkeypatch, 5.0, 1.0, 9.0)
+    original = room._Run._save
+
+    def save(self: Any, state: Any) -> None:
+        if state.step == 9:
+            raise Killed
+        original(self, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(room._Run, "_save", save)
+        with pytest.raises(Killed):
+            finetune_run(recipe, start, train, dev, out, progress=False)
+    stop_behind(monkeypatch, 7)
+    stopped = finetune_run(recipe, start, train, dev, out, progress=False)
+    assert (stopped.step, stopped.best_step) == (7, 3) and load_model(out).step == 3
+
+
+def test_evaluations_of_a_run_that_left_no_checkpoint_do_not_count(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the next run in the same directory take them over when it is resumed."""
+    train, dev = files(tmp_path)
+    out = tmp_path / "run"
+    headlines(monkeypatch, 9.0, 5.0)
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(room._Run, "_save", kill)
+        with pytest.raises(Killed):
+            recipe = recipe_for(start, finetuning__evaluations=1.5)
+            finetune_run(recipe, start, train, dev, out, progress=False)
+    for step in (4, 5):
+        with monkeypatch.context() as patch:
+            stop_behind(patch, step)
+            stopped = finetune_run(recipe_for(start), start, train, dev, out, progress=False)
+        assert (stopped.step, stopped.best_step) == (step, 3) and load_model(out).step == 3
+
+
+def test_a_signal_in_the_last_step_before_patience_ends_the_run_is_no_stop(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, dev = files(tmp_path)
+    headlines(monkeypatch, 5.0, 1.0)
+    stop_behind(monkeypatch, 6)
+    came: list[int] = []
+    former = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        recipe = recipe_for(start, finetuning__patience=1)
+        result = finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert (result.step, result.stopped_by) == (6, 0) and came == [signal.SIGTERM], "it is passed on afterwards"
+    events = [json.loads(line)["event"] for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    assert events[-1] == "end" and "stop" not in events
+
+
+def test_a_run_saves_after_its_evaluations_and_in_the_precision_it_chose(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, dev = files(tmp_path)
+    recipe, out = recipe_for(start, training__save_every=1, training__precision="auto"), tmp_path / "run"
+    monkeypatch.setattr(room, "choose_precision", lambda *_: "bf16")
+    with monkeypatch.context() as patch:
+        stop_behind(patch, 5)
+        finetune_run(recipe, start, train, dev, out, progress=False)
+    monkeypatch.setattr(room, "choose_precision", lambda *_: "fp32")
+    finetune_run(recipe, start, train, dev, out, progress=False)
+    events = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "save"] == [3, 5, 6, 9, 9]
+    assert [event["precision"] for event in events if event["event"] == "start"] == ["bf16", "bf16"]
+    assert load_model(out).recipe.training.precision == "bf16"
+
+
 def test_predictions_of_a_run_that_left_no_checkpoint_do_not_stay(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
