@@ -217,6 +217,18 @@ def test_the_fewest_tokens_that_cover_an_answer_are_taken() -> None:
             assert span == ((touched[0], touched[-1]) if touched else None)
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_white_space_around_an_answer_is_no_part_of_it(kind: str) -> None:
+    """Byte-level tokens begin with the space before a word: an answer that ends in one does not reach into the next word."""
+    text = "Behind it, the old door  opens.\n"
+    passage = encode_passages([text], tokenizers(text)[kind])[0]
+    bare = span_of(Given("old door", None), passage)
+    assert bare is not None and passage.span(*bare) == (15, "old door")
+    for answer in ("old door ", " old door", " old door  ", "the old door "[3:]):
+        assert span_of(Given(answer, text.index(answer)), passage) == bare
+    assert passage.covering(len(text) - 1, len(text)) is None, "nothing but white space"
+
+
 def test_a_row_is_question_and_window(start: LoadedModel) -> None:
     recipe = recipe_for(start, "squad-v2", task__max_length=20, task__max_question=6)
     with pytest.warns(UserWarning, match="read in windows"):

@@ -47,8 +47,13 @@ class Passage:
     def covering(self, start: int, end: int) -> tuple[int, int] | None:
         """The first and the last of the fewest tokens that cover the characters from `start` to before `end`.
 
-        None where no token stands there.
+        White space at either end does not count, which byte-level tokens hold together with the word behind it. None where
+        no token stands there.
         """
+        text = self.text[start:end]
+        start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+        if start >= end:
+            return None
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left")) - 1
         return (first, last) if first <= last else None
