@@ -217,6 +217,14 @@ def test_the_fewest_tokens_that_cover_an_answer_are_taken() -> None:
             assert span == ((touched[0], touched[-1]) if touched else None)
 
 
+def test_an_answer_without_a_token_is_counted_as_out_of_reach(start: LoadedModel) -> None:
+    hidden = [
+        {"id": "0", "context": "a \u200b door", "question": "who?", "answers": [{"text": "\u200b", "answer_start": 2}]}
+    ]
+    with pytest.warns(UserWarning, match="of 1 records 1 answers fit in no window, which are learned as having none"):
+        encode(records_of(hidden), start.tokenizer, recipe_for(start, "squad-v2"))
+
+
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 def test_white_space_around_an_answer_is_no_part_of_it(kind: str) -> None:
     """Byte-level tokens begin with the space before a word: an answer that ends in one does not reach into the next word."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import re
 import shutil
@@ -22,6 +24,7 @@ from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
 from unicloze.finetuning.seeds import FinetuneSummary, _spreads, finetune_seeds
 from unicloze.finetuning.start import start_weights
+from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.terminal import finetune_text
@@ -360,7 +363,7 @@ def test_a_run_does_not_go_on_with_other_files_or_from_another_model(start: Load
     ("setting", "value", "key"),
     [
         ("task__fields", {"text": "text"}, "task.fields.text text"),
-        ("task__metric_options", {"profile": "plain"}, "task.metric_options.profile plain"),
+        ("task__metric_options", {"positive": "0"}, "task.metric_options.positive 0"),
         ("finetuning__auxiliary", {"ae": 0.5}, "finetuning.auxiliary.ae 0.5"),
     ],
 )
@@ -368,7 +371,8 @@ def test_a_run_does_not_go_on_without_a_setting_it_began_with(
     start: LoadedModel, tmp_path: Path, setting: str, value: Any, key: str
 ) -> None:
     train, dev = files(tmp_path)
-    given = {"finetuning__epochs": 1}
+    given = {"finetuning__epochs": 1, "task__metrics": ["accuracy", "f1"]}
+    train, dev = (nlu_toys.write(file, records(count, labels="01")) for file, count in ((train, 24), (dev, 9)))
     finetune_run(recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "run", progress=False)
     with pytest.raises(UsageError, match=f"holds a run with {re.escape(key)}, this one asks for None: give the new"):
         finetune_run(recipe_for(start, **given), start, train, dev, tmp_path / "run", progress=False)
@@ -377,33 +381,6 @@ def test_a_run_does_not_go_on_without_a_setting_it_began_with(
         finetune_run(
             recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "bare", progress=False
         )
-
-
-@pytest.mark.parametrize(
-    ("metric", "message"),
-    [
-        ("acuracy", "did you mean accuracy"),
-        ("squad", "squad, which compares squad, and a task of the kind classification predicts labels"),
-        ("f1", "does not fit the development file: No reference has the label 1"),
-    ],
-)
-def test_a_metric_that_cannot_measure_is_refused_before_anything_is_learned(
-    start: LoadedModel, tmp_path: Path, metric: str, message: str
-) -> None:
-    train, dev = files(tmp_path)
-    with pytest.raises(UsageError, match=message):
-        finetune_run(recipe_for(start, task__metrics=[metric]), start, train, dev, tmp_path / "run", progress=False)
-    assert not (tmp_path / "run" / "ledger.jsonl").exists()
-
-
-def test_a_development_file_without_labels_is_refused_before_anything_is_learned(
-    start: LoadedModel, tmp_path: Path
-) -> None:
-    train, _ = files(tmp_path)
-    dev = nlu_toys.write(tmp_path / "dev.jsonl", [{"text": "anna"}])
-    with pytest.raises(UniclozeError, match=r"dev\.jsonl, line 1: the field 'label' is missing"):
-        finetune_run(recipe_for(start), start, train, dev, tmp_path / "run", progress=False)
-    assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
 def test_output_layers_of_other_classes_are_not_taken_over(start: LoadedModel, tmp_path: Path) -> None:
@@ -518,13 +495,23 @@ def test_a_model_of_any_objective_learns_a_task_and_is_read_again(tmp_path: Path
         finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
 
 
-def test_a_schedule_longer_than_the_run_is_refused_before_anything_is_learned(
-    start: LoadedModel, tmp_path: Path
-) -> None:
-    train, dev = files(tmp_path)
-    recipe = recipe_for(start, training__schedule="wsd", training__decay_steps=100)
-    with pytest.raises(UsageError, match="decay_steps"):
-        finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+def test_a_run_of_a_version_that_knew_no_optional_roles_goes_on(start: LoadedModel, tmp_path: Path) -> None:
+    train, out = (
+        nlu_toys.write(tmp_path / "train.jsonl", [{**one, "pair": "eva"} for one in records()]),
+        tmp_path / "run",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        stop_behind(patch, 2)
+        finetune_run(recipe_for(start), start, train, None, out, progress=False)
+    checkpoint = out / "checkpoints" / "step-00000002"
+    former = load_recipe(checkpoint / "recipe.yaml")
+    save_recipe(
+        dataclasses.replace(former, task=dataclasses.replace(former.task, optional=None)), checkpoint / "recipe.yaml"
+    )
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["sha256"]["recipe.yaml"] = hashlib.sha256((checkpoint / "recipe.yaml").read_bytes()).hexdigest()
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    assert finetune_run(recipe_for(start), start, train, None, out, progress=False).step == 9
 
 
 def test_local_layers_read_nearby_slots_of_their_own_sequence() -> None:

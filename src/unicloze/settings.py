@@ -370,6 +370,8 @@ class TaskSettings:
         format: How a file holds its records: a key of `unicloze.tasks.records.FORMATS`, or `auto` by its name (.jsonl, .tsv,
             .csv, .json, also .gz).
         fields: Where the file keeps what the task calls `text`, `pair`, `label`, ...; under that name if not given.
+        optional: What else than the necessary records hold: `pair`, `question` (choice), `predicate` (tagging); what those of
+            the training file hold if not given. Other files must hold the same.
         labels: The classes, in the order of their numbers; those of the training file, sorted, if not given.
         metrics: What is measured on the development file, keys of `unicloze.evaluation.metrics.METRICS`; the first one
             chooses the best checkpoint.
@@ -402,6 +404,7 @@ class TaskSettings:
     kind: str = ""
     format: str = "auto"
     fields: dict[str, str] = field(default_factory=dict)
+    optional: list[str] | None = None
     labels: list[str] | None = None
     metrics: list[str] = field(default_factory=list)
     max_length: int = 128

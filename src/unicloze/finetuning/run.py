@@ -46,7 +46,7 @@ from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe
-from unicloze.tasks import TASKS
+from unicloze.tasks import TASKS, resolved
 from unicloze.tasks.records import read_records
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
@@ -118,7 +118,7 @@ def finetune_run(
         checkpoint = load_newest(out / "checkpoints")
         check_metrics(recipe)
         records = read_records(train, recipe.task)
-        recipe = dataclasses.replace(recipe, task=TASKS[recipe.task.kind].resolve(recipe.task, records))
+        recipe = dataclasses.replace(recipe, task=resolved(recipe.task, records))
         check_labels(records, recipe)
         training = encoded(records, recipe, start.tokenizer)
         development = None if dev is None else open_records(dev, recipe, start.tokenizer)
@@ -130,6 +130,7 @@ def finetune_run(
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
         if checkpoint is not None:
             former = load_recipe(checkpoint.path / RECIPE)
+            former = dataclasses.replace(former, task=resolved(former.task, records))  # an older version left more open
             recipe = _with_precision(recipe, former.training.precision)
             refuse_changes(former, recipe, out, "leave the changed setting out to go on")
             refuse_other_origin(checkpoint.state.get("origin", {}), origin, out)

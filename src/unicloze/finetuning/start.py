@@ -16,6 +16,9 @@ from unicloze.tasks import TASKS
 from unicloze.tasks.rows import pooling_of
 from unicloze.training.models import LoadedModel
 
+FREE = "dropout", "attention_dropout", "initializer_range"
+"""Settings of `model` that are a task's own: nothing that is trained depends on them."""
+
 
 def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = ()) -> Recipe:
     """A recipe of a task for one model: data, tokenizer, objective and model are the model's.
@@ -26,11 +29,12 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
         overridden: Dotted keys that the recipe keeps, such as `model.dropout`.
 
     Raises:
-        UsageError: The recipe has no task, or the model no such auxiliary objective, or what stands for a text has not read
-            it.
+        UsageError: The recipe has no task, an overridden setting is the model's own, the model has no such auxiliary
+            objective, or what stands for a text has not read it.
     """
     if not recipe.task.kind:
         raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
+    _refuse_other_models(recipe, start, overridden)
     own, sections = dataclasses.replace(start.recipe, objective=objective_of(start.recipe)), {}
     for section in ("data", "tokenizer", "objective", "model", "use"):
         kept = [key.partition(".")[2] for key in overridden if key.startswith(f"{section}.")]
@@ -49,6 +53,24 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
         if not hasattr(start.model, "token_head"):
             raise UsageError(f"{start.path} has no head that predicts tokens: leave finetuning.auxiliary out")
     return recipe
+
+
+def _refuse_other_models(recipe: Recipe, start: LoadedModel, overridden: Sequence[str]) -> None:
+    """Refuse settings of which the model has its own: with another shape, weights would start as drawn, or do other things.
+
+    Raises:
+        UsageError: One has another value.
+    """
+    for key in overridden:
+        section, _, name = key.partition(".")
+        if section not in ("data", "tokenizer", "model") or name in FREE:
+            continue
+        asked, own = (getattr(getattr(each, section), name) for each in (recipe, start.recipe))
+        if asked != own:
+            raise UsageError(
+                f"{key} is {asked}, and the model {start.path} was made with {own}: leave it out; of the model a fine-tuning "
+                f"sets {', '.join(f'model.{one}' for one in FREE)}"
+            )
 
 
 def _pooled(recipe: Recipe) -> Recipe:

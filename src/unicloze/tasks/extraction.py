@@ -168,7 +168,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         bounds = window_bounds(len(passage), task.max_length - SPECIALS - len(shown), task.stride)
         labels = [None if answers is None else span_labels(span, first, last) for first, last in bounds]
         several += len(bounds) > 1
-        unreached += span is not None and not any(label and label["start"] for label in labels)
+        unreached += bool(answers) and not any(label and label["start"] for label in labels)
         windows += windows_of_record(number, shown, passage, bounds, labels)
     cut = sum(len(question) > room for question in questions)
     note_windows(len(records), cut=cut, several=several, unreached=unreached, recipe=recipe)
