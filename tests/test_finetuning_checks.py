@@ -145,6 +145,15 @@ def test_every_file_holds_what_the_training_file_does(start: LoadedModel, tmp_pa
         tune("named", full, full, task__optional=["label"])
 
 
+def test_an_optional_role_of_some_records_may_be_lacking_in_others(start: LoadedModel, tmp_path: Path) -> None:
+    asked = {"context": "anna", "question": "eva", "choices": ["carl", "berlin"], "label": 0}
+    gap = {"cloze": "anna sees _", "choices": ["carl", "berlin"], "label": 1}
+    train = nlu_toys.write(tmp_path / "train.jsonl", [gap, asked] * 4)
+    recipe = nlu_toys.recipe_for(start, "choice", **{**SHORT, "finetuning__epochs": 1})
+    finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    assert load_model(tmp_path / "run").recipe.task.optional == ["question"]
+
+
 def test_a_schedule_longer_than_the_run_is_refused_before_anything_is_learned(
     start: LoadedModel, tmp_path: Path
 ) -> None:

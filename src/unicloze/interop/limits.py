@@ -158,6 +158,8 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
         has = "has a dense layer" if DENSE[kind] else "has no dense layer"
         yield Limit("task.head", task.head, f"{has} before the output layer of {kind[3:]}", _again("task.head", needed))
     pooling = pooling_of(loaded.recipe)
+    if task.kind == "tagging" and pooling == "mean":
+        yield Limit("task.pooling", pooling, "predicts from each slot alone", _again("task.pooling", "first"))
     if task.kind != "tagging" and pooling != "first":
         yield Limit("task.pooling", pooling, "predicts from the first slot", _again("task.pooling", "first"))
     if task.delimiter:
