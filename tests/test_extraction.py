@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+import nlu_toys
 from qa_toys import questions, recipe_for, small_model, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.squad import Answer, squad
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData
+from unicloze.finetuning.predict import TaskModel, outputs_of
 from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, task_names
@@ -30,7 +32,7 @@ from unicloze.tasks.extraction import answers_of, encode, locate, predict, span_
 from unicloze.tasks.passages import best_of_windows, best_spans, encode_passages, lay_out_windows, window_bounds
 from unicloze.tasks.records import Record, read_records
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.models import LoadedModel, build_model, load_model
+from unicloze.training.models import LoadedModel, build_model, load_model, ready_model
 
 SETTINGS = TaskSettings(kind="extraction")
 
@@ -54,6 +56,51 @@ def squad_json(path: Path, records: list[dict[str, Any]]) -> Path:
     ]
     path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "Doors", "paragraphs": paragraphs}]}))
     return path
+
+
+# A model that reads from left to right
+
+
+@pytest.mark.parametrize("name", ["squad-v2", "coqa-extractive"])
+def test_what_a_causal_model_says_of_a_whole_row_depends_on_the_row(name: str) -> None:
+    """No answer, and the kind of a conversation's answer, stand on the last slot: the first one has read only itself."""
+    start = nlu_toys.start("gpt")
+    recipe = nlu_toys.recipe_for(start, name, task__max_length=20, task__unanswerable=True)
+    records = [
+        Record(str(number), {"context": "anna sees berlin", "question": question, "answers": []}, "here")
+        for number, question in enumerate(["eva plays", "eva sees"])
+    ]
+    task, vocabulary = TASKS[recipe.task.kind], start.tokenizer.vocabulary
+    rows = task.encode(records, start.tokenizer, recipe)
+    examples = task.lay_out(rows, vocabulary, recipe, None)
+    summary = ("start", "end") if name == "squad-v2" else ("start", "end", "answer")
+    for target in summary:
+        first = examples.targets[target].slots.reshape(2, -1)[:, 0]
+        assert first.tolist() == (examples.lengths - 1).tolist(), target
+    model = ready_model(recipe, start.model.vocab_size, torch.device("cpu")).eval()
+    outputs = outputs_of(TaskModel(model, start.tokenizer, recipe, start.compute), rows)
+    for target in summary:
+        one, other = (said[target][0, :4] for said in outputs)
+        assert not np.isclose(one, other).any(), target
+    assert task.predict is not None
+    said = task.predict(records, rows, outputs, recipe)
+    key = "no_answer_score" if name == "squad-v2" else "scores"
+    assert said[0][key] != said[1][key]
+
+
+@pytest.mark.parametrize("name", ["squad-v2", "coqa-extractive"])
+def test_a_model_that_reads_both_ways_says_it_on_the_first_slot(start: LoadedModel, name: str) -> None:
+    recipe = recipe_for(start, name)
+    assert recipe.task.pooling is None, "as in the runs of before"
+    rows = TASKS[recipe.task.kind].encode(records_of(questions(2)), start.tokenizer, recipe)
+    examples = TASKS[recipe.task.kind].lay_out(rows, start.tokenizer.vocabulary, recipe, None)
+    assert not any(target.slots.reshape(len(rows), -1)[:, 0].any() for target in examples.targets.values())
+    last = recipe_for(start, name, task__pooling="last")
+    examples = TASKS[recipe.task.kind].lay_out(rows, start.tokenizer.vocabulary, last, None)
+    for target in examples.targets.values():
+        assert target.slots.reshape(len(rows), -1)[:, 0].tolist() == (examples.lengths - 1).tolist()
+    with pytest.raises(UsageError, match=r"task\.pooling is 'mean'; .* one slot: set it to first or last"):
+        recipe_for(start, name, task__pooling="mean")
 
 
 # Learning
@@ -168,6 +215,28 @@ def test_the_fewest_tokens_that_cover_an_answer_are_taken() -> None:
             span = passage.covering(start, end)
             touched = [n for n in range(len(passage)) if passage.starts[n] < end and passage.ends[n] > start]
             assert span == ((touched[0], touched[-1]) if touched else None)
+
+
+def test_an_answer_without_a_token_is_counted_as_out_of_reach(start: LoadedModel) -> None:
+    hidden = [
+        {"id": "0", "context": "a \u200b door", "question": "who?", "answers": [{"text": "\u200b", "answer_start": 2}]}
+    ]
+    with pytest.warns(UserWarning, match="of 1 records 1 answers fit in no window, which are learned as having none"):
+        encode(records_of(hidden), start.tokenizer, recipe_for(start, "squad-v2"))
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_white_space_around_an_answer_is_no_part_of_it(kind: str) -> None:
+    """Byte-level tokens begin with the space before a word: an answer that ends in one does not reach into the next word."""
+    text = "Behind it, the old door  opens.\n"
+    passage = encode_passages([text], tokenizers(text)[kind])[0]
+    bare = span_of(Given("old door", None), passage)
+    assert bare is not None and passage.span(*bare) == (15, "old door")
+    for answer in ("old door ", " old door", " old door  "):
+        assert span_of(Given(answer, text.index(answer)), passage) == bare
+    last = passage.covering(text.index("opens"), text.index(".") + 1)
+    assert span_of(Given("  opens.", None), passage) == span_of(Given("  opens.\n", None), passage) == last
+    assert passage.covering(len(text) - 1, len(text)) is None, "nothing but white space"
 
 
 def test_a_row_is_question_and_window(start: LoadedModel) -> None:

@@ -218,6 +218,18 @@ def test_layers_that_never_learn_are_said(start: LoadedModel, tmp_path: Path) ->
     recipe = recipe_for(start, **{"finetuning.epochs": 1.5})
     with pytest.warns(UserWarning, match=f"the lowest {total - 2} of {total} layers never learn"):
         finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)
+    recipe = recipe_for(start, **{"finetuning.epochs": 1})
+    with pytest.warns(UserWarning, match=f"the lowest {total - 1} of {total} layers never learn"):
+        finetune_run(recipe, start, train, None, tmp_path / "short", progress=False)
+
+
+def test_a_run_has_a_rate_and_a_beginning_for_each_layer(start: LoadedModel, tmp_path: Path) -> None:
+    train, total = records(tmp_path / "train.jsonl"), start.model.settings.num_layers + 2
+    recipe = recipe_for(start, **{"finetuning.epochs": total})
+    finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)
+    (adamw,) = load_checkpoint(tmp_path / "run" / "checkpoints" / f"step-{2 * total:08d}").optimizers
+    rates = {(group["first_step"], group["peak_lr"]) for group in adamw["param_groups"]}
+    assert rates == {(2 * depth, 3e-3 * 0.5**depth) for depth in range(total)}, "2 steps an epoch, halved at each layer"
 
 
 @pytest.mark.parametrize(("key", "value"), [

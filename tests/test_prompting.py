@@ -24,6 +24,7 @@ from unicloze.evaluation.lambada import LambadaResult, lambada, spelling
 from unicloze.evaluation.prompt_files import read_prompt
 from unicloze.evaluation.prompting import draw_examples, prompted
 from unicloze.settings import DecodingSettings, TaskSettings
+from unicloze.tasks.choice import right_choice
 from unicloze.tasks.records import Record, read_records
 from unicloze.training.models import LoadedModel
 
@@ -366,6 +367,28 @@ def test_metrics_that_do_not_fit_a_prompt_are_refused_before_a_model_is_opened(t
     ):
         with pytest.raises(UsageError, match=message):
             prompted("no model", prompt_file(tmp_path, **keys), records, progress=False)
+
+
+@pytest.mark.parametrize(("label", "number"), [("1", 2), (1, 1), ("0", 0), ("2", 0), ("three", 3), (3, 3)])
+def test_a_label_is_the_same_choice_to_a_prompt_and_to_a_fine_tuning(tmp_path: Path, label: Any, number: int) -> None:
+    """The text of a choice before the number that it spells."""
+    path = tmp_path / "p.yaml"
+    path.write_text("template: '{context} {label}'\noptions: choices\n")
+    record = Record("0", {"context": "x", "choices": ["2", "4", "1", "three"], "label": label}, "here")
+    assert read_prompt(path).gold(record) == str(number)
+    assert right_choice(record, TaskSettings(kind="choice")) == number
+
+
+@pytest.mark.parametrize("label", ["4", 4, -1, "-1", True, 1.0, "b", ["a"]])
+def test_a_label_that_names_no_choice_is_refused_by_both(tmp_path: Path, label: Any) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("template: '{context} {label}'\noptions: choices\n")
+    record = Record("0", {"context": "x", "choices": ["a", "b", "b", "c"], "label": label}, "here")
+    for read in (read_prompt(path).gold, lambda record: right_choice(record, TaskSettings(kind="choice"))):
+        with pytest.raises(
+            UniclozeError, match=r"here: the label .* choices: it must be a number from 0 to 3, or the text"
+        ):
+            read(record)
 
 
 def test_booleans_are_labels_as_records_spell_them_and_no_answers(tmp_path: Path) -> None:

@@ -97,6 +97,13 @@ def test_a_broken_file_is_refused(
     assert name in str(refused.value) and len(str(refused.value)) < 500
 
 
+def test_an_id_may_lie_inside_another_field(tmp_path: Path) -> None:
+    lines = [{"text": "a", "meta": {"id": "x7"}}, {"text": "b", "meta": {}}, {"text": "c", "meta.id": 3}]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_records(tmp_path / "r.jsonl", TaskSettings(kind="classification", fields={"id": "meta.id"}))
+    assert [record.id for record in found] == ["x7", "1", "3"]
+
+
 def test_a_damaged_gzip_is_refused(tmp_path: Path) -> None:
     raw = bytearray(gzip.compress(b'{"text": "x", "label": "a"}\n' * 200))
     raw[20] ^= 0xFF

@@ -371,6 +371,8 @@ class TaskSettings:
         format: How a file holds its records: a key of `unicloze.tasks.records.FORMATS`, or `auto` by its name (.jsonl, .tsv,
             .csv, .json, also .gz).
         fields: Where the file keeps what the task calls `text`, `pair`, `label`, ...; under that name if not given.
+        optional: What else than the necessary records hold: `pair`, `question` (choice), `predicate` (tagging); what those of
+            the training file hold if not given. Other files must hold the same.
         labels: The classes, in the order of their numbers; those of the training file, sorted, if not given.
         metrics: What is measured on the development file, keys of `unicloze.evaluation.metrics.METRICS`; the first one
             chooses the best checkpoint.
@@ -378,7 +380,8 @@ class TaskSettings:
         head: `dense` puts BERT's dense layer and tanh before the output layer (it can be exported), `plain` does not (as
             both UniLM papers say).
         pooling: What stands for a text: its `first` slot, its `last`, or the `mean` of all; as the model's recipe says
-            (`use.pooling`) if not given. In tagging: what stands for a word; for a choice: one slot.
+            (`use.pooling`) if not given. In tagging: what stands for a word; for a choice, no answer and the kind of an
+            answer: one slot. These are the `last` of a model that reads from left to right, else the `first`, if not given.
         head_dropout: Dropout of what the output layer reads; `model.dropout` if not given.
         delimiter: Put a token of its own between two texts and give both one segment, as GPT does, instead of [EOS] and
             segments.
@@ -402,6 +405,7 @@ class TaskSettings:
     kind: str = ""
     format: str = "auto"
     fields: dict[str, str] = field(default_factory=dict)
+    optional: list[str] | None = None
     labels: list[str] | None = None
     metrics: list[str] = field(default_factory=list)
     max_length: int = 128

@@ -24,9 +24,11 @@ from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, open_r
 from unicloze.finetuning.start import task_recipe
 from unicloze.model.build import shapes_only
 from unicloze.recipes import load_recipe
+from unicloze.recipes.rules_task import OF_ONE_SLOT
 from unicloze.settings import Recipe
-from unicloze.tasks import TASKS
+from unicloze.tasks import TASKS, resolved
 from unicloze.tasks.records import read_records
+from unicloze.tasks.roles import check_roles
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.models import LoadedModel, check_smoothing, shape_model
 from unicloze.training.run import FREE_TO_CHANGE
@@ -125,10 +127,11 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any]) 
     check_metrics(recipe)
     check_smoothing(recipe)
     records, measured = read_records(train, recipe.task), read_records(dev, recipe.task)
-    task_settings = TASKS[recipe.task.kind].resolve(recipe.task, records)
-    resolved = dataclasses.replace(recipe, task=task_settings)
-    check_labels(records, resolved)
-    check_answers(TaskData(measured, (), ""), resolved)
+    learned = dataclasses.replace(recipe, task=resolved(recipe.task, records))
+    check_labels(records, learned)
+    check_answers(TaskData(measured, (), ""), learned)
+    for each in (records, measured):
+        check_roles(each, TASKS[recipe.task.kind], learned)
     return Probe(recipe=recipe, overridden=tuple(overrides), files=(train, dev), records=(len(records), len(measured)))
 
 
@@ -171,10 +174,10 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
         raise UsageError(f"probe {probe.name}: {next(iter(not_defined.values()))}")
     tokenizer, (train, dev) = starts[0].tokenizer, probe.files
     records = read_records(train, task)
-    resolved = dataclasses.replace(able[0], task=TASKS[task.kind].resolve(able[0].task, records))
+    learned = dataclasses.replace(able[0], task=resolved(able[0].task, records))
     fingerprints = {
-        "training file": encoded(records, resolved, tokenizer).fingerprint,
-        "development file": open_records(dev, resolved, tokenizer).fingerprint,
+        "training file": encoded(records, learned, tokenizer).fingerprint,
+        "development file": open_records(dev, learned, tokenizer).fingerprint,
     }
     fields = {field.name: getattr(probe, field.name) for field in dataclasses.fields(Probe)}
     return FittedProbe(**fields, fingerprints=fingerprints, not_defined=not_defined)
@@ -199,6 +202,8 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
     if task.kind in _POOLED:
         pooling = None if task.kind == "choice" and start.recipe.use.pooling == "mean" else start.recipe.use.pooling
         task = dataclasses.replace(task, pooling=pooling)
+    elif task.kind in OF_ONE_SLOT:
+        task = dataclasses.replace(task, pooling=None)
     return task_recipe(dataclasses.replace(recipe, training=training, task=task), start, probe.overridden)
 
 

@@ -22,6 +22,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.choices import NORMALISERS, Normaliser
 from unicloze.recipes.entries import typed
 from unicloze.settings import DecodingSettings, TaskSettings
+from unicloze.tasks.choice import choice_of
 from unicloze.tasks.records import Record
 from unicloze.yaml_loader import Loader
 
@@ -44,7 +45,7 @@ class Prompt:
         template: Text with the names of fields in braces; `{{` and `}}` are braces. Without `{label}` the model goes on with
             the text, and there are no `labels`, `options` and `normalise`.
         labels: The answer of each label, in the order in which ties are decided.
-        options: Field that holds a list of answers instead; the label is the number of the right one from 0, or its text.
+        options: Field that holds a list of answers instead; the label is the text of the right one, or its number from 0.
         separator: Stands between examples, and before the record itself.
         instruction: Stands in front of all, if not empty.
         normalise: What log-likelihoods are divided by: `sum` by nothing, `token`, `byte`.
@@ -128,9 +129,9 @@ class Prompt:
         if value is None:
             return None
         answers = self.answers(record)
+        if self.options is not None:
+            return str(choice_of(value, list(answers.values()), record.place))
         named = next((name for name in (str(value), _spelled(value)) if name in answers), None)
-        if named is None and self.options is not None:
-            named = next((name for name, text in answers.items() if text == value), None)
         if named is None:
             raise UniclozeError(
                 f"{record.place}: the label '{value}' is none of those of the prompt ({', '.join(answers)})"

@@ -22,15 +22,21 @@ Origin = Mapping[str, str | None]
 
 
 def check_metrics(recipe: Recipe) -> None:
-    """Refuse metrics that there are not, or that compare something else than the task predicts, and options of none.
+    """Refuse metrics that there are not, or that compare something else than the task predicts, and options of none of them.
 
     Raises:
         UsageError: One of `task.metrics` or `task.metric_options` is such.
     """
     known = {option for each in METRICS.values() for option in each.options}
+    named = [metric(name) for name in recipe.task.metrics]
     for option in recipe.task.metric_options:
         if option not in known:
             raise UsageError(f"task.metric_options names {option}: metrics have {', '.join(sorted(known))}")
+        if not any(option in each.options for each in named):
+            raise UsageError(
+                f"task.metric_options names {option}, which none of the metrics {', '.join(recipe.task.metrics)} has: leave "
+                "it out (--task.metric_options '{}')"
+            )
     allowed = TASKS[recipe.task.kind].compares
     for name in recipe.task.metrics:
         compares = metric(name).compares

@@ -17,6 +17,7 @@ from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.records import Record, read_records
+from unicloze.tasks.roles import check_roles
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 from unicloze.training.batches import MicroBatch
 
@@ -61,11 +62,14 @@ def encoded(records: Sequence[Record], recipe: Recipe, tokenizer: Tokenizer, *, 
         answers: Whether they are learned from or measured; if not, what they hold as answers is not even looked at.
 
     Raises:
+        UsageError: `task.fields` names a role that the task does not read.
         UniclozeError: A record cannot be used; the message names its line.
     """
+    task = TASKS[recipe.task.kind]
     if not answers:
-        records = [dataclasses.replace(record, unread=TASKS[recipe.task.kind].answers) for record in records]
-    return TaskData(records, TASKS[recipe.task.kind].encode(records, tokenizer, recipe), records_fingerprint(records))
+        records = [dataclasses.replace(record, unread=task.answers) for record in records]
+    check_roles(records, task, recipe)
+    return TaskData(records, task.encode(records, tokenizer, recipe), records_fingerprint(records))
 
 
 def records_fingerprint(records: Sequence[Record]) -> str:

@@ -119,7 +119,8 @@ def measure_file(
     names = recipe.task.metrics if name is None else [name]
     if not names:
         raise UsageError(f"The recipe {recipe.name} names no metric: name one.")
-    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, metrics=names))
+    used = {option: value for name in names for option, value in options_of(name, recipe).items()}
+    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, metrics=names, metric_options=used))
     check_metrics(recipe)
     records, items = read_records(references, recipe.task), read_items(predictions, ("prediction",))
     wanted = [Item(value=None, place=record.place, id=record.get(recipe.task, "id")) for record in records]
@@ -128,8 +129,8 @@ def measure_file(
     for name in names:
         compares = metric(name).compares
         answers = [value_of(item, compares) for item in items]
-        # the number of a choice is read as a text, as the name of a class is
-        comparable = list(map(str, right)) if compares == "labels" else right
+        # the number of a choice is read as a text, as the name of a class is, and white space around it does not count
+        comparable = [str(label).strip() for label in right] if compares == "labels" else right
         given = {**options_of(name, recipe), **(options or {})}
         result = _compared(name, answers, comparable, records, given)
         results[name] = dataclasses.replace(result, errors=standard_errors(name, answers, comparable, **given))

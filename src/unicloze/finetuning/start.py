@@ -13,7 +13,11 @@ from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.generate import ready_to_generate
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
+from unicloze.tasks.rows import pooling_of
 from unicloze.training.models import LoadedModel
+
+FREE = "dropout", "attention_dropout", "initializer_range"
+"""Settings of `model` that are a task's own: nothing that is trained depends on them."""
 
 
 def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = ()) -> Recipe:
@@ -25,10 +29,12 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
         overridden: Dotted keys that the recipe keeps, such as `model.dropout`.
 
     Raises:
-        UsageError: The recipe has no task, or the model no such auxiliary objective.
+        UsageError: The recipe has no task, an overridden setting is the model's own, the model has no such auxiliary
+            objective, or what stands for a text has not read it.
     """
     if not recipe.task.kind:
         raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
+    _refuse_other_models(recipe, start, overridden)
     own, sections = dataclasses.replace(start.recipe, objective=objective_of(start.recipe)), {}
     for section in ("data", "tokenizer", "objective", "model", "use"):
         kept = [key.partition(".")[2] for key in overridden if key.startswith(f"{section}.")]
@@ -39,12 +45,52 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
     )
     longest = min(recipe.task.max_length, start.model.max_positions)
     recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
+    recipe = _pooled(recipe)
     if TASKS[recipe.task.kind].predict is None:
         recipe = ready_to_generate(recipe, start.tokenizer)
     if recipe.finetuning.auxiliary:
         auxiliary_objective(recipe)
         if not hasattr(start.model, "token_head"):
             raise UsageError(f"{start.path} has no head that predicts tokens: leave finetuning.auxiliary out")
+    return recipe
+
+
+def _refuse_other_models(recipe: Recipe, start: LoadedModel, overridden: Sequence[str]) -> None:
+    """Refuse settings of which the model has its own: with another shape, weights would start as drawn, or do other things.
+
+    Raises:
+        UsageError: One has another value.
+    """
+    for key in overridden:
+        section, _, name = key.partition(".")
+        if section not in ("data", "tokenizer", "model") or name in FREE:
+            continue
+        asked, own = (getattr(getattr(each, section), name) for each in (recipe, start.recipe))
+        if asked != own:
+            raise UsageError(
+                f"{key} is {asked}, and the model {start.path} was made with {own}: leave it out; of the model a fine-tuning "
+                f"sets {', '.join(f'model.{one}' for one in FREE)}"
+            )
+
+
+def _pooled(recipe: Recipe) -> Recipe:
+    """The recipe with a slot for words and answers that has read them, where it names none.
+
+    Raises:
+        UsageError: A model that reads from left to right is to predict from its first slot, which is alike in all rows.
+    """
+    task, causal = recipe.task, recipe.use.visibility == "left_to_right"
+    if task.pooling is None and task.kind in ("tagging", "extraction", "conversation") and causal:
+        task = dataclasses.replace(task, pooling="last")
+    if task.pooling is None and task.kind == "tagging":
+        task = dataclasses.replace(task, pooling="first")
+    recipe = dataclasses.replace(recipe, task=task)
+    if causal and task.kind not in ("tagging", "generation") and pooling_of(recipe) == "first":
+        key = "use.pooling" if task.pooling is None else "task.pooling"
+        raise UsageError(
+            f"{key} is first, and the model reads from left to right, so that its first slot has read nothing of a text: set "
+            "--task.pooling last"
+        )
     return recipe
 
 

@@ -12,9 +12,11 @@ import numpy.typing as npt
 
 from unicloze.example import Examples
 from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import Recipe
+from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import choice, classification, conversation, extraction, generation, tagging
 from unicloze.tasks.passages import Window, lay_out_windows
+from unicloze.tasks.records import Record
+from unicloze.tasks.roles import with_optional
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.tasks.task import Task
 from unicloze.tasks.texts import TARGET, reference
@@ -38,6 +40,7 @@ TASKS: Mapping[str, Task] = {
         purpose="One of several classes for a text or a pair of texts.",
         roles=("text", "pair", "label"),
         answers=("label",),
+        optional=("pair",),
         resolve=classification.with_labels,
         heads=classification.heads,
         encode=classification.encode,
@@ -50,6 +53,7 @@ TASKS: Mapping[str, Task] = {
         purpose="A quantity for a text or a pair of texts.",
         roles=("text", "pair", "label"),
         answers=("label",),
+        optional=("pair",),
         resolve=lambda settings, _: settings,
         heads=classification.heads,
         encode=classification.encode,
@@ -74,6 +78,7 @@ TASKS: Mapping[str, Task] = {
         purpose="The best of several choices, each read with its context or within its sentence.",
         roles=("context", "question", "cloze", "choices", "label"),
         answers=("label",),
+        optional=("question",),
         resolve=lambda settings, _: settings,
         heads=choice.heads,
         encode=choice.encode,
@@ -86,6 +91,7 @@ TASKS: Mapping[str, Task] = {
         purpose="A tag for each word of a sentence.",
         roles=("tokens", "tags", "predicate"),
         answers=("tags",),
+        optional=("predicate",),
         resolve=tagging.with_tags,
         heads=tagging.heads,
         encode=tagging.encode,
@@ -120,6 +126,16 @@ TASKS: Mapping[str, Task] = {
     ),
 }
 """Every kind of task, by `TaskSettings.kind`."""
+
+
+def resolved(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
+    """The settings with what follows from the training records: classes, optional roles.
+
+    Raises:
+        UniclozeError: A record cannot be learned from; the message names its line.
+    """
+    task = TASKS[settings.kind]
+    return with_optional(task.resolve(settings, records), task, records)
 
 
 def task_heads(recipe: Recipe) -> Mapping[str, HeadSettings]:

@@ -10,12 +10,13 @@ them (Radford et al. 2018, Section 3.3; Devlin et al. 2019, Section 4.4).
 | `context`, `question`, `choices` | [SOS] context [EOS] question choice [EOS] |
 | `cloze`, a text with the gap `_`, and `choices` | [SOS] the text with the choice in its gap [EOS] |
 
-`label` is the number of the right choice, from 0, or its text.
+`label` is the text of the right choice, or its number from 0. A text that is a choice and spells a number too is that choice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from unicloze.model.task_heads import HeadSettings
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks.choice_formats import GAP
 from unicloze.tasks.records import Record
-from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, text_row
+from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, pooling_of, text_row
 from unicloze.tasks.task import Outputs, Prediction, cut_note
 from unicloze.text.tokenizers import Tokenizer
 
@@ -43,7 +44,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         UniclozeError: A record lacks a field, has fewer than two choices or an impossible label; the message names its line.
     """
     task = recipe.task
-    pooling = task.pooling or ("last" if recipe.use.visibility == "left_to_right" else "first")
+    pooling = pooling_of(recipe)
     each = [sequences(record, task) for record in records]
     tokens = iter(tokenizer.encode_batch([text for choices in each for parts in choices for text in parts]))
     labelled = any(record.get(task, "label") is not None for record in records)
@@ -100,13 +101,29 @@ def right_choice(record: Record, settings: TaskSettings) -> int:
     Raises:
         UniclozeError: It has no label, or one that is none of its choices; the message names its line.
     """
-    value, choices = record.get(settings, "label"), record.texts(settings, "choices")
-    if isinstance(value, str) and choices.count(value) == 1:
-        return choices.index(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(choices):
-        known = f"a number from 0 to {len(choices) - 1}, or the text of one choice"
-        raise UniclozeError(f"{record.place}: the label {value!r} is none of the choices: it must be {known}")
-    return value
+    return choice_of(record.get(settings, "label"), record.texts(settings, "choices"), record.place)
+
+
+def choice_of(label: Any, choices: Sequence[str], place: str) -> int:
+    """The number of the choice that a label names: that of its text, else its number from 0, which a text may spell too.
+
+    Args:
+        label: As the file holds it.
+        choices: The text of each.
+        place: Of the record, for messages.
+
+    Raises:
+        UniclozeError: It names no choice, or the text of several.
+    """
+    known = f"a number from 0 to {len(choices) - 1}, or the text of one choice"
+    if isinstance(label, str) and choices.count(label) > 1:
+        raise UniclozeError(f"{place}: the label {label!r} is the text of several choices: it must be {known}")
+    if isinstance(label, str) and label in choices:
+        return choices.index(label)
+    numbers = [str(number) for number in range(len(choices))]
+    if isinstance(label, bool) or not isinstance(label, int | str) or str(label) not in numbers:
+        raise UniclozeError(f"{place}: the label {label!r} is none of the choices: it must be {known}")
+    return int(label)
 
 
 def predict(

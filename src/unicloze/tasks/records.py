@@ -68,12 +68,22 @@ class Record:
             raise self._without(settings, role, "list of texts")
         return value
 
+    def needed(self, settings: TaskSettings, role: str) -> Any:
+        """What it holds in a role.
+
+        Raises:
+            UniclozeError: Nothing; the message names its line.
+        """
+        value = self.get(settings, role)
+        if value is None:
+            raise self._without(settings, role, "value")
+        return value
+
     def get(self, settings: TaskSettings, role: str) -> Any:
         """What it holds in a role, None if nothing; `answers.0.text` is the `text` of the first of its `answers`."""
         if role in self.unread:
             return None
-        name = settings.fields.get(role, role)
-        return self.fields[name] if name in self.fields else _inside(self.fields, name.split("."))
+        return _held(self.fields, settings.fields.get(role, role))
 
     def _without(self, settings: TaskSettings, role: str, wanted: str) -> UniclozeError:
         name = settings.fields.get(role, role)
@@ -92,6 +102,11 @@ class Record:
             f"{self.place}: the field '{name}' is missing (it has {has}); {said or 'rename the one that holds it'}"
             + ", or put a header above the first record" * self.headed
         )
+
+
+def _held(fields: Mapping[str, Any], name: str) -> Any:
+    """What the field of a name holds, or lies at the path that a name with dots spells."""
+    return fields[name] if name in fields else _inside(fields, name.split("."))
 
 
 def _inside(value: Any, path: Sequence[str]) -> Any:
@@ -149,7 +164,7 @@ def _read_file(path: Path, settings: TaskSettings, first: int, cure: str | None)
         lines = COLLECTIONS[name](path) if name in COLLECTIONS else FORMATS[name](read_text(path), path)
         return [
             Record(
-                id=str(number if fields.get(name_of_id) is None else fields[name_of_id]),
+                id=str(number if (own := _held(fields, name_of_id)) is None else own),
                 fields=fields,
                 place=f"{path}, {f'line {where}' if isinstance(where, int) else where}",
                 cure=cure,

@@ -42,6 +42,7 @@ class Task:
         purpose: What it does, in one line.
         roles: What its records hold, for messages: the roles of `TaskSettings.fields`.
         answers: Those of them that say what is right, which nobody reads to predict.
+        optional: Those that the records of a file hold or not; those of the training file decide (`TaskSettings.optional`).
         resolve: The settings with what follows from the training records, such as the classes.
         heads: The heads its model has beside the pre-training ones, by target.
         token_targets: Those of its targets that predict tokens.
@@ -65,6 +66,7 @@ class Task:
     reference: Callable[[Record, TaskSettings], Any]
     token_targets: tuple[str, ...] = ()
     compares: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 def cut_note(cut: int, records: int, longest: int) -> None:
