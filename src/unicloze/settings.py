@@ -377,7 +377,8 @@ class TaskSettings:
         head: `dense` puts BERT's dense layer and tanh before the output layer (it can be exported), `plain` does not (as
             both UniLM papers say).
         pooling: What stands for a text: its `first` slot, its `last`, or the `mean` of all; as the model's recipe says
-            (`use.pooling`) if not given. In tagging: what stands for a word; for a choice: one slot.
+            (`use.pooling`) if not given. In tagging: what stands for a word; for a choice, no answer and the kind of an
+            answer: one slot. These are the `last` of a model that reads from left to right, else the `first`, if not given.
         head_dropout: Dropout of what the output layer reads; `model.dropout` if not given.
         delimiter: Put a token of its own between two texts and give both one segment, as GPT does, instead of [EOS] and
             segments.

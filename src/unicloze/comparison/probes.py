@@ -24,6 +24,7 @@ from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, open_r
 from unicloze.finetuning.start import task_recipe
 from unicloze.model.build import shapes_only
 from unicloze.recipes import load_recipe
+from unicloze.recipes.rules_task import OF_ONE_SLOT
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.records import read_records
@@ -198,6 +199,8 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
     if task.kind in _POOLED:
         pooling = None if task.kind == "choice" and start.recipe.use.pooling == "mean" else start.recipe.use.pooling
         task = dataclasses.replace(task, pooling=pooling)
+    elif task.kind in OF_ONE_SLOT:
+        task = dataclasses.replace(task, pooling=None)
     return task_recipe(dataclasses.replace(recipe, training=training, task=task), start, probe.overridden)
 
 

@@ -71,6 +71,8 @@ DEV_PREDICTIONS = "dev_predictions.jsonl"
 """Predictions of the best checkpoint, each beside its reference."""
 DEV_SAMPLES = "dev_samples.jsonl"
 """Some of them with the text of their records, for people to look at."""
+OF_THE_BEST = DEV_PREDICTIONS, DEV_SAMPLES
+"""Files that lie in the best checkpoint and, where people look for them, in the run's directory."""
 
 
 @dataclass(frozen=True)
@@ -219,13 +221,15 @@ class _Run(RunProcess):
     def train(self) -> FinetuneResult:
         """Resume, train, save."""
         training = self.recipe.training
-        ended = False
+        done = ended = False
         if self.checkpoint is not None:
-            ended = self._resume(self.checkpoint)
+            done, ended = self._resume(self.checkpoint)
         else:
             self._drop_other_bests()
+            self._show_best()
         if not ended:
             self._write_start()
+        if not done:
             steps = finetuning_steps(
                 self.train_data, self.recipe, self.tokenizer.vocabulary, self.compute.device.type, self.state.step
             )
@@ -244,8 +248,8 @@ class _Run(RunProcess):
         chosen_by = metric(self.recipe.task.metrics[0]).headline if self.scores else ""
         return FinetuneResult(self.out, self.state.step, best_step, stopped, self.scores, chosen_by)
 
-    def _resume(self, checkpoint: Checkpoint) -> bool:
-        """Take over a checkpoint; says whether the run had come to its end."""
+    def _resume(self, checkpoint: Checkpoint) -> tuple[bool, bool]:
+        """Take over a checkpoint; returns whether all has been learned, and whether the ledger says so."""
         self.take_over(checkpoint)
         events = [event for event in self._former_events() if event.get("step", 0) <= self.state.step]
         evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
@@ -255,6 +259,7 @@ class _Run(RunProcess):
             said = evaluations[self.best[1]]["results"]
             self.scores = {name: MetricResult(**values) for name, values in said.items()}
         self._drop_other_bests()
+        self._show_best()
         step, training = self.state.step, self.recipe.training
         due = step == training.steps or (step > 0 and step % training.evaluate_every == 0)
         if self.dev is not None and due and step not in evaluations:  # stopped between saving and evaluating
@@ -262,7 +267,7 @@ class _Run(RunProcess):
         done = step >= training.steps or self._is_enough()
         if done:
             warnings.warn(f"{self.out} is trained to its end: give another --out to train anew", stacklevel=2)
-        return done and any(event["event"] == "end" for event in events)
+        return done, done and any(event["event"] == "end" for event in events)
 
     def _former_events(self) -> list[dict[str, Any]]:
         """What the ledger says of this run, without one that began in the same directory and left no checkpoint."""
@@ -328,15 +333,27 @@ class _Run(RunProcess):
 
     def _keep_best(self, recipe: Recipe, predictions: Sequence[Prediction]) -> None:
         assert self.measured is not None
-        (self.out / BEST).mkdir(exist_ok=True)
-        save_recipe(recipe, self.out / BEST / RECIPE)
-        self.write_checkpoint(BEST, [], self.out / BEST / RECIPE, self._facts(), keep=2)  # till this one is saved
+        folder = self.out / BEST
+        folder.mkdir(exist_ok=True)
+        save_recipe(recipe, folder / RECIPE)
         answered = with_references(predictions, self.measured.records, self.recipe.task)
-        for name, lines in (
-            (DEV_PREDICTIONS, answered),
-            (DEV_SAMPLES, samples(answered, self.measured.records, self.recipe.task)),
-        ):
-            replace_file(self.out / name, as_json_lines(lines))
+        shown = samples(answered, self.measured.records, self.recipe.task)
+        for name, lines in zip(OF_THE_BEST, (answered, shown), strict=True):
+            replace_file(folder / name, as_json_lines(lines))
+        more = [folder / name for name in OF_THE_BEST]
+        self.write_checkpoint(BEST, [], folder / RECIPE, self._facts(), keep=2, more=more)  # till this one is saved
+        for file in more:
+            file.replace(self.out / file.name)
+
+    def _show_best(self) -> None:
+        """Put the predictions of the best checkpoint in the place of those of an evaluation that was lost."""
+        for name in OF_THE_BEST:
+            if self.best is None:
+                (self.out / name).unlink(missing_ok=True)
+                continue
+            kept = self.out / BEST / checkpoint_name(self.best[1]) / name
+            if kept.is_file():  # older versions have no such file
+                replace_file(self.out / name, kept.read_text(encoding="utf-8"))
 
     def _save(self, _state: TrainState) -> None:
         self.save(self._facts(), keep=1)

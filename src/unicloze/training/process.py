@@ -136,8 +136,9 @@ class RunProcess:
         facts: Mapping[str, Any],
         *,
         keep: int,
+        more: Sequence[Path] = (),
     ) -> Path:
-        """Write a checkpoint into a folder of the directory, complete in itself."""
+        """Write a checkpoint into a folder of the directory, complete in itself, with copies of more files."""
         state = self.state
         return save_checkpoint(
             self.out / folder,
@@ -150,7 +151,7 @@ class RunProcess:
                 "vocab_size": state.model.vocab_size,
                 "max_positions": state.model.max_positions,
             },
-            files=[recipe, *(self.out / name for name in ("tokenizer.json", "tokenizer_config.json"))],
+            files=[recipe, *(self.out / name for name in ("tokenizer.json", "tokenizer_config.json")), *more],
             keep=keep,
             memories=pack(state.memories) if optimizers else None,
         )

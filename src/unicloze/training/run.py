@@ -170,13 +170,14 @@ def refuse_changes(former: Recipe, recipe: Recipe, out: Path, instead: str) -> N
         UsageError: One differs that is not free to change.
     """
     old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
-    changed = [key for key in new if old.get(key) != new[key] and key not in FREE_TO_CHANGE]
+    keys = {**new, **old}  # a mapping may have lost a key, or got one
+    changed = [key for key in keys if old.get(key) != new.get(key) and key not in FREE_TO_CHANGE]
     changed = [key for key in changed if not key.startswith("provenance.")]
     if changed:
         first = changed[0]
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UsageError(
-            f"{out} holds a run with {first} {old.get(first)}, this one asks for {new[first]}{others}: give the new run "
+            f"{out} holds a run with {first} {old.get(first)}, this one asks for {new.get(first)}{others}: give the new run "
             f"another --out, or {instead}"
         )
 
