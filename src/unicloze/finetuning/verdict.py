@@ -33,18 +33,9 @@ class BaselineScores:
     name: str
     results: Mapping[str, MetricResult]
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> BaselineScores:
-        """The scores that `to_dict` wrote."""
-        return cls(values["name"], {name: MetricResult(**result) for name, result in values["results"].items()})
-
     def to_dict(self) -> dict[str, Any]:
         """Its fields, fit for JSON."""
         return asdict(self)
-
-    def headline(self, recipe: Recipe) -> float:
-        """The value that the best checkpoint is compared with: more is better."""
-        return headline(self.results, recipe)
 
 
 def baseline_scores(train: Sequence[Record], dev: Sequence[Record], recipe: Recipe) -> BaselineScores | None:
@@ -56,42 +47,45 @@ def baseline_scores(train: Sequence[Record], dev: Sequence[Record], recipe: Reci
     return BaselineScores(baseline.name, measure(predictions, dev, recipe))
 
 
-def verdict(
-    value: float, error: float | None, evaluations: Sequence[float], baseline: BaselineScores | None, recipe: Recipe
+def verdict_on(
+    scores: Mapping[str, MetricResult], headlines: Sequence[float], baseline: BaselineScores | None, recipe: Recipe
 ) -> str:
-    """What a score means, in one sentence or two.
+    """What the scores of the best evaluation mean, in words.
 
     Args:
-        value: Of the metric that chooses the checkpoint, at the best evaluation: more is better.
-        error: Its standard error, where it is known.
-        evaluations: The same value at each evaluation, in order.
-        baseline: What a model has to beat.
+        scores: By metric, with standard errors where they are known.
+        headlines: What each evaluation was worth by the metric that chooses the checkpoint, in order: more is better.
+        baseline: What a model has to beat; none where there is none.
         recipe: Of the task.
     """
-    said = [] if baseline is None else [_against(value, error, baseline, recipe)]
-    course = _course(evaluations)
-    return "; ".join([*said, course] if course else said)
+    first = recipe.task.metrics[0]
+    key = metric(first).headline
+    error = scores[first].errors.get(key, 0.0)
+    said = [] if baseline is None else [_against(headline(scores, recipe), error, baseline, recipe)]
+    if scores[first].units.get(key, "%") == "%":
+        said.append(_course(headlines))
+    return "; ".join(filter(None, said))
 
 
-def _against(value: float, error: float | None, baseline: BaselineScores, recipe: Recipe) -> str:
-    first = metric(recipe.task.metrics[0])
-    floor = baseline.headline(recipe)
-    shown = f"{baseline.name} ({first.headline} {abs(floor):.2f})"
-    difference, margin = value - floor, STANDARD_ERRORS * (error or 0.0)
+def _against(value: float, error: float, baseline: BaselineScores, recipe: Recipe) -> str:
+    floor, first = headline(baseline.results, recipe), recipe.task.metrics[0]
+    key = metric(first).headline
+    shown = f"{baseline.name} ({key} {baseline.results[first].values[key]:.2f})"
+    difference = value - floor
     if difference <= 0:
         return f"no better than {shown}"
-    if difference <= margin:
-        return f"hardly better than {shown}: the difference of {difference:.2f} is within {STANDARD_ERRORS:g} standard errors"
+    if difference <= STANDARD_ERRORS * error:
+        return f"{difference:.2f} better than {shown}, which is within {STANDARD_ERRORS:g} standard errors"
     return f"{difference:.2f} better than {shown}"
 
 
-def _course(evaluations: Sequence[float]) -> str:
-    """What the evaluations so far suggest to change."""
-    if len(evaluations) < 2:
+def _course(headlines: Sequence[float]) -> str:
+    """What the evaluations suggest to change."""
+    if len(headlines) < 2:
         return ""
-    best, last = max(evaluations), evaluations[-1]
-    if last == best and last - max(evaluations[:-1]) >= RISE:
+    best, last = max(headlines), headlines[-1]
+    if last == best and last - max(headlines[:-1]) >= RISE:
         return "still improving at the last evaluation: raise finetuning.epochs"
     if best - last >= FALL:
-        return f"{best - last:.2f} worse at the last evaluation than at the best one, which is kept: fewer epochs are enough"
+        return f"the last evaluation is {best - last:.2f} below the best one, which is kept: fewer epochs are enough"
     return ""
