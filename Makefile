@@ -1,13 +1,15 @@
 # `make` alone lists the targets. Every target that needs the environment makes it first: .venv, here, nothing elsewhere.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test check lint types format bench clean lock
+.PHONY: help install quickstart test check lint types format bench mutate clean lock
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar off
 RUN := runs/quickstart
 WORKERS := -n auto --dist loadscope
+COUNT := 150
+SEED := 0
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +51,10 @@ bench: .venv/.installed ## Measure this machine: examples a second, and training
 	$(BIN)/python benchmarks/objectives.py
 	$(BIN)/python benchmarks/pretrain_step.py
 
+mutate: .venv/.mutate ## Measure the tests by a sample of single mutations (MODULES="training/loop text/shards" COUNT=150 SEED=0)
+	$(BIN)/python benchmarks/mutation/mutate.py --count $(COUNT) --seed $(SEED) $(if $(MODULES),--modules $(MODULES)) \
+		$(if $(TESTS),--tests $(TESTS)) $(if $(JOBS),--jobs $(JOBS)) $(if $(BUDGET),--budget $(BUDGET))
+
 clean: ## Remove .venv, caches and build outputs; runs/ stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
 
@@ -56,7 +62,7 @@ lock: ## Pin the newest versions that work together in constraints.txt; torch st
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off \
-		"$(or $(TORCH),$(shell grep '^torch==' constraints.txt))" --editable ".[dev,hf,onnx,datasets,metrics,coco,demo]"
+		"$(or $(TORCH),$(shell grep '^torch==' constraints.txt))" --editable ".[dev,hf,onnx,datasets,metrics,coco,demo,mutate]"
 	grep '^#' constraints.txt > build/constraints.txt
 	build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+.*//' \
 		| grep -Eiv '^(nvidia|cuda|triton)' | LC_ALL=C sort -f >> build/constraints.txt
@@ -77,4 +83,9 @@ lock: ## Pin the newest versions that work together in constraints.txt; torch st
 .venv/.installed: .venv/.runtime
 	@echo "Installing the development tools into .venv"
 	@$(PIP_INSTALL) --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+.venv/.mutate: .venv/.installed
+	@echo "Installing the mutation tools into .venv"
+	@$(PIP_INSTALL) --constraint constraints.txt --editable ".[mutate]"
 	@touch $@

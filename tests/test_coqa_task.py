@@ -210,6 +210,7 @@ def test_without_a_word_in_common_the_rationale_is_the_span() -> None:
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"answers": []}, "turn 1: there is no answer of one of the annotators"),
+    ({"answers": stories(1)["data"][0]["answers"][::-1]}, "turn 1: the answer in its place is to turn [2-9]"),
     ({"questions": [{"turn_id": "1", "input_text": "a"}]}, "story s1: 'turn_id' is missing or of another type"),
     ({"story": 3}, "story s1: 'story' is missing"),
 ])  # fmt: skip

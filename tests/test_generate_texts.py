@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import toys
 from decoding_toys import TEXT, byte_level, loaded, wordpiece
 from test_generate import PSEUDO_LAYOUT, approximately, sources
 from toys import EOS, PSEUDO
+from unicloze import verbs
 from unicloze.decoding.generate import generate, generate_tokens, stream
 from unicloze.decoding.layout import layout_of
 from unicloze.errors import UniclozeError, UsageError
@@ -81,6 +84,21 @@ def test_a_stream_is_the_text(objective: str, tokenizer: Any) -> None:
         assert generations[0].to_dict()["candidates"][0]["text"] == generations[0].text
 
 
+def test_where_one_text_is_written_no_others_are_dropped(tmp_path: Path) -> None:
+    """A stream, and a field of a record."""
+    model, three = loaded(), {"decoding.beams": 3, "decoding.num_results": 3, "decoding.max_length": 6}
+    with pytest.raises(UsageError, match="num_results is 3, but a stream is one text: set it to 1, or do not stream"):
+        list(verbs.stream(model, SOURCES[0], overrides=three))
+    (tmp_path / "s.txt").write_text("the list")
+    for out in (None, tmp_path / "o.jsonl"):
+        with pytest.raises(UsageError, match="num_results is 3, but into writes one text per record"):
+            verbs.generate(model, file=tmp_path / "s.txt", into="more", out=out, overrides=three)
+    assert list(tmp_path.iterdir()) == [tmp_path / "s.txt"]
+    one = {**three, "decoding.num_results": 1}
+    text = verbs.generate(model, text=SOURCES[0], overrides=one)[0]["prediction"]
+    assert "".join(verbs.stream(model, SOURCES[0], overrides=one)) == text
+
+
 def test_texts_hold_no_special_tokens() -> None:
     model = loaded(positions=60)
     special = set(model.tokenizer.vocabulary.special.tolist())
@@ -131,8 +149,34 @@ def test_a_model_that_predicts_no_numbers_is_refused(settings: dict[str, Any]) -
     model = toys.model().eval()
     with torch.no_grad():
         model.backbone.embeddings.tokens.weight[5] = torch.nan
-    with pytest.raises(UniclozeError, match=r"the model predicts nan: .* generate with another checkpoint"):
+    with pytest.raises(UniclozeError, match=r"the model predicts nan: .* use another checkpoint"):
         generate_tokens(model, sources(3), DecodingSettings(max_length=4, **settings), PSEUDO_LAYOUT)
+
+
+@pytest.mark.parametrize("objective", ["unilmv2", "causal"])
+def test_no_verb_takes_nan_for_a_token_that_cannot_be_scored(objective: str, tmp_path: Path) -> None:
+    """Nan stands for [UNK] in scores: a model that diverged seemed to be of another language."""
+    model = loaded(**OBJECTIVES[objective])
+    with torch.no_grad():
+        model.model.backbone.embeddings.tokens.weight[:] = torch.nan
+    lambada, records, prompt, pairs = (tmp_path / name for name in ("l.jsonl", "r.jsonl", "p.yaml", "b.jsonl"))
+    lambada.write_text('{"context": "the list of items is", "continuation": "empty"}\n')
+    records.write_text('{"text": "the list", "label": "0"}\n')
+    prompt.write_text('template: "{text} is {label}"\nlabels: {0: empty, 1: given}\n')
+    kind = '"UID": "u", "field": "f", "linguistics_term": "t"'
+    pairs.write_text(f'{{"sentence_good": "the list is", "sentence_bad": "list the is", {kind}}}\n')
+    calls: list[Callable[[], object]] = [
+        lambda: verbs.score(model, "the list is empty"),
+        lambda: verbs.embed(model, ["the list"]),
+        lambda: verbs.evaluate(model, blimp=pairs, quiet=True),
+        lambda: verbs.evaluate(model, lambada=lambada, quiet=True),
+        lambda: verbs.evaluate(model, prompt=prompt, records=records, quiet=True),
+    ]
+    if objective == "unilmv2":
+        calls += [lambda: verbs.fill(model, "the [MASK] is"), lambda: verbs.fill(model, "the [MASK]", order="span")]
+    for call in calls:
+        with pytest.raises(UniclozeError, match="the model predicts nan: its training diverged"):
+            call()
 
 
 def test_tokens_are_told_as_they_come() -> None:

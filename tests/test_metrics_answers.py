@@ -155,6 +155,17 @@ def test_coqa_files(tmp_path: Path) -> None:
     gold.write_text(json.dumps({"data": [story]}))
     with pytest.raises(UniclozeError, match="story s, has no answer of an annotator to turn 2"):
         read_pairs(found, [gold], "coqa")
+    story["additional_answers"] = {"0": answers("Ada Lovelace", "in London")[::-1]}
+    gold.write_text(json.dumps({"data": [story]}))
+    with pytest.raises(UniclozeError, match="story s, has an answer to turn 2 in the place of turn 1"):
+        read_pairs(found, [gold], "coqa")
+    del story["additional_answers"]
+    gold.write_text(json.dumps({"data": [story, story]}))
+    with pytest.raises(UniclozeError, match="has the turn 1 of the story s twice"):
+        read_pairs(found, [gold], "coqa")
+    found.write_bytes(gzip.compress(json.dumps(rows * 2).encode()))
+    with pytest.raises(UniclozeError, match="answer 2, answers turn 1 of the story s again"):
+        read_pairs(found, [gold], "coqa")
     found.write_bytes(gzip.compress(b'{"s": "Ada"}'))
     with pytest.raises(UniclozeError, match="is no list of"):
         read_pairs(found, [gold], "coqa")
@@ -192,11 +203,16 @@ def test_squad_files(tmp_path: Path) -> None:
         ('{"a": -3}', "says nothing of 1 answers, such as b"),
         ('{"a": "x", "b": 1}', "has 'x' for a"),
         ('{"a": NaN, "b": 1}', "has nan for a"),
+        (f'{{"a": 1{"0" * 400}, "b": 1}}', "has 10+ for a: give finite numbers"),
+        ('{"a": 0, "b": 1, "a": 1}', "has the key a twice"),
         ("[]", "is no JSON object such as"),
     ):
         sure.write_text(text)
         with pytest.raises(UniclozeError, match=message):
             read_pairs(found, [gold], "squad", na_probabilities=sure)
+    found.write_text('{"a": "cat", "b": "dog", "b": ""}')
+    with pytest.raises(UniclozeError, match=r"found\.json has the key b twice: remove one of them"):
+        read_squad_predictions(found)
     found.write_text('{\n"a": "cat"\n"b": "dog"}')
     with pytest.raises(UniclozeError, match=r"found\.json:3 is not JSON"):
         read_squad_predictions(found)

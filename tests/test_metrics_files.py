@@ -134,6 +134,7 @@ def test_evaluate_compares_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--metric", "rouge", "--predictions", "p", "--references", "r"], 1, "There is no file p"),
         (["--metric", "rouge", "--blimp", "b"], 2, "A metric compares files: leave out blimp"),
         (["--metric", "rouge", "--stop-words", "english"], 2, "A metric compares files: leave out stop-words"),
+        (["--metric", "diversity", "--predictions", "p", "--na-probabilities", "q"], 2, "Only the metric squad takes"),
         (["--predictions", "p"], 2, "need a metric"),
         (["--metric", "f1", "--option", "positive"], 2, "write it as NAME=VALUE"),
         ([], 2, "Give a model and one of blimp"),
@@ -193,6 +194,22 @@ def test_a_choice_a_text_and_an_answer_are_measured_too(tmp_path: Path) -> None:
     assert values("squad-question-generation", texts, pairs)["bleu_4"] == pytest.approx(100)
     assert values("squad-v2", answers, questions)["f1"] == 100
     assert values("coqa-generative", turns, dialogue)["f1"] == 100
+
+
+def test_how_sure_an_answer_is_may_be_a_whole_number(tmp_path: Path) -> None:
+    """Beside records it was lost, and with it the best threshold."""
+    questions, answers, odd = write(
+        tmp_path,
+        q_jsonl='{"id": "q", "context": "in Paris", "question": "?", "answers": [{"text": "Paris", "answer_start": 3}]}\n'
+        '{"id": "r", "context": "in Rome", "question": "?", "answers": []}\n',
+        a_jsonl='{"id": "q", "prediction": "Paris", "na_probability": 0}\n'
+        '{"id": "r", "prediction": "Rome", "na_probability": 1}\n',
+        o_jsonl='{"id": "q", "prediction": "Paris", "na_probability": "0.5"}\n{"id": "r", "prediction": ""}\n',
+    )
+    values = verbs.evaluate(task="squad-v2", predictions=answers, references=questions).results["squad"].values
+    assert (values["exact"], values["best_exact"], values["best_exact_threshold"]) == (50, 100, 0)
+    with pytest.raises(UniclozeError, match=r"o\.jsonl:1 holds '0.5' in \"na_probability\": give a finite number"):
+        verbs.evaluate(task="squad-v2", predictions=odd, references=questions)
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
+from unicloze import keyed
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.glue import GLUE
 from unicloze.evaluation.metrics.labels import accuracy, f1, macro_f1, matthews
 from unicloze.evaluation.metrics.last_words import lambada, last_word
 from unicloze.evaluation.metrics.numbers import correlation
 from unicloze.evaluation.metrics.registry import METRICS, described
-from unicloze.evaluation.metrics.spread import binomial_error, bootstrap_errors
+from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.evaluation.metrics.spread import binomial_error, bootstrap_errors, standard_errors
 from unicloze.evaluation.metrics.tags import Entity, entities, entity_f1
 
 # 3 true positives, 1 false positive, 2 false negatives, 4 true negatives
@@ -144,3 +147,61 @@ def test_standard_errors() -> None:
     assert errors != bootstrap_errors(accuracy, found, [1] * 400, samples=400, seed=2)
     with pytest.raises(UsageError, match="2 samples"):
         bootstrap_errors(accuracy, found, [1] * 400, samples=1)
+
+
+def moments(found: list[str], wanted: list[str]) -> MetricResult:
+    """Values that can be recomputed from a sample by hand."""
+    right = sum(map(str.__eq__, found, wanted))
+    return MetricResult(metric="", values={"right": right, "wanted": wanted.count("1")}, items=len(found))
+
+
+def test_a_standard_error_is_the_sample_deviation_over_resampled_pairs() -> None:
+    """Predictions and references are drawn together, by the named draws; the deviation has n - 1 below."""
+    found, wanted = list("1101000"), list("1011010")
+    places = np.arange(len(found))
+    drawn = [keyed.below(keyed.bits(keyed.key(3, number), 0, places), len(found)) for number in range(5)]
+    rights = [sum(found[i] == wanted[i] for i in sample) for sample in drawn]
+    counts = [sum(wanted[i] == "1" for i in sample) for sample in drawn]
+    errors = bootstrap_errors(moments, found, wanted, samples=5, seed=3)
+    assert errors == {
+        "right": pytest.approx(np.std(rights, ddof=1)),
+        "wanted": pytest.approx(np.std(counts, ddof=1)),
+    }
+    assert min(errors.values()) > 0.5
+
+
+@pytest.mark.parametrize(("name", "items"), [
+    ("matthews", ["1", *"0" * 9]),
+    ("f1", ["1", *"0" * 9]),
+    ("correlation", [1.0, *[0.0] * 9]),
+    ("entity-f1", [["B-X"], *[["O"]] * 9]),
+])  # fmt: skip
+def test_perfect_predictions_have_no_standard_error(name: str, items: list[Any]) -> None:
+    """A third of the samples hold one class alone, or no entity: they have no value, and not the value 0."""
+    errors = standard_errors(name, items, items)
+    assert set(errors) == {key for key in METRICS[name](items, items).values}
+    assert max(errors.values()) == pytest.approx(0, abs=1e-9)
+
+
+def test_a_value_that_is_undefined_is_named() -> None:
+    assert matthews([0, 0], [0, 1]).undefined == matthews([0, 1], [1, 1]).undefined == ["matthews"]
+    assert matthews([0, 0], [0, 0]).values == {"matthews": 0, "accuracy": 100}
+    assert f1([0, 0], [0, 1]).undefined == ["precision"] and f1([0, 1], [0, 0]).undefined == ["recall"]
+    assert correlation([1, 1], [1, 2]).undefined == ["pearson", "spearman"]
+    assert entity_f1([["O"]], [["O"]]).undefined == ["f1", "precision", "recall"]
+    assert entity_f1([["O"]], [["B-X"]]).undefined == ["precision"]
+    assert entity_f1([["B-X"]], [["O"]]).undefined == ["recall"]
+    assert entity_f1([[]], [[]]).undefined == ["f1", "precision", "recall", "accuracy"]
+    for result in (matthews(FOUND, RIGHT), f1(FOUND, RIGHT), correlation([1, 2], [2, 1])):
+        assert result.undefined == []
+    assert "0.00 % (undefined, given as 0)" in str(matthews([0, 0], [0, 1]))
+    assert standard_errors("matthews", ["0"] * 9, ["0", "1", "1"] * 3).keys() == {"accuracy"}
+
+
+def test_what_cannot_be_compared_has_no_standard_error() -> None:
+    with pytest.raises(UniclozeError, match="There are 3 predictions and 2 references"):
+        standard_errors("matthews", ["1", "0", "1"], ["1", "0"])
+    with pytest.raises(UniclozeError, match="Sentence 1: the tag 'X' of token 1"):
+        standard_errors("entity-f1", [["X"], ["O"]], [["O"], ["O"]])
+    with pytest.raises(UsageError, match="set the option positive"):
+        standard_errors("f1", ["a", "b"], ["a", "b"])

@@ -17,11 +17,13 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
 from unicloze.finetuning.data import open_records
+from unicloze.finetuning.predict import TaskModel, outputs_of
 from unicloze.finetuning.run import finetune_run
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS, choice, classification
 from unicloze.tasks.records import Record, read_records
 from unicloze.tasks.rows import Row
+from unicloze.training.loop import Compute
 from unicloze.training.models import LoadedModel, ready_model
 
 
@@ -261,6 +263,19 @@ def test_a_model_of_one_segment_reads_pairs() -> None:
     assert not row.segment_ids.any()
     network = ready_model(recipe, model.model.vocab_size, torch.device("cpu")).eval()
     assert outputs(network, recipe, model, row)["label"].shape == (1, 1, 2)
+
+
+def test_a_model_that_predicts_nan_chooses_nothing(bert: LoadedModel) -> None:
+    """The first choice was taken instead."""
+    recipe = recipe_for(bert, "choice")
+    (row,) = rows_of(bert, recipe, record(context="anna leaves", choices=["carl", "eva"], label=1))
+    network = ready_model(recipe, bert.model.vocab_size, torch.device("cpu")).eval()
+    task_model = TaskModel(network, bert.tokenizer, recipe, Compute(device=torch.device("cpu"), precision="fp32"))
+    assert outputs_of(task_model, [row])[0]["choice"].shape == (1, 2)
+    with torch.no_grad():
+        network.backbone.embeddings.tokens.weight[:] = torch.nan
+    with pytest.raises(UniclozeError, match="the model predicts nan: its training diverged"):
+        outputs_of(task_model, [row])
 
 
 @pytest.mark.parametrize("pooling", ["first", "last", "mean"])

@@ -71,7 +71,7 @@ def test_an_interrupted_file_is_gone_on_with_as_in_one_go(
     model, out = tuned(start) if task else start, tmp_path / "out.jsonl"
 
     def generate(**arguments: Any) -> Any:
-        given = {"overrides": DRAWN, **arguments}
+        given = {"overrides": {**DRAWN, "decoding.num_results": 1 if into else 2}, **arguments}
         return verbs.generate(model, file=sources, into=into, quiet=True, **given)
 
     whole = generate()

@@ -16,13 +16,14 @@ import decoding_toys
 from decoding_toys import Slot, probabilities
 from unicloze import verbs
 from unicloze.decoding.blanks import Blank, fill_blanks, way_of
+from unicloze.decoding.generate import Candidate, Generation
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.childrens_books import childrens_books, read_questions
 from unicloze.evaluation.choices import PromptResult
 from unicloze.evaluation.lambada import LambadaResult, lambada, spelling
 from unicloze.evaluation.prompt_files import read_prompt
 from unicloze.evaluation.prompting import draw_examples, prompted
-from unicloze.settings import TaskSettings
+from unicloze.settings import DecodingSettings, TaskSettings
 from unicloze.tasks.records import Record, read_records
 from unicloze.training.models import LoadedModel
 
@@ -380,6 +381,66 @@ def test_booleans_are_labels_as_records_spell_them_and_no_answers(tmp_path: Path
             read_prompt(path)
 
 
+def test_labels_that_read_the_same_are_refused(tmp_path: Path) -> None:
+    """Records name labels as texts, and YAML takes 1 and true for one key: the last answer would win."""
+    path = tmp_path / "p.yaml"
+    for labels, message in (
+        ('{1: good, "1": bad, 2: fair}', "two labels read the same, such as 1 and '1': remove one"),
+        ('{yes: good, "yes": bad, no: fair}', "two labels read the same"),
+        ("{1: good, true: bad, 2: fair}", "p.yaml:2 is neither YAML nor JSON .the key true is given a second time"),
+        ("{a: good, a: bad, b: fair}", "p.yaml:2 is neither YAML nor JSON .the key a is given a second time; keep one"),
+    ):
+        path.write_text(f"template: '{{text}} is {{label}}'\nlabels: {labels}\n")
+        with pytest.raises(UniclozeError, match=message):
+            read_prompt(path)
+    path.write_text(
+        "template: '{story} {label}'\noptions: endings\nfields: {id: n, endings: two, label: right, story: s}\n"
+    )
+    record = Record("0", {"s": "x", "two": ["a", "b"], "right": 1}, "here")
+    assert read_prompt(path).answers(record) == {"0": "a", "1": "b"} and read_prompt(path).gold(record) == "1"
+
+
+def test_settings_of_generation_have_their_types(tmp_path: Path) -> None:
+    path = prompt_file(tmp_path, template="{text}", labels={}, generate={"beams": "2", "max_length": 4})
+    assert read_prompt(path).generate == {"beams": 2, "max_length": 4}
+
+
+def test_a_seed_needs_examples_to_draw(tmp_path: Path) -> None:
+    prompt, records = prompt_file(tmp_path), write(tmp_path / "r.jsonl", LABELLED)
+    with pytest.raises(UsageError, match="seed is 7, but no examples are drawn: give examples and shots"):
+        verbs.evaluate("no model", prompt=prompt, records=records, seed=7, quiet=True)
+
+
+@pytest.mark.parametrize(("label", "message"), [
+    ([1, 2], "line 2: the field 'label' is no list of texts"),
+    ([], "line 2: 'label' holds no text to compare with"),
+    (3, "line 2: the field 'label' is no text"),
+])  # fmt: skip
+def test_a_reference_that_is_no_text_is_named_before_anything_is_written(
+    label: Any, message: str, tmp_path: Path
+) -> None:
+    prompt = prompt_file(tmp_path, template="{text} to", labels={}, generate={"max_length": 5})
+    records = write(tmp_path / "r.jsonl", [LABELLED[0], {"text": "a", "label": label}])
+    with pytest.raises(UniclozeError, match=message):
+        prompted("no model", prompt, records, progress=False)
+
+
+def test_rows_at_once_hold_for_written_texts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, records = MODELS["causal"](), write(tmp_path / "r.jsonl", LABELLED)
+    seen: list[int] = []
+
+    def generate(_: object, sources: list[str], settings: DecodingSettings, **__: object) -> list[Generation]:
+        seen.append(settings.batch_size)
+        one = Candidate(text="x", tokens=[], log_probability=0.0, score=0.0, ended=True)
+        return [Generation(source=source, candidates=[one]) for source in sources]
+
+    monkeypatch.setattr("unicloze.decoding.generate.generate", generate)
+    for keys, batch_size in (({}, 64), ({}, 3), ({"batch_size": 5}, 3)):
+        prompt = prompt_file(tmp_path, template="{text} to", labels={}, generate=keys)
+        prompted(model, prompt, records, batch_size=batch_size, progress=False)
+    assert seen == [16, 3, 5]
+
+
 def test_the_last_word_stands_behind_any_white_space(tmp_path: Path) -> None:
     model = MODELS["causal"]()
     found = [
@@ -432,9 +493,19 @@ def test_a_prompt_that_is_too_long_keeps_its_cue(name: str, tmp_path: Path) -> N
     ({"normalise": "word"}, "normalise is 'word'"),
     ({"shots": 3}, "there is no key 'shots'"),
     ({"generate": {"beams": 2}}, "generate goes without"),
-    ({"template": "{text}", "generate": {"beam": 2}}, "no setting 'beam' of generation"),
-    ({"template": "{text}", "generate": {"beams": "four"}}, "decoding.beams is 'four'; expected a whole number"),
-    ({"template": "{text}", "generate": {"max_length": None}}, "decoding.max_length is None; expected"),
+    ({"template": "{text}", "labels": {}, "generate": {"beam": 2}}, "no setting 'beam' of generation"),
+    ({"template": "{text}", "labels": {}, "generate": {"beams": "four"}}, "decoding.beams is 'four'; expected"),
+    ({"template": "{text}", "labels": {}, "generate": {"max_length": None}}, "decoding.max_length is None; expected"),
+    ({"template": "{text}", "labels": {}, "generate": {"num_results": 2, "beams": 2}}, "num_results is 2, but one text"),
+    ({"template": "{text:.5} is {label}"}, "template formats text, and formats such as :.5 and !r are not supported"),
+    ({"template": "{text} is {label!r}"}, "template formats label"),
+    ({"template": "{text} is {label:{text}}"}, "template formats label"),
+    ({"template": "{text}"}, "labels needs {label} in the template: put it where the answer stands, or leave labels out"),
+    ({"template": "{text} is {{label}}"}, "labels needs {label} in the template"),
+    ({"template": "{text}", "labels": {}, "options": "endings"}, "options needs {label} in the template"),
+    ({"template": "{text}", "labels": {}, "normalise": "byte"}, "normalise needs {label} in the template"),
+    ({"fields": {"txt": "sentence"}}, "nothing reads txt: give names of the template, id, label, text"),
+    ({"labels": {"0": "empty", "1": " empty"}}, "two labels have the same answer"),
     ({"fields": {"text": 3}}, "fields is {'text': 3}: a name in it is no text"),
     ({"metrics": [1]}, "metrics is .1.: a name in it is no text"),
 ])  # fmt: skip

@@ -312,6 +312,14 @@ def test_directory_is_no_recipe(tmp_path: Path) -> None:
             "training:\n  seed: 1\ndata: {}\ntraining: {}\n",
             "line 4: training is given a second time (first in line 1); keep one.",
         ),
+        (
+            "objective:\n  mixture:\n  - {share: 1, label: a}\n  - {share: 1, label: b, share: 2}\n",
+            "line 4: this is not valid YAML: the key share is given a second time; keep one.",
+        ),
+        (
+            "task:\n  fields:\n    text: one\n    text: two\n",
+            "line 4: this is not valid YAML: the key text is given a second time; keep one.",
+        ),
         ("a: [1\n", "line 2: this is not valid YAML: expected ',' or ']', but got '<stream end>'."),
         (
             "base: quickstart\nname: 2020-13-45\n",

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -228,6 +229,22 @@ def test_samples_stand_side_by_side_and_hits_are_marked(tmp_path: Path) -> None:
     assert "folder/books.txt" not in words
 
 
+@pytest.mark.parametrize("space", ["Ġ", "\u2581"])
+def test_a_sample_reads_as_its_text_whatever_its_pieces_are(tmp_path: Path, space: str) -> None:
+    """Pieces of a word that have no ## before them stood apart."""
+    tokens = ["[SOS]", f"{space}un", "believ", "able", f"{space}news", ".", "[EOS]"]
+    masked = [
+        {"position": 2, "step": 0, "truth": "believ", "ae": "x"},
+        {"position": 4, "step": 1, "truth": f"{space}news", "ae": "y"},
+    ]
+    taken = {**samples(100, "x"), "samples": [{"document": "d", "tokens": tokens, "masked": masked}]}
+    make_run(tmp_path / "run", [start(), step(100, 5.0), taken])
+    build_report(tmp_path / "run")
+    text = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    shown = re.search(r'<p class="sample">(.*?)</p>', text)
+    assert shown and re.sub(r"<sup>.*?</sup>|<[^>]*>", "", shown[1]) == "[SOS] unbelievable news. [EOS]"
+
+
 def test_the_picture_is_of_the_heldout_text_with_the_truth_in_its_masks(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run", whole()))
     pictures = [attributes for name, attributes in page.tags if name == "svg" and attributes.get("class") == "unicloze"]
@@ -435,7 +452,7 @@ def test_infinite_and_missing_numbers(tmp_path: Path) -> None:
     events[-1]["bits_per_byte"] = {}
     run = make_run(tmp_path / "run", events)
     page = page_of(run)
-    assert "2 infinite values left out" in page.words
+    assert "2 values left out: infinite, undefined or too large" in page.words
     assert "held-out perplexity, ae 1e+30 2,751 predictions" in cards(page)
     assert not re.search(r"\bnan\b", (run / "report.html").read_text(encoding="utf-8"))
     make_run(tmp_path / "only", [start(), step(1, math.inf), evaluation(1, math.inf)])
@@ -511,6 +528,18 @@ def test_a_running_mean_of_a_line_is_the_line() -> None:
     assert [y for _, y in running_mean(points)] == pytest.approx([y for _, y in points])
 
 
+def test_a_running_mean_forgets_a_peak() -> None:
+    """Each is the mean of its own neighbours, whatever stood before them."""
+    for count in (3, 40, 61, 600):
+        heights = np.random.default_rng(count).uniform(0, 4, count)
+        heights[count // 4] = 1e20
+        means = [y for _, y in running_mean([(float(i), y) for i, y in enumerate(heights)])]
+        reach = max(2, count // 60)
+        for i, mean in enumerate(means):
+            near = min(reach, i, count - 1 - i)
+            assert mean == pytest.approx(heights[i - near : i + near + 1].mean(), rel=1e-12)
+
+
 def test_labels_of_near_values_differ() -> None:
     assert apart([5.9995, 6.0, 6.0005]) == ["5.9995", "6", "6.0005"]
     assert apart([0, 1500, 25_000]) == ["0", "1,500", "25k"]
@@ -519,6 +548,7 @@ def test_labels_of_near_values_differ() -> None:
 def test_ticks_are_round_and_inside() -> None:
     assert nice_ticks(0, 100, 5) == [0, 20, 40, 60, 80, 100]
     assert nice_ticks(0.0012, 0.0031, 5) == [0.0015, 0.002, 0.0025, 0.003]
+    assert nice_ticks(0, 1e-13, 5) == [0, 2e-14, 4e-14, 6e-14, 8e-14, 1e-13]
     assert log_ticks(3, 20000, 5) == [10, 100, 1000, 10000]
     assert log_ticks(40, 300, 5) == [50, 100, 200]
     assert all(250 <= tick <= 280 for tick in log_ticks(250, 280, 5))
@@ -528,11 +558,19 @@ def test_ticks_are_round_and_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    "points", [[(5.0, 2.0)], [(1.0, 0.0), (2.0, 0.0)], [(1.0, -3.0), (2.0, 4.0)], [(1.0, 1e-9), (9.0, 1e9)]]
-)
-def test_a_chart_of_any_values_stays_on_its_sheet(points: list[tuple[float, float]]) -> None:
-    chart = line_chart([Line(name="ae", points=points)], title="t", logarithmic=True)
-    circles = re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', chart)
-    assert len(circles) == len(points)
-    assert all(0 <= float(x) <= 560 and 0 <= float(y) <= 300 for x, y in circles)
-    assert "nan" not in chart
+    "values",
+    [
+        [2.0], [0.0, 0.0], [-3.0, 4.0], [1e-9, 1e9], [1e300, -1e300], [1e300, 1e-300], [1e300, 1.0, 2.0],
+        [0.0, 5e-324], [1e-320, 2e-320], [1e16, 1e16 + 2], [1e308, 1.0, math.nan, -math.inf],
+    ],
+)  # fmt: skip
+def test_a_chart_of_any_values_stays_on_its_sheet(values: list[float]) -> None:
+    shown = [value for value in values if abs(value) <= 1e300]
+    for logarithmic in (True, False):
+        chart = line_chart([Line(name="x", points=[*enumerate(values)])], title="t", logarithmic=logarithmic)
+        circles = re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', chart)
+        assert len(circles) == len(shown)
+        assert all(0 <= float(x) <= 560 and 0 <= float(y) <= 300 for x, y in circles)
+        line_chart([Line(name="x", points=[*enumerate(values * 30)], smooth=True)], title="t", logarithmic=logarithmic)
+        assert ("3 values left out: infinite, undefined or too large" in chart) == (len(shown) < len(values))
+        assert not re.search(r"\b(nan|inf)\b", chart)

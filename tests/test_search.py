@@ -132,6 +132,19 @@ def test_a_token_is_drawn_from_the_likely_ones(settings: dict[str, Any], left: s
     torch.testing.assert_close(counts.double(), kept / kept.sum(), atol=2e-3, rtol=0)
 
 
+@pytest.mark.parametrize("settings", [dict(), dict(top_k=2), dict(top_p=0.9), dict(top_k=3, top_p=0.5)])
+def test_the_lowest_temperatures_draw_the_likeliest_token(settings: dict[str, Any]) -> None:
+    """Divided by 1e-320 every logarithm overflows but that of the likeliest; ties are drawn evenly."""
+    uniform = torch.tensor([0.0, 0.3, 0.7, 0.999], dtype=torch.float64)
+    for temperature in (1e-3, 1e-320, 5e-324):
+        lowest = DecodingSettings(temperature=temperature, **settings)
+        logs = torch.tensor([[0.2, 0.1, 0.6, 0.1]]).log().expand(4, -1)
+        assert draw(logs, lowest, uniform).tolist() == [2] * 4
+        if not settings:
+            logs = torch.tensor([[0.4, 0.1, 0.4, 0.1]]).log().expand(4, -1)
+            assert draw(logs, lowest, uniform).tolist() == [0, 0, 2, 2]
+
+
 def by_hand(text: list[int], size: int, free: set[int]) -> set[int]:
     grams = [tuple(text[i : i + size]) for i in range(len(text) - size + 1)]
     return {
@@ -201,6 +214,56 @@ def test_stopping_early_changes_no_result(alpha: float, monkeypatch: pytest.Monk
     assert saved
 
 
+class Tables(Table):
+    """Another table for each source and step. *Shape:* (rows, steps, vocabulary, vocabulary)"""
+
+    def first(self) -> Tensor:
+        return self.logits[:, 0, -1]
+
+    def step(self, tokens: Tensor, parents: Tensor | None) -> Tensor:
+        super().step(tokens, parents)
+        return self.logits[torch.arange(self.rows)[:, None], self.steps, tokens]
+
+    def keep(self, rows: Tensor) -> None:
+        super().keep(rows)
+        self.logits = self.logits[rows]
+
+
+def first_to_end(logits: Tensor, beams: int, longest: int) -> list[tuple[list[int], bool]]:
+    """Beam search in plain Python that ends once as many hypotheses have ended as there are beams."""
+    logs = torch.log_softmax(logits, 2).tolist()
+    going: list[tuple[float, list[int]]] = [(0.0, [])]
+    ended: list[tuple[float, list[int]]] = []
+    for step in range(longest):
+        more = [
+            (total + log, [*tokens, token])
+            for total, tokens in going
+            for token, log in enumerate(logs[step][tokens[-1] if tokens else -1])
+        ]
+        more.sort(key=lambda one: -one[0])
+        ended += [(total, tokens) for total, tokens in more[:beams] if tokens[-1] == STOP]
+        going = [(total, tokens) for total, tokens in more[: 2 * beams] if tokens[-1] != STOP][:beams]
+        if len(ended) >= beams:
+            break
+    found = [(*one, True) for one in ended]
+    if len(ended) < beams:
+        found += [(*one, False) for one in going]
+    found.sort(key=lambda one: -one[0])
+    return [(tokens[:-1] if is_ended else tokens, is_ended) for _, tokens, is_ended in found[:beams]]
+
+
+def test_a_source_whose_search_has_ended_gains_nothing() -> None:
+    """Neither while it waits in the batch for others, too few to leave, nor at the maximum length."""
+    logits = torch.randn(24, 8, 6, 6, generator=torch.Generator().manual_seed(0)) * 2
+    logits[..., STOP] += torch.linspace(-1, 2, 24)[:, None, None]  # they end at all lengths
+    for longest in (3, 4, 8):
+        batch = Tables(24, 3, logits)
+        found = run(batch, beams=3, num_results=3, max_length=longest, early_stop="first")
+        expected = [first_to_end(one, 3, longest) for one in logits]
+        assert [[(h.tokens, h.ended) for h in row] for row in found] == expected
+        assert {True, False} == {is_ended for row in expected for _, is_ended in row}
+
+
 def test_finished_sources_leave_the_batch() -> None:
     """The first tokens drawn differ, and only some of them are followed by [EOS] at once."""
     logits = table()
@@ -221,6 +284,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (dict(temperature=0.5), "temperature is 0.5 and nothing is drawn: set sample to true"),
     (dict(top_k=3), "top_k is 3 and nothing is drawn"),
     (dict(top_p=0.9, beams=2), "top_p is 0.9 and nothing is drawn"),
+    (dict(seed=3, beams=2), "seed is 3 and nothing is drawn"),
+    (dict(early_stop="first"), "early_stop is first, but beams is 1: give 2 beams or more"),
+    (dict(early_stop="first", sample=True), "early_stop is first, but beams is 1"),
+    (dict(may_repeat=["x"]), "may_repeat is .'x'., but no_repeat_ngram is 0: set it"),
     (dict(length_penalty=float("inf")), "length_penalty is inf"),
     (dict(length_penalty=1e6), "length_penalty is 1000000.0: give a number from -10 to 10"),
     (dict(top_p=1.5), "top_p"),

@@ -138,6 +138,47 @@ def test_quantities_are_dots_and_their_deviations() -> None:
     assert "mean absolute error 1.5" in words and "root of the mean squared error 1.581" in words
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf, 1e308, -1.7e308])
+def test_a_quantity_that_cannot_be_drawn_is_counted_and_left_out(odd: float) -> None:
+    whole = [1.0, 4.0, 2.5], [2.0, 2.0, 3.0]
+    note = '<p class="note">1 value left out: infinite, undefined or too large</p>'
+    for chart in (scatter, deviations):
+        for said, right in (([*whole[0], odd], [*whole[1], 0.0]), ([*whole[0], 0.0], [*whole[1], odd])):
+            assert chart(said, right) == chart(*whole) + note
+        assert "Nothing to compare" in chart([odd], [odd])
+        assert not re.search(r"\b(nan|inf)\b", chart([1e300, -1e300], [-1e300, 1e300]))
+
+
+def test_seeds_of_which_one_is_infinite_have_a_mean_and_no_deviation(tmp_path: Path) -> None:
+    for number, value in enumerate((2.0, math.inf)):
+        task = {"kind": "generation", "metrics": ["loss"]}
+        start = {"event": "start", "step": 0, "time": 0.0, "recipe": {"name": "r", "task": task}}
+        results = {"loss": {"values": {"perplexity": value}, "units": {"perplexity": ""}}}
+        found = {"event": "evaluate", "step": 1, "time": 1.0, "headline": 1.0, "results": results}
+        (tmp_path / f"seed-{number}").mkdir()
+        write(tmp_path / f"seed-{number}" / "ledger.jsonl", [start, found])
+    words = Page(build_report(tmp_path).read_text()).words
+    assert "perplexity, mean and deviation inf 2 seeds, 2 to inf" in words and "mean and deviation inf" in words
+    found["results"]["loss"]["values"]["perplexity"] = math.nan
+    write(tmp_path / "seed-1" / "ledger.jsonl", [start, found])
+    words = Page(build_report(tmp_path).read_text()).words
+    assert "perplexity, mean and deviation 2 1 of 2 seeds, 2 to 2" in words
+
+
+def test_the_page_of_a_regression_that_diverged(tmp_path: Path) -> None:
+    task = {"kind": "regression", "metrics": ["correlation"]}
+    start = {"event": "start", "step": 0, "time": 0.0, "recipe": {"name": "r", "task": task}}
+    (tmp_path / "ledger.jsonl").write_text(json.dumps(start) + "\n")
+    said = [1.0, math.nan, 1e308, None, "x", 2.0]
+    write(
+        tmp_path / "dev_predictions.jsonl",
+        [{"id": i, "prediction": one, "reference": 1.0} for i, one in enumerate(said)],
+    )
+    page = Page(build_report(tmp_path).read_text())
+    assert "4 values left out: infinite, undefined or too large" in page.words
+    assert "mean absolute error 0.5" in page.words
+
+
 def test_lengths_are_counted_in_bins() -> None:
     words = Page(lengths([0, 1, 2, 2], [2, 2, 30, 31])).words
     told = dict(re.findall(r"(\d+ to \d+ words: )(\d+) predicted", words))

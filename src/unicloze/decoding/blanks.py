@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
-from unicloze.decoding.texts import by_length, check_text, longest_text, one_segment
+from unicloze.decoding.texts import by_length, check_numbers, check_text, longest_text, one_segment
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Target, collate
 from unicloze.model.heads import cross_entropy
@@ -107,7 +107,8 @@ def fill_blanks(
 
     Raises:
         UsageError: The model's objective defines neither way.
-        UniclozeError: An answer has no tokens, or more than the model reads at once; the message names its place.
+        UniclozeError: An answer has no tokens, or more than the model reads at once; the message names its place. Or the
+            model predicts nan.
     """
     by = way_of(model.recipe)
     settings = part_with(objective_of(model.recipe), ABILITIES[by])
@@ -208,6 +209,7 @@ def _ask(
         ((name, logits),) = model.model.logits(batch).items()
     labels = batch.targets[name].labels
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten()).unflatten(0, labels.shape)
+    check_numbers(losses)
     logits[:, :, special.to(device)] = -torch.inf
     logits[:, 0, never_first.to(device)] = -torch.inf
     greedy: Flags = (logits.argmax(dim=-1) == labels).cpu().numpy()

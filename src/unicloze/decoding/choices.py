@@ -82,7 +82,10 @@ def draw(logs: Tensor, settings: DecodingSettings, uniform: Tensor) -> Tensor:
     Returns:
         *Shape:* (texts,)
     """
-    logs = logs.double() / settings.temperature
+    logs = logs.double()
+    logs = (
+        logs - logs.amax(dim=1, keepdim=True)
+    ) / settings.temperature  # the likeliest stays finite however low it is
     order = None
     if settings.top_k is not None:
         logs, order = logs.topk(min(settings.top_k, logs.shape[1]), dim=1)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from unicloze.decoding.abilities import objective_of
-from unicloze.decoding.texts import by_length, cut, one_segment, open_model
+from unicloze.decoding.texts import by_length, check_numbers, cut, one_segment, open_model
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, collate
 from unicloze.mixtures import parts
@@ -45,6 +45,7 @@ def embed(
 
     Raises:
         UsageError: A text is blank, `pooling` is unknown or `batch_size` is below 1.
+        UniclozeError: The vectors are no numbers.
     """
     if pooling is not None and pooling not in get_args(Pooling):
         raise UsageError(f"pooling is {pooling!r}: give one of {', '.join(get_args(Pooling))}")
@@ -62,7 +63,9 @@ def embed(
         windows = one_segment([pieces[i].tokens for i in block], loaded.tokenizer.vocabulary)
         examples = rows_to_encode(windows, loaded.recipe)
         with torch.inference_mode(), loaded.compute.autocast():
-            hidden = backbone(collate(examples, device=loaded.compute.device))[-1].double().cpu().numpy()
+            encoded = backbone(collate(examples, device=loaded.compute.device))[-1]
+        check_numbers(encoded)
+        hidden = encoded.double().cpu().numpy()
         for row, i in enumerate(block):
             states = hidden[row, : windows.lengths[row]]
             pooled = {"first": states[:1], "last": states[-1:], "mean": states}[pooling]

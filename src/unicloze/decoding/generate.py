@@ -109,12 +109,20 @@ def check_settings(settings: DecodingSettings, layout: GenerationLayout | None =
         raise UsageError(f"length_penalty is {settings.length_penalty}: give a number from -{STEEPEST} to {STEEPEST}")
     if settings.top_p is not None and not 0 < settings.top_p <= 1:
         raise UsageError(f"top_p is {settings.top_p}: give more than 0 and at most 1")
-    for name, silent in (("temperature", 1.0), ("top_k", None), ("top_p", None)):
+    for name, silent in (("temperature", 1.0), ("top_k", None), ("top_p", None), ("seed", 0)):
         if not settings.sample and getattr(settings, name) != silent:
             raise UsageError(
                 f"{name} is {getattr(settings, name)} and nothing is drawn: set sample to true (--decoding.sample true), or "
                 f"leave {name} out"
             )
+    if settings.early_stop != "exact" and settings.beams == 1:
+        raise UsageError(
+            f"early_stop is {settings.early_stop}, but beams is 1: give 2 beams or more, or leave early_stop out"
+        )
+    if settings.may_repeat and not settings.no_repeat_ngram:
+        raise UsageError(
+            f"may_repeat is {settings.may_repeat}, but no_repeat_ngram is 0: set it, or leave may_repeat out"
+        )
     if settings.sample and settings.beams > 1:
         raise UsageError(f"sample draws texts and beams is {settings.beams}, a search: set one of them only")
     if not settings.sample and settings.num_results > settings.beams:
@@ -264,6 +272,9 @@ def stream(
     """The text that `generate` gives for a source, piece by piece as soon as each is settled.
 
     In beam search a token is settled once all hypotheses agree on it; with `parallel` the whole text is at the end.
+
+    Raises:
+        UsageError: As `generate`, or the settings ask for several texts.
     """
     loaded, settings, layout, tokens = _ready(model, [source], settings, layout)
     yield from stream_tokens(loaded, tokens[0], settings, layout)
@@ -274,7 +285,10 @@ def stream_tokens(
 ) -> Iterator[str]:
     """As `stream`, for a source of given tokens, see `generate_tokens`."""
     check_settings(settings, layout)
-    settings = dataclasses.replace(settings, num_results=1)
+    if settings.num_results > 1:
+        raise UsageError(
+            f"num_results is {settings.num_results}, but a stream is one text: set it to 1, or do not stream"
+        )
     ready = IncrementalModel(loaded.model, _dtype(settings, loaded.model))
     steps = _steps(ready, [source], settings, layout, [0])
     ids: list[int] = []

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from unicloze.decoding.abilities import lacks, objective_of, part_with
-from unicloze.decoding.texts import check_text, longest_text, one_segment, open_model, rows_at_once
+from unicloze.decoding.texts import check_numbers, check_text, longest_text, one_segment, open_model, rows_at_once
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Target, collate
 from unicloze.objectives import LayOut, defined
@@ -110,6 +110,7 @@ def fill(model: ModelLike, text: str, *, top_k: int = 5, order: Order | None = N
     Raises:
         UsageError: There is nothing to fill, the order is unknown or not defined by the model's objective, or `top_k` is
             below 1.
+        UniclozeError: The tokenizer splits masks, or the model predicts nan.
     """
     if order is not None and order not in get_args(Order):
         raise UsageError(f"order is {order!r}: give one of {', '.join(get_args(Order))}")
@@ -392,6 +393,7 @@ class _Filler:
             (predicted,) = self.loaded.model.logits(collate(examples, device=compute.device)).values()
         logits = predicted.float().cpu()
         best = torch.softmax(logits[:, :, ordinary], dim=-1).topk(min(self.top_k, len(ordinary)), dim=-1)
+        check_numbers(best.values)
         ids = ordinary[best.indices].tolist()
         return [
             [list(zip(*pair, strict=True)) for pair in zip(row_ids, row_values, strict=True)]

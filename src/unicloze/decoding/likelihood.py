@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
-from unicloze.decoding.texts import Piece, by_length, cut, one_segment, open_model
+from unicloze.decoding.texts import Piece, by_length, check_numbers, cut, one_segment, open_model
 from unicloze.errors import UsageError
 from unicloze.example import Examples, collate, select_rows
 from unicloze.mixtures import parts
@@ -113,6 +113,7 @@ def score(model: ModelLike, texts: Sequence[str], *, batch_size: int = 32) -> li
 
     Raises:
         UsageError: A text is blank, or `batch_size` is below 1.
+        UniclozeError: The model predicts nan.
     """
     loaded = open_model(model)
     tokens, pieces = cut(loaded, texts)
@@ -161,6 +162,7 @@ def log_probabilities(
 
     Raises:
         UsageError: The model's objective does not define that.
+        UniclozeError: The model predicts nan.
     """
     check_defines(objective_of(model.recipe), measure)
     settings = part_with(objective_of(model.recipe), _ASKS[measure][0])
@@ -222,6 +224,7 @@ def _log_probabilities(loaded: LoadedModel, examples: Examples) -> Logs:
         ((name, logits),) = loaded.model.logits(batch).items()
     labels = batch.targets[name].labels
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten()).unflatten(0, labels.shape)
+    check_numbers(losses)
     logs: Logs = -losses.double().cpu().numpy()
     return logs
 

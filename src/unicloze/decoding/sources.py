@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from unicloze.decoding.layout import GenerationLayout
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.decoding.texts import check_numbers
+from unicloze.errors import UsageError
 from unicloze.model.packed import IncrementalModel
 
 PAIRS_AT_ONCE = 1 << 20
@@ -77,10 +78,7 @@ class Sources:
             UniclozeError: They are no numbers.
         """
         logits = self._logits()
-        if bool(logits.isnan().any()):
-            raise UniclozeError(
-                "the model predicts nan: its training diverged or its weights are damaged: generate with another checkpoint"
-            )
+        check_numbers(logits)
         return logits
 
     def _logits(self) -> Tensor:

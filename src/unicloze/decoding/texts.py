@@ -1,4 +1,4 @@
-"""What `fill`, `score` and `embed` share: the model, and texts as windows it can read."""
+"""What the verbs of a trained model share: the model, texts as windows it can read, a check of what it says."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.errors import UsageError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import longest_window
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows, windows_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from unicloze.training.models import LoadedModel
 
     ModelLike = str | os.PathLike[str] | LoadedModel | Callable[[], LoadedModel]
@@ -85,6 +87,18 @@ def check_text(text: str, name: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UsageError(f"{name} is no valid Unicode at character {error.start}: give it in UTF-8") from error
+
+
+def check_numbers(values: Tensor) -> None:
+    """Refuse what a model says if it is no number: nan is also what stands for tokens that are not scored.
+
+    Raises:
+        UniclozeError: It is not.
+    """
+    if bool(values.isnan().any()):
+        raise UniclozeError(
+            "the model predicts nan: its training diverged or its weights are damaged: use another checkpoint"
+        )
 
 
 def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Ints], list[Piece]]:

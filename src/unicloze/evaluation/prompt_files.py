@@ -41,13 +41,14 @@ class Prompt:
 
     Args:
         name: What to call it.
-        template: Text with fields in braces; `{{` and `}}` are braces. Without `{label}` the model goes on with the text.
+        template: Text with the names of fields in braces; `{{` and `}}` are braces. Without `{label}` the model goes on with
+            the text, and there are no `labels`, `options` and `normalise`.
         labels: The answer of each label, in the order in which ties are decided.
         options: Field that holds a list of answers instead; the label is the number of the right one from 0, or its text.
         separator: Stands between examples, and before the record itself.
         instruction: Stands in front of all, if not empty.
         normalise: What log-likelihoods are divided by: `sum` by nothing, `token`, `byte`.
-        fields: Where the file keeps what the template calls `label` or otherwise; under that name if not given.
+        fields: Where the file keeps `label`, `id`, `options` and what else the template names; under that name if not given.
         format: Of the records, as `TaskSettings.format`.
         metrics: What is measured; of labels where there is a blank, else of texts.
         generate: How texts are written where there is no blank: settings of `DecodingSettings`.
@@ -169,7 +170,9 @@ def read_prompt(path: Path) -> Prompt:
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UniclozeError(f"{path} is neither YAML nor JSON ({' '.join(str(error).split())}): mend it.") from error
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise UniclozeError(f"{where} is neither YAML nor JSON ({' '.join(problem.split())}): mend it.") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path} is no mapping of settings: write it as in 'template: \"...{{label}}\"'.")
     known = {one.name: one for one in dataclasses.fields(Prompt)}
@@ -178,14 +181,16 @@ def read_prompt(path: Path) -> Prompt:
             raise UsageError(f"{path}: there is no key '{key}': the keys are {', '.join(known)}.")
     values = {"name": path.stem, "template": None, **values}
     _check_types(path, values)
-    labels = {_spelled(label): str(answer) for label, answer in values.get("labels", {}).items()}
-    for label, answer in values.get("labels", {}).items():
+    given = values.get("labels", {})
+    labels = {_spelled(label): str(answer) for label, answer in given.items()}
+    if len(labels) < len(given):
+        raise UsageError(f"{path}: two labels read the same, such as 1 and '1': remove one.")
+    for label, answer in given.items():
         if not isinstance(answer, str | int | float) or isinstance(answer, bool):
             raise UsageError(
                 f"{path}: the answer of {_spelled(label)} is read as {answer!r}: put the word between quotation marks."
             )
-    prompt = Prompt(**{**values, "labels": labels})
-    _check(path, prompt)
+    prompt = _checked(path, Prompt(**{**values, "labels": labels}))
     default = ("accuracy",) if prompt.has_blank else ("rouge",)
     return dataclasses.replace(prompt, metrics=tuple(prompt.metrics) or default)
 
@@ -209,21 +214,57 @@ def _check_types(path: Path, values: Mapping[str, Any]) -> None:
             raise UsageError(f"{path}: {key} is {values[key]!r}: a name in it is no text.")
 
 
-def _check(path: Path, prompt: Prompt) -> None:
-    try:
-        names = [name for _, name in prompt._parts]
-    except ValueError as error:
-        raise UsageError(f"{path}: template cannot be read ({error}): write a brace itself as two.") from error
-    if any(name is not None and not name for name in names) or names.count(LABEL) > 1:
-        raise UsageError(f"{path}: template needs a name in each pair of braces, and {{label}} once or not at all.")
+def _checked(path: Path, prompt: Prompt) -> Prompt:
+    """The prompt with the settings of generation in their types."""
+    _check_template(path, prompt)
     if prompt.normalise not in NORMALISERS:
         raise UsageError(f"{path}: normalise is '{prompt.normalise}': give one of {', '.join(NORMALISERS)}.")
     if prompt.has_blank and (len(prompt.labels) < 2) == (prompt.options is None):
         raise UsageError(f"{path}: give labels with the answer of each, two or more, or options; and not both.")
-    if any(not answer.strip() for answer in prompt.labels.values()):
+    answers = [answer.strip() for answer in prompt.labels.values()]
+    if not all(answers):
         raise UsageError(f"{path}: an answer in labels is empty: give each a word.")
+    if len(set(answers)) < len(answers):
+        raise UsageError(
+            f"{path}: two labels have the same answer, so the second could never be chosen: give each its own."
+        )
     unknown = set(prompt.generate) - {one.name for one in dataclasses.fields(DecodingSettings)}
     if unknown or (prompt.generate and prompt.has_blank):
         which = f"there is no setting '{min(unknown)}' of generation" if unknown else "generate goes without {label}"
         raise UsageError(f"{path}: {which}: see DecodingSettings.")
-    typed({f"decoding.{key}": value for key, value in prompt.generate.items()}, str(path))
+    generate: dict[str, Any] = {}
+    if prompt.generate:
+        generate = typed({f"decoding.{key}": value for key, value in prompt.generate.items()}, str(path))["decoding"]
+    if generate.get("num_results", 1) != 1:
+        raise UsageError(
+            f"{path}: generate: num_results is {generate['num_results']}, but one text per record is measured: leave it out."
+        )
+    return dataclasses.replace(prompt, generate=generate)
+
+
+def _check_template(path: Path, prompt: Prompt) -> None:
+    """Its names, and what only some templates use."""
+    try:
+        parts = list(string.Formatter().parse(prompt.template))
+    except ValueError as error:
+        raise UsageError(f"{path}: template cannot be read ({error}): write a brace itself as two.") from error
+    names = [name for _, name, _, _ in parts if name is not None]
+    if not all(names) or names.count(LABEL) > 1:
+        raise UsageError(f"{path}: template needs a name in each pair of braces, and {{label}} once or not at all.")
+    formatted = next((name for _, name, format_spec, conversion in parts if format_spec or conversion), None)
+    if formatted is not None:
+        raise UsageError(
+            f"{path}: template formats {formatted}, and formats such as :.5 and !r are not supported: write {{{formatted}}}."
+        )
+    if LABEL not in names:
+        for key, silent in (("labels", {}), ("options", None), ("normalise", "sum")):
+            if getattr(prompt, key) != silent:
+                raise UsageError(
+                    f"{path}: {key} needs {{label}} in the template: put it where the answer stands, or leave {key} out."
+                )
+    known = {*names, LABEL, "id", *([prompt.options] if prompt.options is not None else [])}
+    strange = next((role for role in prompt.fields if role not in known), None)
+    if strange is not None:
+        raise UsageError(
+            f"{path}: fields: nothing reads {strange}: give names of the template, {', '.join(sorted(known))}."
+        )

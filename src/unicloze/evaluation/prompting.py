@@ -15,7 +15,7 @@ import numpy as np
 
 from unicloze import keyed
 from unicloze.decoding.texts import open_model
-from unicloze.errors import UsageError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.choices import Choice, PromptResult, choose, measure
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.prompt_files import IN_FILE, LABEL, Prompt, read_prompt
@@ -52,7 +52,7 @@ def prompted(
         shots: How many each prompt has.
         seed: Names the draws: those of a record depend on it and on the record's number alone.
         limit: Take only so many records.
-        batch_size: Most rows of one forward pass.
+        batch_size: Most rows of one forward pass; of texts that are written at most as many as `decoding.batch_size` has.
         progress: Show progress on stderr.
 
     Raises:
@@ -65,9 +65,10 @@ def prompted(
     chosen = read_records(Path(records), asked.records, cure=IN_FILE)[:limit]
     _check_metrics(asked)
     drawn = draw_examples(asked, chosen, None if examples is None else Path(examples), shots, seed)
-    loaded = open_model(model)
     if not asked.has_blank:
-        return _generated(loaded, asked, chosen, drawn, shots, progress)
+        references = [_references(asked, record) for record in chosen]
+        return _generated(open_model(model), asked, chosen, drawn, references, shots, batch_size, progress)
+    loaded = open_model(model)
     choices = [_choice(asked, record, few) for record, few in zip(chosen, drawn, strict=True)]
     return choose(
         loaded, choices, task=asked.name, metrics=asked.metrics, normalise=asked.normalise, shots=shots,
@@ -111,6 +112,8 @@ def draw_examples(
     if (shots > 0) != (path is not None):
         raise UsageError("examples and shots go together: give a file to draw from and how many, or neither")
     if path is None:
+        if seed:
+            raise UsageError(f"seed is {seed}, but no examples are drawn: give examples and shots, or leave it out")
         return [[] for _ in records]
     known = read_records(path, prompt.records, cure=IN_FILE)
     said = [prompt.sides(example) for example in known]
@@ -143,26 +146,39 @@ def _choice(prompt: Prompt, record: Record, examples: Sequence[Record]) -> Choic
     )
 
 
+def _references(prompt: Prompt, record: Record) -> list[str] | None:
+    """What a text is compared with; None if the record has no label."""
+    gold = record.get(prompt.records, LABEL)
+    if gold is None:
+        return None
+    several = record.texts(prompt.records, LABEL) if isinstance(gold, list) else [record.text(prompt.records, LABEL)]
+    if not several:
+        raise UniclozeError(f"{record.place}: '{LABEL}' holds no text to compare with: give one, or leave it out")
+    return several
+
+
 def _generated(
     model: LoadedModel,
     prompt: Prompt,
     records: Sequence[Record],
     examples: Sequence[Sequence[Record]],
+    references: Sequence[list[str] | None],
     shots: int,
+    batch_size: int,
     progress: bool,
 ) -> PromptResult:
     """Texts that go on with each prompt, up to the separator."""
     from unicloze.decoding.generate import generate
 
     sources = [prompt.text(record, few)[0].rstrip() for record, few in zip(records, examples, strict=True)]
-    longest = min(DecodingSettings().max_length, model.model.max_positions // 2)
-    settings = DecodingSettings(**{"precision": model.precision, "max_length": longest, **prompt.generate})
+    usual = DecodingSettings()
+    longest, rows = min(usual.max_length, model.model.max_positions // 2), min(usual.batch_size, batch_size)
+    given = {"precision": model.precision, "max_length": longest, "batch_size": rows, **prompt.generate}
+    settings = DecodingSettings(**given)
     written = generate(model, sources, settings, keep="end", progress=progress)  # where the prompt says what to do
     predictions = []
-    for record, one in zip(records, written, strict=True):
+    for record, one, several in zip(records, written, references, strict=True):
         text = one.text.partition(prompt.separator)[0] if prompt.separator else one.text
-        gold = record.get(prompt.records, LABEL)
-        several = gold if gold is None or isinstance(gold, list) else [record.text(prompt.records, LABEL)]
         predictions.append({"id": record.id, "prediction": text.strip(), "reference": several})
     return PromptResult(
         task=prompt.name, model=str(model.path), by="generation", shots=shots, records=len(records),

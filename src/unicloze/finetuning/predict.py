@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from unicloze.decoding.texts import check_numbers
 from unicloze.errors import UsageError
 from unicloze.example import collate
 from unicloze.files import write_file
@@ -70,7 +71,11 @@ def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list
 
 
 def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = False) -> list[Outputs]:
-    """What the heads say of each row, without what is padding."""
+    """What the heads say of each row, without what is padding.
+
+    Raises:
+        UniclozeError: They say nan.
+    """
     task, vocabulary = TASKS[model.recipe.task.kind], model.tokenizer.vocabulary
     found: list[Outputs] = [{}] * len(rows)
     model.model.eval()
@@ -83,6 +88,8 @@ def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = Fal
             counts = {name: (target.weights > 0).sum(axis=1) for name, target in examples.targets.items()}
             for row, number in enumerate(block):
                 found[number] = {name: values[row, : counts[name][row]] for name, values in each.items()}
+                for values in found[number].values():
+                    check_numbers(torch.from_numpy(values))
             bar.update(len(block))
     return found
 

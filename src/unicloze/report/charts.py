@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from unicloze.report.blocks import score_row, score_table
-from unicloze.report.curves import Axis, nice_ticks, short, tick
+from unicloze.report.curves import Axis, drawable, left_out, nice_ticks, short, tick
 
 MOST_LABELS = 20
 """Rows of a confusion matrix; with more labels the most frequent confusions are listed."""
@@ -90,10 +90,11 @@ def _confusions(counts: Counter[tuple[str, str]]) -> str:
 
 
 def scatter(predictions: Sequence[float], references: Sequence[float]) -> str:
-    """Predicted quantities over right ones, with the line on which they are equal."""
-    pairs = [(x, y) for x, y in zip(references, predictions, strict=True) if math.isfinite(x) and math.isfinite(y)]
+    """Predicted quantities over right ones, with the line on which they are equal; what cannot be drawn is counted."""
+    pairs = _drawable(predictions, references)
+    note = left_out(len(references) - len(pairs))
     if not pairs:
-        return '<p class="nothing">Nothing to compare.</p>'
+        return f'<p class="nothing">Nothing to compare.</p>{note}'
     pairs = pairs[:: math.ceil(len(pairs) / MOST_DOTS)]
     low, high = min(min(pair) for pair in pairs), max(max(pair) for pair in pairs)
     pad = (high - low) * 0.04
@@ -108,7 +109,13 @@ def scatter(predictions: Sequence[float], references: Sequence[float]) -> str:
     parts += [f'<circle class="dot" cx="{across.at(x):.1f}" cy="{up.at(y):.1f}" r="3"/>' for x, y in pairs]
     parts += [tick(261, 454, "gold", "middle")]
     parts += ['<text class="tick" x="12" y="216" text-anchor="middle" transform="rotate(-90 12 216)">predicted</text>']
-    return "\n".join([*parts, "</svg>"])
+    return "\n".join([*parts, "</svg>"]) + note
+
+
+def _drawable(predictions: Sequence[float], references: Sequence[float]) -> list[tuple[float, float]]:
+    """Right and predicted quantities of which both can be drawn."""
+    pairs = zip(references, predictions, strict=True)
+    return [(right, said) for right, said in pairs if drawable(right) and drawable(said)]
 
 
 def lengths(predictions: Sequence[int], references: Sequence[int]) -> str:
@@ -167,18 +174,23 @@ def by_class(predictions: Sequence[str], references: Sequence[str], labels: Sequ
 
 
 def deviations(predictions: Sequence[float], references: Sequence[float]) -> str:
-    """How far predicted quantities are off, and where both lie."""
-    off = [said - right for said, right in zip(predictions, references, strict=True)]
+    """How far predicted quantities are off, and where both lie; of those that can be drawn, the others are counted."""
+    pairs = _drawable(predictions, references)
+    note = left_out(len(references) - len(pairs))
+    if not pairs:
+        return f'<p class="nothing">Nothing to compare.</p>{note}'
+    gold, predicted = zip(*pairs, strict=True)
+    off = [said - right for right, said in pairs]
     lines = [
         ("mean absolute error", statistics.fmean(map(abs, off))),
-        ("root of the mean squared error", math.sqrt(statistics.fmean(value * value for value in off))),
+        ("root of the mean squared error", math.hypot(*off) / math.sqrt(len(off))),
         ("mean error, predicted less gold", statistics.fmean(off)),
-        ("mean predicted", statistics.fmean(predictions)),
-        ("mean gold", statistics.fmean(references)),
-        ("deviation of the predicted", statistics.pstdev(predictions)),
-        ("deviation of the gold", statistics.pstdev(references)),
+        ("mean predicted", statistics.fmean(predicted)),
+        ("mean gold", statistics.fmean(gold)),
+        ("deviation of the predicted", statistics.pstdev(predicted)),
+        ("deviation of the gold", statistics.pstdev(gold)),
     ]
-    return score_table(["", ""], [score_row([name], [f"{value:.4g}"]) for name, value in lines], names=1)
+    return score_table(["", ""], [score_row([name], [f"{value:.4g}"]) for name, value in lines], names=1) + note
 
 
 def _svg(width: float, height: float, title: str) -> str:

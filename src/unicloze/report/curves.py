@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 Points = Sequence[tuple[float, float]]
 
+LARGEST, SMALLEST = 1e300, 1e-300
+"""Values farther from 0 cannot be drawn, as the ends of an axis overflow; nearer ones cannot be told from 0."""
 _MOST_POINTS = 600
 _LOG_FROM = 4.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 74.0, 14.0, 40.0
@@ -27,7 +29,7 @@ class Line:
     Args:
         name: Stands at its end.
         style: Class of its colour; that of its target if not given.
-        points: (x, y) by rising x; values that are not finite are left out and counted.
+        points: (x, y) by rising x; values that cannot be drawn are left out and counted.
         smooth: Draw a running mean over the pale curve itself, if it has enough points.
     """
 
@@ -67,16 +69,15 @@ def line_chart(
         mark: A step to mark, and what to call it.
 
     Returns:
-        An `<svg>` element, or a sentence in a `<p>` if there is no finite value.
+        An `<svg>` element, or a sentence in a `<p>` if there is no value to draw.
     """
-    finite = [[(x, y) for x, y in line.points if math.isfinite(y)] for line in lines]
-    left_out = sum(len(line.points) - len(points) for line, points in zip(lines, finite, strict=True))
+    finite = [[(x, y) for x, y in line.points if drawable(y)] for line in lines]
     values = [y for points in finite for _, y in points]
-    note = f'<p class="note">{left_out} infinite value{"s" * (left_out > 1)} left out</p>' if left_out else ""
+    note = left_out(sum(len(line.points) for line in lines) - len(values))
     if not values:
         return f'<p class="nothing">Nothing measured yet.</p>{note}'
     steps = [x for points in finite for x, _ in points]
-    logarithmic = logarithmic and min(values) > 0 and max(values) / min(values) >= _LOG_FROM
+    logarithmic = logarithmic and min(values) > SMALLEST and max(values) / min(values) >= _LOG_FROM
     longest = max(len(f"{line.name} 0.000") for line in lines)
     margin = max(_RIGHT, 12 + _LETTER * longest)
     x_axis = Axis(min(0.0, *steps), max(steps), _LEFT, width - margin)
@@ -110,6 +111,18 @@ def line_chart(
         label = html.escape(f"{name} {short(value)}".strip())
         parts.append(f'<text class="end {classes}" x="{right + 8:g}" y="{y:.1f}" dy=".35em">{label}</text>')
     return "\n".join([*parts, "</svg>"]) + note
+
+
+def drawable(value: float) -> bool:
+    """Whether a chart can show a value."""
+    return abs(value) <= LARGEST
+
+
+def left_out(values: int) -> str:
+    """What stands below a chart that cannot show so many of its values, as HTML."""
+    if not values:
+        return ""
+    return f'<p class="note">{values:,} value{"s" * (values > 1)} left out: infinite, undefined or too large</p>'
 
 
 def tick(x: float, y: float, text: str, anchor: str) -> str:
@@ -146,11 +159,18 @@ def thin(points: Points) -> Points:
 def running_mean(points: Points) -> Points:
     """The mean of about a thirtieth of the points around each, of fewer towards the ends."""
     reach = max(2, len(points) // 60)
-    sums = [0.0, *itertools.accumulate(y for _, y in points)]
+    width, values = 2 * reach + 1, [y for _, y in points]
+    # Sums within blocks, to be added only: from one sum over all a peak would never be subtracted exactly.
+    blocks = [values[first : first + width] for first in range(0, len(values), width)]
+    up_to = [total for block in blocks for total in itertools.accumulate(block)]
+    onwards = [total for block in blocks for total in [*itertools.accumulate(block[::-1])][::-1]]
     smoothed = []
     for i, (x, _) in enumerate(points):
         near = min(reach, i, len(points) - 1 - i)
-        smoothed.append((x, (sums[i + near + 1] - sums[i - near]) / (2 * near + 1)))
+        first, last = i - near, i + near
+        inner = up_to[last] + (onwards[first] if first % width else 0.0)  # where the window is a block wide
+        total = inner if near == reach else sum(values[first : last + 1])
+        smoothed.append((x, total / (2 * near + 1)))
     return smoothed
 
 
@@ -182,10 +202,11 @@ def nice_ticks(low: float, high: float, most: int) -> list[float]:
     """Round numbers (1, 2 or 5 times a power of ten apart) from `low` to `high`, about `most` of them."""
     span = high - low
     rough = span / max(1, most)
-    power = 10.0 ** math.floor(math.log10(rough))
+    exponent = math.floor(math.log10(rough))
+    power = 10.0**exponent
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+    return [round(i * step, max(12, -exponent)) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
@@ -211,8 +232,9 @@ class Axis:
     """
 
     def __init__(self, low: float, high: float, start: float, end: float, *, logarithmic: bool = False) -> None:
-        if low == high:
-            low, high = (low / 2, high * 2) if logarithmic else (low - (abs(low) / 2 or 1), high + (abs(high) / 2 or 1))
+        if high - low < SMALLEST:
+            around = abs(low) / 2 if abs(low) > SMALLEST else 1.0
+            low, high = (low / 2, high * 2) if logarithmic else (low - around, high + around)
         self.low, self.high, self.start, self.end, self.logarithmic = low, high, start, end, logarithmic
 
     def at(self, value: float) -> float:

@@ -9,6 +9,8 @@ from unicloze.report.history import Event, History, mapping, sequence
 
 _MOST_SAMPLES = 8
 _KNOWN = {"position", "step", "truth"}
+_SPACES = "Ġ", "\u2581"
+"""The space before a word, as byte-level BPE and as Unigram vocabularies spell it."""
 
 Places = dict[tuple[str, int], dict[int, Event]]
 """The masked positions of each sample, which is named by its document and how often that came before."""
@@ -102,27 +104,26 @@ def _name(document: str) -> str:
 def _running_text(tokens: list[str], masked: dict[int, Event]) -> str:
     """The tokens as words, each masked one as the truth in a box with its step."""
     parts = []
+    spaced = any(token.startswith(_SPACES) for token in tokens)
     for position, token in enumerate(tokens):
         place = masked.get(position)
         truth = str(place.get("truth", token)) if place else token
-        glued, word = _spell(truth)
+        glued, word = _spell(truth, spaced=spaced)
         space = "" if glued or not position else " "
         if place:
             parts.append(f"{space}<mark>{escape(word)}<sup>{_step(place)}</sup></mark>")
-        elif token.startswith("[") and token.endswith("]") and len(token) > 2:
-            parts.append(f'{space}<span class="special">{escape(token)}</span>')
+        elif token[:1] + token[-1:] in ("[]", "<>") and len(token) > 2:
+            parts.append(f'{" " if position else ""}<span class="special">{escape(token)}</span>')
         else:
             parts.append(space + escape(word))
     return "".join(parts)
 
 
-def _spell(token: str) -> tuple[bool, str]:
-    """Whether a piece continues the word before it, and how it reads."""
-    if token.startswith("##") and len(token) > 2:
-        return True, token[2:]
-    if token.startswith("Ġ"):
-        return False, token[1:]
-    return False, token
+def _spell(token: str, *, spaced: bool) -> tuple[bool, str]:
+    """Whether a piece continues the word before it, and how it reads; `spaced` if pieces begin with the space before them."""
+    if spaced:
+        return not token.startswith(_SPACES), token.removeprefix("Ġ").removeprefix("\u2581")
+    return (True, token[2:]) if token.startswith("##") and len(token) > 2 else (False, token)
 
 
 def _cell(place: Event, target: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from unicloze.errors import UniclozeError
 from unicloze.report.answers import is_token
-from unicloze.report.curves import Axis, apart, short
+from unicloze.report.curves import SMALLEST, Axis, apart, drawable, short
 from unicloze.report.drawing import SANS_WIDTH, Drawing, Label
 from unicloze.report.history import History, Points
 
@@ -31,7 +31,7 @@ def draw_learning(run: str | os.PathLike[str]) -> Drawing:
     history = History.read(Path(run))
     curves: dict[str, Points] = {}
     for name in filter(is_token, history.evaluated):
-        points = [(x, y) for x, y in history.curve("perplexity", name, evaluated=True) if math.isfinite(y)]
+        points = [(x, y) for x, y in history.curve("perplexity", name, evaluated=True) if drawable(y) and y > SMALLEST]
         if points:
             curves[name] = points
     if not curves:

@@ -71,8 +71,14 @@ def _values(runs: Sequence[TaskRun], metric: str, key: str) -> list[float]:
     return [values[key] for run in runs if key in (values := run.values(metric))]
 
 
+def _deviation(values: Sequence[float]) -> float | None:
+    """That of the sample; None where there is none, of one value or of infinite ones."""
+    return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
+
+
 def _mean(values: Sequence[float], unit: str) -> str:
-    spread = f" \u00b1 {shown(statistics.stdev(values), unit)}" if len(values) > 1 else ""
+    deviation = _deviation(values)
+    spread = "" if deviation is None else f" \u00b1 {shown(deviation, unit)}"
     return f"{shown(statistics.fmean(values), unit)}{spread}"
 
 
@@ -85,10 +91,11 @@ def _cards(runs: Sequence[TaskRun]) -> str:
             cards.append(card(metric, "-", "not evaluated yet"))
             continue
         ends = f"{shown(min(values), unit)} to {shown(max(values), unit)}"
-        error = ""
-        if len(values) > 1:
-            error = f", standard error of the mean {shown(statistics.stdev(values) / math.sqrt(len(values)), unit)}"
-        cards.append(card(f"{key}, mean and deviation", _mean(values, unit), f"{len(values)} seeds, {ends}{error}"))
+        deviation, error = _deviation(values), ""
+        if deviation is not None:
+            error = f", standard error of the mean {shown(deviation / math.sqrt(len(values)), unit)}"
+        known = f"{len(values)} of {len(runs)}" if len(values) < len(runs) else f"{len(values)}"
+        cards.append(card(f"{key}, mean and deviation", _mean(values, unit), f"{known} seeds, {ends}{error}"))
     records = mapping(first.history.start.get("records"))
     cards += [
         card(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -182,7 +183,7 @@ def answers_chart(runs: Sequence[TaskRun]) -> str:
     said, right = [one["prediction"] for one in answers], [one["reference"] for one in answers]
     several = f", over all {len(runs)} seeds" if len(runs) > 1 else ""
     if compares == "numbers":
-        quantities = [float(one) for one in said], [float(one) for one in right]
+        quantities = [_quantity(one) for one in said], [_quantity(one) for one in right]
         return _beside(
             (f"Predicted over gold quantities{several}", scatter(*quantities)), ("Deviations", deviations(*quantities))
         )
@@ -197,6 +198,12 @@ def answers_chart(runs: Sequence[TaskRun]) -> str:
         )
     words = [len(_text(one).split()) for one in said], [len(_text(one).split()) for one in right]
     return panel(f"Lengths in words{several}", lengths(*words))
+
+
+def _quantity(value: Any) -> float:
+    """A number, nan for what is none."""
+    found = number(value)
+    return math.nan if found is None else found
 
 
 def _beside(wide: tuple[str, str], narrow: tuple[str, str]) -> str:

@@ -69,7 +69,7 @@ def _coqa(data: list[Any], path: Path) -> Iterator[Found]:
             fields: dict[str, Any] = {"id": f"{name}-{turn}", "story": name, "turn": turn, "context": context}
             fields |= {"question": _get(question, "input_text", str, here), "history": list(history)}
             if answers is not None:
-                several = [_nth(each, number, here) for each in (answers, *others.values())]
+                several = [_nth(each, number, turn, here) for each in (answers, *others.values())]
                 fields["answers"] = [_get(one, "input_text", str, here) for one in several]
                 fields["rationale"] = several[0].get("span_text", "")
                 fields["rationale_start"] = several[0].get("span_start", -1)
@@ -78,10 +78,16 @@ def _coqa(data: list[Any], path: Path) -> Iterator[Found]:
             yield f"story {name}, turn {turn}", fields
 
 
-def _nth(answers: Any, number: int, place: str) -> Any:
+def _nth(answers: Any, number: int, turn: int, place: str) -> Any:
     if not isinstance(answers, list) or len(answers) <= number:
         raise UniclozeError(f"{place}: there is no answer of one of the annotators; mend the file")
-    return answers[number]
+    answer = answers[number]
+    if isinstance(answer, dict) and answer.get("turn_id", turn) != turn:
+        raise UniclozeError(
+            f"{place}: the answer in its place is to turn {answer['turn_id']}; put each annotator's answers in the order of "
+            "the questions"
+        )
+    return answer
 
 
 def _get(record: Any, name: str, kind: type, place: str) -> Any:

@@ -164,7 +164,8 @@ def generate(
         One for each source, in their order: `id`, `prediction`, and `candidates` if there are several.
 
     Raises:
-        UsageError: Neither or both of `text` and `file` are given, there is no such device, or the model cannot generate.
+        UsageError: Neither or both of `text` and `file` are given, there is no such device, the model cannot generate, or
+            `into` is given and `decoding.num_results` asks for several texts.
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
     """
     from unicloze.finetuning.texts import generate_for_records, generate_into, with_field
@@ -174,6 +175,11 @@ def generate(
         raise UsageError("Give a text or a file of sources to generate from, and not both.")
     check_file(out)
     loaded = _generator(model, device, overrides)
+    several = loaded.recipe.decoding.num_results
+    if into is not None and several > 1:
+        raise UsageError(
+            f"decoding.num_results is {several}, but into writes one text per record: leave one of them out."
+        )
     records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
     if out is not None:
         return generate_into(Path(out), loaded, records, into, progress=not quiet)
@@ -186,7 +192,11 @@ def stream(
     device: str = "auto",
     overrides: Overrides | None = None,
 ) -> Iterator[str]:
-    """The text that `generate` gives for a source, piece by piece as soon as each is settled."""
+    """The text that `generate` gives for a source, piece by piece as soon as each is settled.
+
+    Raises:
+        UsageError: As `generate`, or `decoding.num_results` asks for several texts.
+    """
     from unicloze.finetuning.texts import stream_for_record
 
     loaded = _generator(model, device, overrides)

@@ -227,6 +227,8 @@ def _measure(
     if predictions is None:
         raise UsageError(f"The metric {name} needs predictions: name their file.")
     if not files and not chosen.needs_references:
+        if na_probabilities is not None:
+            raise UsageError("Only the metric squad takes certainties that there is no answer: leave them out.")
         return chosen(read_predictions(Path(predictions)), [], **options)
     certainties = None if na_probabilities is None else Path(na_probabilities)
     found, wanted = read_pairs(

@@ -42,7 +42,9 @@ def f1(predictions: Sequence[Label], references: Sequence[Label], *, positive: s
         wanted, found, labels=[positive], average="micro", zero_division=0.0
     )
     values = {"f1": 100 * score, "precision": 100 * precision, "recall": 100 * recall}
-    return _result("f1", values | {"accuracy": _accuracy(found, wanted)}, found, f"Positive class: {positive}.")
+    undefined = [name for name, labels in (("precision", found), ("recall", wanted)) if positive not in labels]
+    values |= {"accuracy": _accuracy(found, wanted)}
+    return _result("f1", values, found, note=f"Positive class: {positive}.", undefined=undefined)
 
 
 def macro_f1(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
@@ -57,14 +59,17 @@ def macro_f1(predictions: Sequence[Label], references: Sequence[Label]) -> Metri
 
 
 def matthews(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
-    """Matthews' correlation coefficient (CoLA), times 100; 0 where all predictions are of one class.
+    """Matthews' correlation coefficient (CoLA), times 100; undefined where all predictions or all references are equal.
 
     Raises:
         UniclozeError: scikit-learn is not installed, or predictions and references do not match.
     """
     found, wanted = _labels(predictions, references)
-    score = library("sklearn.metrics", "metrics").matthews_corrcoef(wanted, found)
-    return _result("matthews", {"matthews": 100 * float(score), "accuracy": _accuracy(found, wanted)}, found)
+    sklearn = library("sklearn.metrics", "metrics")
+    undefined = ["matthews"] if len(set(found)) == 1 or len(set(wanted)) == 1 else []
+    score = 0.0 if undefined else sklearn.matthews_corrcoef(wanted, found)
+    values = {"matthews": 100 * score, "accuracy": _accuracy(found, wanted)}
+    return _result("matthews", values, found, undefined=undefined)
 
 
 def _labels(predictions: Sequence[Label], references: Sequence[Label]) -> tuple[list[str], list[str]]:
@@ -76,6 +81,8 @@ def _accuracy(found: Sequence[str], wanted: Sequence[str]) -> float:
     return 100 * sum(map(str.__eq__, found, wanted)) / len(wanted)
 
 
-def _result(metric: str, values: dict[str, float], found: Sequence[str], note: str = "") -> MetricResult:
+def _result(
+    metric: str, values: dict[str, float], found: Sequence[str], *, note: str = "", undefined: Sequence[str] = ()
+) -> MetricResult:
     values = {name: float(value) for name, value in values.items()}
-    return MetricResult(metric=metric, values=values, items=len(found), note=note)
+    return MetricResult(metric=metric, values=values, items=len(found), note=note, undefined=list(undefined))

@@ -12,7 +12,7 @@ from unicloze.evaluation.metrics.result import MetricResult, check_pairs, librar
 def correlation(predictions: Sequence[float], references: Sequence[float]) -> MetricResult:
     """Pearson's and Spearman's correlation (STS-B), times 100.
 
-    A model that predicts one number for all has no correlation: it is given as 0, and the note says so.
+    A model that predicts one number for all has no correlation: both are undefined, and the note says why.
 
     Raises:
         UniclozeError: scipy is not installed, a number is not finite, or predictions and references do not match.
@@ -30,4 +30,5 @@ def correlation(predictions: Sequence[float], references: Sequence[float]) -> Me
         pearson = float(statistics.pearsonr(predictions, references).statistic)
         spearman = float(statistics.spearmanr(predictions, references).statistic)
     values = {"pearson": 100 * pearson, "spearman": 100 * spearman}
-    return MetricResult(metric="correlation", values=values, items=len(predictions), note=note)
+    undefined = list(values) if note else []
+    return MetricResult(metric="correlation", values=values, items=len(predictions), note=note, undefined=undefined)

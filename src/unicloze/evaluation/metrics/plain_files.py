@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,27 @@ def read_text(path: Path) -> str:
         raise UniclozeError(f"{path}:{line} is no UTF-8: convert the file.") from error
 
 
-def parse_json(text: str, place: str) -> Any:
+def parse_json(text: str, place: str, *, unique: bool = False) -> Any:
     """What a text says in JSON.
 
+    Args:
+        text: The text.
+        place: Where it is from, for messages.
+        unique: Refuse an object that has a key twice, of which the last one would count.
+
     Raises:
-        UniclozeError: It is no JSON.
+        UniclozeError: It is no JSON, or has a key twice.
     """
+
+    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            raise UniclozeError(f"{place} has the key {twice} twice: remove one of them.")
+        return found
+
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=without_repeats if unique else None)
     except json.JSONDecodeError as error:
         where = f"{place}:{error.lineno}" if error.lineno > 1 else place
         raise UniclozeError(f"{where} is not JSON ({error.msg}, column {error.colno}): mend it.") from error

@@ -16,6 +16,7 @@ from typing import Any
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.answer_files import (
+    answer_of,
     read_coqa,
     read_coqa_predictions,
     read_na_probabilities,
@@ -24,7 +25,6 @@ from unicloze.evaluation.metrics.answer_files import (
 )
 from unicloze.evaluation.metrics.result import Compared
 from unicloze.evaluation.metrics.row_files import Item, read_items
-from unicloze.evaluation.metrics.squad import Answer
 
 
 def read_pairs(
@@ -153,13 +153,8 @@ def _tags(item: Item) -> list[str]:
     return tags
 
 
-def _answer(item: Item) -> Answer:
-    certainty = item.fields.get("na_probability")
-    return Answer(text=_text(item), na_probability=certainty if isinstance(certainty, float) else None)
-
-
 _VALUES: Mapping[Compared, Callable[[Item], Any]] = {
-    "squad": _answer,
+    "squad": answer_of,
     "coqa": _text,
     "texts": _text,
     "labels": _label,

@@ -25,6 +25,8 @@ class MetricResult:
         units: Units of the values that are no percentages; an empty one marks a plain number.
         note: What a reader of the values must know: settings that change them, predictions that are missing.
         errors: Standard errors of the values, in their units, where they were estimated; see `spread`.
+        undefined: Names of the values that have no value on these items, such as the precision of a class that is never
+            predicted; `values` holds 0 for them.
     """
 
     metric: str
@@ -33,6 +35,7 @@ class MetricResult:
     units: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
     errors: Mapping[str, float] = field(default_factory=dict)
+    undefined: Sequence[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Its fields, fit for JSON."""
@@ -45,7 +48,8 @@ class MetricResult:
             unit = self.units.get(name, "%")
             digits = 2 if unit == "%" else 4
             error = f" (standard error {self.errors[name]:.{digits}f})" if name in self.errors else ""
-            lines.append(f"  {name:<{width}}  {value:>9.{digits}f}{f' {unit}' if unit else ''}{error}")
+            undefined = " (undefined, given as 0)" if name in self.undefined else ""
+            lines.append(f"  {name:<{width}}  {value:>9.{digits}f}{f' {unit}' if unit else ''}{error}{undefined}")
         if self.note:
             lines.append(f"  {self.note}")
         return "\n".join(lines)

@@ -56,7 +56,7 @@ def bootstrap_errors(
         seed: Names the draws.
 
     Returns:
-        Standard errors by name of the value, in its unit; samples that lack the value do not count.
+        Standard errors by name of the value, in its unit; samples that lack the value, or leave it undefined, do not count.
 
     Raises:
         UsageError: There are too few samples, or no item.
@@ -67,7 +67,8 @@ def bootstrap_errors(
     rows = []
     for number in range(samples):
         drawn = keyed.below(keyed.bits(keyed.key(seed, number), _STREAM, places), len(predictions))
-        rows.append(measure([predictions[i] for i in drawn], [references[i] for i in drawn]).values)
+        result = measure([predictions[i] for i in drawn], [references[i] for i in drawn])
+        rows.append({name: value for name, value in result.values.items() if name not in result.undefined})
     drawn_values = {name: [row[name] for row in rows if name in row] for name in dict.fromkeys(itertools.chain(*rows))}
     return {name: float(np.std(values, ddof=1)) for name, values in drawn_values.items() if len(values) > 1}
 
@@ -90,7 +91,8 @@ def standard_errors(
         UniclozeError: Predictions and references do not match, or a library that the metric needs is absent.
     """
     chosen = metric(name)
-    if not predictions:
+    is_drawn = chosen.compares in ("labels", "numbers", "tags")
+    if not predictions or not (is_drawn or name in _MEANS):
         return {}
 
     def measure(found: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
@@ -99,10 +101,10 @@ def standard_errors(
             return chosen(dict(zip(ids, found, strict=True)), dict(zip(ids, wanted, strict=True)), **options)
         return chosen(found, wanted, **options)
 
+    whole = measure(predictions, references)
     if name == "accuracy":
-        whole = measure(predictions, references)
         return {key: binomial_error(value, whole.items) for key, value in whole.values.items()}
-    if chosen.compares in ("labels", "numbers", "tags"):
+    if is_drawn:
 
         def of_sample(found: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
             try:
@@ -111,9 +113,6 @@ def standard_errors(
                 return MetricResult(metric=name, values={}, items=len(found))
 
         return bootstrap_errors(of_sample, predictions, references, samples=_SAMPLES)
-    if name not in _MEANS:
-        return {}
-    whole = measure(predictions, references)
     each = [measure([p], [r]).values for p, r in zip(predictions, references, strict=True)]
     errors = {}
     for key, value in whole.values.items():

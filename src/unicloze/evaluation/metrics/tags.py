@@ -56,8 +56,10 @@ def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequenc
         "recall": 100 * right.total() / max(wanted.total(), 1),
         "accuracy": 100 * same / max(total, 1),
     }
+    counted = {"f1": found.total() + wanted.total(), "precision": found.total(), "recall": wanted.total()}
+    undefined = [name for name, count in (counted | {"accuracy": total}).items() if not count]
     values |= {f"f1_{kind}": _f1(right[kind], found[kind], wanted[kind]) for kind in sorted(found.keys() | wanted)}
-    return MetricResult(metric="entity-f1", values=values, items=len(references))
+    return MetricResult(metric="entity-f1", values=values, items=len(references), undefined=undefined)
 
 
 def tag_accuracy(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> MetricResult:
