@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.seeds import finetune_seeds
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
 from unicloze.recipes import load_recipe, task_names
+from unicloze.report.task_history import TaskRun
+from unicloze.report.task_page import task_page
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
+from unicloze.tasks.columns import with_columns
 from unicloze.tasks.records import Record
 
 
@@ -186,6 +190,7 @@ def test_a_run_chooses_tells_what_it_has_to_beat_and_resumes(tmp_path: Path) -> 
     assert "always answering 'yes' (accuracy 66.67)" in result.verdict
     assert result.verdict in terminal.finetune_text(summary)
     assert json.loads((tmp_path / "run" / "results.json").read_text())["runs"][0]["verdict"] == result.verdict
+    assert escape(f"Verdict: {result.verdict}. ") in task_page(TaskRun.read(tmp_path / "run"))
     with pytest.warns(UserWarning, match="trained to its end"):
         again = finetune_run(recipe, model, train, train, tmp_path / "run", progress=False)
     assert again.verdict == result.verdict
@@ -199,3 +204,38 @@ def test_a_rate_for_much_larger_models_is_warned_of(tmp_path: Path) -> None:
             recipe_for(model, "classification", training__learning_rate=2e-5, finetuning__epochs=1),
             model, train, None, tmp_path / "run", progress=False,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "fields"),
+    [
+        ("classification", [{"sentence": f"it is {n}", "sentiment": str(n % 2), "id": str(n)} for n in range(8)],
+         {"text": "sentence", "label": "sentiment"}),
+        ("classification", [{"sentence": f"it is {n}", "label": n % 2} for n in range(8)], {"text": "sentence"}),
+        ("classification", [{"text": f"it is {n}", "label": n % 2, "note": f"was {n}"} for n in range(8)], {}),
+        ("classification", [{"one": f"it is {n}", "two": f"was {n}", "label": n % 2} for n in range(8)], {}),
+        ("classification", [{"one": f"it is {n}", "a": n % 2, "b": n % 3} for n in range(8)], {"text": "one"}),
+        ("classification", [{"\u6587": f"\u4e00\u4e8c\u4e09\u56db{n}", "\u985e": n % 2} for n in range(8)],
+         {"text": "\u6587", "label": "\u985e"}),
+        ("regression", [{"review": f"it is {n}", "stars": f"{n / 2}"} for n in range(8)],
+         {"text": "review", "label": "stars"}),
+        ("generation", [{"long": f"it is {n}", "short": f"{n} it"} for n in range(8)], {}),
+    ],
+)  # fmt: skip
+def test_columns_are_guessed_where_only_one_guess_is_possible(
+    kind: str, rows: list[dict[str, Any]], fields: dict[str, str]
+) -> None:
+    assert with_columns(TaskSettings(kind=kind), records(*rows)).fields == fields
+
+
+def test_guessed_columns_are_printed_and_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model, table = start(), tmp_path / "table.csv"
+    lines = [f"{'anna sees' if n % 2 else 'eva leaves'} {'berlin' * (n % 5)},{n % 2}" for n in range(12)]
+    table.write_text("\n".join(["sentence,sentiment", *lines]))
+    recipe = recipe_for(model, "classification", finetuning__epochs=1)
+    finetune_run(recipe, model, table, table, tmp_path / "run")
+    assert (
+        "reading text from 'sentence', label from 'sentiment' (--task.fields says otherwise)" in capfd.readouterr().err
+    )
+    saved = load_recipe(tmp_path / "run" / "recipe.yaml").task
+    assert (saved.fields, saved.labels) == ({"text": "sentence", "label": "sentiment"}, ["0", "1"])
