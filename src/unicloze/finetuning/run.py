@@ -62,7 +62,7 @@ from unicloze.training.checkpoint import (
     set_aside_newer,
 )
 from unicloze.training.ledger import read_ledger, trained_on
-from unicloze.training.lock import RunLock
+from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, Hooks, TrainState
 from unicloze.training.models import BEST, LoadedModel, ready_model
 from unicloze.training.optimizers import build_optimizers
@@ -120,8 +120,7 @@ def finetune_run(
         UniclozeError: A record, the directory or a checkpoint cannot be used, or the loss is not finite.
         UsageError: The directory holds a run with other settings.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    with RunLock(out):
+    with hold_run(out):
         checkpoint = load_newest(out / "checkpoints")
         check_metrics(recipe)
         records = read_records(train, recipe.task)
