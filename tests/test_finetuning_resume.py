@@ -327,6 +327,7 @@ def test_damaged_checkpoints_are_set_aside_and_made_anew(start: LoadedModel, tmp
     assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
 
 
+@pytest.mark.filterwarnings("ignore:the learning rate")
 def test_what_a_run_without_a_checkpoint_kept_is_not_taken_for_the_next_ones(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,21 @@ Precision = Literal["auto", "bf16", "fp32"]
 """Of forward passes: `bf16` by autocast, `fp32`, or `auto`: bf16 where it is faster."""
 
 
+Auto = Literal["auto"]
+"""Stands for a value that a run chooses where it begins, from its model and its records."""
+
+
+def chosen(value: float | Auto) -> float:
+    """A value that is no longer `auto`.
+
+    Raises:
+        ValueError: It still is.
+    """
+    if value == "auto":
+        raise ValueError("this value is chosen where the run begins")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
     """Where the values of a recipe come from.
@@ -241,7 +256,7 @@ class TrainingSettings:
         micro_batch_size: Those of one forward pass; `batch_size` if not given. Fewer need less memory.
         optimizer: `adamw`; `adamax`, Adam by the largest gradient (Kingma and Ba 2015, Section 7.1), without weight decay;
             or `muon`: Muon for the hidden matrices and AdamW for the rest.
-        learning_rate: Peak learning rate.
+        learning_rate: Peak learning rate. In fine-tuning `auto` chooses one by the size of the model.
         muon_learning_rate: Peak learning rate of Muon's matrices; `learning_rate` if not given (Muon's update is scaled to
             the size of AdamW's).
         muon_momentum: Momentum of Muon.
@@ -279,7 +294,7 @@ class TrainingSettings:
     batch_size: int = 7680
     micro_batch_size: int | None = None
     optimizer: Literal["adamw", "adamax", "muon"] = "adamw"
-    learning_rate: float = 6e-4
+    learning_rate: float | Auto = 6e-4
     muon_learning_rate: float | None = None
     muon_momentum: float = 0.95
     betas: tuple[float, float] = (0.9, 0.98)
@@ -469,7 +484,7 @@ class FinetuningSettings:
     """How a task is learned, beside `TrainingSettings`, of which `steps` and `warmup_steps` follow from these.
 
     Args:
-        epochs: Passes over the training file.
+        epochs: Passes over the training file; `auto` chooses them by its number of records.
         warmup_share: Share of the steps in which the learning rate rises.
         evaluations: Evaluations on the development file in an epoch; 0.5 evaluates after every other epoch.
         patience: Stop after so many evaluations without a better one; never if not given.
@@ -481,7 +496,7 @@ class FinetuningSettings:
             1). All learn from the start if not given.
     """
 
-    epochs: float = 3.0
+    epochs: float | Auto = 3.0
     warmup_share: float = 0.1
     evaluations: float = 1.0
     patience: int | None = None

@@ -19,6 +19,7 @@ from unicloze.comparison.plan import flops_of
 from unicloze.comparison.results import ProbeColumn
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.registry import metric
+from unicloze.finetuning.automatic import with_chosen
 from unicloze.finetuning.checks import check_answers, check_labels, check_metrics
 from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, open_records
 from unicloze.finetuning.start import task_recipe
@@ -175,8 +176,11 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
     tokenizer, (train, dev) = starts[0].tokenizer, probe.files
     records = read_records(train, task)
     learned = dataclasses.replace(able[0], task=resolved(able[0].task, records))
+    training = encoded(records, learned, tokenizer)
+    recipe = with_chosen(probe.recipe, starts[0].model.num_parameters(), len(training.rows))  # the same for all models
+    probe = dataclasses.replace(probe, recipe=recipe)
     fingerprints = {
-        "training file": encoded(records, learned, tokenizer).fingerprint,
+        "training file": training.fingerprint,
         "development file": open_records(dev, learned, tokenizer).fingerprint,
     }
     fields = {field.name: getattr(probe, field.name) for field in dataclasses.fields(Probe)}

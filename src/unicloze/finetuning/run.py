@@ -20,6 +20,7 @@ from tqdm import tqdm
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
+from unicloze.finetuning import automatic
 from unicloze.finetuning.checks import (
     Origin,
     check_answers,
@@ -43,11 +44,13 @@ from unicloze.finetuning.samples import samples, with_references
 from unicloze.finetuning.scores import headline, measure, with_errors
 from unicloze.finetuning.start import start_weights
 from unicloze.finetuning.threshold import with_best_threshold
+from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
-from unicloze.settings import Recipe
+from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS, resolved
-from unicloze.tasks.records import read_records
+from unicloze.tasks.columns import with_columns
+from unicloze.tasks.records import Record, read_records
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import MicroBatch
@@ -59,7 +62,7 @@ from unicloze.training.checkpoint import (
     set_aside_newer,
 )
 from unicloze.training.ledger import read_ledger, trained_on
-from unicloze.training.lock import RunLock
+from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, Hooks, TrainState
 from unicloze.training.models import BEST, LoadedModel, ready_model
 from unicloze.training.optimizers import build_optimizers
@@ -86,6 +89,8 @@ class FinetuneResult:
         stopped_by: The signal that stopped it, 0 if none did.
         scores: What the best checkpoint is worth on the development file, by metric, with standard errors.
         chosen_by: The value of the first of these that chose it; none where nothing was evaluated.
+        baseline: What answers without a model are worth there; none where nothing was evaluated or the task has no such.
+        verdict: What the scores mean, in words.
     """
 
     out: Path
@@ -94,6 +99,8 @@ class FinetuneResult:
     stopped_by: int
     scores: Mapping[str, MetricResult]
     chosen_by: str = ""
+    baseline: BaselineScores | None = None
+    verdict: str = ""
 
 
 def finetune_run(
@@ -113,23 +120,30 @@ def finetune_run(
         UniclozeError: A record, the directory or a checkpoint cannot be used, or the loss is not finite.
         UsageError: The directory holds a run with other settings.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    with RunLock(out):
+    with hold_run(out):
         checkpoint = load_newest(out / "checkpoints")
         check_metrics(recipe)
         records = read_records(train, recipe.task)
+        recipe = _with_columns(recipe, records, progress)
         recipe = dataclasses.replace(recipe, task=resolved(recipe.task, records))
         check_labels(records, recipe)
         training = encoded(records, recipe, start.tokenizer)
         development = None if dev is None else open_records(dev, recipe, start.tokenizer)
         if development is not None:
             check_answers(development, recipe)
+        former = None if checkpoint is None else load_recipe(checkpoint.path / RECIPE)
+        weights, asked = start.model.num_parameters(), recipe
+        recipe = automatic.with_chosen(recipe, weights, len(training.rows), former)
+        if warning := automatic.too_low_a_rate(recipe, weights):
+            warnings.warn(warning, stacklevel=2)
+        choices = automatic.what_was_chosen(asked, recipe, weights, len(training.rows))
+        if choices and progress:
+            tqdm.write(f"chosen: {choices}", file=sys.stderr)
         recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps: what is saved must be read again
         origin = origin_of(start, training, development)
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
-        if checkpoint is not None:
-            former = load_recipe(checkpoint.path / RECIPE)
+        if checkpoint is not None and former is not None:
             former = dataclasses.replace(former, task=resolved(former.task, records))  # an older version left more open
             recipe = _with_precision(recipe, former.training.precision)
             refuse_changes(former, recipe, out, "leave the changed setting out to go on")
@@ -145,10 +159,20 @@ def finetune_run(
     return result
 
 
+def _with_columns(recipe: Recipe, records: Sequence[Record], progress: bool) -> Recipe:
+    """The recipe with the columns that hold text and label; what was guessed is printed."""
+    task = with_columns(recipe.task, records)
+    guessed = {role: name for role, name in task.fields.items() if recipe.task.fields.get(role) != name}
+    if guessed and progress:
+        each = ", ".join(f"{role} from '{name}'" for role, name in guessed.items())
+        tqdm.write(f"reading {each} (--task.fields says otherwise)", file=sys.stderr)
+    return dataclasses.replace(recipe, task=task)
+
+
 def with_steps(recipe: Recipe, rows: int) -> Recipe:
     """The recipe with its epochs in steps."""
     each_epoch = steps_per_epoch(rows, recipe.training.batch_size)
-    steps = max(1, math.ceil(recipe.finetuning.epochs * each_epoch))
+    steps = max(1, math.ceil(chosen(recipe.finetuning.epochs) * each_epoch))
     settings = dataclasses.replace(
         recipe.training,
         steps=steps,
@@ -196,6 +220,10 @@ class _Run(RunProcess):
         self.best: tuple[float, int] | None = None
         self.scores: Mapping[str, MetricResult] = {}
         self.waited = 0
+        self.headlines: list[float] = []
+        self.baseline = None
+        if self.measured is not None:
+            self.baseline = baseline_scores(train.records, self.measured.records, recipe)
         self.segments = segments_of(train, recipe, self.tokenizer.vocabulary)
 
     def _optimizers(self, model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -209,7 +237,8 @@ class _Run(RunProcess):
         if never:
             warnings.warn(
                 f"the lowest {never} of {len(first_steps)} layers never learn: one more learns every "
-                f"{settings.unfreeze_epochs:g} epochs, and there are {settings.epochs:g} (finetuning.unfreeze_epochs)",
+                f"{settings.unfreeze_epochs:g} epochs, and there are {chosen(settings.epochs):g} "
+                "(finetuning.unfreeze_epochs)",
                 stacklevel=2,
             )
         return optimizers
@@ -240,14 +269,17 @@ class _Run(RunProcess):
         stopped = self.signal if self.state.step < training.steps and not self._is_enough() else 0
         if stopped:
             self.ledger.write("stop", step=self.state.step, signal=stopped)
-        elif not ended:
-            self.write_end()
         best_step = self.best[1] if self.best else self.state.step
         if self.best and self.measured is not None:
             lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
             self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.measured.records, self.recipe)
         chosen_by = metric(self.recipe.task.metrics[0]).headline if self.scores else ""
-        return FinetuneResult(self.out, self.state.step, best_step, stopped, self.scores, chosen_by)
+        verdict = verdict_on(self.scores, self.headlines, self.baseline, self.recipe) if self.scores else ""
+        if not stopped and not ended:
+            self.write_end(verdict=verdict)
+        return FinetuneResult(
+            self.out, self.state.step, best_step, stopped, self.scores, chosen_by, self.baseline, verdict
+        )
 
     def _resume(self, checkpoint: Checkpoint) -> tuple[bool, bool]:
         """Take over a checkpoint; returns whether all has been learned, and whether the ledger says so."""
@@ -281,6 +313,7 @@ class _Run(RunProcess):
         return patience is not None and self.waited >= patience
 
     def _compare_with_best(self, value: float, step: int) -> bool:
+        self.headlines.append(value)
         if self.best is None or value > self.best[0]:
             self.best, self.waited = (value, step), 0
             return True
@@ -297,6 +330,7 @@ class _Run(RunProcess):
             files=self.files,
             fingerprints=self.origin,
             records={"train": len(self.train_data.records), "dev": len(self.dev.records) if self.dev else 0},
+            baseline=self.baseline.to_dict() if self.baseline else None,
         )
 
     def _evaluate(self, state: TrainState) -> bool:

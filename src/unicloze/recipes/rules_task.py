@@ -45,7 +45,7 @@ def task_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     for name in ("max_question", "stride", "max_answer", "n_best"):
         if getattr(task, name) < 1:
             yield f"task.{name}", "it must be 1 or more"
-    if not 0 < finetuning.epochs < math.inf:
+    if finetuning.epochs != "auto" and not 0 < finetuning.epochs < math.inf:
         yield "finetuning.epochs", "it must be above 0 and finite"
     if not 0 <= finetuning.warmup_share < 1:
         yield "finetuning.warmup_share", "it must be at least 0 and below 1"

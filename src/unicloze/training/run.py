@@ -32,7 +32,7 @@ from unicloze.training.batches import MicroBatch, check_windows, heldout_example
 from unicloze.training.checkpoint import Checkpoint, load_newest, set_aside_newer
 from unicloze.training.initial import Open, initialize_from
 from unicloze.training.ledger import read_ledger
-from unicloze.training.lock import RunLock
+from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, Hooks, TrainState, evaluate
 from unicloze.training.models import load_model, ready_model
 from unicloze.training.optimizers import build_optimizers
@@ -109,8 +109,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
         UsageError: The directory holds a run with other settings.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    with RunLock(out):
+    with hold_run(out):
         checkpoint = load_newest(out / "checkpoints")
         recipe = _with_former_settings(recipe, out, checkpoint)
         prepared = _open_data(recipe, out, checkpoint, progress)
