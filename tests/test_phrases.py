@@ -252,6 +252,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_a_byte_order_mark_is_no_part_of_the_first_phrase(kind: Any, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(["the post office of the town hall"] * 9, TokenizerSettings(kind=kind, vocab_size=300))
+    (tmp_path / "plain.txt").write_text("post office\ntown hall\n")
+    (tmp_path / "marked.txt").write_text("\ufeffpost office\ntown hall\n", encoding="utf-8")
+    assert (
+        given_phrases(tmp_path / "marked.txt", tokenizer).phrases
+        == given_phrases(tmp_path / "plain.txt", tokenizer).phrases
+    )
+
+
 def test_the_sampler_marks_its_windows(corpus: Path, tmp_path: Path) -> None:
     prepared = prepare_data(
         DataSettings(corpus=[str(corpus)]), TokenizerSettings(vocab_size=400), tmp_path / "data", progress=False

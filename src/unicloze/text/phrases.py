@@ -199,7 +199,7 @@ def given_phrases(path: Path, tokenizer: Tokenizer) -> PhraseTable:
         UsageError: There is no such file, or no phrase of several words in it that the tokenizer can spell.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
         raise UsageError(f"data.phrases: {path} cannot be read ({error.strerror}): give a text file.") from error
     except UnicodeDecodeError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.errors import UniclozeError
+from unicloze.text.readers import files_at
 from unicloze.text.shards import TokenShard, TokenSource
 
 Numbers = npt.NDArray[np.int64]
 
 
 def find_shards(corpus: str | Path) -> list[Path]:
-    """The `.ds` files a path names (a file, a folder or a glob), sorted; none if it names something else."""
-    place = Path(corpus).expanduser()
-    if place.is_dir():
-        return sorted(place.rglob("*.ds"))
-    names = [place] if place.is_file() else [Path(name) for name in glob.glob(str(place), recursive=True)]
-    return sorted(file for file in names if file.suffix == ".ds")
+    """The `.ds` files among those a path names, sorted; see `unicloze.text.readers.files_at`."""
+    return [file for file in files_at(corpus) if file.suffix == ".ds"]
 
 
 def documents(path: Path, vocab_size: int) -> Iterator[npt.NDArray[np.unsignedinteger]]:
