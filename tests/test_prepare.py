@@ -464,6 +464,17 @@ def test_a_folder_that_is_not_prepared(tmp_path: Path) -> None:
         Prepared.load(tmp_path)
 
 
+def test_tokens_of_another_tokenizer_are_refused(corpus: Path, tmp_path: Path) -> None:
+    first = run(corpus, tmp_path / "first")
+    other = run(corpus, tmp_path / "other", TokenizerSettings(kind="bpe", vocab_size=400))
+    names = f"{first.tokenizer.fingerprint[:16]}, not {other.tokenizer.fingerprint[:16]}"
+    with pytest.raises(
+        UniclozeError, match=rf"corpus\.ds holds tokens of tokenizer {names}: give --tokenizer\.path the"
+    ):
+        run(first.folder, tmp_path / "out", TokenizerSettings(path=str(other.folder)))
+    assert run(first.folder, tmp_path / "out", TokenizerSettings(path=str(first.folder))).train
+
+
 def test_texts_beside_tokens_are_not_left_out_unsaid(corpus: Path, tmp_path: Path) -> None:
     prepared = run(corpus, corpus / "earlier" / "data")
     tokenizer = TokenizerSettings(path=str(prepared.folder))

@@ -35,7 +35,7 @@ def test_the_files_are_datatroves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("vocab_size", "width"), [(2**16, 2), (2**16 + 1, 4)])
 def test_round_trip(tmp_path: Path, vocab_size: int, width: int) -> None:
     shard = TokenShard.open(write(tmp_path / "a.ds", vocab_size))
-    assert shard.tokens.itemsize == width
+    assert (shard.tokens.itemsize, shard.tokenizer_name) == (width, "toy")
     assert shard.tokens.tolist() == [5, 6, 7, 8, 9, 10]
     assert shard.starts.tolist() == [0, 3, 4] and shard.ends.tolist() == [3, 4, 6]
     assert shard.sizes is not None and shard.sizes.tolist() == [30, 4, 20]

@@ -295,7 +295,7 @@ class _Hashers:
         """Of each document of a shard; the size is in tokens, or in bytes of the text they spell. An empty one has size 0."""
         assert self._tokenizer is not None
         size = self._tokenizer.vocabulary.size
-        for tokens in tokenised.documents(path, size):
+        for tokens in tokenised.documents(path, self._tokenizer):
             if self._spelling is not None and len(tokens):
                 value, spelled = self._spelling.hash(np.split(tokens, range(_PART, len(tokens), _PART)), self._seed)
                 yield value, max(1, spelled)
@@ -367,8 +367,8 @@ def _note_left_out(entry: dict[str, Any]) -> None:
 
 
 def _writer(folder: Path, name: str, tokenizer: Tokenizer) -> ShardWriter:
-    words = f"unicloze-{tokenizer.fingerprint[:16]}"
-    return ShardWriter(folder / f"{name}.ds", vocab_size=tokenizer.vocabulary.size, tokenizer_name=words)
+    size = tokenizer.vocabulary.size
+    return ShardWriter(folder / f"{name}.ds", vocab_size=size, tokenizer_name=tokenised.name_of(tokenizer))
 
 
 def _source_names(corpus: Iterable[str]) -> list[str]:

@@ -107,6 +107,7 @@ class TokenShard:
         lines: Line of its file each document begins in, 0 where not known. *Shape:* (documents,)
         numbers: Number of each document within the `.ds` file. *Shape:* (documents,)
         files: Name of each file and its first document.
+        tokenizer_name: What the metadata call the tokenizer; empty if there are none.
     """
 
     path: Path
@@ -117,6 +118,7 @@ class TokenShard:
     lines: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int64]
     files: tuple[tuple[str, int], ...]
+    tokenizer_name: str = ""
 
     @classmethod
     def open(cls, path: Path, *, documents: npt.NDArray[np.int64] | None = None) -> TokenShard:
@@ -168,8 +170,22 @@ class TokenShard:
             numbers, starts, ends = documents, starts[documents], ends[documents]
             sizes, lines = None if sizes is None else sizes[documents], lines[documents]
         return cls(
-            path=path, tokens=tokens, starts=starts, ends=ends, sizes=sizes, lines=lines, numbers=numbers, files=files
+            path=path,
+            tokens=tokens,
+            starts=starts,
+            ends=ends,
+            sizes=sizes,
+            lines=lines,
+            numbers=numbers,
+            files=files,
+            tokenizer_name=_tokenizer_name(beside(path, ".metadata")),
         )
+
+
+def _tokenizer_name(metadata: Path) -> str:
+    if not metadata.is_file():
+        return ""
+    return metadata.read_text(encoding="utf-8", errors="replace").split("\n")[0].rpartition("|")[0]
 
 
 def _beside_documents(path: Path, end: str, index: Path) -> npt.NDArray[np.int64] | None:
