@@ -259,7 +259,7 @@ def test_a_loss_that_is_no_number_in_an_early_phase_names_its_window(
         return model
 
     monkeypatch.setattr(models, "build_model", broken)
-    with pytest.raises(UniclozeError, match=r"before the update of step 1: .*corpus\.txt, document \d+, token \d+"):
+    with pytest.raises(UniclozeError, match=r"before the update of step 1: .*corpus\.txt, line \d+, token \d+"):
         pretrain_run(made, tmp_path / "run", progress=False)
 
 

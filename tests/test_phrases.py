@@ -231,7 +231,10 @@ def test_given_phrases_are_found_in_running_text(kind: Any, tmp_path: Path) -> N
     tokenizer = Tokenizer.train(texts, TokenizerSettings(kind=kind, vocab_size=330))
     path = tmp_path / "mine.txt"
     path.write_text("post office\n\n  New York \noffice\n")
-    known = given_phrases(path, tokenizer)
+    with pytest.warns(
+        UserWarning, match=r"data\.phrases: 1 of the 3 lines of .*mine\.txt are left out, such as 'office'"
+    ):
+        known = given_phrases(path, tokenizer)
     ids = tokenizer.encode_batch(["The post office of New York is old (New York)."])[0]
     joined = known.joined(ids[None], np.ones((1, len(ids)), dtype=bool))[0]
     phrases, current = [], []
@@ -250,6 +253,17 @@ def test_given_phrases_are_found_in_running_text(kind: Any, tmp_path: Path) -> N
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_a_byte_order_mark_is_no_part_of_the_first_phrase(kind: Any, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(["the post office of the town hall"] * 9, TokenizerSettings(kind=kind, vocab_size=300))
+    (tmp_path / "plain.txt").write_text("post office\ntown hall\n")
+    (tmp_path / "marked.txt").write_text("\ufeffpost office\ntown hall\n", encoding="utf-8")
+    assert (
+        given_phrases(tmp_path / "marked.txt", tokenizer).phrases
+        == given_phrases(tmp_path / "plain.txt", tokenizer).phrases
+    )
 
 
 def test_the_sampler_marks_its_windows(corpus: Path, tmp_path: Path) -> None:

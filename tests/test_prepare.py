@@ -22,6 +22,7 @@ from unicloze.text import cutting, pipeline, prepare, python_docs
 from unicloze.text.lineage import is_corpus
 from unicloze.text.prepare import Prepared, open_or_prepare, prepare_data
 from unicloze.text.readers import Document, read_documents
+from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import TokenSource
 from unicloze.text.tokenizers import Tokenizer
 
@@ -202,6 +203,30 @@ def test_another_code_version_is_refused(corpus: Path, tmp_path: Path, monkeypat
 def test_settings_of_the_windows_do_not_matter(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path / "out")
     assert run(corpus, tmp_path / "out", window=64, segments=1, weights=[3.0]).train
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_windows_are_named_by_the_line_of_their_document(tmp_path: Path, kind: str) -> None:
+    """Duplicates and held-out documents have no windows to train on, yet their lines count."""
+    texts = [sentence(i) for i in (0, 1, 1, 2, 3, 0, 4, 5, 6, 7)]
+    if kind == "txt":
+        texts = [f"{text}\nsecond line" for text in texts]
+        (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    else:
+        (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    prepared = run(tmp_path / f"a.{kind}", tmp_path / "out", heldout_share=0.3)
+    found = {}
+    for sources in (prepared.train, prepared.heldout):
+        sampler = WindowSampler(sources, window=256, segments=1, vocabulary=prepared.tokenizer.vocabulary, seed=0)
+        windows = sampler.sequential(100)
+        for row in range(len(windows)):
+            name = sampler.name(int(windows.source[row]), int(windows.index[row]))
+            assert str(name) == f"{tmp_path / 'a'}.{kind}, line {name.line}, token 0, near byte 0"
+            found[name.line] = windows.token_ids[row, 1 : windows.lengths[row] - 1].tolist()
+    lines = [3 * number + 1 if kind == "txt" else number + 1 for number in (0, 1, 3, 4, 6, 7, 8, 9)]
+    distinct = prepared.tokenizer.encode_batch(list(dict.fromkeys(texts)))
+    assert found == {line: ids.tolist() for line, ids in zip(lines, distinct, strict=True)}
+    assert len(prepared.heldout) == 1
 
 
 def test_a_loaded_tokenizer(corpus: Path, tmp_path: Path) -> None:
@@ -454,11 +479,26 @@ def test_a_folder_that_is_not_prepared(tmp_path: Path) -> None:
         Prepared.load(tmp_path)
 
 
+def test_tokens_of_another_tokenizer_are_refused(corpus: Path, tmp_path: Path) -> None:
+    first = run(corpus, tmp_path / "first")
+    other = run(corpus, tmp_path / "other", TokenizerSettings(kind="bpe", vocab_size=400))
+    names = f"{first.tokenizer.fingerprint[:16]}, not {other.tokenizer.fingerprint[:16]}"
+    with pytest.raises(
+        UniclozeError, match=rf"corpus\.ds holds tokens of tokenizer {names}: give --tokenizer\.path the"
+    ):
+        run(first.folder, tmp_path / "out", TokenizerSettings(path=str(other.folder)))
+    assert run(first.folder, tmp_path / "out", TokenizerSettings(path=str(first.folder))).train
+
+
 def test_texts_beside_tokens_are_not_left_out_unsaid(corpus: Path, tmp_path: Path) -> None:
     prepared = run(corpus, corpus / "earlier" / "data")
     tokenizer = TokenizerSettings(path=str(prepared.folder))
     with pytest.raises(UsageError, match=r"holds tokens \(.*\.ds\) and texts \(.*\): give a folder of each"):
         run(corpus, tmp_path / "out", tokenizer)
+    with pytest.raises(
+        UsageError, match=r"\*\*/\* holds tokens \(.*\.ds\) and texts \(.*\): .* a pattern that ends in \.ds"
+    ):
+        run(f"{corpus}/**/*", tmp_path / "out", tokenizer)
     only = run(f"{corpus}/**/*.ds", tmp_path / "only", tokenizer)
     assert only.train[0].num_documents + only.heldout[0].num_documents > 0
     assert run(prepared.folder, tmp_path / "again", tokenizer).train[0].num_tokens > 0

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -96,6 +99,56 @@ def test_folders_and_globs_are_sorted_and_leave_other_files_alone(tmp_path: Path
     assert [file.name for file in find_files(tmp_path)] == ["a.txt", "z.txt", "c.jsonl"]
     assert [file.name for file in find_files(tmp_path / "**" / "*.txt")] == ["a.txt", "z.txt"]
     assert find_files(tmp_path / "a.txt") == [tmp_path / "a.txt"]
+
+
+def test_links_are_followed_once_and_hidden_files_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "corpus" / ".hidden").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "more").mkdir(parents=True)
+    for name in ("corpus/a.txt", "corpus/._a.txt", "corpus/.hidden/b.txt", "elsewhere/c.txt", "elsewhere/more/d.txt"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "corpus" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "more" / "around").symlink_to(tmp_path / "corpus")
+    (tmp_path / "corpus" / "again").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "corpus" / "lost.txt").symlink_to(tmp_path / "missing.txt")
+    expected = ["a.txt", "again/c.txt", "again/more/d.txt"]
+    assert [str(file.relative_to(tmp_path / "corpus")) for file in find_files(tmp_path / "corpus")] == expected
+    assert other_files(tmp_path / "corpus") == {"hidden": 2, "broken link": 1}
+    assert find_files(tmp_path / "corpus" / "._a.txt") == [tmp_path / "corpus" / "._a.txt"]
+
+
+def test_folders_that_a_glob_names_are_searched(tmp_path: Path) -> None:
+    for name in ("en/deep/a.txt", "de/b.txt", "c.txt", "d.txt/e.txt", "en/notes.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    expected = ["c.txt", "d.txt/e.txt", "de/b.txt", "en/deep/a.txt"]
+    for pattern in ("*", "**", "**/*"):
+        assert [str(file.relative_to(tmp_path)) for file in find_files(tmp_path / pattern)] == expected
+        assert other_files(tmp_path / pattern) == {".md": 1}
+    assert [file.name for file in find_files(tmp_path / "*.txt")] == ["c.txt", "e.txt"]
+
+
+def test_a_folder_that_may_not_be_read_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.txt").write_text("x")
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UniclozeError, match=r"The folder .*closed may not be read"):
+        find_files(tmp_path)
+
+
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst", ".txt.gz"])
+@pytest.mark.parametrize("size", [0, 1, 9, 60])
+def test_no_beginning_of_a_compressed_file_is_taken_for_the_whole(tmp_path: Path, ending: str, size: int) -> None:
+    path = write(tmp_path / f"a{ending}", b"".join(b'{"text": "%d"}\n' % number for number in range(500)))
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(UniclozeError, match=rf"a{ending} is cut off or damaged"):
+        texts(path)
 
 
 def test_places_without_text_are_named(tmp_path: Path) -> None:

@@ -66,7 +66,8 @@ class DataSettings:
             one after the other with an [EOS] between them, so that every window is full (RoBERTa's full sentences, GPT).
         order: `shuffled`, or `streams`: row i of a batch goes on where row i of the batch before it stopped, as segment
             recurrence needs (XLNet).
-        heldout_share: Share of the documents held out for evaluation, chosen by a hash of their text.
+        heldout_share: Share of the documents held out for evaluation, chosen by a hash of their text; every source keeps at
+            least one to train on.
         deduplicate: Drop documents whose text was seen before (white space and case ignored).
         phrases: Text file with one phrase a line, for `objective.mask_unit: phrase`; phrases are found in the training
             text if not given.

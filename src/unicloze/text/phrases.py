@@ -9,6 +9,7 @@ FOLDER/phrases.json        where they are from; written last
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,20 +194,30 @@ class PhraseTable:
 
 
 def given_phrases(path: Path, tokenizer: Tokenizer) -> PhraseTable:
-    """The phrases of a text file, one a line.
+    """The phrases of a text file, one a line; a warning counts the lines that are none.
 
     Raises:
         UsageError: There is no such file, or no phrase of several words in it that the tokenizer can spell.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        content = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"data.phrases: {path} cannot be read ({error.strerror}): give a text file.") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"data.phrases: {path} is no UTF-8 at byte {error.start}: give a text file.") from error
-    texts = [line.strip() for line in lines if line.strip()]
+    texts = [line.strip() for line in content.splitlines() if line.strip()]
     # Byte-level tokens of a word depend on the space before it, which only the first word of a text lacks.
-    table = PhraseTable(tokenizer.encode_batch([*texts, *(f" {text}" for text in texts)]), tokenizer.vocabulary)
+    spelled = tokenizer.encode_batch([*texts, *(f" {text}" for text in texts)])
+    table = PhraseTable(spelled, tokenizer.vocabulary)
+    known = set(table.phrases)
+    lines = zip(texts, spelled[: len(texts)], spelled[len(texts) :], strict=True)
+    left_out = [text for text, *both in lines if known.isdisjoint(tuple(ids.tolist()) for ids in both)]
+    if len(table) and left_out:
+        warnings.warn(
+            f"data.phrases: {len(left_out):,} of the {len(texts):,} lines of {path} are left out, such as {left_out[0]!r}: a "
+            f"phrase has 2 to {MOST_WORDS} words that the tokenizer can spell",
+            stacklevel=2,
+        )
     if not len(table):
         raise UsageError(
             f"data.phrases: {path} holds no phrase of two or more words that the tokenizer can spell: give one a line."

@@ -24,7 +24,7 @@ from unicloze.text import lineage, tokenised
 from unicloze.text.cutting import last_visible, pieces_of, tail_start, visible
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.python_docs import write_python_docs
-from unicloze.text.readers import SUFFIXES, Document, Tally, find_files, other_files, read_file
+from unicloze.text.readers import SUFFIXES, Document, Tally, files_at, find_files, other_files, read_file
 from unicloze.text.shards import ShardWriter, TokenShard
 from unicloze.text.split import CUT, HELDOUT, TRAIN, Spelling, Split, text_hash, tokens_hash
 from unicloze.text.tokenizers import Tokenizer
@@ -43,33 +43,36 @@ class Piece:
     """A piece of a document on its way to the tokenizer.
 
     Args:
-        path: The document's file.
+        document: The document, or the part of it that is trained on or held out.
         text: The piece.
         is_heldout: Whether the document is held out.
         is_last: Whether the document ends here.
     """
 
-    path: str
+    document: Document
     text: str
     is_heldout: bool
     is_last: bool
 
 
-def _refuse_texts_beside(corpus: Path) -> None:
-    """Refuse a folder of tokens and texts, of which one would be left out; one that `prepare` wrote holds what it needs.
+def _refuse_texts_beside(corpus: str) -> None:
+    """Refuse a folder or glob of tokens and texts, of which one would be left out.
+
+    A folder that `prepare` wrote holds what it needs.
 
     Raises:
         UsageError: It is one.
     """
-    if not corpus.is_dir() or (corpus / "lineage.json").is_file():
+    place = Path(corpus).expanduser()
+    if (place / "lineage.json").is_file():
         return
-    files = (file for file in sorted(corpus.rglob("*")) if file.name.endswith(SUFFIXES) and file.name != "vocab.txt")
-    text = next(files, None)
+    files = files_at(place)
+    text = next((file for file in files if file.name.endswith(SUFFIXES) and file.name != "vocab.txt"), None)
     if text is not None:
-        tokens = tokenised.find_shards(corpus)[0]
+        tokens = tokenised.find_shards(place)[0]
+        only = f"'{corpus}/**/*.ds'" if place.is_dir() else "a pattern that ends in .ds"
         raise UsageError(
-            f"{corpus} holds tokens ({tokens}) and texts ({text}): give a folder of each, or '{corpus}/**/*.ds' for the "
-            "tokens."
+            f"{corpus} holds tokens ({tokens}) and texts ({text}): give a folder of each, or {only} for the tokens."
         )
 
 
@@ -96,7 +99,7 @@ class Preparation:
         ]
         self.text = [entry for entry in self.entries if entry not in self.tokenised]
         for entry in self.tokenised:
-            _refuse_texts_beside(Path(entry["corpus"]).expanduser())
+            _refuse_texts_beside(entry["corpus"])
         self.digests: dict[str, bytes] = {}
         self.hashes = folder / "hashes"
         self.split = Split(data.heldout_share, deduplicate=data.deduplicate, sources=len(self.entries))
@@ -206,19 +209,19 @@ class Preparation:
         entry["duplicates"] += bool(size and not kept)
         return size if kept else 0
 
-    def kept(self, entry: dict[str, Any], hashes: BinaryIO) -> Iterator[tuple[str, str, bool]]:
-        """The documents to keep: file, text, and whether it is held out."""
+    def kept(self, entry: dict[str, Any], hashes: BinaryIO) -> Iterator[tuple[Document, bool]]:
+        """The documents to keep, and whether each is held out."""
         for document in self._documents(entry, Tally()):
             value, text = hashes.read(8), document.text
             if not value:
                 raise UniclozeError(_CHANGED.format(document.path))
             side = self.split.side(int.from_bytes(value, "little"))
             if side in (TRAIN, HELDOUT):
-                yield document.path, text, side == HELDOUT
+                yield document, side == HELDOUT
             elif side == CUT:
                 at = self._tail_start(text)
-                yield document.path, text[:at], False
-                yield document.path, text[at:], True
+                yield replace(document, text=text[:at]), False
+                yield replace(document, text=text[at:]), True
 
     def _tail_start(self, text: str) -> int:
         """Where to cut the document whose end is held out: its copies, whose white space may differ, at the same word."""
@@ -279,7 +282,7 @@ class _Hashers:
             yield from (text_hash(document.text, self._seed) for document in documents)
             return
         parts: list[TokenIds] = []
-        for batch in batches((document.path, document.text, False) for document in documents):
+        for batch in batches((document, False) for document in documents):
             for piece, token_ids in zip(
                 batch, self._tokenizer.encode_batch([piece.text for piece in batch]), strict=True
             ):
@@ -292,7 +295,7 @@ class _Hashers:
         """Of each document of a shard; the size is in tokens, or in bytes of the text they spell. An empty one has size 0."""
         assert self._tokenizer is not None
         size = self._tokenizer.vocabulary.size
-        for tokens in tokenised.documents(path, size):
+        for tokens in tokenised.documents(path, self._tokenizer):
             if self._spelling is not None and len(tokens):
                 value, spelled = self._spelling.hash(np.split(tokens, range(_PART, len(tokens), _PART)), self._seed)
                 yield value, max(1, spelled)
@@ -313,23 +316,23 @@ class _TrainingTexts:
         bar = preparation.bar("training the tokenizer", preparation.total_bytes)
         with preparation.hashes.open("rb") as hashes, bar:
             for entry in preparation.text:
-                for _, text, is_heldout in preparation.kept(entry, hashes):
-                    bar.update(len(text))
+                for document, is_heldout in preparation.kept(entry, hashes):
+                    bar.update(len(document.text))
                     taken += share
                     if not is_heldout and taken >= 1 - 1e-9:
                         taken -= 1
-                        yield from (_LONG_WORD.sub(r"\1 ", piece) for piece in pieces_of(text))
+                        yield from (_LONG_WORD.sub(r"\1 ", piece) for piece in pieces_of(document.text))
 
 
-def batches(documents: Iterable[tuple[str, str, bool]]) -> Iterator[list[Piece]]:
-    """Pieces of documents, about 2 MB at a time."""
+def batches(documents: Iterable[tuple[Document, bool]]) -> Iterator[list[Piece]]:
+    """Pieces of documents, which are held out or not, about 2 MB at a time."""
     batch: list[Piece] = []
     size = 0
-    for path, text, is_heldout in documents:
-        left = len(text)
-        for piece in pieces_of(text):
+    for document, is_heldout in documents:
+        left = len(document.text)
+        for piece in pieces_of(document.text):
             left -= len(piece)
-            batch.append(Piece(path=path, text=piece, is_heldout=is_heldout, is_last=not left))
+            batch.append(Piece(document=document, text=piece, is_heldout=is_heldout, is_last=not left))
             size += len(piece)
             if size >= _BATCH:
                 yield batch
@@ -344,8 +347,8 @@ def _write(writers: dict[bool, ShardWriter], batch: list[Piece], encoded: list[T
     for piece, token_ids in zip(batch, encoded, strict=True):
         size = len(piece.text.encode())
         for writer in writers.values():
-            writer.begin_file(piece.path)
-        writers[piece.is_heldout].write(token_ids, size, ends_document=piece.is_last)
+            writer.begin_file(piece.document.path)
+        writers[piece.is_heldout].write(token_ids, size, line=piece.document.line, ends_document=piece.is_last)
         total += size
     return total
 
@@ -364,8 +367,8 @@ def _note_left_out(entry: dict[str, Any]) -> None:
 
 
 def _writer(folder: Path, name: str, tokenizer: Tokenizer) -> ShardWriter:
-    words = f"unicloze-{tokenizer.fingerprint[:16]}"
-    return ShardWriter(folder / f"{name}.ds", vocab_size=tokenizer.vocabulary.size, tokenizer_name=words)
+    size = tokenizer.vocabulary.size
+    return ShardWriter(folder / f"{name}.ds", vocab_size=size, tokenizer_name=tokenised.name_of(tokenizer))
 
 
 def _source_names(corpus: Iterable[str]) -> list[str]:

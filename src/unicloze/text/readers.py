@@ -14,7 +14,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -30,7 +30,6 @@ LONGEST_DOCUMENT = 64 * 2**20
 """Most bytes of a .txt document. A longer one is cut at a line's end, else at a space, else between two characters: memory
 must not grow with it."""
 _BLOCK = 2**20
-_HIDDEN = re.compile(r"\.")
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view"}
@@ -72,49 +71,83 @@ class Tally:
     digest: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
 
 
+def files_at(path: str | Path) -> list[Path]:
+    """All files a path names, sorted: a file, or those of a folder and its folders, or of what a glob (`**` allowed) names.
+
+    Links are followed. Hidden files and those of hidden folders are left alone unless they are named themselves.
+
+    Raises:
+        UniclozeError: A folder may not be read.
+    """
+    return [file for file in _names_at(Path(path).expanduser()) if file.is_file()]
+
+
+def _names_at(place: Path, *, hidden: bool = False) -> list[Path]:
+    """The same with links that lead nowhere; or of all these only what is hidden in a folder."""
+    if place.is_file():
+        return [] if hidden else [place]
+    if place.is_dir():
+        return sorted(_names_below(place, hidden))
+    found = [Path(name) for name in glob.glob(str(place), recursive=True)]
+    below = {name for folder in found if folder.is_dir() for name in _names_below(folder, hidden)}
+    return sorted(below.union([] if hidden else (name for name in found if not name.is_dir())))
+
+
+def _names_below(place: Path, hidden: bool) -> Iterator[Path]:
+    """What is in a folder and its folders, each once, that is no folder."""
+
+    def refuse(error: OSError) -> None:
+        raise UniclozeError(
+            f"The folder {error.filename} may not be read: give yourself the permission, or name another."
+        )
+
+    seen = set()
+    for folder, folders, names in os.walk(place, followlinks=True, onerror=refuse):
+        if (real := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if hidden or not name.startswith("."))
+        is_hidden = any(part.startswith(".") for part in Path(folder).relative_to(place).parts)
+        yield from (Path(folder, name) for name in names if hidden == (is_hidden or name.startswith(".")))
+
+
 def find_files(path: str | Path) -> list[Path]:
-    """The text files a path names, sorted.
+    """The text files among those a path names, sorted.
 
     Args:
-        path: A file, a folder (searched with its folders) or a glob (`**` allowed).
+        path: As in `files_at`.
 
     Raises:
         UniclozeError: Nothing is there, or nothing that can be read.
     """
-    place = Path(path).expanduser()
-    known = ", ".join(SUFFIXES)
+    place, known = Path(path).expanduser(), ", ".join(SUFFIXES)
+    found = [file for file in files_at(place) if file.name.endswith(SUFFIXES)]
+    if found:
+        return found
     if place.is_file():
-        if not str(place).endswith(SUFFIXES):
-            raise UniclozeError(f"{place} is no file of a known kind: rename or convert it to one of {known}.")
-        return [place]
+        raise UniclozeError(f"{place} is no file of a known kind: rename or convert it to one of {known}.")
     if place.is_dir():
-        found = [file for file in place.rglob("*") if str(file).endswith(SUFFIXES) and file.is_file()]
-        if not found:
-            if not os.access(place, os.R_OK | os.X_OK):
-                raise UniclozeError(
-                    f"The folder {place} may not be read: give yourself the permission, or name another."
-                )
-            raise UniclozeError(f"The folder {place} holds no text: put files in it that end in one of {known}.")
-        return sorted(found)
-    found = [Path(name) for name in glob.glob(str(place), recursive=True) if name.endswith(SUFFIXES)]
-    if not found:
-        raise UniclozeError(f"There is no text at {place}: name a file, folder or glob of {known}.")
-    return sorted(found)
+        raise UniclozeError(f"The folder {place} holds no text: put files in it that end in one of {known}.")
+    raise UniclozeError(f"There is no text at {place}: name a file, folder or glob of {known}.")
 
 
 def other_files(path: str | Path) -> dict[str, int]:
     """How many files of a folder or glob `find_files` leaves alone, by their endings, the most frequent first.
 
-    Hidden files and those of hidden folders are not counted.
+    Links that lead nowhere count as `broken link`, hidden files that would be text otherwise as `hidden`.
     """
     place = Path(path).expanduser()
-    inside: Iterable[Path]
-    if place.is_dir():
-        inside = (file for file in place.rglob("*") if not any(map(_HIDDEN.match, file.relative_to(place).parts)))
-    else:
-        inside = map(Path, glob.glob(str(place), recursive=True))
-    others = sorted(file for file in inside if not str(file).endswith(SUFFIXES) and file.is_file())
-    return dict(Counter(file.suffix or "without an ending" for file in others).most_common())
+    if place.is_file():
+        return {}
+    kinds = []
+    for file in _names_at(place):
+        if not file.exists():
+            kinds.append("broken link")
+        elif file.is_file() and not file.name.endswith(SUFFIXES):
+            kinds.append(file.suffix or "without an ending")
+    kinds += ["hidden" for file in _names_at(place, hidden=True) if file.name.endswith(SUFFIXES) and file.is_file()]
+    return dict(Counter(kinds).most_common())
 
 
 def read_documents(path: str | Path, text_field: str = "text", *, tally: Tally | None = None) -> Iterator[Document]:
@@ -177,6 +210,8 @@ class _Hashing(io.RawIOBase):
 
 
 def _open(file: Path, tally: Tally) -> BinaryIO:
+    if file.suffix in (".gz", ".zst") and not file.stat().st_size:
+        raise EOFError("it is empty")
     raw = io.BufferedReader(_Hashing(file, tally.digest), _BLOCK)
     if file.suffix == ".gz":
         return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), _BLOCK))

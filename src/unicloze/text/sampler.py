@@ -38,20 +38,23 @@ class WindowName:
     Args:
         source: Name of the source.
         file: File of the document.
-        document: Number of the document within the file.
+        line: Line of the file the document begins in (row of a table), from 1; None if the shard does not know.
+        document: Number of the document among those of the file that are in the shard.
         first_token: Number of the window's first token within the document.
         byte: Its approximate byte within the document's text, None if the shard does not know.
     """
 
     source: str
     file: str
+    line: int | None
     document: int
     first_token: int
     byte: int | None
 
     def __str__(self) -> str:
         place = "" if self.byte is None else f", near byte {self.byte}"
-        return f"{self.file}, document {self.document}, token {self.first_token}{place}"
+        document = f"document {self.document}" if self.line is None else f"line {self.line}"
+        return f"{self.file}, {document}, token {self.first_token}{place}"
 
 
 class WindowSampler:
@@ -210,6 +213,7 @@ class WindowSampler:
         return WindowName(
             source=self.sources[source].name,
             file=file,
+            line=int(shard.lines[document]) or None,
             document=stored - first_document,
             first_token=first_token,
             byte=byte,

@@ -4,6 +4,7 @@ NAME.ds           token ids, document after document, little-endian uint16 (uint
 NAME.ds.index     where each document ends, in tokens, uint64
 NAME.ds.metadata  "tokenizer|bytes of a token", the number of tokens, that number for people: three lines
 NAME.ds.bytes     bytes of text up to the end of each document, uint64 (ours; datatrove has none)
+NAME.ds.lines     line of its file each document begins in (row of a table), uint64, 0 if not known (ours)
 NAME.ds.json      the files the documents are from (ours)
 """
 
@@ -40,7 +41,7 @@ class ShardWriter:
         self._dtype = np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
         self._tokenizer_name = tokenizer_name
         self._files: list[dict[str, str | int]] = []
-        self._open: list[BinaryIO] = [beside(path, end).open("wb", 2**20) for end in ("", ".index", ".bytes")]
+        self._open: list[BinaryIO] = [beside(path, end).open("wb", 2**20) for end in ("", ".index", ".bytes", ".lines")]
         self.tokens = self.bytes = self.documents = 0
 
     def begin_file(self, name: str) -> None:
@@ -51,9 +52,18 @@ class ShardWriter:
             self._files.pop()
         self._files.append({"path": name, "first_document": self.documents})
 
-    def write(self, token_ids: npt.NDArray[np.integer], size: int, *, ends_document: bool = True) -> None:
-        """Adds a document, or a piece of one, of `size` bytes of text. *Shape:* (tokens,)"""
-        tokens_file, index_file, bytes_file = self._open
+    def write(
+        self, token_ids: npt.NDArray[np.integer], size: int, *, line: int = 0, ends_document: bool = True
+    ) -> None:
+        """Adds a document, or a piece of one.
+
+        Args:
+            token_ids: Its tokens. *Shape:* (tokens,)
+            size: Its bytes of text.
+            line: Line of the file the document begins in, from 1; 0 if not known.
+            ends_document: Whether the document ends here.
+        """
+        tokens_file, index_file, bytes_file, lines_file = self._open
         tokens_file.write(token_ids.astype(self._dtype).tobytes())
         self.tokens += len(token_ids)
         self.bytes += size
@@ -62,6 +72,7 @@ class ShardWriter:
         self.documents += 1
         index_file.write(self.tokens.to_bytes(8, "little"))
         bytes_file.write(self.bytes.to_bytes(8, "little"))
+        lines_file.write(line.to_bytes(8, "little"))
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -93,8 +104,10 @@ class TokenShard:
         starts: First token of each document. *Shape:* (documents,)
         ends: Where each document ends. *Shape:* (documents,)
         sizes: Bytes of text of each document, None if not known. *Shape:* (documents,)
-        numbers: Number of each document within the file. *Shape:* (documents,)
+        lines: Line of its file each document begins in, 0 where not known. *Shape:* (documents,)
+        numbers: Number of each document within the `.ds` file. *Shape:* (documents,)
         files: Name of each file and its first document.
+        tokenizer_name: What the metadata call the tokenizer; empty if there are none.
     """
 
     path: Path
@@ -102,8 +115,10 @@ class TokenShard:
     starts: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64] | None
+    lines: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int64]
     files: tuple[tuple[str, int], ...]
+    tokenizer_name: str = ""
 
     @classmethod
     def open(cls, path: Path, *, documents: npt.NDArray[np.int64] | None = None) -> TokenShard:
@@ -133,12 +148,9 @@ class TokenShard:
             np.memmap(path, dtype=width, mode="r") if size else np.zeros(0, dtype=width)
         )
         starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
-        sizes: npt.NDArray[np.int64] | None = None
-        if (file := beside(path, ".bytes")).is_file():
-            if file.stat().st_size != index.stat().st_size:
-                raise UniclozeError(f"{file} does not fit {index}: remove the folder and prepare again.")
-            bounds = np.concatenate([np.zeros(1, np.int64), np.fromfile(file, dtype="<u8").astype(np.int64)])
-            sizes = bounds[1:] - bounds[:-1]
+        bounds, lines = (_beside_documents(path, end, index) for end in (".bytes", ".lines"))
+        sizes = None if bounds is None else np.diff(bounds, prepend=np.int64(0))
+        lines = np.zeros(len(ends), dtype=np.int64) if lines is None else lines
         files: tuple[tuple[str, int], ...] = ((str(path), 0),)
         if (file := beside(path, ".json")).is_file():
             try:
@@ -156,8 +168,34 @@ class TokenShard:
                     "prepare again."
                 )
             numbers, starts, ends = documents, starts[documents], ends[documents]
-            sizes = None if sizes is None else sizes[documents]
-        return cls(path=path, tokens=tokens, starts=starts, ends=ends, sizes=sizes, numbers=numbers, files=files)
+            sizes, lines = None if sizes is None else sizes[documents], lines[documents]
+        return cls(
+            path=path,
+            tokens=tokens,
+            starts=starts,
+            ends=ends,
+            sizes=sizes,
+            lines=lines,
+            numbers=numbers,
+            files=files,
+            tokenizer_name=_tokenizer_name(beside(path, ".metadata")),
+        )
+
+
+def _tokenizer_name(metadata: Path) -> str:
+    if not metadata.is_file():
+        return ""
+    return metadata.read_text(encoding="utf-8", errors="replace").split("\n")[0].rpartition("|")[0]
+
+
+def _beside_documents(path: Path, end: str, index: Path) -> npt.NDArray[np.int64] | None:
+    """What a file beside a shard says of each document; None if there is none."""
+    file = beside(path, end)
+    if not file.is_file():
+        return None
+    if file.stat().st_size != index.stat().st_size:
+        raise UniclozeError(f"{file} does not fit {index}: remove the folder and prepare again.")
+    return np.fromfile(file, dtype="<u8").astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

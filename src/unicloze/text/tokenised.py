@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,31 +10,41 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.errors import UniclozeError
+from unicloze.text.readers import files_at
 from unicloze.text.shards import TokenShard, TokenSource
+from unicloze.text.tokenizers import Tokenizer
+
+_OURS = "unicloze-"
 
 Numbers = npt.NDArray[np.int64]
 
 
 def find_shards(corpus: str | Path) -> list[Path]:
-    """The `.ds` files a path names (a file, a folder or a glob), sorted; none if it names something else."""
-    place = Path(corpus).expanduser()
-    if place.is_dir():
-        return sorted(place.rglob("*.ds"))
-    names = [place] if place.is_file() else [Path(name) for name in glob.glob(str(place), recursive=True)]
-    return sorted(file for file in names if file.suffix == ".ds")
+    """The `.ds` files among those a path names, sorted; see `unicloze.text.readers.files_at`."""
+    return [file for file in files_at(corpus) if file.suffix == ".ds"]
 
 
-def documents(path: Path, vocab_size: int) -> Iterator[npt.NDArray[np.unsignedinteger]]:
+def name_of(tokenizer: Tokenizer) -> str:
+    """What the metadata of shards written here call a tokenizer."""
+    return _OURS + tokenizer.fingerprint[:16]
+
+
+def documents(path: Path, tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.unsignedinteger]]:
     """The tokens of each document of a shard. *Shape:* (tokens,) each
 
     Args:
         path: The `.ds` file.
-        vocab_size: Ids of the tokenizer.
+        tokenizer: Of its tokens.
 
     Raises:
-        UniclozeError: The shard is damaged, or holds ids the tokenizer has not.
+        UniclozeError: The shard is damaged, holds ids the tokenizer has not, or was written here with another tokenizer.
     """
-    shard = TokenShard.open(path)
+    shard, vocab_size = TokenShard.open(path), tokenizer.vocabulary.size
+    if shard.tokenizer_name.startswith(_OURS) and shard.tokenizer_name != name_of(tokenizer):
+        raise UniclozeError(
+            f"{path} holds tokens of tokenizer {shard.tokenizer_name.removeprefix(_OURS)}, not "
+            f"{tokenizer.fingerprint[:16]}: give --tokenizer.path the tokenizer of these shards."
+        )
     for start, end in zip(shard.starts.tolist(), shard.ends.tolist(), strict=True):
         tokens = shard.tokens[start:end]
         if end > start and int(tokens.max()) >= vocab_size:
