@@ -101,6 +101,7 @@ def test_words_are_those_of_the_characters_however_they_are_spelled() -> None:
         "я",
         "ह",
         "हि",
+        "ế",
         "한",
         "\U0001f642",
     ]
@@ -124,17 +125,60 @@ def test_sentencepiece_words() -> None:
     ]  # fmt: skip
 
 
+def test_parts_and_marks_belong_to_what_stands_before_them() -> None:
+    texts = [b"a", "\u00b4".encode(), b"\xf0\x9f\x99", b"\x82", "\u0301".encode(), "\u200d".encode(), b"("]
+    boundaries = Boundaries.of(texts)
+    assert boundaries.continues.tolist() == [True, False, False, True, True, True, False]
+    for row, expected in {
+        (0, 2, 3, 0): [False, False, True, False],  # the three bytes and the fourth are no letter
+        (0, 4, 0): [False, True, True],
+        (6, 4, 0): [False, True, False],
+        (0, 5, 0, 1, 5): [False, True, True, False, True],
+    }.items():
+        assert boundaries.follows(np.array(row)).tolist() == expected, row
+
+
+def test_a_letter_that_looks_like_the_mark_of_a_space_is_one() -> None:
+    pieces = [(piece, 0.0) for piece in ("<pad>", "<unk>", "<s>", "</s>", "<mask>", "▁a", "Ġu", "[1]")]
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=1))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    backend.add_special_tokens([piece for piece, _ in pieces[:5]])
+    tokenizer = Tokenizer(backend)
+    (ids,) = tokenizer.encode_batch(["aĠu[1]"])
+    assert ids.tolist() == [5, 6, 7]
+    assert tokenizer.vocabulary.follows(ids).tolist() == [False, True, False]
+    assert tokenizer.vocabulary.ordinary.tolist() == [5, 6, 7], "brackets of texts are no special tokens"
+
+
 def test_word_pieces_are_judged_by_their_prefix_alone() -> None:
     tokenizer = wordpiece()
     assert words(tokenizer, "the (lists) played.") == ["the", "(", "lists", ")", "played", "."]
     backend = tokenizers.Tokenizer(
         tokenizers.models.WordPiece(
-            {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "@@b", "##c"])},
+            {
+                token: i
+                for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "@@b", "##c", "[X_SEP]"])
+            },
             unk_token="[UNK]",
             continuing_subword_prefix="@@",
         )
     )
-    assert np.flatnonzero(Tokenizer(backend).vocabulary.continues).tolist() == [6]
+    vocabulary = Tokenizer(backend).vocabulary
+    assert np.flatnonzero(vocabulary.continues).tolist() == [6]
+    assert vocabulary.special.tolist() == [0, 1, 2, 3, 4, 8]
+
+
+def test_added_words_need_not_be_spelled_in_bytes() -> None:
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "a": 5}, [])
+    )
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    backend.add_tokens(["東京", "ok"])
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.texts()[5:] == [b"a", "東京".encode(), b"ok"]
+    assert tokenizer.vocabulary.follows(np.array([5, 7, 6, 5])).tolist() == [False, True, False, False]
 
 
 def test_rows_and_texts_are_apart() -> None:

@@ -121,6 +121,20 @@ def test_an_export_with_a_token_too_many_before_its_masks_is_refused(tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
+def test_the_check_pads_and_cuts_texts_as_the_exported_tokenizer_does(tmp_path: Path) -> None:
+    """A BERT counts positions from the row's beginning on, padding or not."""
+    model = masked(wordpiece(), "bert")
+    export = stock_format(model, "bert")
+
+    def wrongly(folder: Path) -> None:
+        export.write(folder)
+        file = folder / "tokenizer_config.json"
+        file.write_text(file.read_text().replace('"right"', '"left"'))
+
+    with pytest.raises(UniclozeError, match=r"differs from the model by .* on texts with masks"):
+        write_export(model, dataclasses.replace(export, write=wrongly), tmp_path / "out")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exported_tokenizer_is_read_as_what_it_was(tmp_path: Path, kind: str) -> None:
     own = KINDS[kind]()

@@ -330,7 +330,10 @@ def test_sentencepieces_case_is_compared_too(tmp_path: Path) -> None:
     transformers.AlbertTokenizer(vocab=pieces).save_pretrained(tmp_path)
     assert Tokenizer.load(tmp_path).encode("É").tolist() == [5]
     file = tmp_path / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"do_lower_case": False}))
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps(said | {"tokenize_chinese_chars": True}))  # no key of this class
+    assert Tokenizer.load(tmp_path).lowercase
+    file.write_text(json.dumps(said | {"do_lower_case": False}))
     with pytest.raises(UniclozeError, match=r"do_lower_case is false, but .* does lower-case"):
         Tokenizer.load(tmp_path)
     pieces[:] = [piece for piece in pieces if piece[0] != "▁e"]
