@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -59,7 +60,12 @@ def test_every_predicted_token_is_smoothed_in_training_and_none_in_evaluation(na
     model.initialize(0)
     for network in model.networks:
         network.label_smoothing = SMOOTHING
-    batch = collate(make_examples(random_windows(6, 24, short=True), vocabulary(), objective))
+    examples = make_examples(random_windows(6, 24, short=True), vocabulary(), objective)
+    weighed = {
+        target: dataclasses.replace(known, weights=known.weights * np.linspace(0.5, 2, 6, dtype=np.float32)[:, None])
+        for target, known in examples.targets.items()
+    }
+    batch = collate(dataclasses.replace(examples, targets=weighed))
     smoothing = SMOOTHING if mode == "training" else 0.0
     with torch.no_grad():
         losses = model.train(mode == "training")(batch)

@@ -455,6 +455,30 @@ def test_other_settings_are_not_continued(corpus: Path, tmp_path: Path) -> None:
 def test_perplexity_overflows_to_infinity() -> None:
     assert perplexity(1e9, 1.0) == math.inf
     assert perplexity(math.log(5) * 3, 3.0) == pytest.approx(5)
+    assert perplexity(math.log(5) * 0.25, 0.25) == pytest.approx(5)
+
+
+def test_a_resumed_run_goes_on_counting_and_logs_its_last_step(corpus: Path, tmp_path: Path) -> None:
+    settings = toy_overrides() | {
+        "data.corpus": [str(corpus)], "training.schedule": "constant", "training.log_every": 3,
+    }  # fmt: skip
+    for out, lengths in {"whole": [5], "parts": [2, 5]}.items():
+        for steps in lengths:
+            pretrain_run(
+                load_recipe("quickstart", settings | {"training.steps": steps}), tmp_path / out, progress=False
+            )
+    logged = {
+        out: {
+            event["step"]: event["text_tokens"]
+            for event in read_ledger(tmp_path / out / "ledger.jsonl")
+            if event["event"] == "step"
+        }
+        for out in ("whole", "parts")
+    }
+    assert list(logged["whole"]) == [3, 5] and list(logged["parts"]) == [2, 3, 5]
+    assert all(logged["parts"][step] == count for step, count in logged["whole"].items())
+    states = [load_newest(tmp_path / out / "checkpoints").state for out in ("whole", "parts")]
+    assert states[0] == states[1] and states[0]["text_tokens"] == logged["whole"][5]
 
 
 def test_frozen_parts_stay_as_they_are_and_the_others_learn(tmp_path: Path) -> None:
