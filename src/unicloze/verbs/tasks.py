@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from unicloze.training.models import LoadedModel
 
 
-NOT_OF_A_TASK = {
-    "training.steps": "give finetuning.epochs",
-    "training.warmup_steps": "give finetuning.warmup_share",
-    "training.evaluate_every": "give finetuning.evaluations, how many an epoch has",
-    "training.save_every": "each evaluation saves; give finetuning.evaluations, how many an epoch has",
-    "training.compile": "its rows differ in length, and a model that is compiled anew for each is slower",
-}
-"""Settings of pre-training that follow from others where records are learned, and where to set them instead."""
-
-
 def finetune(
     task: PathLike,
     model: PathLike | LoadedModel,
@@ -56,21 +46,23 @@ def finetune(
         UniclozeError: A record, the model or the directory cannot be used, or the loss is not finite.
     """
     from unicloze.recipes import load_recipe
+    from unicloze.recipes.rules_unread import given_settings, refuse_decided_in_task, refuse_unread_in_task
     from unicloze.training.allocator import tune_allocator
 
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: give 1 or more.")
-    for key, instead in NOT_OF_A_TASK.items():
-        if key in (overrides or {}):
-            raise UsageError(f"{key} is not set for a fine-tuning: {instead}.")
+    given = given_settings(overrides)
+    refuse_decided_in_task(given)
     recipe = load_recipe(task, overrides)
     tune_allocator()
     from unicloze.decoding.texts import open_model
     from unicloze.finetuning.seeds import finetune_seeds
     from unicloze.finetuning.start import task_recipe
+    from unicloze.tasks.generation import with_learning
 
     start = open_model(opening(model))
-    recipe = task_recipe(recipe, start, list(overrides or {}))
+    recipe = task_recipe(recipe, start, list(given))
+    refuse_unread_in_task([with_learning(recipe)], given)
     folder = RUNS / recipe.name if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     return finetune_seeds(
@@ -173,7 +165,7 @@ def generate(
     if (text is None) == (file is None):
         raise UsageError("Give a text or a file of sources to generate from, and not both.")
     check_file(out)
-    loaded = _generator(model, device, overrides)
+    loaded = _generator(model, device, overrides, of_a_file=file is not None)
     records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
     if out is not None:
         return generate_into(Path(out), loaded, records, into, progress=not quiet)
@@ -189,7 +181,7 @@ def stream(
     """The text that `generate` gives for a source, piece by piece as soon as each is settled."""
     from unicloze.finetuning.texts import stream_for_record
 
-    loaded = _generator(model, device, overrides)
+    loaded = _generator(model, device, overrides, of_a_file=False)
     return stream_for_record(loaded, _record(loaded, text))
 
 
@@ -237,13 +229,19 @@ def _with(model: LoadedModel, overrides: Overrides | None) -> LoadedModel:
     return dataclasses.replace(model, recipe=with_overrides(model.recipe, overrides)) if overrides else model
 
 
-def _generator(model: PathLike | LoadedModel, device: str, overrides: Overrides | None) -> LoadedModel:
+def _generator(
+    model: PathLike | LoadedModel, device: str, overrides: Overrides | None, *, of_a_file: bool
+) -> LoadedModel:
     from unicloze.decoding.texts import open_model
+    from unicloze.recipes.rules_unread import given_settings
 
-    check_fixed(overrides, ("decoding", *OF_FILES))
+    given = given_settings(overrides)
+    check_fixed(given, ("decoding", *OF_FILES))
+    if not of_a_file and (strange := next((key for key in OF_FILES if key in given), None)):
+        raise UsageError(f"{strange} says how a file is read, and a text is given: leave it out.")
     loaded = _with(open_model(opening(model, device)), overrides)
     recipe = loaded.recipe
-    if not recipe.task.kind and "decoding.max_length" not in (overrides or {}):  # it was made for no length
+    if not recipe.task.kind and "decoding.max_length" not in given:  # it was made for no length
         longest = min(recipe.decoding.max_length, loaded.model.max_positions // 2)
         recipe = dataclasses.replace(recipe, decoding=dataclasses.replace(recipe.decoding, max_length=longest))
     return dataclasses.replace(loaded, recipe=recipe)
