@@ -178,6 +178,21 @@ IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
 }
 """What settings need where a task is learned."""
 
+IN_GENERATION: Mapping[str, tuple[Needs, ...]] = {
+    "decoding.early_stop": (Needs("decoding.beams above 1", lambda recipe: recipe.decoding.beams > 1),),
+    "decoding.length_penalty": (
+        Needs(
+            "decoding.beams above 1, or drawn texts with their scores (decoding.num_results)",
+            lambda recipe: recipe.decoding.beams > 1 or recipe.decoding.num_results > 1,
+        ),
+    ),
+    "decoding.may_repeat": (
+        Needs("decoding.no_repeat_ngram above 0", lambda recipe: recipe.decoding.no_repeat_ngram > 0),
+    ),
+    "decoding.seed": (Needs("decoding.sample true", lambda recipe: recipe.decoding.sample),),
+}
+"""What settings need where texts are generated; more is refused by `unicloze.decoding.generate.check_settings`."""
+
 _OF_THE_MODEL = "it is that of the model to start from"
 DECIDED_IN_A_TASK: Mapping[str, str] = {
     "training.steps": "give finetuning.epochs",
@@ -258,6 +273,20 @@ def refuse_unread_in_task(recipes: Sequence[Recipe], given: Collection[str], pre
         if section == "objective":
             needs = (_auxiliary, *IN_PRETRAINING.get(key, ()))
         _refuse(key, recipes, needs, prefix)
+
+
+def refuse_unread_in_generation(recipe: Recipe, given: Collection[str]) -> None:
+    """Refuse a given setting that changes nothing in what is generated.
+
+    Args:
+        recipe: Of the model, with the value given.
+        given: Dotted keys.
+
+    Raises:
+        UsageError: What it would need, and the cure.
+    """
+    for key in given:
+        _refuse(key, [recipe], IN_GENERATION.get(key, ()))
 
 
 def refuse_decided_in_task(given: Collection[str], prefix: str = "") -> None:
