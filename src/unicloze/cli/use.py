@@ -137,6 +137,7 @@ def _evaluate(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
     if options.metric == "list":
         from unicloze.evaluation.metrics.registry import METRICS, described
 
+        _refuse_beside_list(options, overrides)
         show(options, {name: metric.purpose for name, metric in METRICS.items()}, described())
         return 0
     result = verbs.evaluate(
@@ -166,6 +167,15 @@ def _evaluate(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
     )
     show(options, result.to_dict(), str(result))
     return 0
+
+
+def _refuse_beside_list(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
+    parser = Parser()
+    _evaluate_options(parser)
+    given = [name for name, value in vars(options).items() if value != parser.get_default(name) and name != "metric"]
+    strange = next((name for name in [*given, *overrides] if name not in ("json", "debug", "help_settings")), None)
+    if strange is not None:
+        raise UsageError(f"evaluate: --metric list prints the metrics: leave --{strange.replace('_', '-')} out.")
 
 
 def _setting(text: str) -> tuple[str, str]:

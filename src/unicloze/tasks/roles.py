@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import Recipe, TaskSettings
@@ -28,15 +28,8 @@ def check_roles(records: Sequence[Record], task: Task, recipe: Recipe) -> None:
             role that the training file has not.
     """
     settings = recipe.task
-    sources = recipe.generation.source if settings.kind == "generation" else ()
-    named = {"task.fields": {*task.roles, *sources, "id"}, "task.optional": {*task.optional}}
-    for key, roles in (("task.fields", settings.fields), ("task.optional", settings.optional or [])):
-        unknown = next((role for role in roles if role not in named[key]), None)
-        if unknown is not None:
-            known = ", ".join(sorted(named[key])) or "none"
-            raise UsageError(
-                f"{key} names the role '{unknown}'; those of a task of the kind {settings.kind} are {known}"
-            )
+    check_fields(recipe, task)
+    _check_known("task.optional", settings.optional or [], task.optional, settings.kind)
     for role in task.optional:
         holder = next((record for record in records if record.get(settings, role) is not None), None)
         if holder is None and (role in settings.fields or role in (settings.optional or [])):
@@ -46,3 +39,28 @@ def check_roles(records: Sequence[Record], task: Task, recipe: Recipe) -> None:
             raise UniclozeError(
                 f"{holder.place}: there is a field '{name}', and the training file has none: rename it or leave it out"
             )
+
+
+def check_fields(recipe: Recipe, task: Task | None, more: Sequence[str] = ()) -> None:
+    """Refuse `task.fields` that say where something is kept that nobody looks for.
+
+    Args:
+        recipe: Of a task, or of pre-training, whose sources are texts.
+        task: Its task, if it has one.
+        more: Roles that are looked for besides.
+
+    Raises:
+        UsageError: A role is unknown.
+    """
+    sources = recipe.generation.source if recipe.task.kind in ("", "generation") else ()
+    _check_known(
+        "task.fields", recipe.task.fields, {*(task.roles if task else ()), *sources, "id", *more}, recipe.task.kind
+    )
+
+
+def _check_known(key: str, named: Iterable[str], known: Collection[str], kind: str) -> None:
+    unknown = next((role for role in named if role not in known), None)
+    if unknown is not None:
+        of_kind = f" of the kind {kind}" if kind else ""
+        roles = ", ".join(sorted(known)) or "none"
+        raise UsageError(f"{key} names the role '{unknown}'; those of a task{of_kind} are {roles}")

@@ -1,0 +1,274 @@
+"""Two values of every setting and every option of which something must tell the difference, and where.
+
+A row gives a command (a scene of `SCENES`) and two ways to call it. What is printed, saved or refused must differ, unless the
+row says why it may not: then it must be the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from option_world import OBJECTIVES, OTHERS, Scene
+
+TEXT = "The post office sees an old house. A small café finds the bright garden. The cat follows the window."
+TUNE = "--quiet --training.device cpu --training.precision fp32 --training.batch_size 4 --training.learning_rate 0.01"
+
+
+def _finetune(task: str, records: str, more: str = "", model: str = "unilmv2") -> Scene:
+    files = f"--train {{{records}.jsonl}} --dev {{{records}.jsonl}}"
+    return Scene(f"finetune --task {task} --model {{RUN:{model}}} {files} {TUNE} --finetuning.epochs 1 {more}")
+
+
+SCENES = {
+    **{name: Scene(f"pretrain --recipe {{{name}.yaml}} --quiet --out run") for name in (*OBJECTIVES, *OTHERS)},
+    **{
+        f"inspect {name}": Scene(
+            f"inspect --recipe {{{name}.yaml}} --seed 1 --data.window 48 --objective.mask_rate 0.5 --text '{TEXT}'"
+        )
+        for name in OBJECTIVES
+    },
+    "named": Scene("pretrain --recipe {unilmv2.yaml} --quiet"),
+    "reported": Scene("pretrain --recipe {unilmv2.yaml} --quiet --out run", then="report run"),
+    "used": Scene(
+        "pretrain --recipe {unilmv2.yaml} --quiet --out run",
+        then=f"finetune --task classification --model run --train {{classes.jsonl}} --out tuned {TUNE}",
+    ),
+    "writing": Scene(
+        "pretrain --recipe {causal.yaml} --quiet --out run", then="generate --model run --text 'The small' --json"
+    ),
+    "prepare": Scene("prepare --recipe {prepare.yaml} --quiet --out data"),
+    "classes": _finetune("classification", "classes", "--task.max_length 24"),
+    "numbers": _finetune("regression", "numbers", "--task.pooling first"),
+    "choices": _finetune("choice", "choices", "--task.head dense"),
+    "tags": _finetune("tagging", "tags", "--task.metrics tag-accuracy --task.head dense"),
+    "questions": _finetune("squad-v2", "questions", "--task.max_length 20 --task.head dense"),
+    "turns": _finetune("coqa-extractive", "turns", "--task.max_length 20 --task.head dense"),
+    "sources": _finetune("generation", "sources", "--decoding.beams 1 --decoding.max_length 6"),
+    "writer": _finetune("generation", "sources", "--finetuning.epochs 20 --finetuning.evaluations 0.05"),
+    "predict": Scene("predict --model {TASK:classes} --file {classes.jsonl} --quiet"),
+    "unanswerable": Scene("unanswerable --file {answered.jsonl} --out made.jsonl"),
+    "measure": Scene("evaluate --task classification --predictions {said.jsonl} --references {classes.jsonl}"),
+    "compare": Scene("compare {unilmv2.yaml} --budget steps=2 --seeds 1 --out all --quiet"),
+    "go on": Scene("generate --model {RUN:causal} --text 'The small' --json"),
+    "rewrite": Scene("generate --model {TASK:writer} --file {sources.jsonl} --json --quiet"),
+    "fill up": Scene("generate --model {RUN:unilmv2} --file {sources.jsonl} --json --quiet"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting or an option with two values.
+
+    Args:
+        on: The scene.
+        second: The second value of a setting; the words of the second call for an option.
+        first: The same of the first; the scene as it is if empty.
+        beside: What both are given besides.
+        same: Why both must do the same, if they must.
+    """
+
+    on: str
+    second: str
+    first: str = ""
+    beside: str = ""
+    same: str = ""
+
+
+WSD = "--training.schedule wsd"
+RELATIVE = "--model.relative_bias true"
+MUON = "--training.optimizer muon"
+SAMPLE = "--decoding.sample true"
+BEAMS = "--decoding.beams 4"
+
+SETTINGS = {
+    "name": Row("named", "other"),
+    "provenance.paper": Row("reported", "A-paper"),
+    "provenance.place": Row("reported", "A-place"),
+    "provenance.note": Row("reported", "A-note"),
+    "data.corpus": Row("prepare", "{other.txt}"),
+    "data.weights": Row(
+        "unprepared", "1 3", "1 1", beside="--data.corpus {text.txt} {other.txt} --data.deduplicate false"
+    ),
+    "data.text_field": Row("prepare", "body", beside="--data.corpus {fields.jsonl}"),
+    "data.prepared": Row("unprepared", "{prepared}"),
+    "data.window": Row("unilmv2", "16"),
+    "data.segments": Row("unilmv2", "1"),
+    "data.documents": Row("unilmv2", "joined"),
+    "data.order": Row("streams", "shuffled"),
+    "data.heldout_share": Row("prepare", "0.4"),
+    "data.deduplicate": Row("prepare", "false"),
+    "data.phrases": Row("unilmv2", "{phrases-2.txt}", "{phrases.txt}", beside="--objective.mask_unit phrase"),
+    "tokenizer.path": Row("prepare", "{vocab.txt}"),
+    "tokenizer.kind": Row("prepare", "bpe", beside="--tokenizer.vocab_size 400"),
+    "tokenizer.vocab_size": Row("prepare", "100"),
+    "tokenizer.lowercase": Row("prepare", "false"),
+    "tokenizer.strip_accents": Row("prepare", "true"),
+    "tokenizer.extra_tokens": Row("prepare", "2"),
+    "objective.name": Row("unilmv2", "permuted", beside="--objective.targets par"),
+    "objective.targets": Row("unilmv2", "ae"),
+    "objective.masking": Row("unilmv2", "token"),
+    "objective.mask_unit": Row("unilmv2", "word"),
+    "objective.mask_rate": Row("unilmv2", "0.6"),
+    "objective.final_mask_rate": Row("unilmv2", "0.6"),
+    "objective.block_probability": Row("unilmv2", "0.9"),
+    "objective.max_span": Row("unilmv2", "2"),
+    "objective.geometric_p": Row("unilmv2", "0.9", beside="--objective.masking geometric"),
+    "objective.factorization": Row("unilmv2", "token"),
+    "objective.masks_in_context": Row("unilmv2", "false", beside="--objective.targets par"),
+    "objective.pseudo_token": Row("unilmv2", "mask"),
+    "objective.mask_share": Row("unilmv2", "0.3"),
+    "objective.random_share": Row("unilmv2", "0.2"),
+    "objective.corruption_unit": Row("unilmv2", "span"),
+    "objective.visibility": Row("masked", "left_to_right"),
+    "objective.local_width": Row("local", "2"),
+    "objective.segment_ids": Row("masked", "[1,0]"),
+    "objective.pairs": Row("unilmv2", "next_sentence"),
+    "objective.static_copies": Row("unilmv2", "1"),
+    "objective.mean_span": Row("denoising", "1.0"),
+    "objective.noise": Row("denoising", "delete"),
+    "objective.mode_token": Row("prefix", "20"),
+    "objective.block_size": Row("block_diffusion", "2"),
+    "objective.mixture": Row("unilmv2", "'[{mask_rate: 0.5}, {mask_rate: 0.15, label: less}]'"),
+    "objective.coefficients": Row("unilmv2", "'{par: 0.2}'"),
+    "model.hidden_size": Row("unilmv2", "32"),
+    "model.num_layers": Row("unilmv2", "3"),
+    "model.num_heads": Row("unilmv2", "4"),
+    "model.intermediate_size": Row("unilmv2", "16"),
+    "model.max_positions": Row("unilmv2", "40"),
+    "model.num_segments": Row("unilmv2", "3"),
+    "model.embedding_size": Row("unilmv2", "8"),
+    "model.positions": Row("unilmv2", "none"),
+    "model.memory": Row("streams", "8"),
+    "model.share_layers": Row("unilmv2", "attention"),
+    "model.layer_visibility": Row("local", "full local"),
+    "model.activation": Row("unilmv2", "relu"),
+    "model.head": Row("unilmv2", "linear"),
+    "model.head_bias": Row("unilmv2", "false"),
+    "model.pooler": Row("unilmv2", "true"),
+    "model.generator_size": Row("electra", "1.0"),
+    "model.norm": Row("unilmv2", "pre"),
+    "model.embedding_norm": Row("unilmv2", "false"),
+    "model.relative_bias": Row("unilmv2", "true"),
+    "model.relative_buckets": Row("unilmv2", "8", beside=RELATIVE),
+    "model.relative_max_distance": Row("unilmv2", "12", beside=RELATIVE),
+    "model.dropout": Row("unilmv2", "0.3"),
+    "model.attention_dropout": Row("unilmv2", "0.3"),
+    "model.layer_norm_eps": Row("unilmv2", "0.01"),
+    "model.initializer_range": Row("unilmv2", "0.1"),
+    "model.scaled_init": Row("unilmv2", "true"),
+    "training.steps": Row("unilmv2", "4"),
+    "training.batch_size": Row("unilmv2", "8"),
+    "training.micro_batch_size": Row("unilmv2", "2"),
+    "training.optimizer": Row("unilmv2", "muon"),
+    "training.learning_rate": Row("unilmv2", "0.02"),
+    "training.muon_learning_rate": Row("unilmv2", "0.02", beside=MUON),
+    "training.muon_momentum": Row("unilmv2", "0.5", beside=MUON),
+    "training.betas": Row("unilmv2", "0.5 0.6"),
+    "training.epsilon": Row("unilmv2", "0.01"),
+    "training.weight_decay": Row("unilmv2", "0.5"),
+    "training.schedule": Row("unilmv2", "constant"),
+    "training.warmup_steps": Row("unilmv2", "2"),
+    "training.decay_steps": Row("unilmv2", "2", beside=WSD),
+    "training.clip_norm": Row("unilmv2", "0.1"),
+    "training.label_smoothing": Row("unilmv2", "0.2"),
+    "training.phases": Row("unilmv2", "'[{share: 1}, {share: 1, objective.mask_rate: 0.5}]'"),
+    "training.initialize_from": Row("unilmv2", "{RUN:masked}"),
+    "training.frozen": Row("unilmv2", "backbone.layers.0"),
+    "training.seed": Row("unilmv2", "1"),
+    "training.device": Row("unilmv2", "cuda:97"),
+    "training.precision": Row("unilmv2", "bf16"),
+    "training.attention": Row("unilmv2", "explicit", beside="--model.attention_dropout 0"),
+    "training.compile": Row("unilmv2", "true"),
+    "training.evaluate_every": Row("unilmv2", "1"),
+    "training.evaluate_windows": Row("unilmv2", "2"),
+    "training.log_every": Row("unilmv2", "2"),
+    "training.save_every": Row("unilmv2", "1"),
+    "training.keep_checkpoints": Row("unilmv2", "1", beside="--training.save_every 1"),
+    "use.visibility": Row("used", "left_to_right"),
+    "use.pooling": Row("used", "last"),
+    "task.kind": Row("classes", "choice"),
+    "task.format": Row("classes", "tsv"),
+    "task.fields": Row("classes", "'{text: pair}'"),
+    "task.labels": Row("classes", "same other third"),
+    "task.metrics": Row("classes", "matthews"),
+    "task.max_length": Row("classes", "8"),
+    "task.head": Row("classes", "plain"),
+    "task.pooling": Row("classes", "last"),
+    "task.head_dropout": Row("classes", "0.5"),
+    "task.delimiter": Row("classes", "true"),
+    "task.both_orders": Row("classes", "true", beside="--task.pooling first"),
+    "task.predicate": Row("tags", "repeat"),
+    "task.max_question": Row("questions", "1"),
+    "task.stride": Row("questions", "2"),
+    "task.max_answer": Row("questions", "1"),
+    "task.n_best": Row("questions", "2"),
+    "task.unanswerable": Row("questions", "false"),
+    "task.no_answer_threshold": Row("questions", "5.0"),
+    "task.metric_options": Row("classes", "'{positive: other}'", "'{positive: same}'", beside="--task.metrics f1"),
+    "task.evaluate_records": Row("classes", "4"),
+    "generation.learning": Row("sources", "next"),
+    "generation.source": Row("sources", "source hint"),
+    "generation.keep": Row("sources", "end", beside="--generation.max_source 6"),
+    "generation.targets": Row("sources", "all", beside="--task.fields '{target: references}'"),
+    "generation.max_source": Row("sources", "6"),
+    "generation.max_target": Row("sources", "3"),
+    "generation.mask_rate": Row("sources", "0.3", beside="--generation.learning masked"),
+    "generation.mask_share": Row("sources", "0.3"),
+    "generation.random_share": Row("sources", "0.2"),
+    "generation.target_noise": Row("sources", "0"),
+    "generation.block_size": Row("sources", "2"),
+    "generation.any_order": Row("sources", "true"),
+    "generation.segment_ids": Row("sources", "[1,0]"),
+    "decoding.beams": Row("go on", "4"),
+    "decoding.sample": Row("go on", "true"),
+    "decoding.temperature": Row("go on", "0.1", beside=SAMPLE),
+    "decoding.top_k": Row("go on", "2", beside=SAMPLE),
+    "decoding.top_p": Row("go on", "0.1", beside=SAMPLE),
+    "decoding.min_length": Row("rewrite", "5"),
+    "decoding.max_length": Row("go on", "4"),
+    "decoding.length_penalty": Row("go on", "5", beside=f"{BEAMS} --decoding.num_results 4"),
+    "decoding.no_repeat_ngram": Row("go on", "1"),
+    "decoding.may_repeat": Row("go on", "the . old", beside="--decoding.no_repeat_ngram 1"),
+    "decoding.early_stop": Row("rewrite", "first", beside=f"{BEAMS} --decoding.length_penalty 5"),
+    "decoding.num_results": Row("go on", "2", beside=BEAMS),
+    "decoding.parallel": Row("fill up", "2"),
+    "decoding.seed": Row("go on", "1", beside=SAMPLE),
+    "decoding.batch_size": Row("rewrite", "3", same="speed only: a text does not depend on those beside it"),
+    "decoding.precision": Row("rewrite", "bf16", beside=f"{BEAMS} --decoding.num_results 4"),
+    "finetuning.epochs": Row("classes", "2"),
+    "finetuning.warmup_share": Row("classes", "0.5"),
+    "finetuning.evaluations": Row("classes", "3"),
+    "finetuning.patience": Row("classes", "1", beside="--finetuning.epochs 4"),
+    "finetuning.auxiliary": Row("classes", "'{ae: 1.0}'"),
+    "finetuning.layer_decay": Row("classes", "0.5"),
+    "finetuning.unfreeze_epochs": Row("classes", "0.4"),
+}
+"""Every dotted setting."""
+
+VERBS = {
+    "prepare": "prepare",
+    "pretrain": "unilmv2",
+    "inspect": "inspect unilmv2",
+    "finetune": "classes",
+    "predict": "predict",
+    "generate": "rewrite",
+    "unanswerable": "unanswerable",
+    "evaluate": "measure",
+}
+"""A scene of each verb that takes settings, but for `compare`."""
+
+SAVED = "kept in the run's recipe, from which `generate` takes it"
+TITLE = "kept in the run's recipe, from which `report` takes it"
+RULES = "read by the rules that the recipe is held to"
+NO_EFFECT = {
+    ("prepare", "name"): "names the folder only where --out is not given",
+    **{("pretrain", key): SAVED for key in SETTINGS if key.startswith("decoding.")},
+    ("inspect", "data.prepared"): "what the recipe has",
+    ("inspect", "data.documents"): RULES,
+    ("inspect", "tokenizer.extra_tokens"): RULES,
+    ("inspect", "model.num_segments"): RULES,
+    ("inspect", "objective.pairs"): "a single text is never paired with another; " + RULES,
+    **{("finetune", f"provenance.{name}"): TITLE for name in ("paper", "place", "note")},
+    ("evaluate", "task.fields"): "predictions are compared with labels; a role that the task does not have is refused",
+}
+"""Settings that a verb takes and that change nothing in its scene, and why."""

@@ -1,0 +1,170 @@
+"""Two calls of every verb for each of its options, which something must tell apart; see `option_table`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from option_table import TUNE
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Two commands that differ in one option.
+
+    Args:
+        first: One of them.
+        second: The other.
+        same: Why both must do the same, if they must.
+    """
+
+    first: str
+    second: str
+    same: str = ""
+
+
+def with_or_without(command: str, option: str, same: str = "") -> Calls:
+    """A command, and the same with an option."""
+    return Calls(command, f"{command} {option}", same)
+
+
+def either(command: str, first: str, second: str) -> Calls:
+    """A command that needs an option, with one value of it and with another."""
+    return Calls(f"{command} {first}", f"{command} {second}")
+
+
+NO_SUCH_DEVICE = "--device cuda:97"
+"""No machine has so many: refused."""
+
+PREPARE = "prepare --recipe {prepare.yaml} --quiet"
+PRETRAIN = "pretrain --recipe {unilmv2.yaml} --quiet"
+INSPECT = "inspect --text 'The small cat sees an old house.' --recipe"
+COMPARE = "compare {unilmv2.yaml} --budget steps=2 --seeds 1 --quiet --json"
+BLIMP_COMPARED = f"{COMPARE} --blimp {{blimp}}"
+PROBED = "--probe classification {classes.jsonl} {classes.jsonl} --probe.finetuning.epochs 1"
+FILL = "fill --model {RUN:unilmv2} --text 'The [MASK] cat [MASK] the house.'"
+SCORE = "score --model {RUN:unilmv2} --text 'The old cat sees the house.'"
+PROMPT = "evaluate --model {RUN:unilmv2} --prompt {prompt.yaml} --records {classes.jsonl} --quiet --json"
+SHOTS = f"{PROMPT} --examples {{more.jsonl}} --shots 2"
+MEASURE = "evaluate --model {RUN:unilmv2} --quiet"
+BLIMP = f"{MEASURE} --blimp {{blimp}} --json"
+LAMBADA = f"{MEASURE} --lambada {{lambada.jsonl}} --json"
+FILES = "evaluate --metric rouge --predictions {texts.txt} --references {texts-2.txt} --json"
+OF_A_TASK = "evaluate --task classification --predictions {said.jsonl} --references {classes.jsonl}"
+SQUAD = "evaluate --metric squad --predictions {answers.json} --references {gold.json} --json"
+FINETUNE = f"finetune --model {{RUN:unilmv2}} {TUNE} --finetuning.epochs 1"
+CLASSES = f"{FINETUNE} --train {{classes.jsonl}} --dev {{classes.jsonl}}"
+PREDICT = "predict --model {TASK:classes} --file {classes.jsonl} --quiet"
+WRITE = "generate --model {TASK:writer} --text 'The old dog sees the cat.'"
+WRITE_ALL = "generate --model {TASK:writer} --file {sources.jsonl} --quiet"
+UNANSWERABLE = "unanswerable --file {answered.jsonl} --out made.jsonl"
+
+OPTIONS = {
+    ("prepare", "--recipe"): either("prepare --quiet --out data --recipe", "{prepare.yaml}", "{half.yaml}"),
+    ("prepare", "--out"): either(f"{PREPARE} --out", "here", "there"),
+    ("prepare", "--quiet"): with_or_without("prepare --recipe {prepare.yaml} --out data", "--quiet"),
+    ("pretrain", "--recipe"): either("pretrain --quiet --out run --recipe", "{unilmv2.yaml}", "{masked.yaml}"),
+    ("pretrain", "--out"): either(f"{PRETRAIN} --out", "here", "there"),
+    ("pretrain", "--toy"): with_or_without("pretrain --recipe {unprepared.yaml} --quiet --out run", "--toy"),
+    ("pretrain", "--init"): with_or_without(f"{PRETRAIN} --out run", "--init {RUN:masked}"),
+    ("pretrain", "--new-tokenizer"): with_or_without(
+        "pretrain --recipe {half.yaml} --quiet --out run --init {RUN:masked}", "--new-tokenizer"
+    ),
+    ("pretrain", "--quiet"): with_or_without("pretrain --recipe {unilmv2.yaml} --out run", "--quiet"),
+    ("inspect", "--recipe"): either(INSPECT, "{unilmv2.yaml}", "{masked.yaml}"),
+    ("inspect", "--text"): either("inspect --recipe {unilmv2.yaml} --text", "'The cat.'", "'The dog.'"),
+    ("inspect", "--seed"): with_or_without(f"{INSPECT} {{unilmv2.yaml}}", "--seed 1"),
+    ("inspect", "--out"): with_or_without(f"{INSPECT} {{half.yaml}}", "--out {prepared}"),
+    ("inspect", "--part"): with_or_without(f"{INSPECT} {{mixture.yaml}}", "--part two"),
+    ("inspect", "--json"): with_or_without(f"{INSPECT} {{unilmv2.yaml}}", "--json"),
+    ("inspect", "--picture"): with_or_without(f"{INSPECT} {{unilmv2.yaml}}", "--picture row.svg"),
+    ("compare", "recipes"): Calls(COMPARE, COMPARE.replace("unilmv2", "masked")),
+    ("compare", "--budget"): Calls(COMPARE, COMPARE.replace("=2", "=3")),
+    ("compare", "--seeds"): Calls(COMPARE, COMPARE.replace("seeds 1", "seeds 2")),
+    ("compare", "--out"): either(f"{COMPARE} --out", "here", "there"),
+    ("compare", "--like"): with_or_without(COMPARE, "--like {half.yaml}"),
+    ("compare", "--blimp"): with_or_without(COMPARE, "--blimp {blimp}"),
+    ("compare", "--blimp-limit"): with_or_without(BLIMP_COMPARED, "--blimp-limit 1"),
+    ("compare", "--probe"): with_or_without(COMPARE, PROBED),
+    ("compare", "--quiet"): Calls(COMPARE.replace("--quiet ", ""), COMPARE),
+    ("compare", "--json"): Calls(COMPARE.removesuffix(" --json"), COMPARE),
+    ("report", "run"): either("report --out page.html", "{RUN:unilmv2}", "{RUN:masked}"),
+    ("report", "--out"): either("report {RUN:unilmv2} --out", "a.html", "b.html"),
+    ("fill", "--model"): either("fill --text 'The [MASK] cat.' --model", "{RUN:unilmv2}", "{RUN:masked}"),
+    ("fill", "--text"): either("fill --model {RUN:unilmv2} --text", "'The [MASK] cat.'", "'A [MASK].'"),
+    ("fill", "--top-k"): with_or_without(FILL, "--top-k 2"),
+    ("fill", "--order"): with_or_without(FILL, "--order confidence"),
+    ("fill", "--device"): with_or_without(FILL, NO_SUCH_DEVICE),
+    ("fill", "--json"): with_or_without(FILL, "--json"),
+    ("score", "--model"): either("score --text 'The old cat.' --model", "{RUN:unilmv2}", "{RUN:masked}"),
+    ("score", "--text"): either("score --model {RUN:unilmv2} --text", "'The old cat.'", "'The old dog.'"),
+    ("score", "--file"): either("score --model {RUN:unilmv2} --file", "{texts.txt}", "{texts-3.txt}"),
+    ("score", "--device"): with_or_without(SCORE, NO_SUCH_DEVICE),
+    ("score", "--json"): with_or_without(SCORE, "--json"),
+    ("evaluate", "--model"): Calls(LAMBADA, LAMBADA.replace("unilmv2", "causal")),
+    ("evaluate", "--blimp"): Calls(BLIMP, BLIMP.replace("{blimp}", "{blimp-2}")),
+    ("evaluate", "--mode"): with_or_without(BLIMP, "--mode chain"),
+    ("evaluate", "--limit"): with_or_without(BLIMP, "--limit 1"),
+    ("evaluate", "--filter"): with_or_without(BLIMP, "--filter {words.txt}"),
+    ("evaluate", "--lambada"): Calls(LAMBADA, LAMBADA.replace("lambada.", "lambada-2.")),
+    ("evaluate", "--stop-words"): with_or_without(LAMBADA, "--stop-words {words.txt}"),
+    ("evaluate", "--cbt"): either(f"{MEASURE} --json --cbt", "{lambada.cbt}", "{lambada-2.cbt}"),
+    ("evaluate", "--prompt"): Calls(PROMPT, PROMPT.replace("prompt.yaml", "prompt-2.yaml")),
+    ("evaluate", "--records"): Calls(PROMPT, PROMPT.replace("classes.jsonl", "more.jsonl")),
+    ("evaluate", "--examples"): Calls(SHOTS, SHOTS.replace("more.jsonl", "classes.jsonl")),
+    ("evaluate", "--shots"): Calls(SHOTS, SHOTS.replace("shots 2", "shots 1")),
+    ("evaluate", "--seed"): with_or_without(SHOTS, "--seed 1"),
+    ("evaluate", "--metric"): Calls(FILES, FILES.replace("rouge", "bleu")),
+    ("evaluate", "--task"): Calls(OF_A_TASK, OF_A_TASK.replace("classification", "glue-cola")),
+    ("evaluate", "--predictions"): Calls(FILES, FILES.replace("{texts.txt}", "{texts-3.txt}")),
+    ("evaluate", "--references"): Calls(FILES, FILES.replace("{texts-2.txt}", "{texts-3.txt}")),
+    ("evaluate", "--na-probabilities"): either(f"{SQUAD} --na-probabilities", "{sure.json}", "{unsure.json}"),
+    ("evaluate", "--option"): with_or_without(FILES, "--option profile=xsum"),
+    ("evaluate", "--device"): with_or_without(LAMBADA, NO_SUCH_DEVICE),
+    ("evaluate", "--precision"): with_or_without(LAMBADA, "--precision bf16"),
+    ("evaluate", "--quiet"): with_or_without("evaluate --model {RUN:unilmv2} --lambada {lambada.jsonl}", "--quiet"),
+    ("evaluate", "--json"): Calls(LAMBADA.removesuffix(" --json"), LAMBADA),
+    ("finetune", "--task"): Calls(f"{CLASSES} --task classification", f"{CLASSES} --task regression"),
+    ("finetune", "--model"): Calls(CLASSES, CLASSES.replace("RUN:unilmv2", "RUN:masked")),
+    ("finetune", "--train"): either(FINETUNE, "--train {classes.jsonl}", "--train {more.jsonl}"),
+    ("finetune", "--dev"): with_or_without(f"{FINETUNE} --train {{classes.jsonl}}", "--dev {classes.jsonl}"),
+    ("finetune", "--out"): either(f"{CLASSES} --out", "here", "there"),
+    ("finetune", "--seeds"): with_or_without(CLASSES, "--seeds 2"),
+    ("finetune", "--quiet"): Calls(CLASSES.replace("--quiet ", ""), CLASSES),
+    ("finetune", "--json"): with_or_without(CLASSES, "--json"),
+    ("predict", "--model"): Calls(PREDICT, PREDICT.replace("TASK:classes", "TASK:numbers")),
+    ("predict", "--file"): Calls(PREDICT, PREDICT.replace("classes.jsonl", "more.jsonl")),
+    ("predict", "--out"): either(f"{PREDICT} --out", "a.jsonl", "b.jsonl"),
+    ("predict", "--format"): with_or_without(PREDICT, "--format glue"),
+    ("predict", "--device"): with_or_without(PREDICT, NO_SUCH_DEVICE),
+    ("predict", "--precision"): with_or_without(PREDICT, "--precision bf16"),
+    ("predict", "--quiet"): Calls(PREDICT.removesuffix(" --quiet"), PREDICT),
+    ("generate", "--model"): Calls(WRITE, WRITE.replace("TASK:writer", "TASK:sources")),
+    ("generate", "--text"): Calls(WRITE, f"{WRITE} --text 'The dog finds a house.'"),
+    ("generate", "--file"): Calls(WRITE_ALL, WRITE_ALL.replace("sources.jsonl", "sources-2.jsonl")),
+    ("generate", "--out"): either(f"{WRITE_ALL} --out", "a.jsonl", "b.jsonl"),
+    ("generate", "--into"): with_or_without(WRITE_ALL, "--into said"),
+    ("generate", "--stream"): with_or_without(f"{WRITE} --decoding.beams 2 --decoding.num_results 2", "--stream"),
+    ("generate", "--device"): with_or_without(WRITE, NO_SUCH_DEVICE),
+    ("generate", "--quiet"): Calls(WRITE_ALL.removesuffix(" --quiet"), WRITE_ALL),
+    ("generate", "--json"): with_or_without(WRITE, "--json"),
+    ("unanswerable", "--file"): Calls(UNANSWERABLE, UNANSWERABLE.replace("answered", "answered-2")),
+    ("unanswerable", "--out"): Calls(UNANSWERABLE, UNANSWERABLE.replace("made.jsonl", "other.jsonl")),
+    ("unanswerable", "--share"): with_or_without(UNANSWERABLE, "--share 0.3"),
+    ("unanswerable", "--seed"): with_or_without(UNANSWERABLE, "--seed 1"),
+    ("unanswerable", "--json"): with_or_without(UNANSWERABLE, "--json"),
+    ("import", "checkpoint"): either("import --out model", "{released}", "{released-2}"),
+    ("import", "--out"): either("import {released} --out", "here", "there"),
+    ("import", "--allow"): with_or_without("import {strange} --out model", "--allow 'strange.*'"),
+    ("import", "--positions"): with_or_without("import {released} --out model", "--positions 64"),
+    ("import", "--tokenizer"): with_or_without("import {released} --out model", "--tokenizer {vocab.txt}"),
+    ("import", "--pickle"): with_or_without("import {pickled} --out model", "--pickle"),
+    ("export", "model"): either("export --to unicloze --out hf", "{RUN:unilmv2}", "{RUN:masked}"),
+    ("export", "--to"): either("export {RUN:masked} --out hf --to", "unicloze", "bert"),
+    ("export", "--out"): either("export {RUN:masked} --to unicloze --out", "here", "there"),
+    ("recipes", "--json"): with_or_without("recipes", "--json"),
+    ("doctor", "--json"): with_or_without("doctor", "--json"),
+}
+"""Every option of every verb, and every word that belongs to none; `COMMON` are those of all verbs."""
+
+COMMON = "--help", "--debug"
+"""Options that all verbs have: they print an explanation, or the traceback of an error."""

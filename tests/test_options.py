@@ -1,0 +1,194 @@
+"""No setting and no option is accepted and ignored: see `option_table` and `option_verbs`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from option_table import NO_EFFECT, SCENES, SETTINGS, VERBS
+from option_verbs import COMMON, OPTIONS
+from option_world import OBJECTIVES, Scene, World
+from unicloze import cli
+from unicloze.comparison.plan import Budget, contestants, plan
+from unicloze.errors import UsageError
+from unicloze.interop import read
+from unicloze.recipes import load_recipe, parse_options
+from unicloze.recipes.schema import KEYS
+from unicloze.text.prepare import Prepared
+from unicloze.training.models import LoadedModel
+
+ANY = ""
+"""The scene of commands that are given whole."""
+TASKS = "classes", "numbers", "choices", "tags", "questions", "turns", "sources"
+"""Scenes of fine-tuning, one for each kind of task."""
+QUICK = "prepare ", "pretrain ", "inspect "
+"""How commands begin that take less than a tenth of a second."""
+DECIDED_BY_COMPARE = {"training.warmup_steps": "at most a tenth of the steps"}
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    place, opened, load = tmp_path_factory.mktemp("options"), dict[Path, LoadedModel](), read.load_any
+
+    def load_once(path: Path) -> LoadedModel:
+        """The runs of a world stay as they are."""
+        real = Path(path).resolve()
+        if not real.is_relative_to(place / "runs"):
+            return load(path)
+        if real not in opened:
+            opened[real] = load(path)
+        return opened[real]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(read, "load_any", load_once)
+        yield World(place, {**SCENES, ANY: Scene("")})
+
+
+def called(key: str, value: str, beside: str = "") -> str:
+    return f"{beside} --{key} {value}" if value else beside
+
+
+SLOW = "compare", "evaluate", "export", "finetune", "predict", "generate", "import", "recipes"
+"""Verbs that train, generate or import much."""
+
+
+def with_marks(key: str, scene: Scene) -> object:
+    """A row as a parameter, slow where its scene is."""
+    return pytest.param(key, marks=[] if scene.words.startswith(QUICK) and not scene.then else [pytest.mark.slow])
+
+
+# Settings
+
+
+def test_every_setting_has_a_row() -> None:
+    assert list(SETTINGS) == list(KEYS)
+
+
+@pytest.mark.parametrize("key", [with_marks(key, SCENES[row.on]) for key, row in SETTINGS.items()])
+def test_two_values_of_a_setting_differ(key: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, compiled = SETTINGS[key], list[nn.Module]()
+    monkeypatch.setattr(nn.Module, "compile", lambda module: compiled.append(module))
+    first, second = (world.outcome(row.on, called(key, value, row.beside)) for value in (row.first, row.second))
+    assert first.code == 0, first.err
+    assert second.code == 0 or second.refused, second.err
+    assert (first == second) == bool(row.same)
+    assert len(compiled) == (key == "training.compile")
+
+
+@pytest.mark.parametrize("verb", [pytest.param(v, marks=[] if v == "inspect" else [pytest.mark.slow]) for v in VERBS])
+def test_a_verb_tells_two_values_of_each_setting_apart_or_refuses(verb: str, world: World) -> None:
+    scene, unread, wrong = VERBS[verb], set(), {}
+    for key, row in SETTINGS.items():
+        if SCENES[row.on].words.startswith(f"{verb} ") or key == "training.compile":
+            continue  # is told apart above
+        first, second = world.outcome(scene, row.beside), world.outcome(scene, called(key, row.second, row.beside))
+        if second.code and not second.refused:
+            wrong[key] = second.err
+        elif first == second and not second.refused:
+            unread.add((verb, key))
+    assert not wrong
+    assert unread == {place for place in NO_EFFECT if place[0] == verb}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", SETTINGS)
+def test_a_comparison_takes_a_setting_into_its_runs_or_refuses_it(key: str, world: World) -> None:
+    row, recipe = SETTINGS[key], str(world.place / "unilmv2.yaml")
+    given = parse_options(world.words(called(key, row.second, row.beside)))
+    prepared, budget = Prepared.load(world.place / "prepared"), Budget.parse("steps=10")
+    try:
+        (contestant,) = contestants([recipe], like=None, overrides=given)
+        wanted = load_recipe(recipe, given)
+        every = wanted.training.evaluate_every if key == "training.evaluate_every" else None
+        planned = plan(contestant, prepared, budget, world.place, evaluate_every=every).recipe
+    except UsageError as error:
+        assert key in str(error) or row.beside
+        return
+    section, _, name = key.rpartition(".")
+    values = [getattr(getattr(one, section), name) for one in (wanted, planned)]
+    assert (values[0] == values[1]) == (key not in DECIDED_BY_COMPARE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_objective_reads_a_setting_or_refuses_it(objective: str, world: World) -> None:
+    unread = {}
+    for key, row in SETTINGS.items():
+        if not key.startswith("objective.") or key in ("objective.name", "objective.targets"):
+            continue
+        value = "right_to_left" if key == "objective.visibility" else row.second
+        first, second = (world.outcome(objective, called(key, each, row.beside)) for each in (row.first, value))
+        assert second.code == 0 or second.refused, second.err
+        if first == second and not second.refused:
+            unread[key] = value
+    assert not unread
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TASKS)
+def test_a_kind_of_task_reads_a_setting_or_refuses_it(kind: str, world: World) -> None:
+    unread = {}
+    for key, row in SETTINGS.items():
+        if not key.startswith("task.") or key in ("task.kind", "task.format", "task.metrics", "task.metric_options"):
+            continue
+        first, second = (world.outcome(kind, called(key, each, row.beside)) for each in (row.first, row.second))
+        assert second.code == 0 or second.refused, second.err
+        if first == second and not second.refused:
+            unread[key] = row.second
+    assert not unread
+
+
+@pytest.mark.slow
+def test_a_run_keeps_how_it_is_to_generate(world: World) -> None:
+    scene = "writing"
+    first, second = world.outcome(scene, ""), world.outcome(scene, "--decoding.max_length 3")
+    assert first.code == second.code == 0 and first.out != second.out
+
+
+# Options of verbs
+
+
+def test_every_option_of_every_verb_has_a_row() -> None:
+    found = []
+    for name, verb in cli.VERBS.items():
+        parser = cli._verb_parser(name, verb, with_settings=False)
+        words = [action.option_strings[-1] if action.option_strings else action.dest for action in parser._actions]
+        assert set(COMMON) <= set(words) and ("--help-settings" in words) == bool(verb.settings)
+        found += [(name, word) for word in words if word not in (*COMMON, "--help-settings")]
+    assert sorted(found) == sorted(OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("verb", "option"), [pytest.param(*key, marks=[pytest.mark.slow] * (key[0] in SLOW)) for key in OPTIONS]
+)
+def test_two_values_of_an_option_differ(verb: str, option: str, world: World) -> None:
+    calls = OPTIONS[verb, option]
+    first, second = world.outcome(ANY, calls.first), world.outcome(ANY, calls.second)
+    for one in (first, second):
+        assert one.code == 0 or one.refused, one.err
+    assert 0 in (first.code, second.code), first.err
+    assert (first == second) == bool(calls.same)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_the_options_of_all_verbs_print(verb: str, world: World) -> None:
+    helped, settings = (world.outcome(ANY, f"{verb} {option}") for option in ("--help", "--help-settings"))
+    assert (helped.code, helped.err) == (0, "") and f"unicloze {verb}" in helped.out
+    assert (settings.code == 0) == bool(cli.VERBS[verb].settings) or settings.refused
+    refused, traced = (world.outcome(ANY, f"{verb} --no-such-option {option}") for option in ("", "--debug"))
+    assert refused.refused and traced.code == 2 and traced.err != refused.err
+
+
+@pytest.mark.slow
+def test_the_same_call_does_the_same(world: World) -> None:
+    """Else nothing above would say anything."""
+    scenes = [*VERBS.values(), "sources", "rewrite", "reported", "used"]
+    varying = [scene for scene in scenes if world.outcome(scene, "") != world.outcome(scene, " ")]
+    some = sorted({calls.first for calls in OPTIONS.values()})[::5]
+    varying += [words for words in some if world.outcome(ANY, words) != world.outcome(ANY, f"{words} ")]
+    assert not varying
