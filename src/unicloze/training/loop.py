@@ -255,10 +255,7 @@ class NonFiniteError(UniclozeError):
     """The loss, the gradient or a weight is NaN or infinite."""
 
 
-_CURE = (
-    "start a run in another --out with a lower training.learning_rate, a longer training.warmup_steps or "
-    "training.clip_norm 1.0"
-)
+_CURE = "start a run in another --out with a lower training.learning_rate, a longer warm-up or training.clip_norm 1.0"
 
 
 def non_finite(what: str, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]) -> NonFiniteError:
