@@ -91,9 +91,9 @@ class RunProcess:
             resumed_from=None if self.checkpoint is None else self.checkpoint.path.name,
         )
 
-    def write_end(self) -> None:
-        """Note in the ledger that the run came to its end."""
-        self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1))
+    def write_end(self, **facts: Any) -> None:
+        """Note in the ledger that the run came to its end, with facts of its own kind of run."""
+        self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1), **facts)
 
     def learn(self, steps: Iterator[list[MicroBatch]], settings: TrainingSettings, hooks: Hooks) -> None:
         """Take the steps under a progress bar; afterwards `signal` says what stopped it early."""
