@@ -21,7 +21,7 @@ from unicloze.text.windows import Windows
 from unicloze.training import batches
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, mask_rates, training_steps
 from unicloze.training.loop import Compute
-from unicloze.training.samples import heldout_samples
+from unicloze.training.samples import heldout_samples, varied
 
 WINDOW = 24
 
@@ -179,6 +179,9 @@ def test_samples_are_filled_into_masks_only() -> None:
             def tokens(self, ids: Any) -> list[str]:
                 return [str(int(token)) for token in ids]
 
+            def decode(self, ids: Any) -> str:
+                return "".join("." if token % 2 else "a." for token in ids)
+
         compute = Compute(device=torch.device("cpu"), precision="fp32")
         samples = heldout_samples(
             toys.model(),
@@ -188,11 +191,26 @@ def test_samples_are_filled_into_masks_only() -> None:
             compute,
         )
     assert kinds(shown[0], Kind.MASK) == [toys.MASK] and kinds(shown[0], Kind.PSEUDO) == [toys.PSEUDO]
-    for row, sample in enumerate(samples):
+    for sample in samples:
+        row = int(sample["document"].partition(", ")[2])
         for place in sample["masked"]:
             assert sample["tokens"][place["position"]] == str(toys.MASK)
             assert place["truth"] == str(Sampler.windows.token_ids[row, place["position"]])
-            assert {"ae", "par"} <= set(place)
+            assert place["word"] is (int(place["truth"]) % 2 == 0)
+            for target in ("ae", "par"):
+                tokens, shares = zip(*place["top"][target], strict=True)
+                assert tokens[0] == place[target] and len(set(tokens)) == 3
+                assert 1 > shares[0] >= shares[1] >= shares[2] > 0
+
+
+def test_samples_are_of_windows_that_are_not_one_token_repeated() -> None:
+    windows = random_windows(12, WINDOW, seed=3)
+    for row in (0, 2, 4, 5, 9):
+        windows.token_ids[row, windows.maskable[row]] = 20
+    assert varied(windows, 3).index.tolist() == [1, 6, 8]
+    assert varied(windows, 9).index.tolist() == [1, 3, 6, 7, 8, 10, 11]
+    windows.token_ids[windows.maskable] = 20
+    assert varied(windows, 3).index.tolist() == [0, 4, 8]
 
 
 def test_a_micro_batch_of_several_blocks_is_laid_end_to_end() -> None:

@@ -219,8 +219,8 @@ def test_it_needs_nothing_from_outside(tmp_path: Path) -> None:
 def test_samples_stand_side_by_side_and_hits_are_marked(tmp_path: Path) -> None:
     words = page_of(make_run(tmp_path / "run", whole())).words
     assert (
-        "before training, ae 0 of 2 before training, par 1 of 2 after step 100, ae 1 of 2 after step 100, par 2 of 2"
-        in words
+        "words other signs before training, ae 0 of 2 0 of 0 before training, par 1 of 2 0 of 0 "
+        "after step 100, ae 1 of 2 0 of 0 after step 100, par 2 of 2 0 of 0" in words
     )
     assert "step position truth ae before par before ae after par after" in words
     # By factorization step, counted from 1.
@@ -243,6 +243,81 @@ def test_a_sample_reads_as_its_text_whatever_its_pieces_are(tmp_path: Path, spac
     text = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     shown = re.search(r'<p class="sample">(.*?)</p>', text)
     assert shown and re.sub(r"<sup>.*?</sup>|<[^>]*>", "", shown[1]) == "[SOS] unbelievable news. [EOS]"
+
+
+def places(*said: tuple[int, str, str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"position": at, "step": 0, "truth": truth, "ae": first, **more} for at, truth, first, more in said]
+
+
+def test_words_are_counted_apart_from_signs_and_repeated_tokens_not_at_all(tmp_path: Path) -> None:
+    top = {"ae": [["list", 0.314], ["st<b>ring", 0.12], ["tuple", 0.004]]}
+    first = {
+        "document": "a",
+        "tokens": ["[SOS]", "a", "[MASK]", "[MASK]", *["="] * 9, "[MASK]", "[EOS]"],
+        "masked": places(
+            (2, "list", "list", {"word": True, "top": top}), (3, ",", ".", {"word": False}), (5, "=", "=", {}),
+            (4, "=", "=", {}), (13, "\u0120\u00bb", "the", {"word": False}),
+        ),
+    }  # fmt: skip
+    underline = {
+        "document": "b",
+        "tokens": ["[SOS]", *["="] * 9],
+        "masked": places((3, "=", "=", {}), (9, "=", "=", {})),
+    }
+    old = {
+        "document": "c",
+        "tokens": ["[SOS]", "x", "y"],
+        "masked": places((1, "\u2581x", "x", {}), (2, "##.", "##.", {})),
+    }
+    events = [start(), {**samples(0, "x"), "samples": [first, underline, old]}]
+    run = make_run(tmp_path / "run", events)
+    words = page_of(run).words
+    assert "before training, ae 1 of 2 1 of 3" in words
+    assert "1 2 list list 31 % \u2713 st<b>ring 12 %, tuple < 1 % 1 3" in words
+    assert "1 4 =" not in words and "1 5 =" not in words
+    summaries = re.findall("<summary>(.*?)</summary>", (run / "report.html").read_text(encoding="utf-8"))
+    assert summaries[:2] == ["a", "c"], "a sample of one repeated token is not shown"
+
+
+def judged() -> list[dict[str, Any]]:
+    """A run that knows its baselines and its verdict."""
+    counts = {"perplexity": {"unigram": 900.0, "bigram": 310.04}, "counted": 8_400_000, "tokens": 2_600_000_000}
+    words = {
+        "words": 400, "sees": "both", "top_1": 0.082, "top_5": 0.197, "counts_top_1": 0.027, "counts_top_5": 0.094,
+        "error": 0.02,
+    }  # fmt: skip
+    events = [{**event, "part": "held-out"} if event["event"] == "evaluate" else event for event in whole()]
+    ended = {**events[-1], "content_words": words, "verdict": "perplexity 50.0 against <310> of bigram counts"}
+    return [start(baselines=counts), *events[1:-1], ended]
+
+
+def test_baselines_content_words_and_the_verdict_stand_at_the_top(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "run", judged()))
+    for expected in (
+        "Perplexity 50.0 against <310> of bigram counts.",
+        "held-out perplexity, ae 50.0 unigram counts 900.0, bigram counts 310.0 (in 8.4M of 2.6G tokens); 2.25 bits",
+        "content words in the top 5 19.7 % counts of pairs 9.4 %; the first guess is right for 8.2 %, of counts 2.7 %; "
+        "400 held-out words, each from the words around it, after step 100",
+    ):
+        assert expected in cards(page)
+    finished_again = start("step-00000100", TIME + 900)
+    assert "Perplexity 50.0" in page_of(make_run(tmp_path / "again", [*judged(), finished_again])).words
+    going_on = [*judged(), finished_again, step(101, 4.0, TIME + 901)]
+    assert "Perplexity 50.0" not in page_of(make_run(tmp_path / "on", going_on)).words
+    anew = [*judged(), start(), step(1, 4.0)]
+    assert "content words" not in page_of(make_run(tmp_path / "anew", anew)).words
+
+
+@pytest.mark.parametrize(
+    "damage", [None, 3, "x", [], {"perplexity": 3}, {"perplexity": {"unigram": None}}, {"words": 3}]
+)
+def test_baselines_that_cannot_be_read_are_passed_over(tmp_path: Path, damage: Any) -> None:
+    events = judged()
+    events[0]["baselines"] = events[-1]["content_words"] = damage
+    events[-1]["verdict"] = None
+    page = page_of(make_run(tmp_path / "run", events))
+    assert "held-out perplexity, ae 50.0 2.25 bits per byte" in cards(page)
+    assert "content words" not in page.words and 'class="verdict"' not in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_the_picture_is_of_the_heldout_text_with_the_truth_in_its_masks(tmp_path: Path) -> None:

@@ -377,9 +377,13 @@ def test_a_corpus_too_small_to_measure_is_said_and_has_no_perplexity(
     overrides = {"data.corpus": str(tmp_path / "tiny.txt"), "training.evaluate_every": 1}
     with pytest.warns(UserWarning, match="too small to hold anything out: there is nothing to measure") as warned:
         result = verbs.pretrain("quickstart", tmp_path / "run", toy=True, overrides=overrides)
-    assert len(warned) == 1
+    assert [str(one.message).partition(":")[0] for one in warned] == [
+        "too little text", "the corpus is too small to hold anything out",
+    ]  # fmt: skip
     assert result.perplexity == {"ae": None, "par": None}
-    assert terminal.run_text(result).endswith("trained to step 2, no held-out perplexity, nothing to measure")
+    line, verdict = terminal.run_text(result).split("\n")
+    assert line.endswith("trained to step 2, no held-out perplexity, nothing to measure")
+    assert verdict == "  not judged, for there is no held-out perplexity; too little text: 24 bytes"
     assert "step 1: no held-out perplexity, nothing to measure (window 32)" in capsys.readouterr().err
     (*_, event) = (e for e in read_ledger(tmp_path / "run" / "ledger.jsonl") if e["event"] == "evaluate")
     nothing = {"ae": None, "par": None}

@@ -59,10 +59,11 @@ def comparison_text(comparison: Comparison) -> str:
 
 
 def run_text(result: RunResult) -> str:
-    """What became of a run in one line."""
+    """What became of a run in one line, and what it is worth in another."""
     if result.stopped_by:
         return f"{result.out}: stopped and saved at step {result.step:,}; the same command goes on from there"
-    return f"{result.out}: trained to step {result.step:,}" + (f", {result.measured}" if result.measured else "")
+    line = f"{result.out}: trained to step {result.step:,}" + (f", {result.measured}" if result.measured else "")
+    return f"{line}\n  {result.verdict}" if result.verdict else line
 
 
 def imported_text(loaded: LoadedModel) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from html import escape
+from typing import Any
 
 from unicloze.report.curves import series_class
-from unicloze.report.history import Event, History, mapping, sequence
+from unicloze.report.history import Event, History, mapping, number, sequence
 
 _MOST_SAMPLES = 8
 _KNOWN = {"position", "step", "truth"}
@@ -30,7 +31,9 @@ def filled_samples(history: History) -> str:
     if not _targets(_by_place(after)):
         return '<p class="nothing">Nothing is filled in: what this objective predicts does not stand at masked positions.</p>'
     columns = [("before", before)] * bool(before) + [("after" if trained else "untrained", _by_place(after))]
-    cards = [_sample(sample, number, columns) for number, sample in enumerate(after[:_MOST_SAMPLES])]
+    keys = list(columns[-1][1])
+    shown = [number for number, key in enumerate(keys) if _worth_showing(columns[-1][1][key])][:_MOST_SAMPLES]
+    cards = [_sample(after[number], keys[number], columns, opened=place < 2) for place, number in enumerate(shown)]
     return _score(columns, after_step) + "".join(cards)
 
 
@@ -40,37 +43,60 @@ def _by_place(samples: list[Event]) -> Places:
         document = str(sample.get("document"))
         repeat = sum(known == document for known, _ in places)
         masked = map(mapping, sequence(sample.get("masked")))
-        places[document, repeat] = {at: place for place in masked if isinstance(at := place.get("position"), int)}
+        found = {at: place for place in masked if isinstance(at := place.get("position"), int)}
+        places[document, repeat] = _marked(found, [str(token) for token in sequence(sample.get("tokens"))])
     return places
 
 
+def _marked(masked: dict[int, Event], tokens: list[str]) -> dict[int, Event]:
+    """The places, those within a row of one repeated token marked as such: an underline is easily told."""
+    whole = {**dict(enumerate(tokens)), **{at: str(place.get("truth")) for at, place in masked.items()}}
+
+    def repeated(at: int) -> bool:
+        alike = [whole.get(at + offset) == whole[at] for offset in range(-2, 3)]
+        return any(all(alike[first : first + 3]) for first in range(3))
+
+    return {at: {**place, "repeated": repeated(at)} for at, place in masked.items()}
+
+
+def _worth_showing(masked: dict[int, Event]) -> bool:
+    """Whether anything but repeated tokens is masked, or nothing is."""
+    return not masked or not all(place["repeated"] for place in masked.values())
+
+
+def _is_word(place: Event) -> bool:
+    """Whether the truth is a word or a piece of one; older ledgers do not say."""
+    word = place.get("word")
+    return word if isinstance(word, bool) else any(map(str.isalpha, str(place.get("truth", "")).lstrip("\u0120\u2581")))
+
+
 def _targets(places: Places) -> list[str]:
-    names = [name for masked in places.values() for place in masked.values() for name in place if name not in _KNOWN]
-    return list(dict.fromkeys(names))
+    everything = [place for masked in places.values() for place in masked.values()]
+    names = [name for place in everything for name, said in place.items() if isinstance(said, str)]
+    return [name for name in dict.fromkeys(names) if name not in _KNOWN]
 
 
 def _score(columns: list[tuple[str, Places]], step: int) -> str:
-    """How many of all are right."""
+    """How many of all are right, words apart from the rest and without repeated tokens."""
     rows = []
     for when, places in columns:
-        everything = [place for masked in places.values() for place in masked.values()]
+        everything = [place for masked in places.values() for place in masked.values() if not place["repeated"]]
+        words = [place for place in everything if _is_word(place)]
+        others = [place for place in everything if not _is_word(place)]
         for target in _targets(places):
-            hits = sum(_hit(place, target) for place in everything)
+            hits, other_hits = (sum(_hit(place, target) for place in some) for some in (words, others))
             name = f"after step {step:,}" if when == "after" else "before training"
-            fill = (
-                f'<span class="fill {series_class(target)}" style="width:{hits / max(1, len(everything)):.1%}"></span>'
-            )
+            fill = f'<span class="fill {series_class(target)}" style="width:{hits / max(1, len(words)):.1%}"></span>'
             rows.append(
                 f'<tr><th scope="row">{name}, {escape(target)}</th><td class="bar"><div class="track">{fill}</div></td>'
-                f'<td class="number">{hits} of {len(everything)}</td></tr>'
+                f'<td class="number">{hits} of {len(words)}</td><td class="number">{other_hits} of {len(others)}</td></tr>'
             )
     caption = "<caption>Masked tokens whose most likely filling is the truth</caption>"
-    return f'<table class="score">{caption}{"".join(rows)}</table>'
+    heads = '<th></th><th></th><th class="number" scope="col">words</th><th class="number" scope="col">other signs</th>'
+    return f'<table class="score">{caption}<thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
 
-def _sample(sample: Event, number: int, columns: list[tuple[str, Places]]) -> str:
-    document = str(sample.get("document"))
-    key = list(columns[-1][1])[number]
+def _sample(sample: Event, key: tuple[str, int], columns: list[tuple[str, Places]], *, opened: bool) -> str:
     masked = columns[-1][1][key]
     text = _running_text([str(token) for token in sequence(sample.get("tokens"))], masked)
     heads = [f'<th scope="col">{name}</th>' for name in ("step", "position", "truth")]
@@ -80,7 +106,8 @@ def _sample(sample: Event, number: int, columns: list[tuple[str, Places]]) -> st
             heads.append(f'<th scope="col">{escape(target)} {when}</th>')
             targets.append((places.get(key, {}), target))
     rows = []
-    for place in sorted(masked.values(), key=lambda place: (_step(place), place["position"])):
+    shown = [place for place in masked.values() if not place["repeated"]]
+    for place in sorted(shown, key=lambda place: (_step(place), place["position"])):
         cells = "".join(_cell(mapping(places.get(place["position"])), target) for places, target in targets)
         rows.append(
             f'<tr><td class="number">{_step(place)}</td><td class="number">{place["position"]}</td>'
@@ -88,9 +115,8 @@ def _sample(sample: Event, number: int, columns: list[tuple[str, Places]]) -> st
         )
     head = f"<thead><tr>{''.join(heads)}</tr></thead>"
     table = f'<table class="fillings">{head}<tbody>{"".join(rows)}</tbody></table>'
-    opened = " open" * (number < 2)
     return (
-        f'<details{opened}><summary>{escape(_name(document))}</summary><p class="sample">{text}</p>'
+        f'<details{" open" * opened}><summary>{escape(_name(key[0]))}</summary><p class="sample">{text}</p>'
         f'<div class="scroll">{table}</div></details>'
     )
 
@@ -127,10 +153,26 @@ def _spell(token: str, *, spaced: bool) -> tuple[bool, str]:
 
 
 def _cell(place: Event, target: str) -> str:
+    """What a target said of a place: its first guess, with its probability and the next ones where they are known."""
     if target not in place:
         return "<td></td>"
-    word = f"<code>{escape(str(place[target]))}</code>"
-    return f'<td class="hit">{word} <b title="right">✓</b></td>' if _hit(place, target) else f"<td>{word}</td>"
+    guesses = [guess for guess in sequence(mapping(place.get("top")).get(target)) if _is_guess(guess)]
+    first = f"<code>{escape(str(place[target]))}</code>" + (f" {_percent(guesses[0][1])}" if guesses else "")
+    more = ", ".join(f"<code>{escape(token)}</code> {_percent(share)}" for token, share in guesses[1:])
+    others = f'<div class="others">{more}</div>' if more else ""
+    return (
+        f'<td class="hit">{first} <b title="right">✓</b>{others}</td>'
+        if _hit(place, target)
+        else f"<td>{first}{others}</td>"
+    )
+
+
+def _is_guess(guess: Any) -> bool:
+    return isinstance(guess, list) and len(guess) == 2 and isinstance(guess[0], str) and number(guess[1]) is not None
+
+
+def _percent(share: float) -> str:
+    return "&lt; 1 %" if share < 0.01 else f"{100 * share:.0f} %"
 
 
 def _hit(place: Event, target: str) -> bool:

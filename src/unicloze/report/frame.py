@@ -19,6 +19,7 @@ def frame(
     status: str,
     subtitle: str,
     sections: Sequence[tuple[str, str]],
+    verdict: str = "",
     cards: str = "",
     footer: str = "",
     styles: Sequence[Style] = (),
@@ -31,6 +32,7 @@ def frame(
         status: Stands beside the heading, as plain text.
         subtitle: Stands below it, as plain text.
         sections: Heading and content of each, as HTML.
+        verdict: What the figures mean, as plain text.
         cards: Figures at the top, as HTML.
         footer: Its last line, as plain text.
         styles: Style sheets beside that of all pages.
@@ -53,6 +55,7 @@ def frame(
 <header>
 <h1>{escape(name)}<span class="status">{escape(status)}</span></h1>
 <p class="subtitle">{escape(subtitle)}</p>
+{f'<p class="verdict">{escape(verdict[:1].upper() + verdict[1:])}.</p>' if verdict else ""}
 {f'<div class="cards">{cards}</div>' if cards else ""}
 </header>
 {body}

@@ -31,6 +31,7 @@ class History:
         evaluations: Evaluations by step.
         samples: Filled samples by step.
         checkpoint: Name of the newest checkpoint, None if none was saved.
+        end: How it came to its end, nothing if it did not.
         last: The newest event.
     """
 
@@ -42,6 +43,7 @@ class History:
     evaluations: dict[int, Event] = field(default_factory=dict)
     samples: dict[int, list[Event]] = field(default_factory=dict)
     checkpoint: str | None = None
+    end: Event = field(default_factory=dict)
     last: Event = field(default_factory=dict)
 
     @classmethod
@@ -88,6 +90,8 @@ class History:
             self.samples[step] = [sample for sample in sequence(event.get("samples")) if isinstance(sample, dict)]
         elif name == "save":
             self.checkpoint = str(event.get("checkpoint"))
+        elif name == "end":
+            self.end = event
         if name != "start" and now is not None and before is not None:
             self.seconds += max(0.0, now - before)
         self.last = event
@@ -99,6 +103,8 @@ class History:
         for kept in (self.steps, self.evaluations, self.samples):
             for step in [step for step in kept if step > first]:
                 del kept[step]
+        if isinstance(ended := self.end.get("step"), int) and ended > first:
+            self.end = {}
         self.start = event
         self.processes += 1
 
@@ -118,6 +124,11 @@ class History:
         """Steps the recipe asks for."""
         steps = mapping(self.recipe.get("training")).get("steps")
         return steps if isinstance(steps, int) else None
+
+    @property
+    def verdict(self) -> str:
+        """What its figures mean, as the run said at its end; empty while it goes on, and of older runs."""
+        return str(self.end.get("verdict") or "") if self.end.get("step") == self.step else ""
 
     @property
     def trained(self) -> list[str]:

@@ -92,6 +92,7 @@ def _page(history: History) -> str:
         window_title=f"{name} - unicloze report",
         status=status_of(history),
         subtitle=origin_of(history),
+        verdict=history.verdict,
         cards=_cards(history),
         sections=sections,
         footer=colophon(history),
@@ -106,6 +107,7 @@ def _cards(history: History) -> str:
     model = mapping(history.recipe.get("model"))
     size = f"{model.get('num_layers')} layers, hidden size {model.get('hidden_size')}" if model else ""
     cards = [_target_card(history, target) for target in history.evaluated or history.trained]
+    cards += _words_card(history)
     cards += [
         card("parameters", count(start.get("parameters")), size),
         card("steps", f"{history.step:,}", done),
@@ -129,12 +131,39 @@ def _target_card(history: History, target: str) -> str:
     step, event = next(reversed(history.evaluations.items()))
     name = f"{event.get('part', 'held-out')} {measure}, {target}"
     bits = history.latest("bits_per_byte", target)
-    more = [f"{short(bits)} bits per byte"] if tokens and bits is not None else []
+    more = _counts(history) if tokens and event.get("part") == "held-out" else []
+    more += [f"{short(bits)} bits per byte"] if tokens and bits is not None else []
     more += [] if tokens else ["nats a prediction"]
     predictions = number(mapping(event.get("predictions")).get(target))
     window = f"in {count(event.get('windows'))} windows of {count(event.get('window'))} tokens"
     more += [f"{count(predictions)} predictions {window}, after step {step:,}"]
     return card(name, _perplexity(value) if tokens else f"{value:.3f}", "; ".join(more), target)
+
+
+def _counts(history: History) -> list[str]:
+    """The perplexities that counts give; nothing of a run that did not count."""
+    baselines = mapping(history.start.get("baselines"))
+    known = {name: number(value) for name, value in mapping(baselines.get("perplexity")).items()}
+    said = ", ".join(f"{name} counts {_perplexity(value)}" for name, value in known.items() if value is not None)
+    counted, tokens = number(baselines.get("counted")), number(baselines.get("tokens"))
+    part = counted is not None and tokens is not None and counted < 0.99 * tokens
+    return [f"{said} (in {short(counted or 0)} of {short(tokens or 0)} tokens)" if part else said] if said else []
+
+
+def _words_card(history: History) -> list[str]:
+    """How many content words were guessed at the end, beside counts; no card of a run that did not ask."""
+    score, step = mapping(history.end.get("content_words")), history.end.get("step")
+    shares = [number(score.get(name)) for name in ("top_5", "top_1", "counts_top_5", "counts_top_1")]
+    words = number(score.get("words"))
+    if words is None or not isinstance(step, int) or None in shares:
+        return []
+    top_5, top_1, counts_5, counts_1 = (f"{100 * (share or 0.0):.1f} %" for share in shares)
+    given = "the words left of it" if score.get("sees") == "left" else "the words around it"
+    more = (
+        f"counts of pairs {counts_5}; the first guess is right for {top_1}, of counts {counts_1}; {words:,.0f} held-out "
+        f"words, each from {given}, after step {step:,}"
+    )
+    return [card("content words in the top 5", top_5, more)]
 
 
 def _perplexity(value: float) -> str:

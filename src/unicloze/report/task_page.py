@@ -54,6 +54,7 @@ def task_page(run: TaskRun) -> str:
         window_title=f"{name} - unicloze report",
         status=status_of(history),
         subtitle=origin_of(history),
+        verdict=history.verdict,
         cards=_cards(run, errors),
         sections=sections,
         footer=colophon(history),

@@ -9,7 +9,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,10 @@ from unicloze.text.lineage import CODE, is_corpus, read_lineage
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import WindowSampler
+from unicloze.training.baselines import open_baselines, trained_sources
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, training_steps
 from unicloze.training.checkpoint import Checkpoint, load_newest, set_aside_newer
+from unicloze.training.content_words import WordScore, ranks_by_model, way_to_ask
 from unicloze.training.initial import Open, initialize_from
 from unicloze.training.ledger import read_ledger
 from unicloze.training.lock import hold_run
@@ -37,8 +39,9 @@ from unicloze.training.loop import Compute, Hooks, TrainState, evaluate
 from unicloze.training.models import load_model, ready_model
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device, choose_precision
-from unicloze.training.process import RunProcess
+from unicloze.training.process import LEDGER, RunProcess
 from unicloze.training.samples import heldout_samples
+from unicloze.training.verdict import Course, shown, too_little_text, verdict_on
 
 FREE_TO_CHANGE = {
     "name",
@@ -59,6 +62,7 @@ FREE_TO_CHANGE = {
 
 Corpus and tokenizer may have moved; whether they are the same is for the fingerprint to say.
 """
+CURE_OF_LITTLE = "a language takes 1 MB or more, so give more text, or start from a trained model (--init)"
 TOO_SMALL = "the corpus is too small to hold anything out: {}; give more text, or a larger data.heldout_share"
 
 
@@ -73,6 +77,10 @@ class RunResult:
         perplexity: Perplexity of each target at the last evaluation of this process, None where there was nothing to
             measure.
         part: What it was measured on: `held-out` text, or `training-text` where nothing is held out.
+        counts: Perplexity of the same text by `unigram` and `bigram` counts of the training text; none where nothing is
+            held out.
+        words: How many held-out content words it guesses; None if it was not asked for any, or not in this process.
+        verdict: What all this means, in words; empty if it did not come to its end.
     """
 
     out: Path
@@ -80,20 +88,24 @@ class RunResult:
     stopped_by: int
     perplexity: Mapping[str, float | None]
     part: str
+    counts: Mapping[str, float] = field(default_factory=dict)
+    words: WordScore | None = None
+    verdict: str = ""
 
     @property
     def measured(self) -> str:
         """The perplexities in words; empty if this process evaluated nothing."""
-        return _measured(self.part, self.perplexity) if self.perplexity else ""
+        return _measured(self.part, self.perplexity, self.counts) if self.perplexity else ""
 
 
-def _measured(part: str, perplexities: Mapping[str, float | None]) -> str:
+def _measured(part: str, perplexities: Mapping[str, float | None], counts: Mapping[str, float]) -> str:
     if all(value is None for value in perplexities.values()):
         return f"no {part} perplexity, nothing to measure"
     each = (
         f"{name} {'(nothing to measure)' if value is None else f'{value:,.1f}'}" for name, value in perplexities.items()
     )
-    return f"{part} perplexity {', '.join(each)}"
+    by_counts = ", ".join(f"{name} {shown(value)}" for name, value in counts.items())
+    return f"{part} perplexity {', '.join(each)}" + (f" (counts: {by_counts})" if counts else "")
 
 
 def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model: Open = load_model) -> RunResult:
@@ -113,8 +125,11 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
         checkpoint = load_newest(out / "checkpoints")
         recipe = _with_former_settings(recipe, out, checkpoint)
         prepared = _open_data(recipe, out, checkpoint, progress)
+        little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
         if checkpoint is not None:
             set_aside_newer(checkpoint.path)
+        elif little:
+            warnings.warn(f"{little}: {CURE_OF_LITTLE}", stacklevel=2)
         prepared.tokenizer.save(out)
         if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
             save_recipe(recipe, out / "recipe.yaml")
@@ -276,6 +291,8 @@ class _Run(RunProcess):
         )
         if heldout is not None and not any(map(_predicts, self.heldout_examples.values())):
             warnings.warn(TOO_SMALL.format("there is nothing to measure"), stacklevel=4)
+        self.baselines = None if heldout is None else open_baselines(last, prepared, out)
+        self.counts = self.baselines.perplexities if self.baselines else {}
         state = self._initial_state(recipe, device, None if checkpoint else open_model)
         self.perplexity: dict[str, float | None] = {}
         super().__init__(recipe, out, checkpoint, state, compute, progress=progress)
@@ -307,7 +324,8 @@ class _Run(RunProcess):
         training = self.recipe.training
         if self.checkpoint is not None:
             self.take_over(self.checkpoint)
-        self.write_start(lineage=self.prepared.lineage)
+        baselines = self.baselines.summary() if self.baselines else None
+        self.write_start(lineage=self.prepared.lineage, baselines=baselines)
         if self.state.step >= training.steps:
             return self._finish(already=True)
         if self.state.step == 0:
@@ -321,23 +339,36 @@ class _Run(RunProcess):
         self.learn(steps, training, hooks)
         if self.state.step < training.steps:
             self.ledger.write("stop", step=self.state.step, signal=self.signal)
-            return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part)
+            return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part, self.counts)
         return self._finish(already=False)
 
     def _finish(self, *, already: bool) -> RunResult:
         """Close a run that has done its steps, also one that was killed between its last save and its end."""
-        if not already or not any(
-            event["event"] == "end" and event.get("step") == self.state.step
-            for event in read_ledger(self.out / "ledger.jsonl")
-        ):
+        step, words = self.state.step, None
+        events = list(read_ledger(self.out / LEDGER))
+        end = next((one for one in reversed(events) if one["event"] == "end" and one.get("step") == step), None)
+        if already and end is not None:
+            warnings.warn(f"{self.out} is trained to step {step}; raise --training.steps to train on", stacklevel=2)
+            verdict = str(end.get("verdict", ""))
+        else:
             if already:
                 self._evaluate(self.state)
             self._write_samples()
-            self.write_end()
-        else:
-            note = f"{self.out} is trained to step {self.state.step}; raise --training.steps to train on"
-            warnings.warn(note, stacklevel=2)
-        return RunResult(self.out, self.state.step, 0, self.perplexity, self.part)
+            words = self._content_words()
+            course = Course.of(read_ledger(self.out / LEDGER))
+            little = too_little_text([*trained_sources(self.recipe, self.prepared), *self.prepared.heldout])
+            verdict = verdict_on(self.perplexity, self.counts, words, course, little)
+            self.write_end(content_words=words.to_dict() if words else None, verdict=verdict)
+        return RunResult(self.out, step, 0, self.perplexity, self.part, self.counts, words, verdict)
+
+    def _content_words(self) -> WordScore | None:
+        """How many of the held-out content words are guessed; None if there are too few, or no way to ask."""
+        way = way_to_ask(phases(self.recipe)[-1].recipe.objective)
+        if way is None or self.baselines is None or not len(self.baselines.words):
+            return None
+        vocabulary = self.prepared.tokenizer.vocabulary
+        ranks = ranks_by_model(self.state.model, self.baselines.words, vocabulary, way, self.compute)
+        return WordScore.of(ranks, self.baselines.ranks, way[0])
 
     def _write_samples(self) -> None:
         objective = phases(self.recipe)[-1].recipe.objective
@@ -369,7 +400,7 @@ class _Run(RunProcess):
             windows=len(next(iter(self.heldout_examples.values()))),
         )
         if self.progress:
-            said = _measured(self.part, self.perplexity)
+            said = _measured(self.part, self.perplexity, self.counts)
             tqdm.write(f"step {state.step}: {said} (window {self.heldout.window})", file=sys.stderr)
         return False
 

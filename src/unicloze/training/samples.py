@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from unicloze.example import collate
+from unicloze.example import collate, select_rows
 from unicloze.mixtures import parts
 from unicloze.model.build import Model
 from unicloze.objectives import make_examples, without_noise
 from unicloze.settings import ObjectiveSettings
+from unicloze.text.orders import spread
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.windows import Windows
 from unicloze.training.loop import Compute
 
 SAMPLES = 6
+CANDIDATES = 3
+"""Most likely tokens that are kept of each prediction."""
 AT_THEIR_PLACE = "ae", "par", "diffusion"
 """Targets whose slots stand for the position they predict."""
 
@@ -23,32 +29,38 @@ AT_THEIR_PLACE = "ae", "par", "diffusion"
 def heldout_samples(
     model: Model, sampler: WindowSampler, tokenizer: Tokenizer, objective: ObjectiveSettings, compute: Compute
 ) -> list[dict[str, Any]]:
-    """The most likely token at each masked position of a few held-out windows, beside the truth, by target.
+    """The most likely tokens at each masked position of a few held-out windows, beside the truth, by target.
 
     Returns:
         For each window its document, its tokens with the masks, and for each masked position the step it is predicted in,
-        the truth and each target's prediction. Nothing is masked if no target stands at
-        the position it predicts: then it is the text alone.
+        the truth, whether that has a letter (`word`), each target's prediction, and by target (`top`) the most likely tokens
+        with their probabilities. Nothing is masked if no target stands at the position it predicts: then it is the text
+        alone.
     """
     part = next((part for part in parts(objective) if part.evaluate), parts(objective)[0])
-    windows = sampler.sequential(SAMPLES, pairs=part.settings.pairs, lanes=SAMPLES)
+    windows = varied(sampler.sequential(4 * SAMPLES, pairs=part.settings.pairs, lanes=4 * SAMPLES), SAMPLES)
     examples = make_examples(windows, sampler.vocabulary, without_noise(part.settings))
     batch = collate(examples, device=compute.device)
     model.eval()
     with torch.no_grad(), compute.autocast():
         logits = {name: values for name, values in model.logits(batch).items() if name in AT_THEIR_PLACE}
-        best = {name: values.argmax(-1).cpu().numpy() for name, values in logits.items()}
+    best = {name: values.float().softmax(-1).topk(CANDIDATES, dim=-1) for name, values in logits.items()}
     samples = []
     for row in range(len(examples)):
         masked: dict[int, dict[str, Any]] = {}
-        for name in best:
+        for name, (probabilities, tokens) in best.items():
             target = examples.targets[name]
             for j in range(int((target.weights[row] > 0).sum())):
                 slot = target.slots[row, j]
                 position = int(examples.position_ids[row, slot])
                 place = masked.setdefault(position, {"position": position, "step": int(examples.steps[row, slot])})
-                place["truth"] = tokenizer.tokens([target.labels[row, j]])[0]
-                place[name] = tokenizer.tokens([best[name][row, j]])[0]
+                truth = int(target.labels[row, j])
+                place["truth"] = tokenizer.tokens([truth])[0]
+                place["word"] = any(map(str.isalpha, tokenizer.decode([truth])))
+                likely = tokenizer.tokens(tokens[row, j].tolist())
+                place[name] = likely[0]
+                shares = [round(value, 4) for value in probabilities[row, j].tolist()]
+                place.setdefault("top", {})[name] = list(zip(likely, shares, strict=True))
         shown = windows.token_ids[row, : windows.lengths[row]].copy()
         shown[list(masked)] = sampler.vocabulary.mask
         samples.append(
@@ -59,3 +71,18 @@ def heldout_samples(
             }
         )
     return samples
+
+
+def varied(windows: Windows, count: int) -> Windows:
+    """So many of the windows, evenly spread, without those in which one token makes up more than half of the text.
+
+    Such windows (underlines, tables of numbers) are taken all the same if there are no others.
+    """
+    texts = (ids[real] for ids, real in zip(windows.token_ids, windows.maskable, strict=True))
+    kept = np.flatnonzero([not _is_one_token(text) for text in texts])
+    kept = kept if len(kept) else np.arange(len(windows))
+    return select_rows(windows, kept[spread(min(count, len(kept)), len(kept))])
+
+
+def _is_one_token(text: npt.NDArray[np.int32]) -> bool:
+    return len(text) > 0 and int(np.unique(text, return_counts=True)[1].max()) > len(text) / 2

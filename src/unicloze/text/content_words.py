@@ -1,0 +1,138 @@
+"""Content words of held-out sentences, one of each, to be guessed from the words around it: the same for every model.
+
+A word is a token that neither continues the word before it nor is continued by the token behind it. It is a content word if
+it is spelled by letters alone (two or more; one where a character is a word, as in Chinese) and is not one of the most
+frequent words of the training text, which together make up two fifths of its running words. A share and not a number, since
+languages that inflect have more such words: about 60 in English, 150 in Russian and 300 in Finnish.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze import keyed
+from unicloze.text.counts import Counts, stretches
+from unicloze.text.shards import TokenSource
+from unicloze.text.tokenizers import Tokenizer
+
+FREQUENT_SHARE = 0.4
+"""Share of the running words that are too frequent to be content words."""
+SHORTEST, LONGEST = 8, 40
+"""Tokens of a sentence; a longer one is cut into several."""
+LETTERS_SHARE = 0.75
+"""Share of its tokens that are letters at least; headings, formulas and code have fewer."""
+MOST_READ = 2**20
+"""Tokens of the held-out text that are looked through."""
+_SENTENCE, _WORD = 0xC0A7E47, 1
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentWords:
+    """Sentences, each with a word in it.
+
+    Args:
+        sentences: Token ids of each.
+        places: Number of the word's token in each. A token of text stands on either side of it.
+    """
+
+    sentences: Sequence[Sequence[int]]
+    places: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def answers(self) -> list[int]:
+        """The token of each word."""
+        return [sentence[place] for sentence, place in zip(self.sentences, self.places, strict=True)]
+
+
+def content_words(
+    sources: Sequence[TokenSource], counts: Counts, tokenizer: Tokenizer, *, longest: int, most: int
+) -> ContentWords:
+    """One content word of each of some sentences; which ones is drawn by keys.
+
+    Args:
+        sources: The held-out text.
+        counts: Of the training text.
+        tokenizer: Of both.
+        longest: Tokens of a sentence at most.
+        most: Sentences at most; no two are equal.
+    """
+    letters, could_be_word = letters_of(tokenizer)
+    is_word = could_be_word & ~frequent_words(counts, letters)
+    read = [*stretches(sources, MOST_READ)]
+    if not read:
+        return ContentWords(sentences=[], places=[])
+    tokens, begins = (np.concatenate(column) for column in zip(*read, strict=True))
+    begins[1:] |= tokenizer.vocabulary.ends_sentence[tokens[:-1]]
+    starts, ends = _sentences(begins, letters[tokens], min(longest, LONGEST))
+    whole = is_word[tokens] & ~np.append(tokenizer.vocabulary.continues[tokens[1:]], False)
+    sentences: dict[tuple[int, ...], int] = {}
+    for number in np.argsort(keyed.key(_SENTENCE, np.arange(len(starts))), kind="stable").tolist():
+        if len(sentences) == most:
+            break
+        start, end = int(starts[number]), int(ends[number])
+        places = np.flatnonzero(whole[start + 1 : end - 1]) + 1
+        if len(places):
+            draw = keyed.bits(keyed.key(_SENTENCE, number), _WORD, np.zeros(1, np.int64))
+            sentences.setdefault(tuple(tokens[start:end].tolist()), int(places[keyed.below(draw, len(places))[0]]))
+    return ContentWords(sentences=[*map(list, sentences)], places=[*sentences.values()])
+
+
+def frequent_words(counts: Counts, letters: Flags) -> Flags:
+    """The most frequent words that one token spells: as many as make up `FREQUENT_SHARE` of all running words.
+
+    Args:
+        counts: Of the training text.
+        letters: Tokens that spell letters alone. *Shape:* (vocabulary,)
+
+    Returns:
+        *Shape:* (vocabulary,)
+    """
+    size, continues = counts.vocabulary.size, counts.vocabulary.continues
+    goes_on = continues[counts.pairs % size]
+    continued = np.bincount(counts.pairs[goes_on] // size, counts.times[goes_on], minlength=size)
+    begins = letters & ~continues
+    whole = np.where(begins, counts.tokens - continued, 0)
+    order = np.argsort(-whole, kind="stable")
+    up_to = np.cumsum(whole[order]) - whole[order]
+    found = np.zeros(size, dtype=bool)
+    found[order] = (up_to < FREQUENT_SHARE * counts.tokens[begins].sum()) & (whole[order] > 0)
+    return found
+
+
+def letters_of(tokenizer: Tokenizer) -> tuple[Flags, Flags]:
+    """Tokens that spell letters alone, and those of them that can be a content word. *Shape:* (vocabulary,) each"""
+    vocabulary = tokenizer.vocabulary
+    texts = [tokenizer.decode([number]).strip() for number in range(vocabulary.size)]
+    letters = np.array([text != "" and all(unicodedata.category(sign)[0] in "LM" for sign in text) for text in texts])
+    letters[vocabulary.special] = False
+    long = [len(text) > 1 or unicodedata.east_asian_width(text or " ") in ("W", "F") for text in texts]
+    return letters, letters & np.array(long) & ~vocabulary.continues
+
+
+def _sentences(begins: Flags, letters: Flags, longest: int) -> tuple[Ints, Ints]:
+    """Where the sentences of a text begin and end, without those that are short or hold few letters.
+
+    Args:
+        begins: Whether one begins at a token. *Shape:* (tokens,)
+        letters: Whether a token is letters. *Shape:* (tokens,)
+        longest: Tokens of a sentence at most; a longer one is cut.
+    """
+    first = np.flatnonzero(begins)
+    parts = -(-np.diff(first, append=len(begins)) // longest)
+    part = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
+    starts = np.repeat(first, parts) + part * longest
+    ends = np.append(starts[1:], len(begins))
+    up_to = np.append(0, np.cumsum(letters))
+    fit = (ends - starts >= SHORTEST) & (up_to[ends] - up_to[starts] >= LETTERS_SHARE * (ends - starts))
+    return starts[fit], ends[fit]

@@ -1,0 +1,146 @@
+"""How many content words a model guesses from the words around them, beside what pairs of words that were counted guess."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from unicloze.example import Examples, Target, collate
+from unicloze.mixtures import parts
+from unicloze.model.build import Model
+from unicloze.objectives import defined
+from unicloze.settings import ObjectiveSettings
+from unicloze.text.content_words import ContentWords
+from unicloze.text.counts import Counts
+from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.windows import windows_of
+from unicloze.training.loop import Compute
+
+ROWS = 64
+"""Sentences of one forward pass."""
+
+Asking = Literal["cloze", "stepwise", "causal"]
+"""How a model is asked for a word: the ability of its objective. By `causal` it sees the words on the left only."""
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordScore:
+    """Shares of the content words that are among the first guesses.
+
+    Args:
+        words: How many were asked for, each in a sentence of its own.
+        sees: Whether they were guessed from `both` sides or from the `left` alone, by the model and by counts.
+        top_1: The share that the model's first guess hits.
+        top_5: That its first five hit.
+        counts_top_1: The same of the guesses that counts make.
+        counts_top_5: Likewise.
+        error: Standard error of the difference between the two shares of five guesses.
+    """
+
+    words: int
+    sees: Literal["both", "left"]
+    top_1: float
+    top_5: float
+    counts_top_1: float
+    counts_top_5: float
+    error: float
+
+    @classmethod
+    def of(cls, ranks: Sequence[int] | Ints, counted: Sequence[int] | Ints, asking: Asking) -> WordScore:
+        """From the ranks of the words among the guesses of a model and of counts, 0 being the first."""
+        own, other = np.asarray(ranks), np.asarray(counted)
+        difference = (own < 5).astype(float) - (other < 5)
+        return cls(
+            words=len(own),
+            sees="left" if asking == "causal" else "both",
+            top_1=float((own < 1).mean()),
+            top_5=float((own < 5).mean()),
+            counts_top_1=float((other < 1).mean()),
+            counts_top_5=float((other < 5).mean()),
+            error=float(difference.std()) / math.sqrt(len(own)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields, fit for JSON."""
+        return dataclasses.asdict(self)
+
+
+def way_to_ask(objective: ObjectiveSettings) -> tuple[Asking, ObjectiveSettings] | None:
+    """How a model of an objective is asked for a word, and the part that defines it; None if no part does."""
+    for asking in get_args(Asking):
+        for part in parts(objective):
+            if getattr(defined(part.settings), asking) is not None:
+                return asking, part.settings
+    return None
+
+
+def ranks_by_counts(counts: Counts, words: ContentWords, asking: Asking) -> Ints:
+    """Rank of each word by p(word | left) p(right | word), or by the left alone. *Shape:* (words,)"""
+    ranks = []
+    for sentence, place in zip(words.sentences, words.places, strict=True):
+        scores = counts.after(sentence[place - 1])
+        if asking != "causal":
+            scores = scores * counts.before(sentence[place + 1])
+        ranks.append(_ranks(torch.from_numpy(scores)[None], [sentence[place]], counts.vocabulary))
+    return np.concatenate([np.zeros(0, np.int64), *ranks])
+
+
+@torch.no_grad()
+def ranks_by_model(
+    model: Model, words: ContentWords, vocabulary: Vocabulary, way: tuple[Asking, ObjectiveSettings], compute: Compute
+) -> Ints:
+    """Rank of each word among the ordinary tokens. *Shape:* (words,)"""
+    model.eval()
+    ranks = np.zeros(len(words), dtype=np.int64)
+    answers = np.array(words.answers)
+    for block, examples in _rows(words, vocabulary, *way):
+        with compute.autocast():
+            (logits,) = model.for_use().logits(collate(examples, device=compute.device)).values()
+        ranks[block] = _ranks(logits[:, 0].float().cpu(), answers[block], vocabulary)
+    return ranks
+
+
+def _rows(
+    words: ContentWords, vocabulary: Vocabulary, asking: Asking, settings: ObjectiveSettings
+) -> Iterator[tuple[Ints, Examples]]:
+    """Numbers of some sentences of like length, and their rows with one prediction each."""
+    lay_out = getattr(defined(settings), asking)
+    order = np.argsort([len(sentence) for sentence in words.sentences], kind="stable")
+    for block in np.split(order, range(ROWS, len(order), ROWS)):
+        texts = [[np.array(words.sentences[number], dtype=np.int32)] for number in block]
+        windows = windows_of(texts, vocabulary, keys=np.zeros(len(block), dtype=np.uint64))
+        row, position = np.arange(len(block)), np.array(words.places)[block] + 1
+        if asking == "causal":
+            examples = lay_out(windows, vocabulary, settings)
+            which = np.cumsum(windows.maskable, axis=1)[row, position] - 1
+        else:
+            steps = np.full(windows.token_ids.shape, -1, dtype=np.int32)
+            steps[row, position] = 0
+            examples = lay_out(windows, steps, vocabulary, settings)
+            which = np.zeros(len(block), dtype=np.int64)
+        ((name, target),) = examples.targets.items()
+        only = Target(
+            slots=target.slots[row, which][:, None],
+            labels=target.labels[row, which][:, None],
+            weights=target.weights[row, which][:, None],
+        )
+        yield block, dataclasses.replace(examples, targets={name: only})
+
+
+def _ranks(scores: torch.Tensor, answers: Sequence[int] | Ints, vocabulary: Vocabulary) -> Ints:
+    """How many ordinary tokens are guessed before each answer; of equals the lower id comes first. *Shape:* (rows,)"""
+    ordinary = torch.from_numpy(vocabulary.ordinary).long()
+    wanted = torch.as_tensor(answers).long()[:, None]
+    own, others = scores.gather(1, wanted), scores[:, ordinary]
+    before = ~(others <= own) | ((others == own) & (ordinary < wanted))  # what is not a number comes first
+    ranks: Ints = before.sum(dim=1).numpy()
+    return ranks

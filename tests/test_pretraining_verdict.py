@@ -1,0 +1,289 @@
+"""What a pre-training says of itself: the content words it guesses, what counts guess, and a sentence on all figures."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from corpora import write_corpus
+from decoding_toys import Slot, context, loaded, probabilities, wordpiece
+from unicloze import terminal, verbs
+from unicloze.recipes import load_recipe, recipe_names, toy_overrides
+from unicloze.settings import ObjectiveSettings
+from unicloze.text.content_words import ContentWords
+from unicloze.text.counts import Counts
+from unicloze.text.prepare import prepare_data
+from unicloze.training.baselines import open_baselines
+from unicloze.training.content_words import Asking, WordScore, ranks_by_counts, ranks_by_model, way_to_ask
+from unicloze.training.ledger import read_ledger
+from unicloze.training.models import LoadedModel
+from unicloze.training.run import RunResult, pretrain_run
+from unicloze.training.verdict import Course, verdict_on
+
+TEXTS = ["the list of items is empty", "return the value or state and not x", "x in the list .", "list of the state ."]
+PLACES = [3, 2, 1, 3]
+
+
+def words_of(model: LoadedModel) -> ContentWords:
+    texts = [ids.tolist() for ids in model.tokenizer.encode_batch(TEXTS)]
+    return ContentWords(sentences=texts, places=PLACES)
+
+
+def rank(probability: np.ndarray, answer: int, ordinary: Sequence[int]) -> int:
+    return sorted(ordinary, key=lambda token: (-probability[token], token)).index(answer)
+
+
+def ranks_by_hand(model: LoadedModel, asking: Asking) -> list[int]:
+    """The rank of each word by a forward pass of its own."""
+    vocabulary, ranks = model.tokenizer.vocabulary, []
+    for text, place in zip(words_of(model).sentences, PLACES, strict=True):
+        tokens = [vocabulary.sos, *text, vocabulary.eos]
+        if asking == "causal":
+            row, predict = [Slot(token, at, reads=at + 1) for at, token in enumerate(tokens)], place
+        else:
+            row = context([vocabulary.mask if at == place + 1 else token for at, token in enumerate(tokens)])
+            predict = place + 1
+        (found,) = probabilities(model, row, [predict])
+        ranks.append(rank(found, text[place], vocabulary.ordinary.tolist()))
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("asking", "objective"),
+    [
+        ("cloze", {}),
+        ("cloze", {"name": "masked", "targets": ["ae"]}),
+        ("causal", {"name": "causal", "targets": ["lm"], "visibility": "left_to_right"}),
+    ],
+)
+def test_words_are_guessed_by_what_the_objective_defines(
+    asking: Asking, objective: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unicloze.training.content_words.ROWS", 3)
+    model = loaded(**objective)
+    way = way_to_ask(model.recipe.objective)
+    assert way is not None and way[0] == asking
+    ranks = ranks_by_model(model.model, words_of(model), model.tokenizer.vocabulary, way, model.compute)
+    assert ranks.tolist() == ranks_by_hand(model, asking)
+    assert len(set(ranks.tolist())) > 1
+
+
+def test_every_recipe_is_asked_in_the_best_way_it_has() -> None:
+    ways = {name: way_to_ask(load_recipe(name).objective) for name in recipe_names()}
+    asked = {name: way[0] if way else None for name, way in ways.items()}
+    assert {name for name, way in asked.items() if way is None} == {
+        *("bart-base", "electra-base", "electra-small", "mass-base", "t5-base", "ul2-base"),
+    }
+    assert {name for name, way in asked.items() if way == "stepwise"} >= {"xlnet-base", "mpnet-base"}
+    assert {name for name, way in asked.items() if way == "causal"} >= {"gpt", "gpt-2", "bd3lm-base"}
+    assert asked["quickstart"] == asked["bert-base"] == "cloze"
+
+
+def test_counts_guess_from_both_neighbours_or_the_left_one() -> None:
+    tokenizer = wordpiece()
+    vocabulary, size = tokenizer.vocabulary, tokenizer.vocabulary.size
+    model, draw = loaded(tokenizer), np.random.default_rng(0)
+    pairs = np.unique(draw.integers(0, size, 300) * size + draw.choice(vocabulary.ordinary, 300))
+    times = draw.integers(1, 9, len(pairs))
+    counts = Counts(
+        vocabulary=vocabulary, tokens=np.bincount(pairs % size, times, minlength=size).astype(np.int64),
+        pairs=pairs, times=times,
+    )  # fmt: skip
+    ordinary = vocabulary.ordinary.astype(np.int64)
+    both, left = [], []
+    for text, place in zip(words_of(model).sentences, PLACES, strict=True):
+        before, answer, after = (np.full(len(ordinary), token) for token in text[place - 1 : place + 2])
+        by_left, by_right = np.zeros(size), np.ones(size)
+        by_left[ordinary] = counts.bigram(before, ordinary)
+        by_right[ordinary] = counts.bigram(ordinary, after)
+        left.append(rank(by_left, int(answer[0]), ordinary.tolist()))
+        both.append(rank(by_left * by_right, int(answer[0]), ordinary.tolist()))
+    assert ranks_by_counts(counts, words_of(model), "cloze").tolist() == both
+    assert ranks_by_counts(counts, words_of(model), "causal").tolist() == left
+    assert both != left
+
+
+def test_a_model_that_predicts_nan_guesses_nothing() -> None:
+    model = loaded()
+    with torch.no_grad():
+        model.model.backbone.embeddings.tokens.weight.fill_(torch.nan)
+    way = way_to_ask(model.recipe.objective)
+    assert way is not None
+    ranks = ranks_by_model(model.model, words_of(model), model.tokenizer.vocabulary, way, model.compute)
+    assert ranks.min() >= 5
+
+
+def test_shares_and_the_error_of_their_difference() -> None:
+    score = WordScore.of([0, 4, 5, 9], [1, 5, 0, 9], "causal")
+    assert (score.words, score.sees) == (4, "left")
+    assert (score.top_1, score.top_5, score.counts_top_1, score.counts_top_5) == (0.25, 0.5, 0.25, 0.5)
+    assert score.error == pytest.approx(np.std([0, 1, -1, 0]) / 2)
+
+
+def score(top_5: float, counts: float, error: float = 0.01, **more: Any) -> WordScore:
+    fixed: dict[str, Any] = {"words": 400, "sees": "both", "top_1": 0.1, "counts_top_1": 0.1}
+    return WordScore(**fixed | more, top_5=top_5, counts_top_5=counts, error=error)
+
+
+COUNTS = {"unigram": 900.0, "bigram": 310.0}
+LONGER = "train longer or give more text"
+
+
+def course(training: float, *heldout: float) -> Course:
+    """Of 10 steps an evaluation."""
+    losses = {10 * number: {"ae": loss} for number, loss in enumerate(heldout, start=1)}
+    return Course(training={step: {"ae": training} for step in range(1, 10 * len(heldout) + 1)}, heldout=losses)
+
+
+@pytest.mark.parametrize(
+    ("perplexities", "words", "losses", "little", "said"),
+    [
+        ({"ae": 98.04}, None, course(4.5, 4.6), "", "perplexity 98.0 against 310.0 of bigram counts"),
+        ({"ae": 98.0, "par": 95.0}, score(0.197, 0.094), course(4.5, 4.6), "too little text: 800 kB",
+         "perplexity 95.0 (par) against 310.0 of bigram counts, content words 19.7 % in the top 5 against 9.4 %"),
+        ({"ae": 98.0, "nsp": 0.7}, score(0.1, 0.09, 0.006, sees="left"), course(4.5, 4.6), "",
+         "perplexity 98.0 against 310.0 of bigram counts, content words from the left 10.0 % in the top 5 against 9.0 %, "
+         "which is within 2 standard errors"),
+        ({"ae": 98.0}, score(0.09, 0.09), course(4.5, 4.6), "",
+         f"no better than counting words: {LONGER} (perplexity 98.0 against 310.0 of bigram counts, content words 9.0 % in "
+         "the top 5 against 9.0 %)"),
+        ({"ae": 310.0}, None, course(4.5, 4.6), "",
+         f"no better than counting pairs of words: {LONGER} (perplexity 310.0 against 310.0 of bigram counts)"),
+        ({"ae": 900.0}, None, course(6.0, 6.5), "",
+         f"no better than counting words: {LONGER} (perplexity 900.0 against 900.0 of unigram counts)"),
+        ({"ae": 1937666723.0}, None, course(0.9, 21.4), "too little text: 3 kB",
+         "no better than counting words: give more text (perplexity 1,937,666,723 against 900.0 of unigram counts); "
+         "overfitted: training 0.90, held-out 21.40 nats per prediction; too little text: 3 kB"),
+        ({"ae": 98.0}, None, course(4.5, 4.5, 4.7, 4.65), "too little text: 3 kB",
+         "perplexity 98.0 against 310.0 of bigram counts; overfitted: the held-out loss is 0.15 nats per prediction above "
+         "its lowest: give more text or train fewer steps; too little text: 3 kB"),
+        ({"ae": 98.0}, None, course(4.5, 6.0, 5.0, 4.66, 4.6), "",
+         "perplexity 98.0 against 310.0 of bigram counts; still improving: double the steps"),
+        ({"ae": 98.0}, None, course(4.5, 6.0, 5.0, 4.64, 4.6), "", "perplexity 98.0 against 310.0 of bigram counts"),
+        ({"ae": None}, None, Course(), "too little text: 24 bytes",
+         "not judged, for there is no held-out perplexity; too little text: 24 bytes"),
+    ],
+)  # fmt: skip
+def test_a_sentence_on_the_figures(
+    perplexities: dict[str, float | None], words: WordScore | None, losses: Course, little: str, said: str
+) -> None:
+    assert verdict_on(perplexities, COUNTS, words, losses, little) == said
+
+
+def test_a_course_is_what_was_done_last() -> None:
+    def event(name: str, step: int, **losses: float) -> dict[str, Any]:
+        return {"event": name, "step": step, "loss": losses}
+
+    events = [
+        {"event": "start", "step": 0}, event("step", 9, ae=3.0), event("step", 10, ae=5.0),
+        event("evaluate", 10, **{"a.ae": 2}), event("step", 20, ae=9.0), event("evaluate", 20, **{"a.ae": 2}),
+        {"event": "start", "step": 10}, event("step", 19, ae=1.0), event("step", 20, ae=2.0, nsp=0.1),
+        event("evaluate", 20, **{"a.ae": 3.0, "a.nsp": 9.0, "b.ae": 2.5}), {"event": "end", "step": 20}, {"step": 3},
+    ]  # fmt: skip
+    found = Course.of(events)
+    assert sorted(found.training) == [9, 10, 19, 20] and sorted(found.heldout) == [10, 20]
+    assert found.gap == (1.5, 3.0), "of the last tenth of the steps, and of what predicts tokens"
+    assert found.above_lowest == 0.75
+    assert Course.of([]).gap is None and Course.of([]).above_lowest == 0 and not Course.of([]).still_falling
+
+
+# In a run
+
+
+def toy(corpus: Path, **more: Any) -> dict[str, Any]:
+    return toy_overrides() | {"data.corpus": [str(corpus)], "data.heldout_share": 0.3} | more
+
+
+def ends_of(run: Path) -> list[dict[str, Any]]:
+    return [event for event in read_ledger(run / "ledger.jsonl") if event["event"] == "end"]
+
+
+def test_a_run_counts_once_and_ends_with_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = write_corpus(tmp_path / "text", documents=150)
+    recipe = load_recipe("quickstart", toy(corpus))
+    result = pretrain_run(recipe, tmp_path / "run", progress=False)
+    start, *_ = read_ledger(tmp_path / "run" / "ledger.jsonl")
+    assert start["baselines"]["perplexity"] == result.counts
+    assert start["baselines"]["counted"] == start["baselines"]["tokens"] > 1000
+    assert result.counts["unigram"] > result.counts["bigram"] > 1
+    (end,) = ends_of(tmp_path / "run")
+    assert end["verdict"] == result.verdict and result.verdict.startswith("no better than counting words: train longer")
+    assert result.verdict.endswith("too little text: 44 kB")
+    assert result.words is not None and end["content_words"] == result.words.to_dict()
+    assert result.words.counts_top_5 > result.words.top_5 and 50 <= result.words.words <= 400
+    said = terminal.run_text(result).split("\n")
+    assert said[0].endswith(f"(counts: unigram {result.counts['unigram']:.1f}, bigram {result.counts['bigram']:.1f})")
+    assert said[1:] == [f"  {result.verdict}"]
+
+    monkeypatch.setattr(Counts, "of", None)
+    with pytest.warns(UserWarning, match="trained to step 2"):
+        again = pretrain_run(recipe, tmp_path / "run", progress=False)
+    assert (again.verdict, again.counts, again.words) == (result.verdict, result.counts, None)
+    with pytest.warns(UserWarning, match=r"training\.steps goes from 2 to 3"):
+        more = load_recipe("quickstart", toy(corpus, **{"training.steps": 3}))
+        longer = pretrain_run(more, tmp_path / "run", progress=False)
+    assert longer.counts == result.counts and longer.words is not None
+    assert longer.words.counts_top_5 == result.words.counts_top_5
+    assert len(ends_of(tmp_path / "run")) == 2
+
+
+@pytest.mark.slow
+def test_the_owner_of_noise_is_told(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    noise = " ".join("".join(draw.choices(letters, k=draw.randint(2, 8))) for _ in range(500))
+    (tmp_path / "noise.txt").write_text(noise)
+    settings = {
+        "training.steps": 150, "model.hidden_size": 64, "tokenizer.vocab_size": 400, "training.log_every": 1,
+        "training.learning_rate": 0.01,
+    }  # fmt: skip
+    overrides = toy(tmp_path / "noise.txt", **settings)
+    with pytest.warns(
+        UserWarning, match="too little text: 3 kB: a language takes 1 MB or more, so give more text, or start"
+    ):
+        result = verbs.pretrain("quickstart", tmp_path / "run", quiet=True, overrides=overrides)
+    assert result.verdict.startswith("no better than counting words: give more text (perplexity ")
+    assert "; overfitted: training " in result.verdict
+    assert result.verdict.endswith(" nats per prediction; too little text: 3 kB")
+    page = verbs.report(tmp_path / "run").read_text(encoding="utf-8")
+    assert "No better than counting words: give more text" in page
+
+
+def test_little_text_is_warned_of_before_training_and_only_once(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "text", documents=20)
+    with pytest.warns(UserWarning, match="too little text: 6 kB: .*--init"):
+        stopped = pretrain_run(load_recipe("quickstart", toy(corpus)), tmp_path / "run", progress=False)
+    assert isinstance(stopped, RunResult)
+    with pytest.warns(UserWarning) as warned:
+        pretrain_run(load_recipe("quickstart", toy(corpus)), tmp_path / "run", progress=False)
+    assert not any("too little" in str(one.message) for one in warned)
+
+
+def test_baselines_of_other_text_or_damaged_are_made_again(tmp_path: Path) -> None:
+    recipe = load_recipe("quickstart", toy(write_corpus(tmp_path / "text")))
+    prepared = prepare_data(recipe.data, recipe.tokenizer, tmp_path / "data", progress=False)
+    first = open_baselines(recipe, prepared, tmp_path)
+    file = tmp_path / "baselines.json"
+    kept = file.read_text()
+    assert open_baselines(recipe, prepared, tmp_path) == first
+    content = json.loads(kept)
+    content["made_from"]["fingerprint"] = "other"
+    content["baselines"]["unigram"] = 1.0
+    for damaged in (json.dumps(content), "{", "[]"):
+        file.write_text(damaged)
+        assert open_baselines(recipe, prepared, tmp_path) == first
+        assert file.read_text() == kept
+
+
+def test_objectives_that_predict_no_words_have_none(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "text")
+    result = pretrain_run(load_recipe("t5-base", toy(corpus)), tmp_path / "run", progress=False)
+    assert result.words is None and result.counts["bigram"] > 1
+    assert way_to_ask(ObjectiveSettings(name="span_corruption", targets=["lm"])) is None
