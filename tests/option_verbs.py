@@ -168,3 +168,45 @@ OPTIONS = {
 
 COMMON = "--help", "--debug"
 """Options that all verbs have: they print an explanation, or the traceback of an error."""
+
+MIXED = "--objective.mixture '[{mask_rate: 0.2}, {mask_rate: 0.3, label: b}]' --objective.mask_rate 0.9"
+REFUSED = {
+    f"{PRETRAIN} --out run --training.muon_momentum 0.5": "no effect without training.optimizer muon",
+    f"{PRETRAIN} --out run --objective.block_size 2": "no effect without objective.name block_diffusion",
+    f"{PRETRAIN} --out run {MIXED}": "each entry of objective.mixture sets it",
+    f"{PRETRAIN} --out run --training.phases '[{{data.window: 16}}]' --data.window 20": "each entry of training.phases",
+    f"{PRETRAIN} --out run --finetuning.epochs 3": "give it to `unicloze finetune`",
+    f"{PRETRAIN} --out run --training.attention flex --model.attention_dropout 0": "learns on a GPU only",
+    f"{PREPARE} --out data --training.steps 5": "or give it to `unicloze pretrain`",
+    f"{PREPARE} --out data --tokenizer.kind bpe --tokenizer.lowercase false": "without tokenizer.kind wordpiece",
+    f"{PREPARE} --out data --tokenizer.path {{vocab.txt}} --tokenizer.vocab_size 90": "a tokenizer that is trained",
+    f"{INSPECT} {{unilmv2.yaml}} --out {{prepared}}": "the tokenizer is that of data.prepared",
+    f"{INSPECT} {{half.yaml}} --tokenizer.lowercase false": "does not read it",
+    f"{INSPECT} {{half.yaml}} --objective.static_copies 2": "does not read it",
+    f"{INSPECT} {{mixture.yaml}} --part two --objective.mask_rate 0.9": "each entry of objective.mixture sets it",
+    f"{COMPARE} --finetuning.epochs 3": "give --probe.finetuning.epochs",
+    f"{COMPARE} --use.pooling mean": "only probes read it",
+    f"{COMPARE} --training.decay_steps 3": "the comparison decides on that",
+    f"{COMPARE} --objective.noise delete": "no effect without objective.name denoising",
+    f"{COMPARE} {PROBED} --probe.task.stride 3": "--probe.task.stride: it has no effect without task.kind extraction",
+    f"{COMPARE} {PROBED} --probe.training.evaluate_every 3": "--probe.training.evaluate_every is not set for a fine-tuning",
+    f"{CLASSES} --data.window 12": "it is that of the model to start from",
+    f"{CLASSES} --objective.mask_rate 0.3": "no effect without finetuning.auxiliary",
+    f"{CLASSES} --objective.static_copies 3": "it is that of the model to start from",
+    f"{CLASSES} --task.unanswerable true": "no effect without task.kind extraction",
+    f"{CLASSES} --training.label_smoothing 0.3": "which predict tokens",
+    f"{CLASSES} --task.fields '{{lable: label}}'": "have no 'lable': name text, pair, label, id",
+    f"{CLASSES} --task.metric_options '{{positive: same}}'": "accuracy has no option positive",
+    f"{PREDICT} --task.fields '{{lable: label}}'": "have no 'lable'",
+    f"{UNANSWERABLE} --task.fields '{{passage: context}}'": "have no 'passage'",
+    f"{OF_A_TASK} --task.fields '{{lable: label}}'": "have no 'lable'",
+    f"{WRITE} --task.fields '{{source: x}}'": "says how a file is read",
+    f"{WRITE} --stream --task.format jsonl": "says how a file is read",
+    f"{WRITE} --decoding.seed 3": "no effect without decoding.sample true",
+    f"{WRITE} --decoding.beams 1 --decoding.early_stop first": "no effect without decoding.beams above 1",
+    f"{WRITE} --decoding.beams 1 --decoding.length_penalty 2": "no effect without decoding.beams above 1",
+    f"{WRITE} --decoding.no_repeat_ngram 0 --decoding.may_repeat the": "without decoding.no_repeat_ngram above 0",
+    "evaluate --metric list --model somewhere": "leave --model out",
+    "evaluate --metric list --task.format jsonl": "leave --task.format out",
+}
+"""Commands of which a part would change nothing, and what is said of it."""

@@ -10,9 +10,9 @@ import pytest
 from torch import nn
 
 from option_table import NO_EFFECT, SCENES, SETTINGS, VERBS
-from option_verbs import COMMON, OPTIONS
+from option_verbs import COMMON, COMPARE, OPTIONS, REFUSED
 from option_world import OBJECTIVES, Scene, World
-from unicloze import cli
+from unicloze import cli, verbs
 from unicloze.comparison.plan import Budget, contestants, plan
 from unicloze.errors import UsageError
 from unicloze.interop import read
@@ -173,6 +173,42 @@ def test_two_values_of_an_option_differ(verb: str, option: str, world: World) ->
         assert one.code == 0 or one.refused, one.err
     assert 0 in (first.code, second.code), first.err
     assert (first == second) == bool(calls.same)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_would_change_nothing_is_refused(command: str, world: World) -> None:
+    outcome = world.outcome(ANY, command)
+    assert outcome.refused and outcome.code == 2, outcome.err
+    assert REFUSED[command] in outcome.err
+
+
+@pytest.mark.slow
+def test_a_comparison_evaluates_as_often_as_it_is_told(world: World) -> None:
+    def evaluations(every: int) -> int:
+        outcome = world.outcome(ANY, f"{COMPARE.replace('=2', '=6')} --training.evaluate_every {every}")
+        ledger = outcome.files["runs/compare/unilmv2/seed-0/ledger.jsonl"]
+        return sum(event["event"] == "evaluate" for event in ledger)
+
+    assert [evaluations(every) for every in (0, 2, 3)] == [1, 3, 2]
+
+
+def test_a_setting_may_be_given_in_a_section(world: World) -> None:
+    """As a caller in Python may."""
+    model, train = world.run_of("unilmv2"), world.place / "classes.jsonl"
+    given = {"model": {"dropout": 0.3}, "finetuning": {"epochs": 1}, "training": {"device": "cpu"}}
+    run = verbs.finetune("classification", model, train, out=world.place / "nested", quiet=True, overrides=given)
+    assert load_recipe(run.out / "recipe.yaml").model.dropout == 0.3
+    with pytest.raises(UsageError, match=r"data\.window is not set for a fine-tuning"):
+        verbs.finetune("classification", model, train, quiet=True, overrides={"data": {"window": 12}})
+    with pytest.raises(UsageError, match=r"option --training\.steps: the comparison decides"):
+        verbs.compare([world.place / "unilmv2.yaml"], "steps=2", quiet=True, overrides={"training": {"steps": 3}})
+
+
+def test_a_kernel_that_a_cpu_does_not_use_is_told(world: World) -> None:
+    options = "--training.attention sdpa"
+    assert "whose kernel is not used on a CPU in training" in world.outcome("unilmv2", options).err
+    assert not world.outcome("unilmv2", f"{options} --model.attention_dropout 0").err
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)

@@ -52,6 +52,11 @@ _trained = Needs("a tokenizer that is trained (tokenizer.path null)", lambda rec
 _word_pieces = Needs("tokenizer.kind wordpiece", lambda recipe: recipe.tokenizer.kind == "wordpiece")
 _masking = _objective(*MASKED)
 _spans = Needs("objective.masking blockwise, geometric or ngram", lambda recipe: recipe.objective.masking != "token")
+_several = Needs("objective.max_span above 1", lambda recipe: recipe.objective.max_span > 1)
+_steps = Needs(
+    "steps of several tokens (objective.masking, objective.max_span or objective.mask_unit)",
+    lambda recipe: recipe.objective.mask_unit != "token" or (_spans.holds(recipe) and _several.holds(recipe)),
+)
 _rates = _objective(*MASKED, *capacity.SEQUENCE_TO_SEQUENCE)
 _shares = _objective("unilmv2", "masked", "compensated", "masked_span")
 _relative = Needs("model.relative_bias true", lambda recipe: recipe.model.relative_bias)
@@ -85,12 +90,23 @@ IN_PRETRAINING: Mapping[str, tuple[Needs, ...]] = {
     "objective.block_probability": (
         _masking,
         Needs("objective.masking blockwise", lambda recipe: recipe.objective.masking == "blockwise"),
+        _several,
     ),
     "objective.geometric_p": (
         _masking,
         Needs("objective.masking geometric", lambda recipe: recipe.objective.masking == "geometric"),
+        _several,
     ),
-    "objective.factorization": (_masking,),
+    "objective.factorization": (
+        _masking,
+        _steps,
+        Needs(
+            "what is done by steps: the target 'par' or 'sbo', or objective.corruption_unit span",
+            lambda recipe: (
+                bool({"par", "sbo"} & {*recipe.objective.targets}) or recipe.objective.corruption_unit == "span"
+            ),
+        ),
+    ),
     "objective.mask_rate": (_rates,),
     "objective.final_mask_rate": (_rates,),
     "objective.masks_in_context": (_objective("unilmv2"),),
@@ -100,7 +116,7 @@ IN_PRETRAINING: Mapping[str, tuple[Needs, ...]] = {
     ),
     "objective.mask_share": (_shares,),
     "objective.random_share": (_shares,),
-    "objective.corruption_unit": (_objective("unilmv2", "masked", "compensated"),),
+    "objective.corruption_unit": (_objective("unilmv2", "masked", "compensated"), _steps),
     "objective.local_width": (
         Needs("'local' in model.layer_visibility", lambda recipe: "local" in recipe.model.layer_visibility),
     ),

@@ -46,7 +46,7 @@ def prepare(
         overrides: Settings by dotted name.
 
     Raises:
-        UsageError: The recipe or a setting cannot be.
+        UsageError: The recipe or a setting cannot be, or preparing does not read it.
         UniclozeError: The corpus cannot be read, or the folder holds something else.
     """
     from unicloze.recipes import load_recipe
@@ -92,8 +92,9 @@ def pretrain(
         new_tokenizer: With `init`: train a tokenizer on the corpus all the same.
 
     Raises:
-        UsageError: The recipe or a setting cannot be, the warm-up is as long as the run, `data.prepared` was made of another
-            corpus or with another tokenizer than is asked for beside it, or the directory holds a run with other settings.
+        UsageError: The recipe or a setting cannot be or would have no effect, the warm-up is as long as the run,
+            `data.prepared` was made of another corpus or with another tokenizer than is asked for beside it, or the directory
+            holds a run with other settings.
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
     """
     from unicloze.recipes import given_beside, load_recipe, toy_overrides
@@ -164,7 +165,7 @@ def inspect(
         overrides: Settings by dotted name.
 
     Raises:
-        UsageError: The recipe or a setting cannot be, or the text is too short.
+        UsageError: The recipe or a setting cannot be or would change nothing, or the text is too short.
         UniclozeError: A tokenizer that was named cannot be read, or the picture cannot be written.
     """
     from unicloze.recipes import load_recipe
