@@ -92,7 +92,8 @@ def _score(columns: list[tuple[str, Places]], step: int) -> str:
                 f'<td class="number">{hits} of {len(words)}</td><td class="number">{other_hits} of {len(others)}</td></tr>'
             )
     caption = "<caption>Masked tokens whose most likely filling is the truth</caption>"
-    heads = '<th></th><th></th><th class="number" scope="col">words</th><th class="number" scope="col">other signs</th>'
+    kinds = "".join(f'<th class="number" scope="col">{kind}</th>' for kind in ("words", "other signs"))
+    heads = f'<th></th><th class="bar"></th>{kinds}'
     return f'<table class="score">{caption}<thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
 
@@ -103,12 +104,14 @@ def _sample(sample: Event, key: tuple[str, int], columns: list[tuple[str, Places
     targets = []
     for when, places in columns:
         for target in _targets(places):
-            heads.append(f'<th scope="col">{escape(target)} {when}</th>')
-            targets.append((places.get(key, {}), target))
+            heads.append(f'<th scope="col" class="{when}">{escape(target)} {when}</th>')
+            targets.append((places.get(key, {}), target, when != "before"))
     rows = []
     shown = [place for place in masked.values() if not place["repeated"]]
     for place in sorted(shown, key=lambda place: (_step(place), place["position"])):
-        cells = "".join(_cell(mapping(places.get(place["position"])), target) for places, target in targets)
+        cells = "".join(
+            _cell(mapping(places.get(place["position"])), target, whole=whole) for places, target, whole in targets
+        )
         rows.append(
             f'<tr><td class="number">{_step(place)}</td><td class="number">{place["position"]}</td>'
             f"<td><code>{escape(str(place.get('truth', '')))}</code></td>{cells}</tr>"
@@ -152,19 +155,18 @@ def _spell(token: str, *, spaced: bool) -> tuple[bool, str]:
     return (True, token[2:]) if token.startswith("##") and len(token) > 2 else (False, token)
 
 
-def _cell(place: Event, target: str) -> str:
-    """What a target said of a place: its first guess, with its probability and the next ones where they are known."""
+def _cell(place: Event, target: str, *, whole: bool) -> str:
+    """What a target said of a place: its first guess, and if `whole` its probability and the next ones where known."""
+    style = "" if whole else "before"
     if target not in place:
-        return "<td></td>"
-    guesses = [guess for guess in sequence(mapping(place.get("top")).get(target)) if _is_guess(guess)]
-    first = f"<code>{escape(str(place[target]))}</code>" + (f" {_percent(guesses[0][1])}" if guesses else "")
-    more = ", ".join(f"<code>{escape(token)}</code> {_percent(share)}" for token, share in guesses[1:])
+        return f'<td class="{style}"></td>'
+    guesses = [guess for guess in sequence(mapping(place.get("top")).get(target)) if whole and _is_guess(guess)]
+    said = f"<code>{escape(str(place[target]))}</code>" + (f" {_percent(guesses[0][1])}" if guesses else "")
+    more = " ".join(f"<span><code>{escape(token)}</code> {_percent(share)}</span>" for token, share in guesses[1:])
     others = f'<div class="others">{more}</div>' if more else ""
-    return (
-        f'<td class="hit">{first} <b title="right">✓</b>{others}</td>'
-        if _hit(place, target)
-        else f"<td>{first}{others}</td>"
-    )
+    if _hit(place, target):
+        return f'<td class="hit {style}">{said} <b title="right">✓</b>{others}</td>'
+    return f'<td class="{style}">{said}{others}</td>'
 
 
 def _is_guess(guess: Any) -> bool:
