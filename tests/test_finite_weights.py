@@ -107,7 +107,7 @@ def test_a_gradient_that_is_not_finite_leaves_good_weights_that_are_saved() -> N
         NonFiniteError, match=r"before the update of step 3: the norm of the gradient is (nan|inf)"
     ) as error:
         run.train()
-    assert "The weights of step 2 are good and saved" in str(error.value)
+    assert "The weights of step 2 are finite and saved" in str(error.value)
     assert run.done[-2:] == [("evaluate", 2), ("save", 2)]
     assert first_non_finite(run.state.model.state_dict()) is None
 

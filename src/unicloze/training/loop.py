@@ -265,7 +265,7 @@ def non_finite(what: str, micro_batches: list[MicroBatch], describe: Callable[[M
 
 
 def _before_update(error: NonFiniteError, state: TrainState, save: Callable[[TrainState], None]) -> NonFiniteError:
-    """The error that ends a run before an update; the weights are saved if they are good."""
+    """The error that ends a run before an update; the weights are saved if they are finite."""
     what = f"stopped before the update of step {state.step + 1}: {error}."
     bad = first_non_finite(state.model.state_dict())
     if bad is not None:
@@ -273,7 +273,7 @@ def _before_update(error: NonFiniteError, state: TrainState, save: Callable[[Tra
             f"{what} The weights it started from are not finite either ({bad}) and not saved: {_CURE}"
         )
     save(state)
-    return NonFiniteError(f"{what} The weights of step {state.step} are good and saved: {_CURE}")
+    return NonFiniteError(f"{what} The weights of step {state.step} are finite and saved: {_CURE}")
 
 
 def _after_update(
