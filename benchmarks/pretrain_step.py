@@ -56,7 +56,8 @@ def ours(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]
     import torch
 
     from objectives import VOCABULARY, full_windows
-    from unicloze.model.model import UnifiedModel, step_flops
+    from unicloze.comparison.plan import flops_of
+    from unicloze.model.model import UnifiedModel
     from unicloze.objectives.unilmv2 import unilmv2
     from unicloze.settings import ModelSettings, ObjectiveSettings, TrainingSettings
     from unicloze.training.batches import MicroBatch
@@ -83,15 +84,7 @@ def ours(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]
             optimizer.step()
 
     examples = unilmv2(full_windows(256, spec["window"]), VOCABULARY, objective)
-    share = spec["batch"] / 256
-    flops = step_flops(
-        settings,
-        slots=int(examples.lengths.sum() * share),
-        predictions=int(sum((t.weights > 0).sum() for t in examples.targets.values()) * share),
-        keys=float(sum(examples.visible(row).sum() for row in range(8)) / examples.lengths[:8].sum()),
-        vocab_size=VOCABULARY.size,
-    )
-    return step, {"flops": flops}
+    return step, {"flops": flops_of(model, examples) * spec["batch"] / 256}
 
 
 def peer(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]:

@@ -20,7 +20,7 @@ from unicloze.errors import UniclozeError
 from unicloze.example import Batch, collate
 from unicloze.model import plan as planning
 from unicloze.model.backbone import PARTS, SHARED_PARTS
-from unicloze.model.model import UnifiedModel, step_flops
+from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples
 from unicloze.objectives.causal import causal
 from unicloze.objectives.unilmv2 import unilmv2
@@ -252,6 +252,19 @@ def test_where_few_of_many_predictions_are_real_only_these_are_computed(monkeypa
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("fixed_shape", [False, True])
+def test_rows_that_predict_nothing_cost_nothing(fixed_shape: bool) -> None:
+    """A micro-batch whose noise levels drew no mask, in rows of a fixed shape with room for many."""
+    objective = ObjectiveSettings(name="masked_diffusion", targets=["diffusion"])
+    examples = make_examples(random_windows(2, 24), vocabulary(), objective)
+    none = {name: dataclasses.replace(t, weights=0 * t.weights) for name, t in examples.targets.items()}
+    model = toys.model(targets=("diffusion",))
+    losses = model(collate(dataclasses.replace(examples, targets=none), fixed_shape=fixed_shape))
+    losses["diffusion"].total.backward()
+    assert float(losses["diffusion"].total.detach()) == 0
+    assert all(not parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
+
+
 def test_the_last_layer_computes_all_slots_where_nearly_all_predict() -> None:
     windows = random_windows(5, 24)
     batches = {
@@ -265,7 +278,7 @@ def test_the_last_layer_computes_all_slots_where_nearly_all_predict() -> None:
 
 def test_step_flops_count_what_the_variants_compute() -> None:
     """Forward and backward are three forward passes; by hand, for one layer of which all slots predict."""
-    shape = dict(slots=10, predictions=10, keys=5.0, vocab_size=100)
+    shape = dict(rows=1, slots=10, keys=5.0, predictions={"ae": 10}, predicting_slots={"ae": 10})
     wide = ModelSettings(hidden_size=8, num_layers=1, num_heads=2, intermediate_size=16)
     layer = 2 * 10 * (4 * 8 * 8 + 2 * 8 * 16) + 4 * 10 * 5 * 8
     narrow = dataclasses.replace(wide, embedding_size=4)
@@ -277,7 +290,8 @@ def test_step_flops_count_what_the_variants_compute() -> None:
         (dataclasses.replace(wide, share_layers="all"), 2 * 10 * 8 * 8 + 2 * 10 * 8 * 100),
     ]
     for settings, rest in cases:
-        assert step_flops(settings, **shape) == 3 * (layer + rest)  # type: ignore[arg-type]
+        model = UnifiedModel(settings, vocab_size=100, max_positions=10)
+        assert model.flops(**shape) == 3 * (layer + rest)  # type: ignore[arg-type]
 
 
 # The recipes

@@ -26,6 +26,7 @@ from unicloze.tasks.records import Record, read_records
 from unicloze.tasks.unanswerable import unanswerable, write_training_records
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import load_checkpoint
+from unicloze.training.ledger import read_ledger
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients
 from unicloze.training.models import LoadedModel, load_model, ready_model
 
@@ -124,6 +125,18 @@ def test_a_causal_model_learns_both_in_one_pass(causal: LoadedModel, tmp_path: P
     for row in range(len(examples)):
         length, count = examples.lengths[row], int(target.weights[row].sum())
         assert target.labels[row, :count].tolist() == examples.input_ids[row, 1:length].tolist()
+
+
+def test_a_text_that_is_learned_twice_is_counted_once(start: LoadedModel, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", questions(8))
+    counted = {}
+    for name, auxiliary in {"alone": {}, "beside": {"ae": 1.0}}.items():
+        recipe = recipe_for(start, "squad-v2", finetuning__auxiliary=auxiliary, finetuning__epochs=2)
+        finetune_run(recipe, start, train, None, tmp_path / name, progress=False)
+        events = list(read_ledger(tmp_path / name / "ledger.jsonl"))
+        counted[name] = [event["text_tokens"] for event in events if event["event"] == "step"]
+    data = open_records(train, recipe, start.tokenizer)
+    assert counted["beside"] == counted["alone"] and counted["alone"][-1] == 2 * sum(row.slots for row in data.rows)
 
 
 def test_draws_change_with_the_epoch_and_not_with_the_run(start: LoadedModel, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from unicloze.comparison.plan import Budget, contestants, measure_slots, plan
 from unicloze.comparison.results import Comparison, Row, Spread
 from unicloze.comparison.table import as_markdown, as_text
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.model.model import step_flops
+from unicloze.model.flops import backbone_flops
 from unicloze.objectives.causal import causal
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, toy_overrides
@@ -178,12 +178,12 @@ def test_a_moving_mask_rate_is_costed_over_its_whole_way(corpus: Path, tmp_path:
 
 def test_memory_position_terms_and_local_layers_are_counted() -> None:
     shape = ModelSettings(hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16)
-    asked = {"slots": 20, "predictions": 4, "keys": 10.0, "vocab_size": 50}
-    plain = step_flops(shape, **asked)
-    remembering = step_flops(shape, **(asked | {"keys": 15.0}), memory_slots=10)
-    assert remembering - plain == 3 * (2 * 4 * 10 * 8 * 8 + 20 * 5 * 4 * 8 + 4 * 5 * 4 * 8)
-    relative = step_flops(dataclasses.replace(shape, positions="transformer_xl"), **asked)
-    assert relative - plain == 3 * (20 * 10 * 2 * 8 + 4 * 10 * 2 * 8)
+    asked: dict[str, Any] = {"slots": 20, "selected": 4, "keys": 10.0}
+    plain = backbone_flops(shape, **asked)
+    remembering = backbone_flops(shape, **(asked | {"keys": 15.0}), memory_slots=10)
+    assert remembering - plain == 2 * 4 * 10 * 8 * 8 + 20 * 5 * 4 * 8 + 4 * 5 * 4 * 8
+    relative = backbone_flops(dataclasses.replace(shape, positions="transformer_xl"), **asked)
+    assert relative - plain == 20 * 10 * 2 * 8 + 4 * 10 * 2 * 8
     windows = toys.random_windows(4, 24)
     settings = ObjectiveSettings(name="causal", targets=["lm"], visibility="left_to_right", local_width=2)
     examples = causal(windows, toys.vocabulary(), settings)

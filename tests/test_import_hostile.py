@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import resource
@@ -248,6 +249,14 @@ def test_bins_that_hold_something_else(folder: Path, content: Any, match: str) -
 def test_quantised_tensors(folder: Path) -> None:
     restate(folder, lambda state: state.update({"cls.predictions.bias": torch.zeros(50, dtype=torch.int8)}))
     refused(folder, "cls.predictions.bias holds I8 numbers: take the unquantised checkpoint")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite(folder: Path, value: float) -> None:
+    restate(folder, lambda state: state["bert.encoder.layer.1.output.dense.bias"].fill_(value))
+    refused(
+        folder, r"checkpoint holds NaN or infinite numbers \(backbone\.layers\.1\.feed_forward\.output\.bias here\)"
+    )
 
 
 def test_without_weights_or_tokenizer(folder: Path) -> None:

@@ -117,6 +117,18 @@ def test_a_token_reads_nothing_right_of_it_in_the_chain_and_everything_in_the_ot
     assert all(abs(one.pseudo_per_token[i] - other.pseudo_per_token[i]) > 1e-5 for i in (0, 1, 2, 4))
 
 
+def test_no_bits_are_given_of_a_text_that_was_not_scored_whole() -> None:
+    """The bytes of an unknown token would count, and its surprise would not."""
+    model = loaded(wordpiece())
+    whole, part = score(model, ["the list of items", "the list zzz of items"])
+    assert whole.bits_per_byte is not None and whole.bits_per_character is not None
+    assert "[UNK]" in part.tokens and part.chain_per_token is not None and part.chain_per_token.count(None) == 1
+    assert part.chain_log_likelihood is not None and "1 tokens that the vocabulary cannot spell" in str(part.note)
+    assert (part.bits_per_byte, part.bits_per_character) == (None, None)
+    both = together([whole, part])
+    assert both.chain_log_likelihood is not None and (both.bits_per_byte, both.bits_per_character) == (None, None)
+
+
 def test_texts_together_are_one_text_of_all_their_tokens() -> None:
     model = loaded(byte_level())
     texts = ["the list", "naïve 列"]

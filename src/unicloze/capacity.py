@@ -117,11 +117,11 @@ def row_bounds(settings: ObjectiveSettings, window: int, rates: Collection[float
     Args:
         settings: The objective.
         window: Length of its windows in tokens, special tokens included.
-        rates: The mask rates of the rows; every rate the settings lead to if there are none.
+        rates: Mask rates of rows, beside every rate the settings lead to: all rows of a run are as wide.
     """
     text = max(0, window - 2)
     of_row = SEQUENCE_TO_SEQUENCE[settings.name]
-    bounds = [of_row(settings, text, rate) for rate in (set(rates) or _rates(settings, text))]
+    bounds = [of_row(settings, text, rate) for rate in {*rates, *_rates(settings, text)}]
     return Bounds(*map(max, zip(*bounds, strict=True)))
 
 

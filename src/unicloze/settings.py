@@ -253,7 +253,7 @@ class TrainingSettings:
         decay_steps: Steps of the decay of `wsd`; a tenth of all steps if not given.
         clip_norm: Largest norm of the gradient; 0 does not clip.
         label_smoothing: Share of every predicted token's label that is spread evenly over the vocabulary, in training only
-            (Szegedy et al. 2016, Section 7).
+            (Szegedy et al. 2016, Section 7); refused where no token is predicted.
         phases: Changes over time: each a mapping of the settings (of `objective`, and `data.window`,
             `training.batch_size` and `training.micro_batch_size`) that differ from the recipe's, with `share`, its share of
             the steps (shares are scaled to 1). One phase as the recipe says if none are given.

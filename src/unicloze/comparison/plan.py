@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch
 
 from unicloze.errors import UsageError
-from unicloze.example import Examples
+from unicloze.example import Examples, Target
 from unicloze.mixtures import Phase, parts, phases
+from unicloze.model.build import Model
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.text.prepare import Prepared
@@ -227,10 +228,9 @@ def _cost_of_a_step(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf) -
     flops = tokens = 0.0
     for phase, share in _phases(recipe):
         sampled = _some_steps(recipe, phase, sampler_of)
-        blocks = [micro_batch.examples for step in sampled for micro_batch in step]
-        costs = [model.flops(**measure_slots(block, recipe.model.layer_visibility)) for block in blocks]
-        flops += share * sum(costs) / len(sampled)
-        tokens += share * sum(int(block.text_tokens.sum()) for block in blocks) / len(sampled)
+        batches = [micro_batch for step in sampled for micro_batch in step]
+        flops += share * sum(flops_of(model, batch.examples) for batch in batches) / len(sampled)
+        tokens += share * sum(batch.text_tokens for batch in batches) / len(sampled)
     return flops, tokens
 
 
@@ -246,18 +246,36 @@ def _some_steps(recipe: Recipe, phase: Phase, sampler_of: SamplerOf) -> list[lis
     return [next(training_steps(recipe, sampler_of, int(number))) for number in numbers]
 
 
-def measure_slots(examples: Examples, layer_visibility: Sequence[str] = ("full",)) -> dict[str, Any]:
+def flops_of(model: Model, examples: Examples) -> float:
+    """Floating-point operations of a training step on a block of rows, see `unicloze.model.flops`."""
+    return model.flops(**measure_slots(examples, model.for_use().backbone.visibility))
+
+
+def measure_slots(examples: Examples, visibility: Sequence[str] = ("full",)) -> dict[str, Any]:
     """What a block of rows asks a model to compute, see `UnifiedModel.flops`.
 
     Args:
         examples: The rows.
-        layer_visibility: Names of the visibility of the layers, as `model.layer_visibility` has them.
+        visibility: Name of the visibility of each layer.
     """
     real = np.arange(examples.input_ids.shape[1]) < examples.lengths[:, None]
     by_name = {"full": examples.intervals, "local": examples.local}
-    keys = [_mean_keys(intervals, real) for name in layer_visibility if (intervals := by_name[name]) is not None]
-    predictions = {name: int((target.weights > 0).sum()) for name, target in examples.targets.items()}
-    return {"rows": len(examples), "slots": int(real.sum()), "keys": float(np.mean(keys)), "predictions": predictions}
+    known = {name: _mean_keys(rule, real) for name in set(visibility) if (rule := by_name[name]) is not None}
+    return {
+        "rows": len(examples),
+        "slots": int(real.sum()),
+        "keys": float(np.mean([known[name] for name in visibility])),
+        "predictions": {name: int((target.weights > 0).sum()) for name, target in examples.targets.items()},
+        "predicting_slots": {name: _predicting_slots(target) for name, target in examples.targets.items()},
+    }
+
+
+def _predicting_slots(target: Target) -> int:
+    """Different slots of all rows that a target's predictions are made from."""
+    slots = target.slots.reshape(*target.weights.shape, -1)
+    there = (target.weights > 0)[:, :, None] & (slots >= 0)
+    row = np.nonzero(there)[0]
+    return len(np.unique(np.stack([row, slots[there]], axis=1), axis=0))
 
 
 def _mean_keys(intervals: Intervals, real: npt.NDArray[np.bool_]) -> float:

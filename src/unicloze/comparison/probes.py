@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from unicloze.comparison.plan import measure_slots
+from unicloze.comparison.plan import flops_of
 from unicloze.comparison.results import ProbeColumn
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.registry import metric
@@ -28,7 +28,7 @@ from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.records import read_records
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.models import LoadedModel, shape_model
+from unicloze.training.models import LoadedModel, check_smoothing, shape_model
 from unicloze.training.run import FREE_TO_CHANGE
 
 PREFIX = "probe."
@@ -123,6 +123,7 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any]) 
             f"recipe {recipe.name} is for pre-training: give --probe a task (`unicloze recipes` lists them)."
         )
     check_metrics(recipe)
+    check_smoothing(recipe)
     records, measured = read_records(train, recipe.task), read_records(dev, recipe.task)
     task_settings = TASKS[recipe.task.kind].resolve(recipe.task, records)
     resolved = dataclasses.replace(recipe, task=task_settings)
@@ -258,8 +259,7 @@ def finetuning_flops(recipe: Recipe, train: Path, tokenizer: Tokenizer, steps: i
     numbers = np.linspace(0, steps - 1, min(steps, _SAMPLED_STEPS)).round().astype(int)
     sampled = [next(finetuning_steps(data, recipe, tokenizer.vocabulary, "cpu", int(number))) for number in numbers]
     blocks = [micro_batch.examples for step in sampled for micro_batch in step]
-    costs = [model.flops(**measure_slots(block, recipe.model.layer_visibility)) for block in blocks]
-    return steps * sum(costs) / len(sampled)
+    return steps * sum(flops_of(model, block) for block in blocks) / len(sampled)
 
 
 def _value(recipe: Recipe, key: str) -> Any:

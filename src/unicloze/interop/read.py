@@ -29,6 +29,7 @@ from unicloze.recipes import save_recipe
 from unicloze.settings import ModelSettings, TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import MANIFEST, write_checkpoint
+from unicloze.training.finite import first_non_finite
 from unicloze.training.initial import (
     POSITION_ROWS,
     TOKEN_ROWS,
@@ -120,6 +121,8 @@ def import_checkpoint(
         elif name == POSITION_ROWS and wanted > known:
             tensor = repeated(tensor, wanted)
         state[name].copy_(tensor)
+    if (bad := first_non_finite(state)) is not None:
+        raise UniclozeError(f"{place} holds NaN or infinite numbers ({bad} here): take another checkpoint")
     if wanted > known:
         warnings.warn(said_of_positions(known, wanted, place), stacklevel=2)
     recipe = imported_recipe(

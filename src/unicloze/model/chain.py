@@ -19,7 +19,6 @@ from unicloze import keyed
 from unicloze.example import Batch
 from unicloze.model.backbone import Embeddings
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.heads import cross_entropy
 from unicloze.model.model import TargetLoss, UnifiedModel
 from unicloze.settings import ModelSettings
 
@@ -93,7 +92,8 @@ class ReplacedTokenModel(nn.Module):
         predicted = target.weights.flatten().nonzero().squeeze(1)
         logits = self.generator.token_logits(states.index_select(0, predicted))
         weights, labels = (part.flatten().index_select(0, predicted) for part in (target.weights, target.labels))
-        loss = TargetLoss(total=(cross_entropy(logits, labels) * weights).sum(), weight=target.normaliser)
+        losses = self.generator.token_losses(logits, labels)
+        loss = TargetLoss(total=(losses * weights).sum(), weight=target.normaliser)
         draws = draws_of_rows(batch) if dropout is None else dropout.uniform(len(predicted))
         return loss, with_samples(batch, sample(logits.detach(), draws.to(logits.device)))
 
@@ -101,11 +101,27 @@ class ReplacedTokenModel(nn.Module):
         """The generator's logits of every masked token, without dropout. *Shape:* (rows, predictions, vocabulary)"""
         return self.generator.logits(dataclasses.replace(batch, targets={"ae": batch.targets["ae"]}))
 
-    def flops(self, *, rows: int, slots: int, keys: float, predictions: Mapping[str, int]) -> float:
+    def flops(
+        self,
+        *,
+        rows: int,
+        slots: int,
+        keys: float,
+        predictions: Mapping[str, int],
+        predicting_slots: Mapping[str, int],
+    ) -> float:
         """Floating-point operations of a training step of both networks, see `UnifiedModel.flops`."""
-        others = {name: count for name, count in predictions.items() if name != "ae"}
-        generated = self.generator.flops(rows=rows, slots=slots, keys=keys, predictions={"ae": predictions["ae"]})
-        return generated + self.discriminator.flops(rows=rows, slots=slots, keys=keys, predictions=others)
+        total = 0.0
+        for network in self.networks:
+            names = [name for name in predictions if (name == "ae") == (network is self.generator)]
+            total += network.flops(
+                rows=rows,
+                slots=slots,
+                keys=keys,
+                predictions={name: predictions[name] for name in names},
+                predicting_slots={name: predicting_slots[name] for name in names},
+            )
+        return total
 
     def num_parameters(self) -> int:
         """Number of weights of both networks, shared ones counted once."""

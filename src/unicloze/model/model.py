@@ -13,6 +13,7 @@ from torch.nn import functional
 from unicloze.example import Batch, TargetBatch
 from unicloze.model.backbone import Backbone, embedding_width
 from unicloze.model.dropout import DropoutKey
+from unicloze.model.flops import TRAINING, backbone_flops, linear_flops
 from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
 from unicloze.model.task_heads import HeadSettings, TaskHead
 from unicloze.settings import ModelSettings
@@ -21,8 +22,12 @@ PAIR_TARGETS = "nsp", "sop"
 """Targets that say how two segments relate."""
 WITHOUT_VOCABULARY = {*PAIR_TARGETS, "rtd"}
 """Targets whose answer is no token."""
-OWN_HEADS = {*PAIR_TARGETS, "sbo", "rtd"}
-"""Targets with a head of their own; all others predict tokens by the same head."""
+OWN_HEADS: Mapping[str, str] = {
+    **dict.fromkeys(PAIR_TARGETS, "pair_head"),
+    "rtd": "replaced_head",
+    "sbo": "boundary_head",
+}
+"""Targets with a head of their own, by its name; all others predict tokens by the same head."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class UnifiedModel(nn.Module):
         heads: Targets of a task, each with a head of its own.
 
     Attributes:
-        label_smoothing: Of the tokens it predicts while it is trained.
+        label_smoothing: Of every token it predicts, by whichever head, in training mode.
     """
 
     def __init__(
@@ -67,7 +72,7 @@ class UnifiedModel(nn.Module):
         self.max_positions = max_positions
         self.label_smoothing = 0.0
         self.backbone = Backbone(settings, vocab_size=vocab_size, max_positions=max_positions)
-        if set(targets) - OWN_HEADS:
+        if set(targets) - OWN_HEADS.keys():
             self.token_head = TokenHead(settings, vocab_size=vocab_size)
         if settings.pooler:
             self.pooler = nn.Linear(settings.hidden_size, settings.hidden_size)
@@ -145,10 +150,21 @@ class UnifiedModel(nn.Module):
         states = torch.cat(list(hidden.values()), dim=1) if len(hidden) > 1 else next(iter(hidden.values()))
         predicted = weights.flatten().nonzero().squeeze(1)
         logits = self.token_logits(states.flatten(0, 1).index_select(0, predicted))
-        smoothing = self.label_smoothing if self.training else 0.0
-        losses = cross_entropy(logits, labels.flatten().index_select(0, predicted), smoothing)
+        losses = self.token_losses(logits, labels.flatten().index_select(0, predicted))
         each = _spread(losses, predicted, weights)
         return dict(zip(hidden, each.split([part.shape[1] for part in hidden.values()], 1), strict=True))
+
+    def token_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy of every predicted token, its label smoothed in training mode.
+
+        Args:
+            logits: *Shape:* (predictions, vocabulary)
+            labels: *Shape:* (predictions,)
+
+        Returns:
+            *Shape:* (predictions,)
+        """
+        return cross_entropy(logits, labels, self.label_smoothing if self.training else 0.0)
 
     def token_logits(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary. *Shape:* (..., hidden size) to (..., vocabulary)"""
@@ -172,7 +188,7 @@ class UnifiedModel(nn.Module):
         boundary = hidden.reshape(-1, 2, hidden.shape[2]).index_select(0, predicted)
         places, labels = (ids.flatten().index_select(0, predicted) for ids in (target.places, target.labels))
         logits = self.boundary_head(boundary, places, self.backbone.embeddings.tokens.weight)
-        return _spread(cross_entropy(logits, labels), predicted, target.weights)
+        return _spread(self.token_losses(logits, labels), predicted, target.weights)
 
     def logits(self, batch: Batch) -> Mapping[str, Tensor]:
         """Logits of every prediction of a token by target, without dropout. *Shape:* (rows, predictions, vocabulary) each."""
@@ -194,28 +210,47 @@ class UnifiedModel(nn.Module):
         assert isinstance(head, TaskHead)
         return head
 
-    def flops(self, *, rows: int, slots: int, keys: float, predictions: Mapping[str, int]) -> float:
+    def flops(
+        self,
+        *,
+        rows: int,
+        slots: int,
+        keys: float,
+        predictions: Mapping[str, int],
+        predicting_slots: Mapping[str, int],
+    ) -> float:
         """Floating-point operations of a training step on such rows, with as much memory as the model keeps.
+
+        What is counted says `unicloze.model.flops`.
 
         Args:
             rows: Number of rows.
             slots: Slots in all rows.
             keys: Keys in its own row a slot attends to, on average over slots and layers.
             predictions: Predictions of each target.
+            predicting_slots: Slots that these predictions are made from, each counted once for a target.
         """
-        return step_flops(
+        memory = self.settings.memory
+        backbone = backbone_flops(
             self.settings,
             slots=slots,
-            predictions=sum(predictions.values()),
-            token_predictions=sum(
-                count
-                for name, count in predictions.items()
-                if name not in WITHOUT_VOCABULARY and name not in self.task_heads
-            ),
-            keys=keys + self.settings.memory,
-            vocab_size=self.vocab_size,
-            memory_slots=rows * self.settings.memory,
+            selected=min(slots, sum(predicting_slots.values())),
+            keys=keys + memory,
+            memory_slots=rows * memory,
         )
+        return TRAINING * (
+            backbone + sum(self._head_flops(name, predictions[name], predicting_slots[name]) for name in predictions)
+        )
+
+    def _head_flops(self, name: str, predictions: int, slots: int) -> int:
+        """Operations of the head of a target, forward."""
+        if name in self.task_heads:
+            head = self.task_head(name)
+            return linear_flops(head) * (slots if head.head.kind == "choice" else predictions)
+        each = linear_flops(self.get_submodule(OWN_HEADS.get(name, "token_head")))
+        if name not in WITHOUT_VOCABULARY:
+            each += 2 * embedding_width(self.settings) * self.vocab_size
+        return predictions * each
 
     def num_parameters(self) -> int:
         """Number of weights, tied ones counted once."""
@@ -226,44 +261,6 @@ def _spread(losses: Tensor, predicted: Tensor, weights: Tensor) -> Tensor:
     """Losses of some predictions in the places of all, 0 in the others. *Shape:* of the weights"""
     everywhere = torch.zeros(weights.numel(), dtype=losses.dtype, device=losses.device)
     return everywhere.index_copy(0, predicted, losses).view(weights.shape)
-
-
-def step_flops(
-    settings: ModelSettings,
-    *,
-    slots: int,
-    predictions: int,
-    keys: float,
-    vocab_size: int,
-    token_predictions: int | None = None,
-    memory_slots: int = 0,
-) -> float:
-    """Floating-point operations of a training step (forward and backward) that the model needs, none that it skips.
-
-    Args:
-        settings: The model's shape.
-        slots: Slots in all rows.
-        predictions: Predicted slots in all rows.
-        keys: Keys a slot attends to on average, over all layers.
-        vocab_size: Rows of the output matrix.
-        token_predictions: Those of them that go through the output matrix; all if not given.
-        memory_slots: Slots of memory in all rows, which are keys and values only.
-    """
-    tokens = predictions if token_predictions is None else token_predictions
-    width, inner, narrow = settings.hidden_size, settings.intermediate_size, embedding_width(settings)
-    pair = (6 if settings.positions == "transformer_xl" else 4) * width  # scores, their position terms, and the mean
-    remembered = 4 * memory_slots * width * width
-    full = 2 * slots * (4 * width * width + 2 * width * inner) + slots * keys * pair + remembered
-    last = (
-        2 * (slots * 2 + predictions * 2) * width * width
-        + 4 * predictions * width * inner
-        + predictions * keys * pair
-        + remembered
-    )
-    projection = 2 * slots * narrow * width if narrow != width else 0
-    transform = 2 * tokens * width * narrow if settings.head == "transform" or narrow != width else 0
-    head = transform + 2 * tokens * narrow * vocab_size
-    return 3.0 * (projection + (settings.num_layers - 1) * full + last + head)
 
 
 def perplexity(total: float, weight: float) -> float:

@@ -187,7 +187,7 @@ def plan(
     if sum(slots.numel() for slots in chosen) > most:
         # Without what pads the predictions there may be few, but on a GPU to count them would stop it.
         needed = _needed_slots(batch) if batch.input_ids.device.type == "cpu" else None
-        late = needed is not None and needed.numel() <= most
+        late = needed is not None and 0 < needed.numel() <= most
         return Plan(blocks, needed if late else None, blocks, late)
     last = tuple(
         _selected_block(part, slots, relative, each, dtype)

@@ -42,7 +42,7 @@ def span_corruption(
     """
     rates, text = rates_of(windows, settings, rates), text_of(windows)
     window = windows.token_ids.shape[1]
-    needed = max(row_bounds(settings, window, asked).sentinels for asked in ((), rates.tolist()))
+    needed = row_bounds(settings, window, rates.tolist()).sentinels
     _check_sentinels(needed, vocabulary, settings)
     return corrupt_spans(windows, text, draw_noise(text, windows.keys, settings, rates), vocabulary, settings, rates)
 

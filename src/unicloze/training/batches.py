@@ -33,6 +33,7 @@ class MicroBatch:
         coefficients: Factor of each target's loss; 1 where not given.
         place: Where labelled records are from.
         blocks: Rows of each block of like length, which are laid end to end; none if all are padded to the longest.
+        repeats: Its text is that of another micro-batch of the same step, laid out once more.
     """
 
     examples: Examples
@@ -40,6 +41,12 @@ class MicroBatch:
     coefficients: Mapping[str, float] = field(default_factory=dict)
     place: str = ""
     blocks: Sequence[int] = ()
+    repeats: bool = False
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of the text that it adds to a step."""
+        return 0 if self.repeats else int(self.examples.text_tokens.sum())
 
     def batch(self, device: torch.device, *, fixed_shape: bool = False) -> Batch:
         """The rows as tensors; of a fixed shape only without blocks."""

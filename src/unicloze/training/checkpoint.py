@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from unicloze.errors import UniclozeError
+from unicloze.training.finite import first_non_finite
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -112,8 +113,12 @@ def write_checkpoint(
         memories: What the rows of the last step remember, by name.
 
     Raises:
-        UniclozeError: The disk is full; nothing is left behind.
+        UniclozeError: The disk is full, or a weight is NaN or infinite; nothing is left behind.
     """
+    if (name := first_non_finite(model)) is not None:
+        raise UniclozeError(
+            f"{final} is not written, because {name} is NaN or infinite: earlier checkpoints are untouched"
+        )
     building = final.parent / f".building-{final.name}"
     try:
         shutil.rmtree(building, ignore_errors=True)
@@ -201,7 +206,7 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
         weights_only: Leave the optimisers' state and the memories unread.
 
     Raises:
-        UniclozeError: A file is missing, truncated or altered; the message names it.
+        UniclozeError: A file is missing, truncated or altered, or a weight is NaN or infinite; the message names it.
     """
     manifest_path = path / MANIFEST
     try:
@@ -218,9 +223,12 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
         file = path / name
         if Path(name).name != name or not file.is_file() or _digest(file) != expected:
             raise UniclozeError(f"{file} is missing or damaged (its SHA-256 is not the one in {MANIFEST})")
+    model = load_file(path / "model.safetensors")
+    if (bad := first_non_finite(model)) is not None:
+        raise UniclozeError(f"{path} is of a run that had diverged: its {bad} is NaN or infinite")
     return Checkpoint(
         path,
-        load_file(path / "model.safetensors"),
+        model,
         [] if weights_only else _join_optimizers(path),
         json.loads((path / "state.json").read_text()),
         {} if weights_only or MEMORIES not in sums else load_file(path / MEMORIES),

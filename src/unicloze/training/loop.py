@@ -20,6 +20,7 @@ from unicloze.model.build import Model
 from unicloze.model.dropout import DropoutKey
 from unicloze.settings import TrainingSettings
 from unicloze.training.batches import MicroBatch
+from unicloze.training.finite import first_non_finite
 from unicloze.training.lookups import by_rows, fill_gradients
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
 from unicloze.training.recurrence import Memories, with_memory
@@ -100,7 +101,8 @@ def fit(
         hooks: What else to do.
 
     Raises:
-        NonFiniteError: The loss or the gradient is not finite; the weights are those of the step before, and saved.
+        NonFiniteError: The loss or the gradient is not finite; the weights are those of the step before, and saved. Or an
+            update left weights that are not finite; these are never saved.
     """
     with stop_when_asked() as interruption:
         while state.step < settings.steps:
@@ -110,18 +112,20 @@ def fit(
                 losses = accumulate_gradients(state, micro_batches, settings, compute, hooks.describe, interruption)
                 norm = clip_gradient(state.model, settings.clip_norm)
                 if not math.isfinite(norm):
-                    raise non_finite(f"the norm of the gradient is {norm}", state, micro_batches, hooks.describe)
-            except NonFiniteError:
+                    raise non_finite(f"the norm of the gradient is {norm}", micro_batches, hooks.describe)
+            except NonFiniteError as error:
                 state.memories = memories
-                hooks.save(state)
-                raise
+                raise _before_update(error, state, hooks.save) from error
             except Abandoned:
                 hooks.save(state)
                 break
             set_learning_rate(state.optimizers, schedule_factor(state.step, settings))
             for optimizer in state.optimizers:
                 optimizer.step()
-            tokens = sum(int(micro_batch.examples.text_tokens.sum()) for micro_batch in micro_batches)
+            spoiled = first_non_finite(state.model.state_dict())
+            if spoiled is not None:
+                raise _after_update(spoiled, state, micro_batches, hooks.describe)
+            tokens = sum(micro_batch.text_tokens for micro_batch in micro_batches)
             state.step, state.text_tokens = state.step + 1, state.text_tokens + tokens
             speed = tokens / (time.perf_counter() - started)
             hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
@@ -179,7 +183,7 @@ def accumulate_gradients(
             value = float(loss.total.detach()) / weights[name]
             if not math.isfinite(value):
                 where = f"the loss of {name} is {value} in micro-batch {number}"
-                raise non_finite(where, state, [micro_batch], describe)
+                raise non_finite(where, [micro_batch], describe)
             sums[name] += value
     state.memories = memories
     return sums
@@ -248,16 +252,36 @@ class Abandoned(Exception):
 
 
 class NonFiniteError(UniclozeError):
-    """The loss or the gradient is not a number."""
+    """The loss, the gradient or a weight is NaN or infinite."""
 
 
-def non_finite(
-    what: str, state: TrainState, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]
-) -> NonFiniteError:
-    """The error for a loss or gradient that is not a number."""
+_CURE = (
+    "start a run in another --out with a lower training.learning_rate, a longer training.warmup_steps or "
+    "training.clip_norm 1.0"
+)
+
+
+def non_finite(what: str, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]) -> NonFiniteError:
+    """The error for a loss, gradient or weight that is not finite, with the rows of its step."""
     places = "; ".join(describe(micro_batch) for micro_batch in micro_batches[:2])
-    return NonFiniteError(
-        f"stopped before the update of step {state.step + 1}: {what}; its rows are from {places}. The weights of step "
-        f"{state.step} are good and saved: start a run in another --out with a lower training.learning_rate, a longer "
-        "training.warmup_steps or training.clip_norm 1.0"
-    )
+    return NonFiniteError(f"{what}; its rows are from {places}")
+
+
+def _before_update(error: NonFiniteError, state: TrainState, save: Callable[[TrainState], None]) -> NonFiniteError:
+    """The error that ends a run before an update; the weights are saved if they are good."""
+    what = f"stopped before the update of step {state.step + 1}: {error}."
+    bad = first_non_finite(state.model.state_dict())
+    if bad is not None:
+        return NonFiniteError(
+            f"{what} The weights it started from are not finite either ({bad}) and not saved: {_CURE}"
+        )
+    save(state)
+    return NonFiniteError(f"{what} The weights of step {state.step} are good and saved: {_CURE}")
+
+
+def _after_update(
+    name: str, state: TrainState, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]
+) -> NonFiniteError:
+    """The error that ends a run whose last update cannot be undone."""
+    what = non_finite(f"the update of step {state.step + 1} made {name} NaN or infinite", micro_batches, describe)
+    return NonFiniteError(f"{what}. That step is not saved, earlier checkpoints are kept: {_CURE}")

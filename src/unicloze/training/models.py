@@ -14,7 +14,7 @@ from unicloze.capacity import longest_row
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import all_targets
 from unicloze.model.build import Model, build
-from unicloze.model.model import UnifiedModel
+from unicloze.model.model import WITHOUT_VOCABULARY, UnifiedModel
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, task_heads
@@ -63,8 +63,9 @@ def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
     """The model with its initial weights, on a device, attending and learning as the recipe asks.
 
     Raises:
-        UsageError: The model has no such part as is to be frozen, or nothing would learn.
+        UsageError: The model has no such part as is to be frozen, nothing would learn, or there is no label to smooth.
     """
+    check_smoothing(recipe)
     model = build_model(recipe, vocab_size).to(device)
     freeze(model, recipe.training.frozen)
     for network in model.networks:
@@ -73,6 +74,21 @@ def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
         for network in model.networks:
             network.backbone.backend = recipe.training.attention
     return model
+
+
+def check_smoothing(recipe: Recipe) -> None:
+    """Refuse label smoothing where no token is predicted: it would have no effect.
+
+    Raises:
+        UsageError: It is above 0, and the recipe's model predicts classes, quantities or choices only.
+    """
+    smoothing = recipe.training.label_smoothing
+    if smoothing and set(_targets(recipe)) <= WITHOUT_VOCABULARY:
+        what = f"a task of the kind {recipe.task.kind}" if recipe.task.kind else "this objective"
+        raise UsageError(
+            f"training.label_smoothing is {smoothing}, but {what} predicts no tokens, and only their labels are smoothed: "
+            "set it to 0"
+        )
 
 
 def freeze(model: Model, parts: Sequence[str]) -> None:
@@ -99,14 +115,19 @@ def freeze(model: Model, parts: Sequence[str]) -> None:
 
 def shape_model(recipe: Recipe, vocab_size: int) -> Model:
     """The model a recipe describes, its weights not drawn yet."""
-    task = recipe.task.kind
     return build(
         recipe.model,
         vocab_size=vocab_size,
         max_positions=recipe.model.max_positions or longest_row(recipe),
-        targets=(*TASKS[task].token_targets, *recipe.finetuning.auxiliary) if task else all_targets(recipe),
+        targets=_targets(recipe),
         heads=task_heads(recipe),
     )
+
+
+def _targets(recipe: Recipe) -> Sequence[str]:
+    """The targets of a recipe's model, without those that a task has heads of its own for."""
+    task = recipe.task.kind
+    return [*TASKS[task].token_targets, *recipe.finetuning.auxiliary] if task else all_targets(recipe)
 
 
 def fit_weights(model: Model, checkpoint: Checkpoint) -> None:

@@ -1,0 +1,208 @@
+"""Is a new commit slower than an old one? Both run the same work in turn, and the ratios of their times are compared.
+
+    git worktree add ../old COMMIT
+    python benchmarks/against.py ../old . [--what pretrain_step decode embed help] [--pairs 20] [--json FILE]
+
+Each checkout has processes of its own, which read its `src` and do the work that its own `benchmarks/` describes. A pair is
+one piece of work by each, the old one first in every other pair, so that drift of the machine hits both alike. Processes
+start anew every `--restart` pairs, since where one happens to lie in memory makes it a little faster or slower for its whole
+life. The ratio new/old of each pair is taken; the median of all ratios stands beside its 95 % bootstrap interval. The exit
+code is 1 if the upper end of an interval reaches `--limit`, 1.05 if not given.
+
+  pretrain_step  a step of AE+PAR with relative bias and dropout (benchmarks/pretrain_step.py; 6 layers of 384, window 128)
+  decode         beam search with pseudo masks (benchmarks/decode.py --size small)
+  embed          vectors of 64 texts of up to 126 tokens, by a model of 6 layers of 384
+  help           `unicloze pretrain --help`, in seconds of CPU
+
+Run it on a quiet machine. With 20 pairs all four take about five minutes of CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SHAPE = dict(hidden_size=384, num_layers=6, num_heads=6, intermediate_size=1536)
+COMMON = dict(kind="ours", shape=SHAPE, precision="fp32", device="cpu")
+WORK: dict[str, tuple[str, dict[str, Any]]] = {
+    "pretrain_step": (
+        "pretrain_step.py",
+        COMMON | dict(targets=["ae", "par"], relative_bias=True, dropout=0.1, window=128, batch=16),
+    ),
+    "decode": ("decode.py", COMMON | dict(predicts="pseudo", source=128, target=32, beams=5, batch=8)),
+    "embed": ("against.py", dict(kind="embed")),
+    "help": ("against.py", dict(kind="help")),
+}
+"""The script whose `--worker` does each work, and what it is given."""
+HERE = Path(__file__).resolve().parent
+RESAMPLES = 10_000
+
+
+def embed() -> Callable[[], float]:
+    """Vectors of texts by a model whose weights are as drawn, but for one step."""
+    from unicloze import verbs
+
+    words = [f"{first}{second}" for first in "bdfgklmnprstvz" for second in ("a", "e", "i", "o", "u", "al", "en", "or")]
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices(words, k=draw.randint(8, 126))) for _ in range(64)]
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "corpus.txt"
+        corpus.write_text("\n\n".join(texts * 2), encoding="utf-8")
+        overrides = {f"model.{key}": value for key, value in SHAPE.items()}
+        overrides |= {"data.corpus": str(corpus), "data.window": 128, "data.deduplicate": False, "training.steps": 1}
+        overrides |= {"training.warmup_steps": 0, "training.precision": "fp32", "training.batch_size": 2}
+        run = Path(folder) / "run"
+        verbs.pretrain(recipe="unilmv2-base", out=run, toy=True, quiet=True, overrides=overrides)
+        model = verbs.load_model(run)
+
+    def work() -> float:
+        start = time.perf_counter()
+        verbs.embed(model=model, texts=texts)
+        return time.perf_counter() - start
+
+    return work
+
+
+def help_text() -> Callable[[], float]:
+    """The help of a verb, by a process of its own."""
+
+    def work() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "unicloze", "pretrain", "--help"], check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return work
+
+
+def worker(spec: dict[str, Any]) -> None:
+    """A process that does a work once for each line it reads and answers with its seconds."""
+    work = {"embed": embed, "help": help_text}[spec["kind"]]()
+    print(json.dumps({}), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps({"seconds": work()}), flush=True)
+
+
+class Worker:
+    """A process of a checkout that works when asked.
+
+    Args:
+        checkout: Folder with `src` and `benchmarks`; where it lacks the script, the one beside this file is used.
+        script: Name of the script.
+        spec: What its worker does.
+    """
+
+    def __init__(self, checkout: Path, script: str, spec: dict[str, Any]) -> None:
+        own = checkout / "benchmarks" / script
+        command = [sys.executable, str(own if own.is_file() else HERE / script), "--worker", json.dumps(spec)]
+        environment = os.environ | {"PYTHONPATH": str(checkout / "src")}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=checkout
+        )
+        self._answer()
+
+    def seconds(self) -> float:
+        """Time of one piece of work."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("work\n")
+        self._process.stdin.flush()
+        return float(self._answer()["seconds"])
+
+    def stop(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a worker ended with exit code {self._process.wait()}; its error stands above")
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+
+def measure(what: str, checkouts: list[Path], options: argparse.Namespace) -> list[list[float]]:
+    """Seconds of the old and of the new checkout, pair by pair."""
+    pairs: list[list[float]] = []
+    while len(pairs) < options.pairs:
+        workers = [Worker(checkout, *WORK[what]) for checkout in checkouts]
+        for _ in range(options.warmup):
+            for each in workers:
+                each.seconds()
+        for _ in range(min(options.restart, options.pairs - len(pairs))):
+            order = (0, 1) if len(pairs) % 2 == 0 else (1, 0)
+            taken = {side: workers[side].seconds() for side in order}
+            pairs.append([taken[0], taken[1]])
+        for each in workers:
+            each.stop()
+    return pairs
+
+
+def compared(pairs: list[list[float]]) -> dict[str, Any]:
+    """The median ratio and its bootstrap interval."""
+    seconds = np.array(pairs)
+    ratios = seconds[:, 1] / seconds[:, 0]
+    drawn = np.random.default_rng(0).integers(len(ratios), size=(RESAMPLES, len(ratios)))
+    low, high = np.quantile(np.median(ratios[drawn], axis=1), [0.025, 0.975])
+    old, new = np.median(seconds, axis=0)
+    return {
+        "old_seconds": float(old), "new_seconds": float(new), "ratio": float(np.median(ratios)),
+        "interval": [float(low), float(high)], "pairs": pairs,
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Measure, print a line for each work, write JSON.
+
+    Returns:
+        0 if the new checkout is as fast, else 1.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkouts", metavar="CHECKOUT", nargs="*", type=Path, help="the old one and the new one")
+    parser.add_argument("--what", nargs="+", choices=WORK, default=list(WORK), metavar="WORK", help=", ".join(WORK))
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--restart", type=int, default=5, help="pairs after which processes start anew (default: 5)")
+    parser.add_argument("--warmup", type=int, default=1, help="pieces of work of a new process that do not count")
+    parser.add_argument("--limit", type=float, default=1.05)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker is not None:
+        worker(options.worker)
+        return 0
+    if len(options.checkouts) != 2:
+        parser.error("name two checkouts, the old one and the new one")
+    results = {}
+    start = time.perf_counter()
+    print(f"{'':<14} {'old s':>8} {'new s':>8} {'new/old':>8}  95 % interval")
+    for what in options.what:
+        found = compared(measure(what, [checkout.resolve() for checkout in options.checkouts], options))
+        found["holds"] = found["interval"][1] < options.limit
+        results[what] = found
+        low, high = found["interval"]
+        print(
+            f"{what:<14} {found['old_seconds']:>8.3f} {found['new_seconds']:>8.3f} {found['ratio']:>8.3f}  "
+            f"{low:.3f} to {high:.3f}{'' if found['holds'] else f', not below {options.limit}'}"
+        )
+    print(f"{options.pairs} pairs each, in {time.perf_counter() - start:.0f} seconds")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return int(not all(found["holds"] for found in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

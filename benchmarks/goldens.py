@@ -1,0 +1,560 @@
+"""Goldens: what this package computes today, to prove that a change of structure leaves every bit as it is.
+
+    python benchmarks/goldens.py --out before.json --runs before/     # on the old commit
+    python benchmarks/goldens.py --out after.json                     # on the new commit, same machine
+    python benchmarks/goldens.py --compare before.json after.json     # prints what differs; exit code 1 if anything does
+
+To measure a commit, check it out or put its `src` first in PYTHONPATH. The command trains every pre-training recipe at toy
+size and fine-tunes a model for each head, then records weights, losses, predictions, generated and filled texts, scores,
+vectors, and exports. `--only SECTION ...` makes some sections.
+
+The runs stay in `--runs FOLDER`. Runs found there are used and not trained again, so a copy of the old commit's folder
+proves that the new commit reads and resumes the runs of the old one:
+
+    cp -r before/ copy/ && python benchmarks/goldens.py --out compatible.json --runs copy/ # on the new commit
+    python benchmarks/goldens.py --compare before.json compatible.json
+
+Values are SHA-256 digests, or the values themselves where people can read them. They depend on the machine, since CPU kernels
+add in different orders, so goldens are never committed. Computed in float32 on one thread; takes about a minute and
+a half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import random
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+
+Goldens = Iterator[tuple[str, Any]]
+
+COMMON = {
+    "data.corpus": "corpus",
+    "data.heldout_share": 0.1,
+    "training.precision": "fp32",
+    "training.seed": 7,
+    "training.steps": 4,
+    "training.micro_batch_size": 4,
+    "training.evaluate_every": 2,
+    "model.hidden_size": 48,
+    "model.num_layers": 3,
+    "model.initializer_range": 0.1,
+}
+"""Settings of every pre-training, over those of `--toy`. Two heads of 24, so that the scale of the scores is no power of 2
+and the order of products shows."""
+OWN: Mapping[str, dict[str, Any]] = {
+    "quickstart": {
+        "training.steps": 200,
+        "training.save_every": 100,
+        "training.evaluate_every": 100,
+        "model.dropout": 0.1,
+    },
+    "xlnet-base": {"model.memory": 16},
+    "gpt-3-small": {"objective.local_width": 8, "training.steps": 40},
+    "bert-base": {"training.phases": [{"share": 1, "data.window": 16}, {"share": 1}]},
+    "albert-base": {"model.embedding_size": 16},
+    "roberta-base": {"training.optimizer": "adamax", "training.weight_decay": 0, "training.schedule": "cosine"},
+}
+"""Further settings of some: more steps where texts are generated, and mechanisms that no recipe has at toy size."""
+LEARNING = {
+    "finetuning.epochs": 6,
+    "finetuning.evaluations": 0.5,
+    "training.batch_size": 8,
+    "training.learning_rate": 3e-3,
+    "training.precision": "fp32",
+    "training.seed": 7,
+    "training.device": "cpu",
+    "task.max_length": 32,
+}
+"""Settings of every fine-tuning."""
+TASKS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "classification": ("bert-base", {"task.pooling": "first"}),
+    "regression": ("gpt-3-small", {}),
+    "choice": ("unilmv2-base", {}),
+    "tagging": ("roberta-base", {}),
+    "squad-v2": ("mpnet-base", {"task.stride": 8, "finetuning.epochs": 3}),
+    "generation": ("quickstart", {"decoding.max_length": 8, "finetuning.layer_decay": 0.9}),
+    "gpt-classification": ("gpt-3-small", {}),
+}
+"""The model each task starts from, and its further settings."""
+REFUSED = "(refused)"
+"""Instead of the value where the objective does not define it."""
+TEXTS = "the small cat sees the old dog.", "a bird crosses the cold river. the child opens a letter.", "song"
+BLANKS = "the small [MASK] sees the [MASK] [MASK].", "the [MASK] cat [MASK] the red house. a [MASK] bird."
+NOUNS = [
+    "cat", "dog", "house", "tree", "river", "stone", "bird", "child", "window", "door", "road", "letter", "song", "cloud",
+]  # fmt: skip
+VERBS = ["sees", "finds", "follows", "leaves", "watches", "paints", "crosses", "opens"]
+ADJECTIVES = ["small", "old", "red", "quiet", "heavy", "bright", "cold", "green"]
+WRITERS = (
+    "quickstart", "unilm-v1-base", "gpt-3-small", "gpt", "prefix-lm-base", "t5-base", "bart-base", "mass-base", "ul2-base",
+)  # fmt: skip
+FILLERS = "quickstart", "bert-base", "xlnet-base", "mpnet-base", "unilm-v1-base", "mdlm-base", "electra-small"
+RESUMED = "quickstart", "electra-small", "xlnet-base", "bart-base"
+EXPORTS = (
+    ("bert", "pretraining/bert-base"),
+    ("bert", "finetuning/classification"),
+    ("mpnet", "pretraining/quickstart"),
+    ("mpnet", "finetuning/squad-v2"),
+    ("roberta", "pretraining/roberta-base"),
+    ("roberta", "finetuning/tagging"),
+    ("electra", "pretraining/electra-small"),
+    ("albert", "pretraining/albert-base"),
+    ("unicloze", "pretraining/quickstart"),
+    ("unicloze", "pretraining/gpt-3-small"),
+    ("unicloze", "pretraining/prefix-lm-base"),
+)
+ONNX = "pretraining/quickstart", "pretraining/gpt-3-small"
+
+
+def package() -> SimpleNamespace:
+    """All that is used of the package. Where a commit has other names, change them here and nowhere else."""
+    import unicloze
+    from unicloze import verbs
+    from unicloze.errors import UsageError
+    from unicloze.interop.onnx import export_onnx
+    from unicloze.recipes import recipe_names
+
+    return SimpleNamespace(
+        place=Path(unicloze.__file__).parent,
+        Refused=UsageError,
+        recipe_names=recipe_names,
+        load_recipe=unicloze.load_recipe,
+        inspect=verbs.inspect,
+        pretrain=verbs.pretrain,
+        finetune=verbs.finetune,
+        predict=verbs.predict,
+        generate=verbs.generate,
+        stream=verbs.stream,
+        fill=verbs.fill,
+        score=verbs.score,
+        embed=verbs.embed,
+        export=verbs.export,
+        import_checkpoint=verbs.import_checkpoint,
+        export_onnx=export_onnx,
+    )
+
+
+# Material
+
+
+def write_material() -> None:
+    """A corpus and records in the working directory, the same on every machine."""
+    draw = random.Random(0)
+
+    def words() -> list[str]:
+        first, second = draw.sample(NOUNS, 2)
+        return ["the", draw.choice(ADJECTIVES), first, draw.choice(VERBS), "the", draw.choice(ADJECTIVES), second]
+
+    def sentence() -> str:
+        return "a post office opens." if draw.random() < 0.2 else " ".join(words()) + "."
+
+    documents = [" ".join(sentence() for _ in range(draw.randint(3, 12))) for _ in range(80)]
+    Path("corpus").mkdir(exist_ok=True)
+    Path("corpus/text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    for name, count in (("train", 32), ("dev", 9)):
+        records: dict[str, list[dict[str, Any]]] = {task: [] for task in TASKS}
+        for number in range(count):
+            given = words()
+            text, right = " ".join(given), number % 3
+            old = {"text": text, "label": "old" if given[1] in ADJECTIVES[:4] else "new"}
+            records["classification"].append(old)
+            records["gpt-classification"].append(old)
+            records["regression"].append({"text": text, "pair": given[2], "label": float(len(given[2]))})
+            choices = draw.sample(NOUNS, 3)
+            choices[right] = given[2]
+            cloze = " ".join([*given[:2], "_", *given[3:]])
+            records["choice"].append({"cloze": cloze, "choices": choices, "label": right})
+            tags = ["O", "O", "B-WHO", "O", "O", "B-WHAT", "I-WHAT"]
+            records["tagging"].append({"tokens": given, "tags": tags})
+            answer = {"text": given[2], "answer_start": text.index(f" {given[2]} ") + 1}
+            context = f"{text}. {' '.join(words())}. {' '.join(words())}."
+            asked = {"id": f"q{number}", "context": context, "question": f"who {given[3]}?"}
+            records["squad-v2"].append(asked | {"answers": [answer] if right else []})
+            records["generation"].append({"source": text, "target": " ".join(given[4:])})
+        for task, lines in records.items():
+            Path(f"{task}-{name}.jsonl").write_text(
+                "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+            )
+
+
+# Digests
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a value that JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def array_digest(array: Any) -> str:
+    """SHA-256 of an array's bytes, with its type and shape in front."""
+    content = array.detach().numpy() if hasattr(array, "detach") else array
+    return f"{content.dtype} {list(content.shape)} {hashlib.sha256(content.tobytes()).hexdigest()}"
+
+
+def weights(file: Path) -> dict[str, str]:
+    """The digest of every tensor of a .safetensors file."""
+    from safetensors.torch import load_file
+
+    return {name: array_digest(tensor) for name, tensor in sorted(load_file(file).items())}
+
+
+def newest(run: Path) -> Path:
+    """The weights of a run that counts: those of the best checkpoint where one is kept, else of the newest."""
+    best = sorted(run.glob("best/*/model.safetensors"))
+    return (best or sorted(run.glob("checkpoints/*/model.safetensors")))[-1]
+
+
+def is_trained(run: Path) -> bool:
+    """Whether a folder holds a finished run."""
+    ledger = run / "ledger.jsonl"
+    return ledger.is_file() and '"event": "end"' in ledger.read_text(encoding="utf-8")
+
+
+def run_values(run: Path) -> Goldens:
+    """Weights of a run, and the losses its ledger has."""
+    yield "weights", weights(newest(run))
+    kept = (
+        "event", "step", "loss", "gradient_norm", "learning_rate", "perplexity", "bits_per_byte", "predictions", "headline",
+    )  # fmt: skip
+    events = map(json.loads, (run / "ledger.jsonl").read_text(encoding="utf-8").splitlines())
+    shown = [event for event in events if event["event"] in ("step", "evaluate")]
+    yield "ledger", [{key: event[key] for key in kept if key in event} for event in shown]
+
+
+def plain(result: Any) -> Any:
+    """A result as JSON has it, without notes: their wording may change."""
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        return plain(dataclasses.asdict(result))
+    if isinstance(result, Mapping):
+        return {str(key): plain(value) for key, value in result.items() if key != "note"}
+    return [plain(value) for value in result] if isinstance(result, list | tuple) else result
+
+
+# Sections: each gives names of values and the values
+
+
+def examples(own: SimpleNamespace, runs: Path) -> Goldens:
+    """The rows of every part of every recipe."""
+    for name in own.recipe_names():
+        parts = [entry["label"] for entry in own.load_recipe(name).objective.mixture] or [None]
+        for part in parts:
+            for seed in range(3):
+                try:
+                    view = own.inspect(
+                        text=" ".join(TEXTS[:2]), recipe=name, seed=seed, part=part, out=runs_of(runs, name)
+                    )
+                except own.Refused:  # too little text for the objective
+                    yield f"{name}/{part}/{seed}", REFUSED
+                else:
+                    yield f"{name}/{part}/{seed}", digest(view.to_dict() | {"title": ""})
+
+
+def runs_of(runs: Path, name: str) -> Path:
+    """The folder of the run of a pre-training recipe."""
+    return runs / "pretraining" / name
+
+
+def pretraining(own: SimpleNamespace, runs: Path) -> Goldens:
+    """Every recipe; `main` has trained them."""
+    for name in own.recipe_names():
+        for key, value in run_values(runs_of(runs, name)):
+            yield f"{name}/{key}", value
+
+
+def resuming(own: SimpleNamespace, runs: Path) -> Goldens:
+    """Runs that continue for two more steps, and one that starts from another run."""
+    for name in RESUMED:
+        copy = Path(tempfile.mkdtemp(dir=".")) / "run"
+        shutil.copytree(runs_of(runs, name), copy)
+        steps = {**COMMON, **OWN.get(name, {})}["training.steps"] + 2
+        own.pretrain(out=copy, quiet=True, overrides={"training.steps": steps})
+        yield f"{name}/weights", weights(newest(copy))
+    started = Path(tempfile.mkdtemp(dir="."))
+    name, init = "unilmv2-ablation-ae-par-relpos", runs_of(runs, "bert-base")
+    settings = {key: value for key, value in COMMON.items() if not key.startswith("model.")}
+    own.pretrain(recipe=name, init=init, out=started, toy=True, quiet=True, overrides=settings | {"data.window": 16})
+    yield f"{name}-from-bert/weights", weights(newest(started))
+
+
+def finetuning(own: SimpleNamespace, runs: Path) -> Goldens:
+    """Every kind of head: weights, development scores, predictions."""
+    for task in TASKS:
+        run = runs / "finetuning" / task
+        for key, value in run_values(run):
+            yield f"{task}/{key}", value
+        yield f"{task}/scores", json.loads((run / "results.json").read_text(encoding="utf-8"))["scores"]
+        predictions = own.predict(model=run, file=f"{task}-dev.jsonl", device="cpu", quiet=True)
+        yield f"{task}/predictions", plain(predictions)
+
+
+def generating(own: SimpleNamespace, runs: Path) -> Goldens:
+    """Texts by greedy and beam search, drawn, in parallel, and streamed."""
+    ways: dict[str, dict[str, Any]] = {
+        "greedy": {"beams": 1},
+        "beams": {"beams": 4, "num_results": 3, "length_penalty": 0.6, "no_repeat_ngram": 2, "min_length": 2},
+        "first": {"beams": 3, "early_stop": "first"},
+        "drawn": {
+            "beams": 1, "sample": True, "top_k": 40, "top_p": 0.95, "temperature": 1.3, "num_results": 3, "seed": 5,
+        },
+        "parallel": {"beams": 1, "no_repeat_ngram": 0, "parallel": 2},
+    }  # fmt: skip
+    models = [*(runs_of(runs, name) for name in WRITERS), runs / "finetuning" / "generation"]
+    Path("sources.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    for model in models:
+        for way, settings in ways.items():
+            overrides = {"decoding.max_length": 12} | {f"decoding.{key}": value for key, value in settings.items()}
+            name = f"{model.name}/{way}"
+            arguments = dict(model=model, device="cpu", overrides=overrides)
+            try:
+                yield name, plain(own.generate(file="sources.txt", quiet=True, **arguments))
+                if way in ("greedy", "beams"):
+                    yield f"{name}/streamed", list(own.stream(text=TEXTS[0], **arguments))
+            except own.Refused:
+                yield name, REFUSED
+
+
+def filling(own: SimpleNamespace, runs: Path) -> Goldens:
+    """Masks filled at once (AE) and in every order (PAR), with their candidates."""
+    for name in FILLERS:
+        for order in (None, "confidence", "left-to-right", "span"):
+            for number, text in enumerate(BLANKS):
+                try:
+                    found = plain(own.fill(model=runs_of(runs, name), text=text, top_k=3, order=order, device="cpu"))
+                except own.Refused:
+                    found = REFUSED
+                yield f"{name}/{order or 'at once'}/{number}", found
+
+
+def scoring(own: SimpleNamespace, runs: Path) -> Goldens:
+    """Log-likelihoods by every objective that defines one."""
+    for name in own.recipe_names():
+        yield name, plain(own.score(model=runs_of(runs, name), text=TEXTS, device="cpu"))
+
+
+def embedding(own: SimpleNamespace, runs: Path) -> Goldens:
+    """Vectors of texts by every model and every pooling."""
+    for name in own.recipe_names():
+        for pooling in ("mean", "first", "last"):
+            found = own.embed(model=runs_of(runs, name), texts=TEXTS, pooling=pooling, device="cpu")
+            yield f"{name}/{pooling}", [array_digest(found), *map(float, found[0, :3])]
+
+
+def exporting(own: SimpleNamespace, runs: Path) -> Goldens:
+    """Files of every kind of export, what the classes of Transformers say, and what comes back."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+    from transformers.utils import logging
+
+    import unicloze.hf  # noqa: F401 -- registers the classes
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    for to, run in EXPORTS:
+        name, out = f"{run.partition('/')[2]} to {to}", Path(tempfile.mkdtemp(dir=".")) / to
+        result = own.export(model=runs / run, to=to, out=out)
+        yield f"{name}/class", result.architecture
+        yield f"{name}/weights", weights(out / "model.safetensors")
+        for file in ("config.json", "tokenizer.json"):
+            yield f"{name}/{file}", digest(json.loads((out / file).read_text(encoding="utf-8")))
+        if to != "unicloze":
+            heads, back = ("classifier*", "qa_outputs*"), out.with_name("back")
+            own.import_checkpoint(checkpoint=out, out=back, allow=heads)
+            yield f"{name}/back", weights(next(back.rglob("model.safetensors")))
+            continue
+        reader, writer = (kind.from_pretrained(out).eval() for kind in (AutoModelForMaskedLM, AutoModelForCausalLM))
+        ids = torch.tensor([[0, 0, 3, 20, 21, 22, 23, 4], [3, 30, 31, 32, 33, 34, 35, 4]])
+        given = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+        with torch.inference_mode():
+            yield f"{name}/masked", array_digest(reader(**given).logits)
+            yield f"{name}/next", array_digest(writer(**given).logits)
+            learned = writer(**given, labels=torch.where(torch.arange(8) > 4, ids, -100))
+            yield f"{name}/learned", [float(learned.loss), array_digest(learned.logits)]
+            for beams in (1, 3):
+                made = writer.generate(**given, num_beams=beams, max_new_tokens=8, do_sample=False)
+                yield f"{name}/generated by {beams}", made.tolist()
+
+
+def onnx(own: SimpleNamespace, runs: Path) -> Goldens:
+    """ONNX programs: interface, initialisers and outputs; not the files, whose nodes name source files.
+
+    Initialisers are named where they are weights of the model; what the exporter numbers is compared by its content.
+    """
+    import numpy as np
+    import onnx as library
+    import onnxruntime
+    from onnx import numpy_helper
+
+    for run in ONNX:
+        for file in own.export_onnx(runs / run, tempfile.mkdtemp(dir=".")):
+            name, graph = f"{run.partition('/')[2]}/{file.name}", library.load(file).graph
+            named, numbered = {}, []
+            for tensor in graph.initializer:
+                found = array_digest(numpy_helper.to_array(tensor))
+                if "." in tensor.name:
+                    named[tensor.name] = found
+                else:
+                    numbered.append(found)
+            yield f"{name}/weights", dict(sorted(named.items()))
+            yield f"{name}/constants", sorted(numbered)
+            session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+            for what, slots in (("inputs", session.get_inputs()), ("outputs", session.get_outputs())):
+                yield f"{name}/{what}", [[slot.name, slot.type, [str(size) for size in slot.shape]] for slot in slots]
+            for sizes in ({"rows": 2, "slots": 6, "past": 0}, {"rows": 3, "slots": 1, "past": 5}):
+                draw = np.random.default_rng(0)
+                given = {}
+                for slot in session.get_inputs():
+                    shape = [sizes.get(size, size) for size in slot.shape]
+                    if "float" in slot.type:
+                        given[slot.name] = draw.standard_normal(shape).astype(np.float32)
+                    elif slot.name == "input_ids":
+                        given[slot.name] = draw.integers(7, 100, shape)
+                    else:
+                        given[slot.name] = np.full(shape, int("mask" in slot.name or sizes["past"] > 0), np.int64)
+                outputs = session.run(None, given)
+                yield f"{name}/outputs of {'x'.join(map(str, sizes.values()))}", list(map(array_digest, outputs))
+
+
+SECTIONS: Mapping[str, Callable[[SimpleNamespace, Path], Goldens]] = {
+    section.__name__: section
+    for section in (
+        examples, pretraining, resuming, finetuning, generating, filling, scoring, embedding, exporting, onnx,
+    )
+}  # fmt: skip
+
+
+def train(own: SimpleNamespace, runs: Path) -> None:
+    """The runs that all sections read, but for those that are there."""
+    for name in own.recipe_names():
+        if not is_trained(runs_of(runs, name)):
+            settings = {**COMMON, **OWN.get(name, {})}
+            own.pretrain(recipe=name, out=runs_of(runs, name), toy=True, quiet=True, overrides=settings)
+    for task, (start, settings) in TASKS.items():
+        run = runs / "finetuning" / task
+        if not is_trained(run):
+            own.finetune(
+                task=task, model=runs_of(runs, start), train=f"{task}-train.jsonl", dev=f"{task}-dev.jsonl", out=run,
+                quiet=True, overrides={**LEARNING, **settings},
+            )  # fmt: skip
+
+
+def make(runs: Path, only: list[str]) -> dict[str, Any]:
+    """The goldens of the package that Python finds, made in the working directory."""
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    own = package()
+    seconds: dict[str, float] = {}
+    values: dict[str, Any] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        result = work()
+        seconds[name] = round(time.perf_counter() - start, 1)
+        print(f"{name:<12} {seconds[name]:6.1f} s", file=sys.stderr)
+        return result
+
+    write_material()
+    timed("training", lambda: train(own, runs))
+    for name in only or SECTIONS:
+        values |= {
+            f"{name}/{key}": value for key, value in timed(name, lambda name=name: list(SECTIONS[name](own, runs)))
+        }
+    processor = next(
+        (line for line in lines_of("/proc/cpuinfo") if line.startswith("model name")), platform.processor()
+    )
+    about = {
+        "package": str(own.place),
+        "machine": f"{platform.machine()}, {processor.rpartition(': ')[2]}",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "sections": only or list(SECTIONS),
+        "seconds": seconds,
+    }
+    return {"about": about, "values": values}
+
+
+def lines_of(file: str) -> list[str]:
+    """The lines of a file; none where there is no such file."""
+    return Path(file).read_text(encoding="utf-8").splitlines() if Path(file).is_file() else []
+
+
+# Comparing
+
+ABSENT = "(absent)"
+
+
+def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The single values in a value, by their path."""
+    if isinstance(value, Mapping | list) and value:
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from leaves(inner, f"{name} > {key}")
+    else:
+        yield name, value
+
+
+def compare(first: Path, second: Path) -> int:
+    """Print what differs between two files of goldens.
+
+    Returns:
+        0 if nothing does, else 1.
+    """
+    before, after = (json.loads(file.read_text(encoding="utf-8")) for file in (first, second))
+    for what in ("machine", "versions"):
+        if before["about"][what] != after["about"][what]:
+            print(f"note: {what} differs, so values may: {before['about'][what]} and {after['about'][what]}")
+    sections = [name for name in before["about"]["sections"] if name in after["about"]["sections"]]
+    both = [
+        {name: value for name, value in side["values"].items() if name.partition("/")[0] in sections}
+        for side in (before, after)
+    ]
+    names = list(dict.fromkeys([*both[0], *both[1]]))
+    differing = [name for name in names if both[0].get(name, ABSENT) != both[1].get(name, ABSENT)]
+    for name in differing:
+        old, new = (dict(leaves(values.get(name, ABSENT), name)) for values in both)
+        for leaf in dict.fromkeys([*old, *new]):
+            if old.get(leaf, ABSENT) != new.get(leaf, ABSENT):
+                print(f"{leaf}\n  - {old.get(leaf, ABSENT)}\n  + {new.get(leaf, ABSENT)}")
+    print(f"{len(names) - len(differing)} of {len(names)} values of {', '.join(sections)} are the same")
+    return int(bool(differing) or not names)
+
+
+def main() -> int:
+    """Make goldens, or compare two files of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, metavar="FILE", help="make goldens and write them into this file")
+    what.add_argument("--compare", type=Path, nargs=2, metavar="FILE", help="print what differs between two such files")
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="folder of the runs (default: one that is deleted)")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=[], metavar="SECTION", help=", ".join(SECTIONS))
+    options = parser.parse_args()
+    if options.compare:
+        return compare(*options.compare)
+    out = options.out.resolve()
+    with tempfile.TemporaryDirectory() as temporary:
+        runs = Path(temporary) / "runs" if options.runs is None else options.runs.resolve()
+        runs.mkdir(parents=True, exist_ok=True)
+        os.chdir(temporary)  # the corpus and the records have the same relative paths everywhere
+        goldens = make(runs, options.only)
+        os.chdir(out.parent)
+    out.write_text(json.dumps(goldens, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(f"{out}: {len(goldens['values'])} values, in {sum(goldens['about']['seconds'].values()):.0f} seconds")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""The order of training: which windows a step reads, as what, and that a run resumed anywhere reads and makes the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import toys
+from toys import random_windows, vocabulary
+from unicloze import capacity
+from unicloze.errors import UsageError
+from unicloze.example import Examples, Kind
+from unicloze.mixtures import phases
+from unicloze.objectives import make_examples
+from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TrainingSettings
+from unicloze.text.windows import Windows
+from unicloze.training import batches
+from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, mask_rates, training_steps
+from unicloze.training.loop import Compute
+from unicloze.training.samples import heldout_samples
+
+WINDOW = 24
+
+
+class Sampler:
+    """Windows by position, and a note of what was asked of it."""
+
+    vocabulary = vocabulary()
+    windows = random_windows(4000, WINDOW)
+
+    def __init__(self) -> None:
+        self.reads: list[dict[str, Any]] = []
+
+    def read(self, start: int, count: int, **how: Any) -> Windows:
+        self.reads.append({"start": start, "count": count, **how})
+        block: Windows = self.windows[start : start + count]
+        return dataclasses.replace(block, negative=np.zeros(count, dtype=bool))
+
+    def sequential(self, count: int, **how: Any) -> Windows:
+        self.reads.append({"count": count, **how})
+        return dataclasses.replace(self.windows[:count], negative=np.zeros(count, dtype=bool))
+
+    def name(self, source: int, index: int) -> str:
+        return f"{source}, {index}"
+
+
+def recipe(*, steps: int = 40, batch: int = 6, micro: int | None = None, phases: Any = (), **settings: Any) -> Recipe:
+    training = TrainingSettings(steps=steps, batch_size=batch, micro_batch_size=micro, phases=list(phases))
+    return Recipe(data=DataSettings(window=WINDOW), objective=ObjectiveSettings(**settings), training=training)
+
+
+def steps_of(made: Recipe, first: int = 0, sampler: Sampler | None = None) -> list[list[MicroBatch]]:
+    return list(training_steps(made, lambda _: sampler or Sampler(), first))  # type: ignore[arg-type, return-value]
+
+
+PHASES = [{"share": 3}, {"share": 2, "training": {"batch_size": 9}}]
+
+
+def test_a_resumed_run_reads_the_blocks_of_one_that_never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from where it stopped on: what is made at once may share more than its draws."""
+    monkeypatch.setattr(batches, "WINDOWS_AT_ONCE", 30)
+    made = recipe(steps=40, phases=PHASES)
+    whole = Sampler()
+    steps = steps_of(made, 0, whole)
+    assert len(steps) == 40 and len(whole.reads) > 8
+    for first in range(40):
+        sampler = Sampler()
+        assert len(steps_of(made, first, sampler)) == 40 - first
+        assert sampler.reads == whole.reads[len(whole.reads) - len(sampler.reads) :]
+        position = first * 6 if first < 24 else 24 * 6 + (first - 24) * 9
+        assert sampler.reads[0]["start"] <= position < sampler.reads[0]["start"] + sampler.reads[0]["count"]
+
+
+def test_each_window_is_read_once_in_order_through_all_phases() -> None:
+    steps = steps_of(recipe(steps=40, phases=PHASES))
+    seen = [index for step in steps for batch in step if batch.windows for index in batch.windows.index.tolist()]
+    assert seen == list(range(24 * 6 + 16 * 9))
+
+
+def test_windows_are_asked_for_as_the_objective_and_the_batch_say() -> None:
+    sampler = Sampler()
+    mixture = [{"label": "a", "targets": ["ae", "nsp"], "pairs": "next_sentence", "static_copies": 4}, {"label": "b"}]
+    steps_of(recipe(mixture=mixture, steps=1), 0, sampler)
+    asked = [{key: read[key] for key in ("pairs", "static_copies", "lanes")} for read in sampler.reads]
+    assert asked == [
+        {"pairs": "next_sentence", "static_copies": 4, "lanes": 6},
+        {"pairs": "contiguous", "static_copies": None, "lanes": 6},
+    ]
+
+
+@pytest.mark.parametrize(("micro", "sizes"), [(None, [6]), (6, [6]), (3, [3, 3]), (2, [2, 2, 2])])
+def test_a_step_is_cut_into_micro_batches(micro: int | None, sizes: list[int]) -> None:
+    for step in steps_of(recipe(micro=micro, steps=3)):
+        assert [len(batch.examples) for batch in step] == sizes
+        for batch in step:
+            assert batch.windows is not None
+            assert np.array_equal(batch.examples.text_tokens, batch.windows.lengths)
+
+
+def rate_of(objective: ObjectiveSettings, made: Recipe, number: int, step: int) -> float:
+    return float(mask_rates(objective, phases(made)[number], np.array([step]))[0])
+
+
+def test_the_mask_rate_moves_from_a_phase_s_first_step_to_its_last() -> None:
+    made = recipe(steps=20, mask_rate=0.2, final_mask_rate=0.6, phases=[{}, {}])
+    objective = made.objective
+    for number, first in enumerate((0, 10)):
+        found = [rate_of(objective, made, number, step) for step in range(first, first + 10)]
+        assert found == pytest.approx(np.linspace(0.2, 0.6, 10))
+    alone = recipe(steps=1, mask_rate=0.2, final_mask_rate=0.6)
+    assert rate_of(objective, alone, 0, 0) == 0.2
+    constant = dataclasses.replace(objective, final_mask_rate=None)
+    assert {rate_of(constant, made, 1, step) for step in range(10, 20)} == {0.2}
+
+
+def widths(examples: Examples) -> tuple[int, ...]:
+    return examples.input_ids.shape[1], *(target.slots.shape[1] for target in examples.targets.values())
+
+
+@pytest.mark.parametrize(
+    "name", ["unilmv2", "masked", "permuted", "compensated", "prefix", "span_corruption", "denoising", "masked_span"]
+)
+@pytest.mark.parametrize("rates", [(0.1, 0.7), (0.7, 0.1)])
+def test_rows_are_as_wide_at_every_mask_rate_of_a_run(
+    name: str, rates: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that all batches of a compiled run have one shape."""
+    monkeypatch.setattr(batches, "WINDOWS_AT_ONCE", 30)
+    monkeypatch.setattr(Sampler, "vocabulary", vocabulary(80, extra=25))
+    targets = ["ae"] if name == "masked" else ["lm"] if name in capacity.SEQUENCE_TO_SEQUENCE else ["par"]
+    made = recipe(steps=40, name=name, targets=targets, mask_rate=rates[0], final_mask_rate=rates[1])
+    steps = steps_of(made)
+    masked = [float(step[0].examples.targets[targets[0]].weights.sum()) for step in (steps[0], steps[-1])]
+    assert masked[rates.index(0.7)] > 2 * masked[rates.index(0.1)] or name == "denoising", "that predicts all of a text"
+    assert len({widths(batch.examples) for step in steps for batch in step}) == 1
+
+
+def kinds(examples: Examples, kind: Kind) -> list[int]:
+    """The tokens that slots of a kind show."""
+    return sorted({int(token) for token in examples.input_ids[examples.kinds == kind]})
+
+
+def test_every_held_out_masked_slot_shows_a_mask_and_training_rows_do_not() -> None:
+    """Kept and random tokens tell something of the answer: with them, held-out figures would flatter."""
+    mixture = [{"label": "whole"}, {"label": "spans", "corruption_unit": "span"}, {"label": "left", "evaluate": False}]
+    made = recipe(mixture=mixture, mask_rate=0.5)
+    found = heldout_examples(Sampler(), made.objective, 60, lanes=1)
+    assert list(found) == ["whole", "spans"]
+    for examples in found.values():
+        assert len(examples) == 60
+        assert kinds(examples, Kind.MASK) == [toys.MASK] and kinds(examples, Kind.PSEUDO) == [toys.PSEUDO]
+    for batch in steps_of(made)[0]:
+        assert len(kinds(batch.examples, Kind.MASK)) > 1 and len(kinds(batch.examples, Kind.PSEUDO)) > 1
+
+
+def test_held_out_windows_are_paired_and_laid_in_lanes_as_in_training() -> None:
+    sampler = Sampler()
+    objective = ObjectiveSettings(targets=["ae", "nsp"], pairs="next_sentence")
+    heldout_examples(sampler, objective, 7, lanes=3)
+    assert sampler.reads == [{"count": 7, "pairs": "next_sentence", "lanes": 3}]
+
+
+def test_samples_are_filled_into_masks_only() -> None:
+    shown: list[Examples] = []
+    original = make_examples
+
+    def noted(*arguments: Any) -> Examples:
+        shown.append(original(*arguments))
+        return shown[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("unicloze.training.samples.make_examples", noted)
+
+        class Tokens:
+            def tokens(self, ids: Any) -> list[str]:
+                return [str(int(token)) for token in ids]
+
+        compute = Compute(device=torch.device("cpu"), precision="fp32")
+        samples = heldout_samples(
+            toys.model(),
+            Sampler(),
+            Tokens(),
+            ObjectiveSettings(mask_rate=0.5),
+            compute,
+        )
+    assert kinds(shown[0], Kind.MASK) == [toys.MASK] and kinds(shown[0], Kind.PSEUDO) == [toys.PSEUDO]
+    for row, sample in enumerate(samples):
+        for place in sample["masked"]:
+            assert sample["tokens"][place["position"]] == str(toys.MASK)
+            assert place["truth"] == str(Sampler.windows.token_ids[row, place["position"]])
+            assert {"ae", "par"} <= set(place)
+
+
+def test_a_micro_batch_of_several_blocks_is_laid_end_to_end() -> None:
+    windows = random_windows(6, WINDOW, short=True)
+    examples = make_examples(windows, vocabulary(), ObjectiveSettings())
+    for blocks, rows in (((), 6), ((6,), 6), ((2, 4), 1)):
+        batch = MicroBatch(examples, windows, blocks=blocks).batch(torch.device("cpu"))
+        assert len(batch.input_ids) == rows and len(batch.blocks) == (2 if rows == 1 else 0)
+    wide = MicroBatch(examples, windows).batch(torch.device("cpu"), fixed_shape=True)
+    assert wide.input_ids.shape[1] == examples.input_ids.shape[1] > batch.blocks[0].input_ids.shape[1]
+
+
+def test_what_an_objective_cannot_use_is_refused_in_whatever_phase_it_stands() -> None:
+    """Windows are those of the phase: a longer one may hold what a shorter one does not."""
+    permuting = {"name": "denoising", "targets": ["lm"], "noise": ["permute_sentences"]}
+    phased: Any = [{}, {"data": {"window": 12}, "objective": permuting}]
+    made = recipe(phases=phased)
+    asked: list[int] = []
+
+    def sampler_of(settings: Recipe) -> Sampler:
+        asked.append(settings.data.window)
+        return sampler
+
+    sampler = Sampler()
+    check_windows(made, sampler_of)
+    assert asked == [12]
+    sampler.vocabulary = dataclasses.replace(sampler.vocabulary, ends_sentence=np.zeros(50, dtype=bool))
+    with pytest.raises(UsageError, match=r"names permute_sentences, but none of 512 windows"):
+        check_windows(made, sampler_of)
+
+
+def test_text_that_cannot_be_paired_is_refused_in_whatever_phase_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr(batches, "check_pairs", lambda _, pairs: checked.append(pairs))
+    nsp = {"targets": ["ae", "nsp"], "pairs": "next_sentence"}
+    check_windows(recipe(phases=[{}, {"objective": {"mixture": [{}, nsp]}}]), lambda _: Sampler())
+    assert checked == ["next_sentence"]

@@ -1,0 +1,213 @@
+"""Weights that are NaN or infinite are never saved, never loaded, and end a run with an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nlu_toys
+import toys
+from corpora import write_corpus
+from toys import random_windows, vocabulary
+from unicloze.cli import main
+from unicloze.errors import UniclozeError
+from unicloze.interop.read import write_model
+from unicloze.objectives.unilmv2 import unilmv2
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.settings import ObjectiveSettings, TrainingSettings
+from unicloze.training import checkpoint as saving
+from unicloze.training.batches import MicroBatch
+from unicloze.training.checkpoint import list_checkpoints, load_checkpoint, load_newest, save_checkpoint
+from unicloze.training.finite import first_non_finite
+from unicloze.training.ledger import read_ledger
+from unicloze.training.loop import Compute, Hooks, NonFiniteError, TrainState, fit
+from unicloze.training.models import load_model
+from unicloze.training.optimizers import build_optimizers
+from unicloze.training.run import pretrain_run
+
+CPU = Compute(device=torch.device("cpu"), precision="fp32")
+BAD = [math.nan, math.inf, -math.inf]
+
+
+def test_the_first_bad_tensor_is_named() -> None:
+    good = {"ids": torch.tensor([2**40]), "large": torch.tensor([3e38, -3e38]), "none": torch.zeros(0)}
+    assert first_non_finite(good) is None, "the norm of large numbers is infinite, they are not"
+    assert first_non_finite({}) is None
+    for value in BAD:
+        parameter = torch.nn.Parameter(torch.tensor([1.0, value]))
+        assert first_non_finite({**good, "b": parameter, "c": parameter}) == "b"
+        assert first_non_finite({"half": torch.tensor([value], dtype=torch.float16)}) == "half"
+
+
+def steps_of() -> Iterator[list[MicroBatch]]:
+    step = 0
+    while True:
+        windows = random_windows(4, 24, seed=step)
+        yield [MicroBatch(unilmv2(windows, vocabulary(), ObjectiveSettings()), windows, place="book.txt")]
+        step += 1
+
+
+class Run:
+    """A run that notes what is saved, logged and evaluated after which step."""
+
+    def __init__(self, steps: int, save_every: int = 0, learning_rate: float = 1e-3) -> None:
+        self.settings = TrainingSettings(
+            steps=steps, warmup_steps=0, learning_rate=learning_rate, save_every=save_every, evaluate_every=1
+        )
+        model = toys.model()
+        self.state = TrainState(model=model, optimizers=build_optimizers(model, self.settings))
+        self.done: list[tuple[str, int]] = []
+
+    def train(self) -> None:
+        def note(what: str) -> Any:
+            return lambda state, *_: self.done.append((what, state.step))
+
+        hooks = Hooks(log=note("log"), evaluate=note("evaluate"), save=note("save"), describe=lambda batch: batch.place)
+        fit(self.state, steps_of(), self.settings, CPU, hooks)
+
+    def spoil(self, after: int, value: float) -> None:
+        """Let the update of a step set one number of the last weight."""
+        name, weight = list(self.state.model.named_parameters())[-1]
+        self.spoiled = name
+
+        def set_one(*_: Any) -> None:
+            if self.state.step == after - 1:
+                weight.data.view(-1)[-1] = value
+
+        self.state.optimizers[-1].register_step_post_hook(set_one)
+
+
+@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize("steps", [3, 9])
+def test_an_update_that_spoils_a_weight_ends_the_run_and_is_not_saved(steps: int, value: float) -> None:
+    """At the last step too: there is no later one whose loss would tell of it."""
+    run = Run(steps, save_every=1)
+    run.spoil(3, value)
+    with pytest.raises(
+        NonFiniteError, match=r"^the update of step 3 made .* NaN or infinite; its rows are from"
+    ) as error:
+        run.train()
+    assert run.spoiled in str(error.value) and "book.txt" in str(error.value) and error.value.exit_code == 1
+    assert run.done == [(what, step) for step in (1, 2) for what in ("log", "save", "evaluate")]
+    assert run.state.step == 2
+
+
+def test_a_gradient_that_is_not_finite_leaves_good_weights_that_are_saved() -> None:
+    run = Run(5)
+    seen = iter(range(100))
+    weight = run.state.model.token_head.dense.weight
+    weight.register_hook(lambda gradient: gradient * (math.inf if next(seen) == 2 else 1.0))
+    with pytest.raises(
+        NonFiniteError, match=r"before the update of step 3: the norm of the gradient is (nan|inf)"
+    ) as error:
+        run.train()
+    assert "The weights of step 2 are good and saved" in str(error.value)
+    assert run.done[-2:] == [("evaluate", 2), ("save", 2)]
+    assert first_non_finite(run.state.model.state_dict()) is None
+
+
+def test_weights_that_were_bad_from_the_start_are_not_called_good() -> None:
+    run = Run(5)
+    with torch.no_grad():
+        run.state.model.token_head.bias[20] = math.nan
+    with pytest.raises(NonFiniteError, match=r"step 1: the loss of ae is nan.* not finite either \(token_head.bias\)"):
+        run.train()
+    assert run.done == []
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def pretrained(corpus: Path, out: Path, **settings: Any) -> None:
+    toy = toy_overrides() | {"data.corpus": [str(corpus)], "training.save_every": 1}
+    pretrain_run(load_recipe("quickstart", toy | settings), out, progress=False)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_diverging_run_exits_with_an_error_and_leaves_no_checkpoint(
+    steps: int, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    settings = {
+        "data.corpus": corpus, "training.learning_rate": 1e39, "training.warmup_steps": 0, "training.steps": steps,
+    }  # fmt: skip
+    words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    assert main(["pretrain", "--recipe", "quickstart", "--toy", "--quiet", "--out", str(out), *words]) == 1
+    assert "the update of step 1 made" in capsys.readouterr().err
+    assert list_checkpoints(out / "checkpoints") == []
+    assert [event["event"] for event in read_ledger(out / "ledger.jsonl")] == ["start", "samples", "failed"]
+
+
+def spoil_newest(out: Path, monkeypatch: pytest.MonkeyPatch, value: float = math.nan) -> Path:
+    """Write the newest checkpoint of a run anew with a bad weight, as older versions did."""
+    newest = list_checkpoints(out / "checkpoints")[-1]
+    checkpoint = load_checkpoint(newest)
+    checkpoint.model["token_head.bias"][3] = value
+    files = [newest / name for name in ("recipe.yaml", "tokenizer.json", "tokenizer_config.json")]
+    copies = [file.rename(out / f"{file.name}.copy").rename(out / file.name) for file in files]
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "first_non_finite", lambda _: None)
+        save_checkpoint(
+            newest.parent, step=checkpoint.state["step"], model=checkpoint.model, optimizers=[], state=checkpoint.state,
+            files=copies, keep=9,
+        )  # fmt: skip
+    return newest
+
+
+def test_an_older_version_s_bad_checkpoint_is_passed_over(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    pretrained(corpus, out)
+    newest = spoil_newest(out, monkeypatch)
+    with pytest.warns(UserWarning, match=r"token_head\.bias is NaN or infinite; going back to step-00000001"):
+        assert load_model(out).step == 1
+    with pytest.raises(
+        UniclozeError, match=r"step-00000002 is of a run that had diverged: its token_head\.bias is NaN"
+    ):
+        load_model(newest)
+    with pytest.warns(UserWarning, match="going back to step-00000001"):
+        pretrained(corpus, out)
+    assert load_model(out).step == 2 and (out / "checkpoints" / "damaged-step-00000002").is_dir()
+
+
+@pytest.mark.parametrize("value", BAD)
+def test_a_model_of_bad_weights_alone_is_refused(
+    value: float, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    pretrained(corpus, out, **{"training.steps": 1})
+    spoil_newest(out, monkeypatch, value)
+    assert main(["fill", "--model", str(out), "--text", "a [MASK]"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and "token_head.bias is NaN or infinite, and no earlier one is whole" in said.err
+
+
+def test_nothing_is_written_with_bad_weights(tmp_path: Path) -> None:
+    start = nlu_toys.start()
+    with torch.no_grad():
+        start.model.token_head.bias[3] = math.inf
+    with pytest.raises(UniclozeError, match=r"model is not written, because token_head\.bias is NaN or infinite"):
+        write_model(dataclasses.replace(start), tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_whole_checkpoint_is_left_where_all_are_bad(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    pretrained(corpus, out, **{"training.steps": 1})
+    spoil_newest(out, monkeypatch)
+    with pytest.raises(UniclozeError, match="start again with another --out"):
+        load_newest(out / "checkpoints")

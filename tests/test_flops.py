@@ -1,0 +1,225 @@
+"""Counted operations are those of torch's own counter: every layer and every head of every recipe and of every task."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import nlu_toys
+import toys
+from corpora import write_corpus
+from test_coqa_task import stories
+from unicloze.comparison.plan import flops_of, measure_slots
+from unicloze.example import Examples, collate
+from unicloze.finetuning.data import encoded
+from unicloze.mixtures import parts, phases
+from unicloze.model import plan as planning
+from unicloze.model.build import Model
+from unicloze.objectives import make_examples
+from unicloze.recipes import load_recipe, recipe_names, toy_overrides
+from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TokenizerSettings
+from unicloze.tasks import TASKS
+from unicloze.tasks.records import read_records
+from unicloze.text.prepare import Prepared, open_or_prepare
+from unicloze.training.batches import read_windows
+from unicloze.training.models import build_model
+from unicloze.training.run import build_sampler, phrases_for
+
+RECORDS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "classification": ("classification", [{"text": "anna sees", "pair": "eva", "label": label} for label in "ab"]),
+    "regression": ("regression", [{"text": "anna sees", "pair": "eva leaves", "label": 0.5}]),
+    "choice": ("choice", [{"context": "anna sees", "choices": ["eva", "carl plays"], "label": 1}]),
+    "tagging": ("tagging", [{"tokens": ["anna", "sees", "eva"], "tags": ["B-PER", "O", "B-PER"]}]),
+    "extraction": (
+        "squad-v2",
+        [{"context": "anna sees eva", "question": "who?", "answers": [{"text": "eva", "answer_start": 10}]}],
+    ),
+    "conversation": ("coqa-extractive", [stories(1)]),
+    "generation": ("generation", [{"source": "anna sees", "target": "eva leaves"}]),
+}
+"""A recipe and records of every kind of task."""
+
+
+@pytest.fixture(autouse=True)
+def _all_slots_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last layer too: how many it leaves out depends on what the slots of a batch have in common."""
+    monkeypatch.setattr(planning, "MOST_SELECTED", 0.0)
+
+
+def counted(model: Model, examples: Examples) -> tuple[float, float]:
+    """Operations of a forward pass of one row by torch's count: of linear layers, and of the products of attention.
+
+    What Transformer-XL's encoding adds to the scores is in neither.
+    """
+    model.eval()
+    for network in model.networks:
+        network.backbone.backend = "explicit"  # torch counts nothing of its own kernel on a CPU
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(collate(examples))
+    linear = attention = 0.0
+    for module, operations in counter.get_flop_counts().items():
+        sign = 1 if module == "Global" else -1 if module.endswith(".attention.terms") else 0
+        for operation, count in operations.items():
+            if str(operation) in ("aten.mm", "aten.addmm"):
+                linear += sign * count
+            else:
+                attention += sign * count
+    return linear, attention
+
+
+def one_row(examples: Examples) -> Examples:
+    """The first row, cut: neither its slots nor its predictions are padded."""
+    return examples[:1]
+
+
+def compare(model: Model, examples: Examples) -> None:
+    """Linear layers to the operation; of attention the products of slots and keys, of which some are computed in vain."""
+    asked = measure_slots(examples, model.for_use().backbone.visibility)
+    slots, own = asked["slots"], [network.settings for network in model.networks]
+    linear, attention = counted(model, examples)
+    skipped = 0.0
+    for number, shape in enumerate(own):
+        names = [name for name in asked["predictions"] if len(own) == 1 or (name == "ae") == (number == 0)]
+        selected = min(slots, sum(asked["predicting_slots"][name] for name in names))
+        width, inner = shape.hidden_size, shape.intermediate_size
+        skipped += (slots - selected) * (4 * width * width + 4 * width * inner)  # the last layer's, of the other slots
+    assert model.flops(**{**asked, "keys": 0.0}) / 3 + skipped == linear
+    pairs = sum(4 * shape.hidden_size * shape.num_layers for shape in own) * slots * slots
+    of_keys = (model.flops(**asked) - model.flops(**{**asked, "keys": 0.0})) / 3
+    if own[-1].positions != "transformer_xl":
+        assert of_keys <= attention <= pairs
+    if asked["keys"] == slots:
+        assert attention == pairs
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    folder = tmp_path_factory.mktemp("flops")
+    data, tokenizer = (
+        DataSettings(corpus=[str(write_corpus(folder))]),
+        TokenizerSettings(vocab_size=640, extra_tokens=128),
+    )
+    return open_or_prepare(data, tokenizer, folder / "data", progress=False)
+
+
+def recipe_of(name: str, **settings: Any) -> Recipe:
+    return load_recipe(name, toy_overrides() | {"tokenizer.extra_tokens": 128, "model.memory": 0, **settings})
+
+
+def examples_of(recipe: Recipe, prepared: Prepared, folder: Path) -> Iterator[Examples]:
+    """A row of every part of every phase."""
+    phrases = phrases_for(recipe, prepared, folder, progress=False)
+    for phase in phases(recipe):
+        sampler = build_sampler(phase.recipe, prepared, phrases=phrases)
+        for part in parts(phase.recipe.objective):
+            windows = read_windows(sampler, part.settings, 0, 1, lanes=1)
+            yield one_row(make_examples(windows, sampler.vocabulary, part.settings))
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_costs_what_torch_counts(name: str, prepared: Prepared, tmp_path: Path) -> None:
+    recipe = recipe_of(name)
+    model = build_model(recipe, prepared.tokenizer.vocabulary.size)
+    for examples in examples_of(recipe, prepared, tmp_path):
+        compare(model, examples)
+
+
+@pytest.mark.parametrize("size", [{}, {"model.embedding_size": 16}], ids=["", "narrow"])
+@pytest.mark.parametrize(
+    "targets", [["ae", "par", "nsp"], ["ae", "par", "sop"], ["ae", "rtd", "sbo"], ["ae", "sbo", "nsp"]]
+)
+def test_targets_together_cost_what_torch_counts(
+    targets: list[str], size: dict[str, Any], prepared: Prepared, tmp_path: Path
+) -> None:
+    pairs = {"nsp": "next_sentence", "sop": "sentence_order"}
+    settings = {
+        "objective.name": "unilmv2" if "par" in targets else "masked",
+        "objective.targets": targets,
+        "objective.pairs": next((pairs[name] for name in targets if name in pairs), "contiguous"),
+        "model.generator_size": 0.5 if "rtd" in targets else 0.0,
+        "data.segments": 2,
+        "model.num_segments": 2,
+        **size,
+    }
+    recipe = recipe_of("unilmv2-ablation-ae-par", **settings)
+    model = build_model(recipe, prepared.tokenizer.vocabulary.size)
+    for examples in examples_of(recipe, prepared, tmp_path):
+        compare(model, examples)
+
+
+def task_examples(kind: str, folder: Path, **settings: Any) -> tuple[Model, Examples]:
+    name, given = RECORDS[kind]
+    start = nlu_toys.start("unilmv2-base", data__window=96)
+    recipe = nlu_toys.recipe_for(start, name, **settings)
+    file = folder / f"records.{'json' if kind == 'conversation' else 'jsonl'}"
+    file.write_text("".join(json.dumps(record) + "\n" for record in given))
+    records = read_records(file, recipe.task)
+    recipe = dataclasses.replace(recipe, task=TASKS[kind].resolve(recipe.task, records))
+    rows = encoded(records, recipe, start.tokenizer).rows
+    examples = TASKS[kind].lay_out(rows[:1], start.tokenizer.vocabulary, recipe, None)
+    return build_model(recipe, start.model.vocab_size), one_row(examples)
+
+
+@pytest.mark.parametrize("kind", sorted(TASKS))
+def test_a_task_costs_what_torch_counts(kind: str, tmp_path: Path) -> None:
+    compare(*task_examples(kind, tmp_path))
+
+
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_a_pooled_class_costs_what_torch_counts(pooling: str, tmp_path: Path) -> None:
+    model, examples = task_examples("classification", tmp_path, task__pooling=pooling)
+    compare(model, examples)
+    (slots,) = measure_slots(examples)["predicting_slots"].values()
+    assert slots == (1 if pooling == "first" else examples.lengths[0])
+
+
+def test_the_last_layer_is_counted_for_the_slots_that_predict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "MOST_SELECTED", 1.0)
+    model = toys.model()
+    examples = make_examples(toys.random_windows(1, 40), toys.vocabulary(), ObjectiveSettings())
+    asked = measure_slots(examples)
+    assert asked["predicting_slots"] == asked["predictions"] and sum(asked["predictions"].values()) < asked["slots"]
+    assert model.flops(**{**asked, "keys": 0.0}) / 3 == counted(model, examples)[0]
+
+
+def test_a_slot_that_many_predictions_share_is_counted_once() -> None:
+    settings = ObjectiveSettings(
+        name="masked", targets=["ae", "sbo"], masking="geometric", max_span=6, mask_rate=0.4, corruption_unit="span"
+    )
+    examples = make_examples(toys.random_windows(4, 40, short=True), toys.vocabulary(), settings)
+    boundary = examples.targets["sbo"]
+    expected = {
+        (row, int(slot))
+        for row in range(4)
+        for prediction in np.flatnonzero(boundary.weights[row])
+        for slot in boundary.slots[row, prediction]
+    }
+    found = measure_slots(examples)
+    assert found["predicting_slots"]["sbo"] == len(expected) < 2 * found["predictions"]["sbo"]
+
+
+def test_a_backward_pass_takes_two_products_for_one(prepared: Prepared, tmp_path: Path) -> None:
+    recipe = recipe_of("bert-base")
+    model = build_model(recipe, prepared.tokenizer.vocabulary.size)
+    (examples,) = examples_of(recipe, prepared, tmp_path)
+    forward = sum(counted(model, examples))
+    with FlopCounterMode(display=False) as counter:
+        torch.stack([loss.total for loss in model(collate(examples)).values()]).sum().backward()
+    assert counter.get_total_flops() == 3 * forward
+
+
+def test_layers_take_turns_over_all_of_them() -> None:
+    objective = ObjectiveSettings(name="causal", targets=["lm"], visibility="left_to_right", local_width=2)
+    examples = make_examples(toys.random_windows(2, 24), toys.vocabulary(), objective)
+    model = toys.model(targets=("lm",), layer_visibility=["full", "local"])  # of three layers
+    full, local = (measure_slots(examples, [name]) for name in ("full", "local"))
+    keys = (2 * full["keys"] + local["keys"]) / 3
+    assert flops_of(model, examples) == pytest.approx(model.flops(**{**full, "keys": keys}))

@@ -1,0 +1,213 @@
+"""Optimisers as the settings name them: what decays, the learning rate of every step, and every constant they have."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import toys
+from corpora import write_corpus
+from toys import random_windows, vocabulary
+from unicloze.model.build import build
+from unicloze.model.plan import RelativeBias
+from unicloze.model.task_heads import HeadSettings
+from unicloze.model.transformer_xl import RelativeTerms
+from unicloze.objectives.unilmv2 import unilmv2
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.settings import ModelSettings, ObjectiveSettings, TrainingSettings
+from unicloze.training.batches import MicroBatch
+from unicloze.training.ledger import read_ledger
+from unicloze.training.loop import Compute, Hooks, TrainState, fit
+from unicloze.training.optimizers import build_optimizers
+from unicloze.training.run import pretrain_run
+
+CPU = Compute(device=torch.device("cpu"), precision="fp32")
+SHAPE = ModelSettings(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, initializer_range=0.15)
+MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "unilmv2": ({"relative_bias": True}, ("ae", "par", "nsp")),
+    "spanbert": ({"relative_bias": False, "pooler": True}, ("ae", "sbo")),
+    "electra": ({"relative_bias": False, "generator_size": 0.5, "embedding_size": 16}, ("ae", "rtd")),
+    "xlnet": ({"relative_bias": False, "positions": "transformer_xl", "head": "linear"}, ("par",)),
+    "gpt": ({"relative_bias": False, "norm": "pre", "head_bias": False, "num_segments": 0}, ("lm",)),
+    "albert": ({"relative_bias": False, "share_layers": "all", "embedding_size": 16}, ("ae", "sop")),
+}
+
+
+def model_of(name: str) -> nn.Module:
+    changes, targets = MODELS[name]
+    settings = dataclasses.replace(SHAPE, **changes)
+    heads = {} if name == "electra" else {"label": HeadSettings(kind="classes", outputs=2)}
+    model = build(settings, vocab_size=50, max_positions=40, targets=targets, heads=heads)
+    model.initialize(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)  # biases too are not 0, so that decay would show
+    return model
+
+
+def undecayed(model: nn.Module) -> set[str]:
+    """Biases, normalisations, the relative bias, and the vectors that Transformer-XL's encoding adds to queries."""
+    found = set()
+    for name, module in model.named_modules():
+        own = [f"{name}.{parameter}".lstrip(".") for parameter, _ in module.named_parameters(recurse=False)]
+        if isinstance(module, nn.LayerNorm | RelativeBias):
+            found |= set(own)
+        elif isinstance(module, RelativeTerms):
+            found |= {f"{name}.{vector}" for vector in ("content", "position", "segment")}
+        else:
+            found |= {each for each in own if each.endswith("bias")}
+    return found
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_matrix_decays_and_nothing_else(name: str, optimizer: Any) -> None:
+    """Without a gradient a step is the decay alone: each weight times 1 - learning rate x decay, or as it was."""
+    model = model_of(name)
+    settings = TrainingSettings(optimizer=optimizer, learning_rate=0.1, muon_learning_rate=0.2, weight_decay=0.3)
+    before = {key: weight.detach().clone() for key, weight in model.named_parameters()}
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    for built in build_optimizers(model, settings):
+        built.step()
+    constant = undecayed(model)
+    assert constant < before.keys()
+    for key, weight in model.named_parameters():
+        hidden = optimizer == "muon" and ".layers." in key and weight.ndim == 2
+        factor = 1.0 if key in constant else 1 - (0.2 if hidden else 0.1) * 0.3
+        torch.testing.assert_close(weight.detach(), factor * before[key], msg=key)
+
+
+def test_adamax_decays_nothing() -> None:
+    groups = build_optimizers(model_of("unilmv2"), TrainingSettings(optimizer="adamax", weight_decay=0.0))
+    assert {group["weight_decay"] for built in groups for group in built.param_groups} == {0.0}
+
+
+def gradients(weight: Tensor) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    while True:
+        yield torch.randn(weight.shape, generator=generator) * 1e-3
+
+
+def adam(weight: Tensor, steps: int, settings: TrainingSettings) -> Tensor:
+    """Kingma and Ba 2015, Algorithm 1, with the decoupled decay of Loshchilov and Hutter 2019, Algorithm 2."""
+    (first_decay, second_decay), rate = settings.betas, settings.learning_rate
+    first, second = torch.zeros_like(weight), torch.zeros_like(weight)
+    for step, gradient in zip(range(1, steps + 1), gradients(weight), strict=False):
+        first = first_decay * first + (1 - first_decay) * gradient
+        second = second_decay * second + (1 - second_decay) * gradient**2
+        update = first / (1 - first_decay**step) / ((second / (1 - second_decay**step)).sqrt() + settings.epsilon)
+        weight = weight - rate * settings.weight_decay * weight - rate * update
+    return weight
+
+
+def adamax(weight: Tensor, steps: int, settings: TrainingSettings) -> Tensor:
+    """Kingma and Ba 2015, Algorithm 2; torch adds epsilon to the gradients that are compared."""
+    (first_decay, second_decay), rate = settings.betas, settings.learning_rate
+    first, largest = torch.zeros_like(weight), torch.zeros_like(weight)
+    for step, gradient in zip(range(1, steps + 1), gradients(weight), strict=False):
+        first = first_decay * first + (1 - first_decay) * gradient
+        largest = torch.maximum(second_decay * largest, gradient.abs() + settings.epsilon)
+        weight = weight - rate / (1 - first_decay**step) * first / largest
+    return weight
+
+
+def muon(weight: Tensor, steps: int, settings: TrainingSettings) -> Tensor:
+    """Nesterov momentum, made orthogonal by Newton-Schulz, scaled to the size of AdamW's update (Liu et al. 2025)."""
+    rate = (settings.muon_learning_rate or 0.0) * 0.2 * math.sqrt(max(weight.shape))
+    decay, momentum = (settings.muon_learning_rate or 0.0) * settings.weight_decay, torch.zeros_like(weight)
+    for _, gradient in zip(range(steps), gradients(weight), strict=False):
+        momentum = settings.muon_momentum * momentum + (1 - settings.muon_momentum) * gradient
+        matrix = ((1 - settings.muon_momentum) * gradient + settings.muon_momentum * momentum).bfloat16()
+        turned = len(matrix) > matrix.shape[1]
+        matrix = matrix.T if turned else matrix
+        matrix = matrix / matrix.norm().clamp(min=1e-7)
+        for _ in range(5):
+            gram = matrix @ matrix.T
+            polynomial = torch.addmm(
+                gram, gram, gram, beta=-4.7750, alpha=2.0315
+            )  # rounded once, as bfloat16 is coarse
+            matrix = torch.addmm(matrix, polynomial, matrix, beta=3.4445)
+        weight = weight - decay * weight - rate * (matrix.T if turned else matrix).float()
+    return weight
+
+
+UNUSUAL = TrainingSettings(
+    learning_rate=0.02, muon_learning_rate=0.03, muon_momentum=0.6, betas=(0.7, 0.8), epsilon=1e-3, weight_decay=0.3
+)
+"""No constant is a default of torch's, and epsilon is as large as the gradients."""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name", "reference", "share"),
+    [
+        ("adamw", "backbone.layers.0.feed_forward.inner.weight", adam, 1e-4),
+        ("muon", "backbone.embeddings.tokens.weight", adam, 1e-4),
+        ("muon", "backbone.layers.0.feed_forward.inner.weight", muon, 0.05),
+        ("muon", "backbone.layers.0.attention.output.weight", muon, 0.05),
+        ("adamax", "backbone.layers.0.feed_forward.inner.weight", adamax, 1e-4),
+    ],
+)
+def test_an_optimiser_has_the_constants_of_the_settings(
+    optimizer: Any, name: str, reference: Any, share: float
+) -> None:
+    """Four updates are those of a reference, up to a small share of their length."""
+    decay = 0.0 if optimizer == "adamax" else UNUSUAL.weight_decay
+    settings = dataclasses.replace(UNUSUAL, optimizer=optimizer, weight_decay=decay)
+    model = toys.model()
+    weight = model.get_parameter(name)
+    start = weight.detach().clone()
+    expected = reference(start, 4, settings)
+    built = build_optimizers(model, settings)
+    for _, gradient in zip(range(4), gradients(weight), strict=False):
+        weight.grad = gradient
+        for each in built:
+            each.step()
+    assert (weight.detach() - expected).norm() < share * (start - expected).norm()
+
+
+def rate_at(step: int, steps: int, warmup: int) -> float:
+    """The factor of the update of a step, counted from 1: up to the peak at the warm-up's last, then on the way to 0."""
+    return step / warmup if step <= warmup else (steps - step + 1) / (steps - warmup)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_every_update_has_the_learning_rate_of_its_step(optimizer: Any) -> None:
+    settings = TrainingSettings(
+        optimizer=optimizer, steps=8, warmup_steps=3, learning_rate=1e-3, muon_learning_rate=2e-3, save_every=0
+    )
+    model = toys.model()
+    state = TrainState(model=model, optimizers=build_optimizers(model, settings))
+    seen: dict[int, list[float]] = {}
+    for number, built in enumerate(state.optimizers):
+        seen[number] = rates = []
+        built.register_step_pre_hook(lambda one, *_, rates=rates: rates.append(one.param_groups[0]["lr"]))
+
+    def steps() -> Iterator[list[MicroBatch]]:
+        windows = random_windows(4, 24)
+        while True:
+            yield [MicroBatch(unilmv2(windows, vocabulary(), ObjectiveSettings()), windows)]
+
+    hooks = Hooks(log=lambda *_: None, evaluate=lambda _: False, save=lambda _: None, describe=str)
+    fit(state, steps(), settings, CPU, hooks)
+    expected = [rate_at(step, 8, 3) for step in range(1, 9)]
+    assert expected[:4] == [1 / 3, 2 / 3, 1, 1] and expected[-1] == 1 / 5
+    for number, peak in zip(seen, (1e-3, 2e-3), strict=False):
+        assert seen[number] == pytest.approx([peak * factor for factor in expected])
+
+
+def test_the_ledger_says_the_learning_rate_that_was_used(tmp_path: Path) -> None:
+    settings = {
+        "data.corpus": [str(write_corpus(tmp_path))], "training.steps": 4, "training.warmup_steps": 2,
+        "training.learning_rate": 1e-3, "training.log_every": 1,
+    }  # fmt: skip
+    pretrain_run(load_recipe("quickstart", toy_overrides() | settings), tmp_path / "run", progress=False)
+    events = [event for event in read_ledger(tmp_path / "run" / "ledger.jsonl") if event["event"] == "step"]
+    assert [event["learning_rate"] for event in events] == pytest.approx([1e-3 * rate_at(n, 4, 2) for n in range(1, 5)])
