@@ -110,16 +110,110 @@ def test_plain_rules_follow_their_definitions() -> None:
         "left to right": (visibility.left_to_right(n), lambda q, k: k.place <= q.place),
         "right to left": (visibility.right_to_left(n), lambda q, k: k.place >= q.place),
         "prefix": (visibility.prefix(3, 4), lambda q, k: k.place < 3 or k.place <= q.place),
-        "banded": (visibility.banded(n, 2), lambda q, k: q.place - 2 <= k.place <= q.place),
+        "nearby": (visibility.nearby(visibility.bidirectional(n), 2), lambda q, k: abs(q.place - k.place) <= 2),
+        "banded": (
+            visibility.nearby(visibility.left_to_right(n), 2),
+            lambda q, k: q.place - 2 <= k.place <= q.place,
+        ),
     }
     for name, (intervals, rule) in rules.items():
         assert np.array_equal(visibility.bool_mask(intervals, n), matrix(slots, slots, rule)), name
 
 
-def test_decoding_step_reads_the_cache_the_token_and_its_own_mask() -> None:
-    keys = [Slot("cache", i) for i in range(4)] + [Slot("token", 0), Slot("pseudo", 0)]
-    expected = matrix(keys[4:], keys, lambda q, k: k.group != "pseudo" or q.group == "pseudo")
-    assert np.array_equal(visibility.bool_mask(visibility.decoding_step(4), 6), expected)
+def test_what_is_nearby_is_the_same_of_arrays_and_tensors() -> None:
+    intervals = visibility.left_to_right_rows(np.array([5, 3]), capacity=6)
+    found = visibility.nearby(torch.from_numpy(intervals), 2)
+    assert found.dtype == torch.int32
+    assert np.array_equal(found.numpy(), visibility.nearby(intervals, 2))
+    assert np.array_equal(intervals, visibility.left_to_right_rows(np.array([5, 3]), capacity=6)), "left as it was"
+
+
+LENGTHS = [(0, 6), (2, 6), (0, 3), (1, 5), (5, 6), (6, 6)]
+"""First real slot of a row of 6 and the one after the last."""
+
+
+def real_slots(spans: list[tuple[int, int]], slots: int) -> torch.Tensor:
+    return torch.tensor([[first <= slot < last for slot in range(slots)] for first, last in spans])
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+def test_rows_padded_at_either_end_follow_the_definition(both_ways: bool) -> None:
+    slots = group("x", 6)
+    found = visibility.bool_mask(visibility.real_rows(real_slots(LENGTHS, 6), both_ways=both_ways), 6)
+    for mask, (first, last) in zip(found, LENGTHS, strict=True):
+
+        def reads(q: Slot, k: Slot, first: int = first, last: int = last) -> bool:
+            if not first <= q.place < last:
+                return q == k
+            return first <= k.place < last and (both_ways or k.place <= q.place)
+
+        assert np.array_equal(mask.numpy(), matrix(slots, slots, reads))
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+def test_a_source_reads_itself_as_its_row_says(both_ways: bool) -> None:
+    real = real_slots([(0, 6), (0, 3)], 6)
+    mask = visibility.source_mask(real, both_ways=both_ways).expand(-1, 6, -1)
+    rows = visibility.bool_mask(visibility.real_rows(real, both_ways=both_ways), 6)
+    assert torch.equal(mask[real], rows[real])
+    assert mask.any(dim=2).all(), "padding reads something"
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+@pytest.mark.parametrize("earlier", [0, 3])
+def test_continuations_follow_the_definition(both_ways: bool, earlier: int) -> None:
+    rng = np.random.default_rng(earlier)
+    real = torch.from_numpy(rng.random((20, 8)) < 0.7)
+    in_target = torch.from_numpy(np.arange(8) >= rng.integers(0, 9, 20)[:, None])[:, earlier:]
+    found = visibility.continuation_mask(real, in_target, both_ways=both_ways)
+    keys = group("x", 8)
+    for row in range(20):
+
+        def reads(q: Slot, k: Slot, row: int = row) -> bool:
+            if q == k:
+                return True
+            of_source = [n >= earlier and not bool(in_target[row, n - earlier]) for n in (q.place, k.place)]
+            return bool(real[row, k.place]) and (k.place < q.place or (both_ways and all(of_source)))
+
+        assert np.array_equal(found[row].numpy(), matrix(keys[earlier:], keys, reads))
+
+
+def test_hypotheses_read_what_they_share_their_own_tokens_and_themselves() -> None:
+    # The second source ends in padding. The last two of the three hypotheses descend from the same first token.
+    shared = real_slots([(0, 3), (0, 2)], 3)
+    ancestors = torch.tensor([[True, False], [False, True], [False, True]]).expand(2, -1, -1)
+    found = visibility.hypothesis_mask(shared, ancestors).int().tolist()
+    assert found[0] == [[1, 1, 1, 1, 0, 1, 0, 0], [1, 1, 1, 0, 1, 0, 1, 0], [1, 1, 1, 0, 1, 0, 0, 1]]
+    assert found[1] == [[1, 1, 0, 1, 0, 1, 0, 0], [1, 1, 0, 0, 1, 0, 1, 0], [1, 1, 0, 0, 1, 0, 0, 1]]
+
+
+def test_pseudo_masks_follow_the_definition() -> None:
+    """Behind target slots, each mask reads what the token it stands for would (paper Section 3.4)."""
+    source, target = 3, 4
+    slots = group("x", source + target)
+    prefix = visibility.bool_mask(torch.from_numpy(visibility.prefix(source, target)), len(slots))[None]
+    labelled = [5, 3, 6]
+    masks = [Slot("mask", place) for place in labelled]
+
+    def reads(q: Slot, k: Slot) -> bool:
+        if q.group == "x":
+            return k.group == "x" and (k.place < source or k.place <= q.place)
+        return q == k if k.group == "mask" else k.place < q.place
+
+    found = visibility.with_pseudo_masks(prefix, visibility.in_place_of(prefix, torch.tensor([labelled])))
+    assert np.array_equal(found[0].numpy(), matrix(slots + masks, slots + masks, reads))
+
+
+def test_open_positions_read_what_is_known_and_themselves() -> None:
+    known = torch.tensor([[True, True, False, True, True, True], [True, True, True, True, False, True]])
+    found = visibility.filling_mask(known, 2, 3)
+    keys = [Slot("known", place) for place in range(6)] + group("mask", 3)
+    for row in range(2):
+
+        def reads(q: Slot, k: Slot, row: int = row) -> bool:
+            return q == k if k.group == "mask" else bool(known[row, k.place])
+
+        assert np.array_equal(found[row].numpy(), matrix(keys[4:], keys, reads))
 
 
 def test_packed_rows_do_not_read_each_other() -> None:

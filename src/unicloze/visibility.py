@@ -6,6 +6,9 @@ include slots that are no queries, such as a memory or a decoder's cache; those 
 
 A constructor returns the intervals of one row, *Shape:* (queries, 4), int32; an interval [0, 0) is empty.
 Those named `..._rows` do it for many rows at once. `bool_mask`, `block_mask` and `text` render the same intervals.
+
+What is generated stands behind its source in no fixed order, as a tree of hypotheses or with gaps. The constructors named
+`..._mask` and `with_pseudo_masks` give the rules of such slots as boolean tensors, true where a query reads a key.
 """
 
 from __future__ import annotations
@@ -89,22 +92,20 @@ def _padded_rows(lengths: npt.NDArray[np.integer], first: Any, last: Any, capaci
     return result
 
 
-def banded(length: int, width: int) -> Intervals:
-    """A slot reads itself and the `width` slots left of it (GPT-3's local layers)."""
-    return nearby(left_to_right(length), width)
-
-
-def nearby(intervals: Intervals, width: int) -> Intervals:
-    """A rule less the keys more than `width` slots away, for rows whose keys are their queries.
+def nearby(intervals: Any, width: int) -> Any:
+    """A rule less the keys more than `width` slots away, for rows whose keys are their queries (GPT-3's local layers).
 
     Args:
-        intervals: One interval a query. *Shape:* (..., queries, 4)
+        intervals: One interval a query, NumPy array or tensor. *Shape:* (..., queries, 4)
         width: How far a slot reads.
+
+    Returns:
+        Of the same library and shape.
     """
-    query = np.arange(intervals.shape[-2], dtype=np.int32)
-    near = intervals.copy()
-    np.maximum(near[..., 0], query - width, out=near[..., 0])
-    np.minimum(near[..., 1], query + width + 1, out=near[..., 1])
+    query = _numbers(intervals, intervals.shape[-2])
+    near = intervals + 0
+    near[..., 0] = near[..., 0].clip(min=query - width)
+    near[..., 1] = near[..., 1].clip(max=query + width + 1)
     return near
 
 
@@ -292,11 +293,6 @@ def block_diffusion_rows(
     return rules[which]
 
 
-def decoding_step(cached: int) -> Intervals:
-    """One step of a generator: the new token and a pseudo mask after it, over `cached` keys, the token and the mask."""
-    return _intervals(0, np.array([cached + 1, cached + 2]))
-
-
 def packed(rows: Sequence[Intervals]) -> Intervals:
     """Several self-contained rows one after the other, none reading another; each must have as many keys as queries."""
     shifted, first = [], 0
@@ -329,6 +325,134 @@ def with_memory(intervals: Any, memory: int, filled: Any) -> Any:
     return shifted
 
 
+def real_rows(real: torch.Tensor, *, both_ways: bool) -> torch.Tensor:
+    """`bidirectional` or `left_to_right` for rows padded at either end; padding reads only itself.
+
+    Args:
+        real: Which slots are no padding; those of a row stand together. *Shape:* (rows, slots)
+        both_ways: Whether a slot reads those right of it too.
+
+    Returns:
+        *Shape:* (rows, slots, 4), int32
+    """
+    import torch
+
+    slots = real.shape[1]
+    slot = torch.arange(slots, device=real.device)
+    seen, count = real.long().cumsum(1), real.long().sum(1, keepdim=True)
+    first = (seen == 0).long().sum(1, keepdim=True)
+    last = slots - (~real & (seen == count)).long().sum(1, keepdim=True)
+    start = torch.where(real, first, slot)
+    end = torch.where(real, last, slot + 1) if both_ways else (slot + 1).expand_as(start)
+    nothing = torch.zeros_like(start)
+    return torch.stack([start, end, nothing, nothing], dim=2).int()
+
+
+def source_mask(real: torch.Tensor, *, both_ways: bool) -> torch.Tensor:
+    """`real_rows` as a mask, for rows whose padding nobody reads: what it reads does not matter, but it reads something.
+
+    Args:
+        real: As for `real_rows`.
+        both_ways: As for `real_rows`; one line then serves all slots of a row.
+
+    Returns:
+        *Shape:* (rows, 1 or slots, slots)
+    """
+    if both_ways:
+        return real[:, None, :]
+    mask: torch.Tensor = bool_mask(real_rows(real, both_ways=False), real.shape[1])
+    return mask
+
+
+def continuation_mask(real: torch.Tensor, in_target: torch.Tensor, *, both_ways: bool) -> torch.Tensor:
+    """`prefix` or `left_to_right` for the newest slots of rows whose padding may stand anywhere.
+
+    Args:
+        real: Which slots are no padding, the earlier ones first. *Shape:* (rows, keys)
+        in_target: Which of the newest slots belong to the target; the others belong to the source. *Shape:* (rows, slots)
+        both_ways: Whether the source reads itself in both directions; a source must then be new as a whole.
+
+    Returns:
+        Every slot reads itself, padding too. *Shape:* (rows, slots, keys)
+    """
+    import torch
+
+    (rows, slots), keys = in_target.shape, real.shape[1]
+    key, query = torch.arange(keys, device=real.device), torch.arange(slots, device=real.device) + (keys - slots)
+    read = (key <= query[:, None]).expand(rows, slots, keys)
+    if both_ways:
+        in_source = torch.cat([real.new_zeros(rows, keys - slots), ~in_target], dim=1)
+        read = read | (~in_target[:, :, None] & in_source[:, None, :])
+    return (read & real[:, None, :]) | (key == query[:, None])
+
+
+def hypothesis_mask(shared: torch.Tensor, ancestors: torch.Tensor) -> torch.Tensor:
+    """Hypotheses that each grow by a token: it reads what all share, its hypothesis's earlier tokens and itself.
+
+    Args:
+        shared: Which keys all hypotheses of a row read. *Shape:* (rows, shared keys)
+        ancestors: Which of the tokens behind them each hypothesis holds. *Shape:* (rows, hypotheses, tokens)
+
+    Returns:
+        The keys are the shared ones, the tokens and the new ones. *Shape:* (rows, hypotheses, keys)
+    """
+    import torch
+
+    rows, count, _ = ancestors.shape
+    own = torch.eye(count, dtype=torch.bool, device=shared.device).expand(rows, -1, -1)
+    return torch.cat([shared[:, None, :].expand(-1, count, -1), ancestors, own], dim=2)
+
+
+def filling_mask(known: torch.Tensor, new: int, asked: int) -> torch.Tensor:
+    """Any-order generation: the newest tokens and a pseudo mask for each asked position, all reading the known keys.
+
+    Args:
+        known: Which keys hold something to read, the newest tokens last. *Shape:* (rows, keys)
+        new: How many tokens are the newest.
+        asked: How many positions are asked.
+
+    Returns:
+        *Shape:* (rows, new + asked, keys + asked)
+    """
+    everybody = known[:, None, :]
+    return with_pseudo_masks(everybody.expand(-1, new, -1), everybody.expand(-1, asked, -1))
+
+
+def with_pseudo_masks(reads: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+    """A rule with pseudo masks behind its slots, each of which reads itself too; nobody else reads it (UniLMv2, Section 3.4).
+
+    Args:
+        reads: What the slots read. *Shape:* (rows, slots, keys)
+        masks: What each pseudo mask reads of the same keys. *Shape:* (rows, masks, keys)
+
+    Returns:
+        *Shape:* (rows, slots + masks, keys + masks)
+    """
+    import torch
+
+    rows, count, _ = masks.shape
+    own = torch.eye(count, dtype=torch.bool, device=masks.device).expand(rows, -1, -1)
+    nobody = reads.new_zeros(*reads.shape[:2], count)
+    return torch.cat([torch.cat([reads, nobody], dim=2), torch.cat([masks, own], dim=2)], dim=1)
+
+
+def in_place_of(reads: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """What pseudo masks read that stand for some slots of a row: what these read, but for the slots themselves.
+
+    Args:
+        reads: Of all slots, which are the keys too. *Shape:* (rows, slots, slots)
+        slots: *Shape:* (rows, masks)
+
+    Returns:
+        *Shape:* (rows, masks, slots)
+    """
+    import torch
+
+    count = reads.shape[2]
+    itself = slots[:, :, None] == torch.arange(count, device=slots.device)
+    return reads.gather(1, slots[:, :, None].expand(-1, -1, count)) & ~itself
+
+
 def bool_mask(intervals: Any, num_keys: int) -> Any:
     """Render intervals as a boolean mask, true where a query reads a key.
 
@@ -339,12 +463,7 @@ def bool_mask(intervals: Any, num_keys: int) -> Any:
     Returns:
         Of the same library. *Shape:* (..., queries, num_keys)
     """
-    if isinstance(intervals, np.ndarray):
-        keys: Any = np.arange(num_keys, dtype=intervals.dtype)
-    else:
-        import torch
-
-        keys = torch.arange(num_keys, dtype=intervals.dtype, device=intervals.device)
+    keys = _numbers(intervals, num_keys)
     a0, a1, b0, b1 = (intervals[..., i, None] for i in range(4))
     return ((keys >= a0) & (keys < a1)) | ((keys >= b0) & (keys < b1))
 
@@ -385,3 +504,12 @@ def text(intervals: Intervals, num_keys: int, *, query_names: Sequence[str], gro
         parts = np.split(row.astype(int), stops)
         lines.append(f"{name:<{width}}  " + " ".join("".join(map(str, part)) for part in parts))
     return "\n".join(lines)
+
+
+def _numbers(like: Any, count: int) -> Any:
+    """0, 1, 2, ... of the library, type and device of an array or tensor. *Shape:* (count,)"""
+    if isinstance(like, np.ndarray):
+        return np.arange(count, dtype=like.dtype)
+    import torch
+
+    return torch.arange(count, dtype=like.dtype, device=like.device)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unicloze.errors import UsageError
 from unicloze.example import Batch, Leading
+from unicloze.visibility import nearby, real_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,38 +85,30 @@ def encoding_batch(
         UsageError: A row is too long, or padding stands between its real slots.
     """
     rows, slots = input_ids.shape
-    slot = torch.arange(slots, device=input_ids.device)
     real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
-    seen, count = real.long().cumsum(1), real.long().sum(1, keepdim=True)
-    first = (seen == 0).long().sum(1, keepdim=True)
-    last = slots - (~real & (seen == count)).long().sum(1, keepdim=True)
-    _check_contiguous(real, first, last)
+    _check_contiguous(real)
     if position_ids is None:
         check_positions(real.sum(1), slots, max_positions)
     both_ways = rule.visibility == "bidirectional"
-    start = torch.where(real, first, slot)
-    end = torch.where(real, last, slot + 1) if both_ways else (slot + 1).expand(rows, slots)
-    nothing = torch.zeros_like(start)
-    local = None
-    if rule.local_width is not None and not both_ways:
-        local = torch.stack([torch.maximum(start, slot - rule.local_width), end, nothing, nothing], dim=2).int()
+    intervals = real_rows(real, both_ways=both_ways)
     mutual = slots if attention_mask is None and both_ways else 0
     return Batch(
         input_ids=input_ids,
         position_ids=positions_of(real) if position_ids is None else position_ids,
         segment_ids=named_segments(rule.segment_ids, torch.zeros_like(input_ids) if part is None else part),
-        intervals=torch.stack([start, end, nothing, nothing], dim=2).int(),
+        intervals=intervals,
         leading=Leading(slots=mutual, keys=mutual, alike=True, in_order=position_ids is None, shorter=None),
         targets={},
         text_tokens=rows * slots,
-        local=local,
+        local=None if both_ways or rule.local_width is None else nearby(intervals, rule.local_width),
     )
 
 
-def _check_contiguous(real: Tensor, first: Tensor, last: Tensor) -> None:
+def _check_contiguous(real: Tensor) -> None:
     if torch.compiler.is_compiling():
         return
-    broken = (real.sum(1) < (last - first).squeeze(1)).nonzero()
+    begins = real[:, 1:] & ~real[:, :-1]
+    broken = (begins.sum(1) + real[:, :1].sum(1) > 1).nonzero()
     if len(broken):
         raise UsageError(
             f"attention_mask has a gap in row {int(broken[0])}: padding stands at the beginning or the end of a row, not "

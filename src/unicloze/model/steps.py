@@ -18,8 +18,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from unicloze import visibility
 from unicloze.errors import UsageError
 from unicloze.model.attention import SelfAttention, attend
 from unicloze.model.backbone import Backbone, Layer, choose_backend, score_dtype
@@ -109,20 +109,13 @@ def slots_of(
     real = torch.ones(rows, keys, dtype=torch.bool, device=device) if attention_mask is None else attention_mask != 0
     check_positions(real.sum(1), keys, max_positions)
     in_target = torch.zeros_like(input_ids, dtype=torch.bool) if part is None else part > 0
-    key, query = torch.arange(keys, device=device), torch.arange(slots, device=device) + earlier
-    read = (key <= query[:, None]).expand(rows, slots, keys)
-    if rule.source == "bidirectional":
-        in_source = torch.cat([real.new_zeros(rows, earlier), ~in_target], dim=1)
-        read = read | (~in_target[:, :, None] & in_source[:, None, :])
-    # A slot always reads itself: padding has to read something.
-    read = (read & real[:, None, :]) | (key == query[:, None])
     key_positions = positions_of(real)
     return Slots(
         input_ids=input_ids,
         segment_ids=named_segments(rule.segment_ids, in_target),
-        positions=key_positions.index_select(1, query),
+        positions=key_positions.narrow(1, earlier, slots),
         key_positions=key_positions,
-        visible=read,
+        visible=visibility.continuation_mask(real, in_target, both_ways=rule.source == "bidirectional"),
     )
 
 
@@ -137,20 +130,13 @@ def with_pseudo_masks(slots: Slots, labelled: Tensor, pseudo: int, segment: int)
         pseudo: Id of the pseudo mask.
         segment: Its row of the segment table.
     """
-    rows, count = slots.input_ids.shape
-    predictions = labelled.shape[1]
-    masks = torch.full_like(labelled, pseudo)
-    stands_for = labelled[:, :, None] == torch.arange(count, device=labelled.device)
-    read = slots.visible.gather(1, labelled[:, :, None].expand(-1, -1, count)) & ~stands_for
-    itself = torch.eye(predictions, dtype=torch.bool, device=labelled.device).expand(rows, -1, -1)
-    visible = torch.cat([functional.pad(slots.visible, (0, predictions)), torch.cat([read, itself], dim=2)], dim=1)
     positions = torch.cat([slots.positions, slots.positions.gather(1, labelled)], dim=1)
     return Slots(
-        input_ids=torch.cat([slots.input_ids, masks], dim=1),
+        input_ids=torch.cat([slots.input_ids, torch.full_like(labelled, pseudo)], dim=1),
         segment_ids=torch.cat([slots.segment_ids, torch.full_like(labelled, segment)], dim=1),
         positions=positions,
         key_positions=positions,
-        visible=visible,
+        visible=visibility.with_pseudo_masks(slots.visible, visibility.in_place_of(slots.visible, labelled)),
     )
 
 
