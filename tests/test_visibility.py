@@ -8,6 +8,7 @@ import torch
 
 from brute_force import Slot, block_diffusion, by_step, compensated, group, matrix, permuted, pseudo_masked
 from unicloze import visibility
+from unicloze.errors import UniclozeError
 
 
 def random_steps(rng: np.random.Generator) -> list[int]:
@@ -120,14 +121,6 @@ def test_plain_rules_follow_their_definitions() -> None:
         assert np.array_equal(visibility.bool_mask(intervals, n), matrix(slots, slots, rule)), name
 
 
-def test_what_is_nearby_is_the_same_of_arrays_and_tensors() -> None:
-    intervals = visibility.left_to_right_rows(np.array([5, 3]), capacity=6)
-    found = visibility.nearby(torch.from_numpy(intervals), 2)
-    assert found.dtype == torch.int32
-    assert np.array_equal(found.numpy(), visibility.nearby(intervals, 2))
-    assert np.array_equal(intervals, visibility.left_to_right_rows(np.array([5, 3]), capacity=6)), "left as it was"
-
-
 LENGTHS = [(0, 6), (2, 6), (0, 3), (1, 5), (5, 6), (6, 6)]
 """First real slot of a row of 6 and the one after the last."""
 
@@ -137,15 +130,19 @@ def real_slots(spans: list[tuple[int, int]], slots: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("both_ways", [True, False])
-def test_rows_padded_at_either_end_follow_the_definition(both_ways: bool) -> None:
+@pytest.mark.parametrize("width", [None, 0, 2])
+def test_rows_padded_at_either_end_follow_the_definition(both_ways: bool, width: int | None) -> None:
     slots = group("x", 6)
-    found = visibility.bool_mask(visibility.real_rows(real_slots(LENGTHS, 6), both_ways=both_ways), 6)
+    rows = visibility.real_rows(real_slots(LENGTHS, 6), both_ways=both_ways, width=width)
+    assert rows.dtype == torch.int32
+    found = visibility.bool_mask(rows, 6)
     for mask, (first, last) in zip(found, LENGTHS, strict=True):
 
         def reads(q: Slot, k: Slot, first: int = first, last: int = last) -> bool:
             if not first <= q.place < last:
                 return q == k
-            return first <= k.place < last and (both_ways or k.place <= q.place)
+            near = width is None or abs(q.place - k.place) <= width
+            return near and first <= k.place < last and (both_ways or k.place <= q.place)
 
         assert np.array_equal(mask.numpy(), matrix(slots, slots, reads))
 
@@ -176,6 +173,16 @@ def test_continuations_follow_the_definition(both_ways: bool, earlier: int) -> N
             return bool(real[row, k.place]) and (k.place < q.place or (both_ways and all(of_source)))
 
         assert np.array_equal(found[row].numpy(), matrix(keys[earlier:], keys, reads))
+
+
+def test_nearby_keys_are_those_at_most_a_width_away() -> None:
+    positions, key_positions = [4, 0], [0, 1, 2, 3, 4, 4, 5, 7]
+    found = visibility.nearby_mask(torch.tensor([positions]), torch.tensor([key_positions]), 2)
+    assert found[0].tolist() == [[abs(q - k) <= 2 for k in key_positions] for q in positions]
+    with pytest.raises(
+        UniclozeError, match=r"no such visibility: use objective\.name causal with objective\.local_width"
+    ):
+        visibility.nearby_mask(torch.tensor([positions]), torch.tensor([key_positions]), None)
 
 
 def test_hypotheses_read_what_they_share_their_own_tokens_and_themselves() -> None:

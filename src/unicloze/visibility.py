@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.errors import UniclozeError
 from unicloze.ragged import ranks
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 Intervals = npt.NDArray[np.int32]
+
+NOTHING_NEARBY = (
+    "model.layer_visibility names 'local' and these rows have no such visibility: use objective.name causal with "
+    "objective.local_width, or name 'full' alone"
+)
+"""Why rows that say nothing of nearby slots cannot be read by `local` layers."""
 
 
 def _intervals(a0: Any, a1: Any, b0: Any = 0, b1: Any = 0) -> Intervals:
@@ -92,20 +99,17 @@ def _padded_rows(lengths: npt.NDArray[np.integer], first: Any, last: Any, capaci
     return result
 
 
-def nearby(intervals: Any, width: int) -> Any:
+def nearby(intervals: Intervals, width: int) -> Intervals:
     """A rule less the keys more than `width` slots away, for rows whose keys are their queries (GPT-3's local layers).
 
     Args:
-        intervals: One interval a query, NumPy array or tensor. *Shape:* (..., queries, 4)
+        intervals: One interval a query. *Shape:* (..., queries, 4)
         width: How far a slot reads.
-
-    Returns:
-        Of the same library and shape.
     """
-    query = _numbers(intervals, intervals.shape[-2])
-    near = intervals + 0
-    near[..., 0] = near[..., 0].clip(min=query - width)
-    near[..., 1] = near[..., 1].clip(max=query + width + 1)
+    query = np.arange(intervals.shape[-2], dtype=np.int32)
+    near = intervals.copy()
+    np.maximum(near[..., 0], query - width, out=near[..., 0])
+    np.minimum(near[..., 1], query + width + 1, out=near[..., 1])
     return near
 
 
@@ -325,12 +329,13 @@ def with_memory(intervals: Any, memory: int, filled: Any) -> Any:
     return shifted
 
 
-def real_rows(real: torch.Tensor, *, both_ways: bool) -> torch.Tensor:
+def real_rows(real: torch.Tensor, *, both_ways: bool, width: int | None = None) -> torch.Tensor:
     """`bidirectional` or `left_to_right` for rows padded at either end; padding reads only itself.
 
     Args:
         real: Which slots are no padding; those of a row stand together. *Shape:* (rows, slots)
         both_ways: Whether a slot reads those right of it too.
+        width: How far a slot reads, as in `nearby`; any distance if None.
 
     Returns:
         *Shape:* (rows, slots, 4), int32
@@ -344,6 +349,9 @@ def real_rows(real: torch.Tensor, *, both_ways: bool) -> torch.Tensor:
     last = slots - (~real & (seen == count)).long().sum(1, keepdim=True)
     start = torch.where(real, first, slot)
     end = torch.where(real, last, slot + 1) if both_ways else (slot + 1).expand_as(start)
+    if width is not None:
+        start = torch.maximum(start, slot - width)
+        end = torch.minimum(end, slot + width + 1) if both_ways else end
     nothing = torch.zeros_like(start)
     return torch.stack([start, end, nothing, nothing], dim=2).int()
 
@@ -384,6 +392,25 @@ def continuation_mask(real: torch.Tensor, in_target: torch.Tensor, *, both_ways:
         in_source = torch.cat([real.new_zeros(rows, keys - slots), ~in_target], dim=1)
         read = read | (~in_target[:, :, None] & in_source[:, None, :])
     return (read & real[:, None, :]) | (key == query[:, None])
+
+
+def nearby_mask(positions: torch.Tensor, key_positions: torch.Tensor, width: int | None) -> torch.Tensor:
+    """Which keys are at most `width` positions away, see `nearby`.
+
+    Args:
+        positions: *Shape:* (rows, queries)
+        key_positions: *Shape:* (rows, keys)
+        width: How far a slot reads.
+
+    Returns:
+        *Shape:* (rows, queries, keys)
+
+    Raises:
+        UniclozeError: There is no width.
+    """
+    if width is None:
+        raise UniclozeError(NOTHING_NEARBY)
+    return (positions[:, :, None] - key_positions[:, None, :]).abs() <= width
 
 
 def hypothesis_mask(shared: torch.Tensor, ancestors: torch.Tensor) -> torch.Tensor:
@@ -463,7 +490,12 @@ def bool_mask(intervals: Any, num_keys: int) -> Any:
     Returns:
         Of the same library. *Shape:* (..., queries, num_keys)
     """
-    keys = _numbers(intervals, num_keys)
+    if isinstance(intervals, np.ndarray):
+        keys: Any = np.arange(num_keys, dtype=intervals.dtype)
+    else:
+        import torch
+
+        keys = torch.arange(num_keys, dtype=intervals.dtype, device=intervals.device)
     a0, a1, b0, b1 = (intervals[..., i, None] for i in range(4))
     return ((keys >= a0) & (keys < a1)) | ((keys >= b0) & (keys < b1))
 
@@ -504,12 +536,3 @@ def text(intervals: Intervals, num_keys: int, *, query_names: Sequence[str], gro
         parts = np.split(row.astype(int), stops)
         lines.append(f"{name:<{width}}  " + " ".join("".join(map(str, part)) for part in parts))
     return "\n".join(lines)
-
-
-def _numbers(like: Any, count: int) -> Any:
-    """0, 1, 2, ... of the library, type and device of an array or tensor. *Shape:* (count,)"""
-    if isinstance(like, np.ndarray):
-        return np.arange(count, dtype=like.dtype)
-    import torch
-
-    return torch.arange(count, dtype=like.dtype, device=like.device)

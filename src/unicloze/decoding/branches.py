@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unicloze.decoding.layout import GenerationLayout
 from unicloze.decoding.sources import Sources
-from unicloze.model.packed import IncrementalModel
+from unicloze.model.inference_model import IncrementalModel
 from unicloze.visibility import hypothesis_mask, with_pseudo_masks
 
 STEPS_AT_ONCE = 16

@@ -21,7 +21,7 @@ from torch import Tensor
 from unicloze.decoding.choices import NEVER, Rules
 from unicloze.decoding.search import Hypothesis, Search, length_penalty
 from unicloze.decoding.sources import Sources
-from unicloze.model.packed import IncrementalModel
+from unicloze.model.inference_model import IncrementalModel
 from unicloze.visibility import filling_mask
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from unicloze.decoding.layout import GenerationLayout
 from unicloze.decoding.texts import check_numbers
 from unicloze.errors import UsageError
-from unicloze.model.packed import IncrementalModel
+from unicloze.model.inference_model import IncrementalModel
 from unicloze.visibility import hypothesis_mask, source_mask
 
 PAIRS_AT_ONCE = 1 << 20

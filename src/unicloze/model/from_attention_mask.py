@@ -1,7 +1,10 @@
-"""Writing a target after a source, in torch alone: slots in, with the keys and values of those before them.
+"""Rows from token ids and an attention mask, made in torch alone: how other libraries and exported programs call a model.
 
-A row is a source and the target after it. The source reads itself, the target reads the source and its own past (UniLM v1,
-Section 2.3). The next token is predicted in one of two ways:
+`collate` makes a batch of examples that NumPy laid out. Here nothing but tensors goes in, so that `torch.export` can follow.
+
+A text to be read becomes a `Batch`. To write a target after a source, slots go in with the keys and values of those before
+them. The source reads itself, the target reads the source and its own past (UniLM v1, Section 2.3). The next token is
+predicted in one of two ways:
 
     pseudo    a pseudo mask stands where the token will, with its position and segment, and reads what the token would
               (UniLMv2, Section 3.4). It is a target slot like any other, but its keys and values are thrown away.
@@ -12,7 +15,6 @@ So one rule of visibility serves prompts, steps and whole rows, and padding may 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,14 +23,22 @@ from torch import Tensor
 
 from unicloze import visibility
 from unicloze.errors import UsageError
-from unicloze.model.attention import SelfAttention, attend
-from unicloze.model.backbone import Backbone, Layer, choose_backend, score_dtype
-from unicloze.model.dropout import DropoutKey
-from unicloze.model.padded import check_positions, named_segments, positions_of
-from unicloze.model.plan import Backend, Region, additive
+from unicloze.example import Batch, Leading
 
-Extend = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""New keys and values of a layer to those of all slots. *Shape:* (rows, heads, slots, head size) each"""
+
+@dataclass(frozen=True, kw_only=True)
+class EncodingRule:
+    """How a model reads a text.
+
+    Args:
+        visibility: Who reads whom.
+        segment_ids: Rows of the segment table that a text and its second part take.
+        local_width: Slots to the left a slot reads in the layers whose visibility is `local`.
+    """
+
+    visibility: Literal["bidirectional", "left_to_right"] = "bidirectional"
+    segment_ids: tuple[int, int] = (0, 1)
+    local_width: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +79,76 @@ class Slots:
     visible: Tensor
 
 
-def check_steps(backbone: Backbone) -> None:
-    """Refuse a model whose layers need more of earlier slots than their keys and values.
+def positions_of(real: Tensor) -> Tensor:
+    """Position of each slot: how many real slots stand before it. *Shape:* (rows, slots) to the same"""
+    return (real.long().cumsum(1) - 1).clamp(min=0)
+
+
+def named_segments(segment_ids: tuple[int, int], part: Tensor) -> Tensor:
+    """Rows of the segment table for slots that say which part they belong to, 0 or 1. *Shape:* that of `part`"""
+    return torch.where(part > 0, segment_ids[1], segment_ids[0])
+
+
+def check_positions(real_slots: Tensor, slots: int, max_positions: int) -> None:
+    """Refuse rows longer than the position table.
+
+    Args:
+        real_slots: Real slots of each row; looked at only where padding could make up the difference. *Shape:* (rows,)
+        slots: Slots of a row, padding included.
+        max_positions: Rows of the table.
 
     Raises:
-        UsageError: It is one.
+        UsageError: A row is too long.
     """
-    if backbone.settings.positions == "transformer_xl":
+    if torch.compiler.is_compiling() or slots <= max_positions:
+        return
+    longest = int(real_slots.max())
+    if longest > max_positions:
         raise UsageError(
-            "model.positions is transformer_xl: such a model cannot write a target step by step here, it can encode"
+            f"a row has {longest} tokens and the model has {max_positions} positions: truncate it "
+            f"(a tokenizer does with truncation=True, max_length={max_positions})"
         )
+
+
+def encoding_batch(
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    part: Tensor | None,
+    position_ids: Tensor | None,
+    *,
+    rule: EncodingRule,
+    max_positions: int,
+) -> Batch:
+    """A batch of texts to be read with nothing predicted. Padding may stand at either end of a row; it reads only itself.
+
+    Args:
+        input_ids: *Shape:* (rows, slots)
+        attention_mask: 1 where a slot is real; all are if None. *Shape:* (rows, slots)
+        part: 0 for the text, 1 for its second part; 0 if None. *Shape:* (rows, slots)
+        position_ids: Counted over the real slots of a row if None. *Shape:* (rows, slots)
+        rule: How the model reads.
+        max_positions: Rows of the position table.
+
+    Raises:
+        UsageError: A row is too long, or padding stands between its real slots.
+    """
+    rows, slots = input_ids.shape
+    real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
+    _check_contiguous(real)
+    if position_ids is None:
+        check_positions(real.sum(1), slots, max_positions)
+    both_ways, width = rule.visibility == "bidirectional", rule.local_width
+    mutual = slots if attention_mask is None and both_ways else 0
+    return Batch(
+        input_ids=input_ids,
+        position_ids=positions_of(real) if position_ids is None else position_ids,
+        segment_ids=named_segments(rule.segment_ids, torch.zeros_like(input_ids) if part is None else part),
+        intervals=visibility.real_rows(real, both_ways=both_ways),
+        leading=Leading(slots=mutual, keys=mutual, alike=True, in_order=position_ids is None, shorter=None),
+        targets={},
+        text_tokens=rows * slots,
+        local=None if both_ways or width is None else visibility.real_rows(real, both_ways=both_ways, width=width),
+    )
 
 
 def slots_of(
@@ -140,68 +210,13 @@ def with_pseudo_masks(slots: Slots, labelled: Tensor, pseudo: int, segment: int)
     )
 
 
-def step_states(
-    backbone: Backbone,
-    slots: Slots,
-    extend: Extend,
-    *,
-    local_width: int | None = None,
-    dropout: DropoutKey | None = None,
-) -> list[Tensor]:
-    """Hidden states of some slots: of the embeddings and after each layer.
-
-    Args:
-        backbone: The model.
-        slots: The slots, and what they read.
-        extend: Is given each layer's new keys and values, and gives back those of all slots.
-        local_width: Slots to the left a slot reads in `local` layers.
-        dropout: Dropout of this forward pass; none if None.
-
-    Returns:
-        *Shape:* (rows, slots, hidden size) each
-    """
-    positions, key_positions = slots.positions, slots.key_positions
-    hidden = backbone.embeddings.embed(slots.input_ids, positions, slots.segment_ids, dropout)
-    dtype = score_dtype(hidden)
-    backend = backbone.backend or choose_backend(hidden, dtype, backbone.relative is not None)
-    distance_bias = None if backbone.relative is None else backbone.relative(positions, key_positions).to(dtype)
-    regions = {}
-    for name in dict.fromkeys(backbone.visibility):
-        visible = slots.visible
-        if name == "local":
-            if local_width is None:
-                raise UsageError(
-                    "a layer of the model reads nearby slots only: the rule of its steps needs local_width"
-                )
-            visible = visible & (positions[:, :, None] - key_positions[:, None, :] <= local_width)
-        bias = additive(visible, dtype)
-        regions[name] = Region(
-            0, positions.shape[1], key_positions.shape[1], bias if distance_bias is None else distance_bias + bias
+def _check_contiguous(real: Tensor) -> None:
+    if torch.compiler.is_compiling():
+        return
+    begins = real[:, 1:] & ~real[:, :-1]
+    broken = (begins.sum(1) + real[:, :1].sum(1) > 1).nonzero()
+    if len(broken):
+        raise UsageError(
+            f"attention_mask has a gap in row {int(broken[0])}: padding stands at the beginning or the end of a row, not "
+            "between its tokens"
         )
-    states = [hidden]
-    for number, (layer, name) in enumerate(zip(backbone.layers, backbone.visibility, strict=True)):
-        assert isinstance(layer, Layer)
-        normed = layer.attention_norm(states[-1]) if layer.norm_first else states[-1]
-        update = _attention(layer.attention, number, extend, regions[name], backend, dropout, normed)
-        states.append(layer.complete(states[-1], update, dropout))
-    states[-1] = backbone.final_norm(states[-1])
-    return states
-
-
-def _attention(
-    attention: SelfAttention,
-    number: int,
-    extend: Extend,
-    region: Region,
-    backend: Backend,
-    dropout: DropoutKey | None,
-    hidden: Tensor,
-) -> Tensor:
-    """Attention from new slots to all. *Shape:* (rows, slots, hidden size) to the same"""
-    query, key, value = (
-        part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for part in attention.qkv(hidden).chunk(3, dim=-1)
-    )
-    key, value = extend(key, value, number)
-    attended = attend(query, key, value, region, backend=backend, dropout=dropout, rate=attention.rate)
-    projected: Tensor = attention.output(attended.transpose(1, 2).flatten(2))
-    return projected
