@@ -7,8 +7,8 @@ include slots that are no queries, such as a memory or a decoder's cache; those 
 A constructor returns the intervals of one row, *Shape:* (queries, 4), int32; an interval [0, 0) is empty.
 Those named `..._rows` do it for many rows at once. `bool_mask`, `block_mask` and `text` render the same intervals.
 
-What is generated stands behind its source in no fixed order, as a tree of hypotheses or with gaps. The constructors named
-`..._mask` and `with_pseudo_masks` give the rules of such slots as boolean tensors, true where a query reads a key.
+Rows that come as tensors, and slots of a generator, which stand in no fixed order, have their rules in
+`unicloze.visibility_masks`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.errors import UniclozeError
 from unicloze.ragged import ranks
 
 if TYPE_CHECKING:
@@ -57,6 +56,11 @@ def right_to_left(length: int) -> Intervals:
 def prefix(source: int, target: int) -> Intervals:
     """The source reads itself in both directions; a target slot reads the source and the target up to itself (UniLM v1)."""
     return _intervals(0, np.maximum(source, np.arange(source + target) + 1))
+
+
+def bidirectional_rows(lengths: npt.NDArray[np.integer], *, capacity: int) -> Intervals:
+    """`bidirectional` for many rows, see `left_to_right_rows`."""
+    return _padded_rows(lengths, 0, lengths[:, None], capacity)
 
 
 def left_to_right_rows(lengths: npt.NDArray[np.integer], *, capacity: int) -> Intervals:
@@ -306,6 +310,49 @@ def packed(rows: Sequence[Intervals]) -> Intervals:
     return np.concatenate(shifted)
 
 
+def packed_rows(sizes: Sequence[Sequence[int]], *, both_ways: bool, capacity: int) -> Intervals:
+    """`packed` for many rows of `bidirectional` or `left_to_right` sequences, padded on the right; padding reads only itself.
+
+    Args:
+        sizes: Slots of the sequences of each row.
+        both_ways: Whether a slot reads those right of it too.
+        capacity: Slots of a row.
+
+    Returns:
+        *Shape:* (rows, capacity, 4)
+    """
+    slot = np.arange(capacity, dtype=np.int32)
+    real = slot < np.array([sum(row) for row in sizes], dtype=np.int32)[:, None]
+    each = np.concatenate([np.asarray(row, dtype=np.int32) for row in sizes])
+    begins = np.concatenate([np.cumsum([0, *row[:-1]], dtype=np.int32) for row in sizes])
+    result = np.zeros((*real.shape, 4), dtype=np.int32)
+    result[:, :, 0], result[:, :, 1] = slot, slot + 1
+    result[real, 0] = np.repeat(begins, each)
+    if both_ways:
+        result[real, 1] = np.repeat(begins + each, each)
+    return result
+
+
+def with_masks_rows(
+    lengths: npt.NDArray[np.integer], row: npt.NDArray[np.integer], place: npt.NDArray[np.integer], *, capacity: int
+) -> Intervals:
+    """`left_to_right` rows with a pseudo mask behind them for some slots, reading what is left of its slot, and itself.
+
+    Args:
+        lengths: Slots of each row before the masks. *Shape:* (rows,)
+        row: Row of each mask, in ascending order. *Shape:* (masks,)
+        place: The slot it stands for. *Shape:* (masks,)
+        capacity: Slots of a row; padding behind the masks reads only itself.
+
+    Returns:
+        *Shape:* (rows, capacity, 4)
+    """
+    result = left_to_right_rows(lengths, capacity=capacity)
+    slot = lengths[row] + ranks(row, len(lengths))
+    result[row, slot] = _intervals(0, place, slot, slot + 1)
+    return result
+
+
 def _step_bounds(steps: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     sizes = np.asarray(steps, dtype=np.int64)
     ends = np.cumsum(sizes)
@@ -327,157 +374,6 @@ def with_memory(intervals: Any, memory: int, filled: Any) -> Any:
     shifted = intervals + memory
     shifted[..., 0] -= first_slot * filled[:, None]
     return shifted
-
-
-def real_rows(real: torch.Tensor, *, both_ways: bool, width: int | None = None) -> torch.Tensor:
-    """`bidirectional` or `left_to_right` for rows padded at either end; padding reads only itself.
-
-    Args:
-        real: Which slots are no padding; those of a row stand together. *Shape:* (rows, slots)
-        both_ways: Whether a slot reads those right of it too.
-        width: How far a slot reads, as in `nearby`; any distance if None.
-
-    Returns:
-        *Shape:* (rows, slots, 4), int32
-    """
-    import torch
-
-    slots = real.shape[1]
-    slot = torch.arange(slots, device=real.device)
-    seen, count = real.long().cumsum(1), real.long().sum(1, keepdim=True)
-    first = (seen == 0).long().sum(1, keepdim=True)
-    last = slots - (~real & (seen == count)).long().sum(1, keepdim=True)
-    start = torch.where(real, first, slot)
-    end = torch.where(real, last, slot + 1) if both_ways else (slot + 1).expand_as(start)
-    if width is not None:
-        start = torch.maximum(start, slot - width)
-        end = torch.minimum(end, slot + width + 1) if both_ways else end
-    nothing = torch.zeros_like(start)
-    return torch.stack([start, end, nothing, nothing], dim=2).int()
-
-
-def source_mask(real: torch.Tensor, *, both_ways: bool) -> torch.Tensor:
-    """`real_rows` as a mask, for rows whose padding nobody reads: what it reads does not matter, but it reads something.
-
-    Args:
-        real: As for `real_rows`.
-        both_ways: As for `real_rows`; one line then serves all slots of a row.
-
-    Returns:
-        *Shape:* (rows, 1 or slots, slots)
-    """
-    if both_ways:
-        return real[:, None, :]
-    mask: torch.Tensor = bool_mask(real_rows(real, both_ways=False), real.shape[1])
-    return mask
-
-
-def continuation_mask(real: torch.Tensor, in_target: torch.Tensor, *, both_ways: bool) -> torch.Tensor:
-    """`prefix` or `left_to_right` for the newest slots of rows whose padding may stand anywhere.
-
-    Args:
-        real: Which slots are no padding, the earlier ones first. *Shape:* (rows, keys)
-        in_target: Which of the newest slots belong to the target; the others belong to the source. *Shape:* (rows, slots)
-        both_ways: Whether the source reads itself in both directions; a source must then be new as a whole.
-
-    Returns:
-        Every slot reads itself, padding too. *Shape:* (rows, slots, keys)
-    """
-    import torch
-
-    (rows, slots), keys = in_target.shape, real.shape[1]
-    key, query = torch.arange(keys, device=real.device), torch.arange(slots, device=real.device) + (keys - slots)
-    read = (key <= query[:, None]).expand(rows, slots, keys)
-    if both_ways:
-        in_source = torch.cat([real.new_zeros(rows, keys - slots), ~in_target], dim=1)
-        read = read | (~in_target[:, :, None] & in_source[:, None, :])
-    return (read & real[:, None, :]) | (key == query[:, None])
-
-
-def nearby_mask(positions: torch.Tensor, key_positions: torch.Tensor, width: int | None) -> torch.Tensor:
-    """Which keys are at most `width` positions away, see `nearby`.
-
-    Args:
-        positions: *Shape:* (rows, queries)
-        key_positions: *Shape:* (rows, keys)
-        width: How far a slot reads.
-
-    Returns:
-        *Shape:* (rows, queries, keys)
-
-    Raises:
-        UniclozeError: There is no width.
-    """
-    if width is None:
-        raise UniclozeError(NOTHING_NEARBY)
-    return (positions[:, :, None] - key_positions[:, None, :]).abs() <= width
-
-
-def hypothesis_mask(shared: torch.Tensor, ancestors: torch.Tensor) -> torch.Tensor:
-    """Hypotheses that each grow by a token: it reads what all share, its hypothesis's earlier tokens and itself.
-
-    Args:
-        shared: Which keys all hypotheses of a row read. *Shape:* (rows, shared keys)
-        ancestors: Which of the tokens behind them each hypothesis holds. *Shape:* (rows, hypotheses, tokens)
-
-    Returns:
-        The keys are the shared ones, the tokens and the new ones. *Shape:* (rows, hypotheses, keys)
-    """
-    import torch
-
-    rows, count, _ = ancestors.shape
-    own = torch.eye(count, dtype=torch.bool, device=shared.device).expand(rows, -1, -1)
-    return torch.cat([shared[:, None, :].expand(-1, count, -1), ancestors, own], dim=2)
-
-
-def filling_mask(known: torch.Tensor, new: int, asked: int) -> torch.Tensor:
-    """Any-order generation: the newest tokens and a pseudo mask for each asked position, all reading the known keys.
-
-    Args:
-        known: Which keys hold something to read, the newest tokens last. *Shape:* (rows, keys)
-        new: How many tokens are the newest.
-        asked: How many positions are asked.
-
-    Returns:
-        *Shape:* (rows, new + asked, keys + asked)
-    """
-    everybody = known[:, None, :]
-    return with_pseudo_masks(everybody.expand(-1, new, -1), everybody.expand(-1, asked, -1))
-
-
-def with_pseudo_masks(reads: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-    """A rule with pseudo masks behind its slots, each of which reads itself too; nobody else reads it (UniLMv2, Section 3.4).
-
-    Args:
-        reads: What the slots read. *Shape:* (rows, slots, keys)
-        masks: What each pseudo mask reads of the same keys. *Shape:* (rows, masks, keys)
-
-    Returns:
-        *Shape:* (rows, slots + masks, keys + masks)
-    """
-    import torch
-
-    rows, count, _ = masks.shape
-    own = torch.eye(count, dtype=torch.bool, device=masks.device).expand(rows, -1, -1)
-    nobody = reads.new_zeros(*reads.shape[:2], count)
-    return torch.cat([torch.cat([reads, nobody], dim=2), torch.cat([masks, own], dim=2)], dim=1)
-
-
-def in_place_of(reads: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """What pseudo masks read that stand for some slots of a row: what these read, but for the slots themselves.
-
-    Args:
-        reads: Of all slots, which are the keys too. *Shape:* (rows, slots, slots)
-        slots: *Shape:* (rows, masks)
-
-    Returns:
-        *Shape:* (rows, masks, slots)
-    """
-    import torch
-
-    count = reads.shape[2]
-    itself = slots[:, :, None] == torch.arange(count, device=slots.device)
-    return reads.gather(1, slots[:, :, None].expand(-1, -1, count)) & ~itself
 
 
 def bool_mask(intervals: Any, num_keys: int) -> Any:

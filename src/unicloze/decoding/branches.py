@@ -17,7 +17,7 @@ from torch import Tensor
 from unicloze.decoding.layout import GenerationLayout
 from unicloze.decoding.sources import Sources
 from unicloze.model.inference_model import IncrementalModel
-from unicloze.visibility import hypothesis_mask, with_pseudo_masks
+from unicloze.visibility_masks import hypothesis_mask, with_pseudo_masks
 
 STEPS_AT_ONCE = 16
 """Steps a cache has room for before it is swept or grows."""

@@ -22,7 +22,7 @@ from unicloze.decoding.choices import NEVER, Rules
 from unicloze.decoding.search import Hypothesis, Search, length_penalty
 from unicloze.decoding.sources import Sources
 from unicloze.model.inference_model import IncrementalModel
-from unicloze.visibility import filling_mask
+from unicloze.visibility_masks import filling_mask
 
 
 def surest(logs: Tensor, open_positions: Tensor, count: int) -> Tensor:

@@ -13,7 +13,7 @@ from unicloze.decoding.layout import GenerationLayout
 from unicloze.decoding.texts import check_numbers
 from unicloze.errors import UsageError
 from unicloze.model.inference_model import IncrementalModel
-from unicloze.visibility import hypothesis_mask, source_mask
+from unicloze.visibility_masks import hypothesis_mask, source_mask
 
 PAIRS_AT_ONCE = 1 << 20
 """Pairs of a query and a key of one pass over the sources: its scores should stay in the processor's cache."""

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unicloze import visibility
+from unicloze import visibility_masks as masks
 from unicloze.errors import UsageError
 from unicloze.example import Batch, Leading
 
@@ -143,11 +143,11 @@ def encoding_batch(
         input_ids=input_ids,
         position_ids=positions_of(real) if position_ids is None else position_ids,
         segment_ids=named_segments(rule.segment_ids, torch.zeros_like(input_ids) if part is None else part),
-        intervals=visibility.real_rows(real, both_ways=both_ways),
+        intervals=masks.real_rows(real, both_ways=both_ways),
         leading=Leading(slots=mutual, keys=mutual, alike=True, in_order=position_ids is None, shorter=None),
         targets={},
         text_tokens=rows * slots,
-        local=None if both_ways or width is None else visibility.real_rows(real, both_ways=both_ways, width=width),
+        local=None if both_ways or width is None else masks.real_rows(real, both_ways=both_ways, width=width),
     )
 
 
@@ -185,7 +185,7 @@ def slots_of(
         segment_ids=named_segments(rule.segment_ids, in_target),
         positions=key_positions.narrow(1, earlier, slots),
         key_positions=key_positions,
-        visible=visibility.continuation_mask(real, in_target, both_ways=rule.source == "bidirectional"),
+        visible=masks.continuation_mask(real, in_target, both_ways=rule.source == "bidirectional"),
     )
 
 
@@ -206,7 +206,7 @@ def with_pseudo_masks(slots: Slots, labelled: Tensor, pseudo: int, segment: int)
         segment_ids=torch.cat([slots.segment_ids, torch.full_like(labelled, segment)], dim=1),
         positions=positions,
         key_positions=positions,
-        visible=visibility.with_pseudo_masks(slots.visible, visibility.in_place_of(slots.visible, labelled)),
+        visible=masks.with_pseudo_masks(slots.visible, masks.in_place_of(slots.visible, labelled)),
     )
 
 

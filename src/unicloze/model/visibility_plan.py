@@ -18,7 +18,8 @@ from unicloze.blocks import end_to_end
 from unicloze.example import Batch
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.transformer_xl import Relation, Relations
-from unicloze.visibility import block_mask, bool_mask, nearby_mask, with_memory
+from unicloze.visibility import block_mask, bool_mask, with_memory
+from unicloze.visibility_masks import nearby_mask
 
 Backend = Literal["explicit", "sdpa", "flex"]
 
