@@ -1,180 +1,96 @@
+"""The readers against each other: whole rows, our cache and a caller's keys and values give the same hidden states."""
+
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+import torch
+from torch import Tensor
 
-from unicloze.errors import UniclozeError
-from unicloze.text import readers
-from unicloze.text.readers import Tally, find_files, other_files, read_documents
+import toys
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.model.backbone import Backbone
+from unicloze.model.cache import Cache
+from unicloze.model.from_attention_mask import EncodingRule, StepRule, encoding_batch, slots_of
+from unicloze.model.readers import GivenKeys, OwnCache, check_steps
+from unicloze.settings import ModelSettings
+from unicloze.visibility_masks import continuation_mask
 
-TEXT = "First line.\nSecond line.\n\nA second document. Grüße\n \t\n\n\nA third one\n"
-DOCUMENTS = ["First line.\nSecond line.", "A second document. Grüße", "A third one"]
-
-
-def texts(path: Path, field: str = "text", tally: Tally | None = None) -> list[str]:
-    return [document.text.strip() for document in read_documents(path, field, tally=tally)]
-
-
-def write(path: Path, content: bytes) -> Path:
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(content))
-    elif path.suffix == ".zst":
-        with pa.CompressedOutputStream(str(path), "zstd") as stream:
-            stream.write(content)
-    else:
-        path.write_bytes(content)
-    return path
-
-
-@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
-def test_blank_lines_separate_documents_of_txt(tmp_path: Path, ending: str) -> None:
-    path = write(tmp_path / f"a.txt{ending}", TEXT.encode())
-    assert texts(path) == DOCUMENTS
-    assert [document.line for document in read_documents(path)] == [1, 4, 8]
+ROWS, SLOTS, FIRST = 3, 9, 5
+"""The first slots are computed in a call of their own."""
+WIDTH = 2
+MODELS: dict[str, dict[str, Any]] = {
+    "absolute positions": {"relative_bias": False},
+    "relative bias": {},
+    "norm before": {"norm": "pre"},
+    "shared layers": {"share_layers": "all"},
+    "local layers": {"layer_visibility": ["full", "local"], "norm": "pre"},
+    "local layers with a relative bias": {"layer_visibility": ["local", "full"], "relative_bias": True},
+}
 
 
-@pytest.mark.parametrize("block", [1, 2, 3, 7, 1000])
-def test_txt_does_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(readers, "_BLOCK", block)
-    path = write(tmp_path / "a.txt", ("\n\n" + TEXT.replace("\n", "\r\n")).encode())
-    assert [text.replace("\r", "") for text in texts(path)] == DOCUMENTS
+def token_ids() -> Tensor:
+    return torch.randint(7, 50, (ROWS, SLOTS), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
-def test_jsonl(tmp_path: Path, ending: str) -> None:
-    lines = "\n".join(json.dumps({"id": i, "body": text}) for i, text in enumerate(DOCUMENTS))
-    assert texts(write(tmp_path / f"a.jsonl{ending}", lines.encode()), "body") == DOCUMENTS
+def by_rows(backbone: Backbone, ids: Tensor) -> list[Tensor]:
+    rule = EncodingRule(visibility="left_to_right", segment_ids=(0, 0), local_width=WIDTH)
+    return backbone(encoding_batch(ids, None, None, None, rule=rule, max_positions=SLOTS))
 
 
-def test_parquet(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"id": [1, 2, 3, 4], "text": [*DOCUMENTS, None]}), tmp_path / "a.parquet", row_group_size=2)
-    tally = Tally()
-    assert texts(tmp_path / "a.parquet", tally=tally) == DOCUMENTS
-    assert tally.empty == 1
-    with pytest.raises(UniclozeError, match=r'no column "body".*--data.text_field.*id, text'):
-        texts(tmp_path / "a.parquet", "body")
-    with pytest.raises(UniclozeError, match=r'"id" .* holds int64, not text'):
-        texts(tmp_path / "a.parquet", "id")
+def by_given_keys(backbone: Backbone, ids: Tensor) -> list[Tensor]:
+    rule = StepRule(predicts="next", source="left_to_right", segment_ids=(0, 0), local_width=WIDTH)
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def append(key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        if layer in kept:
+            key, value = torch.cat([kept[layer][0], key], dim=2), torch.cat([kept[layer][1], value], dim=2)
+        kept[layer] = key, value
+        return key, value
+
+    parts = []
+    for first, last in ((0, FIRST), (FIRST, SLOTS)):
+        slots = slots_of(ids[:, first:last], None, None, rule=rule, earlier=first, max_positions=SLOTS)
+        reader = GivenKeys(slots=slots, append=append, local_width=WIDTH)
+        parts.append(list(backbone.read(slots.input_ids, slots.positions, slots.segment_ids, reader)))
+    return [torch.cat(pair, dim=1) for pair in zip(*parts, strict=True)]
 
 
-def test_folders_and_globs_are_sorted_and_leave_other_files_alone(tmp_path: Path) -> None:
-    (tmp_path / "b").mkdir()
-    for name in ("b/z.txt", "a.txt", "c.jsonl", "README.md", "data.csv"):
-        (tmp_path / name).write_text('{"text": "x"}')
-    assert [file.name for file in find_files(tmp_path)] == ["a.txt", "z.txt", "c.jsonl"]
-    assert [file.name for file in find_files(tmp_path / "**" / "*.txt")] == ["a.txt", "z.txt"]
-    assert find_files(tmp_path / "a.txt") == [tmp_path / "a.txt"]
+def by_own_cache(backbone: Backbone, ids: Tensor) -> list[Tensor]:
+    cache = Cache.empty(backbone.settings, rows=ROWS, capacity=SLOTS, dtype=torch.float32, device=ids.device)
+    parts = []
+    for first, last in ((0, FIRST), (FIRST, SLOTS)):
+        positions = torch.arange(first, last).expand(ROWS, -1)
+        real, target = torch.ones(ROWS, last, dtype=torch.bool), torch.zeros(ROWS, last - first, dtype=torch.bool)
+        reads = continuation_mask(real, target, both_ways=False)
+        reader = OwnCache(cache=cache, positions=positions, reads=reads, local_width=WIDTH)
+        parts.append(list(backbone.read(ids[:, first:last], positions, torch.zeros_like(positions), reader)))
+        cache.filled = last
+    return [torch.cat(pair, dim=1) for pair in zip(*parts, strict=True)]
 
 
-def test_places_without_text_are_named(tmp_path: Path) -> None:
-    (tmp_path / "notes.md").write_text("x")
-    with pytest.raises(UniclozeError, match=r"There is no text at .*missing"):
-        find_files(tmp_path / "missing")
-    with pytest.raises(UniclozeError, match="holds no text"):
-        find_files(tmp_path)
-    with pytest.raises(UniclozeError, match=r"notes.md is no file of a known kind.*\.jsonl"):
-        find_files(tmp_path / "notes.md")
+@pytest.mark.parametrize("settings", MODELS.values(), ids=MODELS)
+def test_all_readers_give_the_same_states_after_every_layer(settings: dict[str, Any]) -> None:
+    backbone, ids = toys.model(**{"num_layers": 3, **settings}).eval().backbone, token_ids()
+    with torch.no_grad():
+        expected = by_rows(backbone, ids)
+        assert len(expected) == 4
+        for found in (by_given_keys(backbone, ids), by_own_cache(backbone, ids)):
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_bad_utf8_and_nul_are_mended_counted_and_placed(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt", b"good\n\nbad \xff byte\n\nnul\0 here\n\n\0\n")
-    tally = Tally()
-    assert texts(path, tally=tally) == ["good", "bad \ufffd byte", "nul here"]
-    assert (tally.documents, tally.empty, tally.replaced, tally.nul) == (3, 1, 1, 2)
-    assert tally.first_bad == f"{path}:3, byte 4 of the text"
+def test_local_layers_need_a_width() -> None:
+    backbone = toys.model(layer_visibility=["local"]).eval().backbone
+    slots = slots_of(token_ids(), None, None, rule=StepRule(predicts="next"), earlier=0, max_positions=SLOTS)
+    reader = GivenKeys(slots=slots, append=lambda key, value, _: (key, value))
+    with pytest.raises(
+        UniclozeError, match=r"no such visibility: use objective\.name causal with objective\.local_width"
+    ):
+        list(backbone.read(slots.input_ids, slots.positions, slots.segment_ids, reader))
 
 
-def test_jsonl_escapes_are_mended_too(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", rb'{"text": "half \ud800 pair"}' + b"\n" + rb'{"text": "nul \u0000"}')
-    tally = Tally()
-    assert texts(path, tally=tally) == ["half \ufffd pair", "nul"]
-    assert (tally.replaced, tally.nul, tally.first_bad) == (1, 1, f"{path}:1")
-
-
-def test_text_that_holds_replacement_characters_is_not_counted(tmp_path: Path) -> None:
-    tally = Tally()
-    path = write(tmp_path / "a.txt", "a \ufffd \ufffd".encode() + b" \xe9")
-    assert texts(path, tally=tally) == ["a \ufffd \ufffd \ufffd"]
-    assert tally.replaced == 1
-
-
-def test_byte_order_marks(tmp_path: Path) -> None:
-    assert texts(write(tmp_path / "a.txt", "\ufefftext".encode())) == ["text"]
-    assert texts(write(tmp_path / "a.jsonl", '\ufeff{"text": "x"}'.encode())) == ["x"]
-    with pytest.raises(UniclozeError, match=r"UTF-16.*iconv"):
-        texts(write(tmp_path / "b.txt", "text".encode("utf-16")))
-
-
-def test_empty_documents_are_skipped_and_counted(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", b'{"text": ""}\n\n{"text": " \\n"}\n{"text": null}\n{"text": "x"}\n')
-    tally = Tally()
-    assert texts(path, tally=tally) == ["x"]
-    assert (tally.documents, tally.empty) == (1, 3)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b'{"text": "x"', "is not JSON"),
-        (b'["x"]', "is not a JSON object"),
-        (b'{"body": "x", "n": 1}', r'has no field "text": set --data.text_field to one of its fields of text \(body\)'),
-        (b'{"text": 3}', 'no text in the field "text"'),
-    ],
-)
-def test_bad_lines_are_named(tmp_path: Path, line: bytes, message: str) -> None:
-    path = write(tmp_path / "a.jsonl", b'{"text": "fine"}\n' + line + b"\n")
-    with pytest.raises(UniclozeError, match=rf"a\.jsonl:2 .*{message}"):
-        texts(path)
-
-
-@pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst", ".parquet"])
-def test_damaged_files_are_named(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"a{ending}"
-    if ending == ".parquet":
-        pq.write_table(pa.table({"text": [str(i) for i in range(5000)]}), path)
-    else:
-        write(path, b"".join(b'{"text": "%d"}\n' % i for i in range(5000)))
-    path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(UniclozeError, match=rf"a{ending} is cut off or damaged"):
-        texts(path)
-
-
-def test_one_long_line_is_one_document(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt", b"word " * 1_000_000)
-    (document,) = read_documents(path)
-    assert len(document.text) == 5_000_000
-
-
-def test_a_file_without_blank_lines_is_cut_at_white_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "LONGEST_DOCUMENT", 1000)
-    path = write(tmp_path / "a.txt", "".join(f"line number {i}\n" for i in range(500)).encode())
-    documents = list(read_documents(path))
-    assert "".join(document.text for document in documents) == path.read_text()
-    assert all(len(document.text) <= 1000 and document.text.endswith("\n") for document in documents)
-    assert documents[1].line == documents[0].text.count("\n") + 1
-
-
-def test_the_digest_covers_the_raw_bytes(tmp_path: Path) -> None:
-    tallies = Tally(), Tally(), Tally()
-    path = write(tmp_path / "a.jsonl.gz", b'{"text": "x"}\n')
-    for tally in tallies[:2]:
-        texts(path, tally=tally)
-    path.write_bytes(path.read_bytes() + gzip.compress(b'{"text": "y"}\n'))
-    assert texts(path, tally=tallies[2]) == ["x", "y"]
-    first, second, third = (tally.digest.hexdigest() for tally in tallies)
-    assert first == second != third
-
-
-def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / ".git").mkdir()
-    for name in ("a.txt", "a.md", "sub/b.md", "b.html", "LICENSE", ".hidden", ".git/config.yaml"):
-        (tmp_path / name).write_text("text", encoding="utf-8")
-    assert list(other_files(tmp_path).items()) == [(".md", 2), ("without an ending", 1), (".html", 1)]
-    assert other_files(tmp_path / "*.*") == {".md": 1, ".html": 1}
-    assert other_files(tmp_path / "a.txt") == {}
+def test_what_needs_more_than_keys_and_values_is_refused() -> None:
+    check_steps(ModelSettings())
+    with pytest.raises(UsageError, match=r"model\.positions transformer_xl cannot write a target step by step"):
+        check_steps(ModelSettings(positions="transformer_xl"))
