@@ -247,7 +247,7 @@ def reprojecting(spec: dict[str, Any]) -> Run:
             reads = torch.ones(slots, before + slots, dtype=torch.bool, device=device)
             reads[:-1, -1] = False  # nobody but the pseudo mask reads the pseudo mask
             bias = bias + torch.where(reads, 0.0, -torch.inf)
-            hidden, inputs = layers(backbone.embeddings.embed(ids, here, segments, None), history, bias)
+            hidden, inputs = layers(backbone.embeddings(ids, here, segments), history, bias)
             logs = model.token_logits(hidden[:, -1]).float().log_softmax(-1)
             logs[:, EOS] = -torch.inf
             logs[:, :SPECIAL] = -torch.inf

@@ -18,8 +18,8 @@ from corpora import write_corpus
 from toys import random_windows, vocabulary
 from unicloze.errors import UniclozeError
 from unicloze.example import Batch, collate
-from unicloze.model import plan as planning
-from unicloze.model.backbone import PARTS, SHARED_PARTS
+from unicloze.model import visibility_plan as planning
+from unicloze.model.layers import PARTS, SHARED_PARTS
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples
 from unicloze.objectives.causal import causal

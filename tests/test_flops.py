@@ -21,7 +21,7 @@ from unicloze.comparison.plan import flops_of, measure_slots
 from unicloze.example import Examples, collate
 from unicloze.finetuning.data import encoded
 from unicloze.mixtures import parts, phases
-from unicloze.model import plan as planning
+from unicloze.model import visibility_plan as planning
 from unicloze.model.build import Model
 from unicloze.objectives import make_examples
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides

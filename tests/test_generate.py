@@ -20,8 +20,8 @@ from unicloze.decoding.layout import GenerationLayout
 from unicloze.decoding.search import Hypothesis
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target, collate
+from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
-from unicloze.model.packed import IncrementalModel
 from unicloze.settings import DecodingSettings, ModelSettings
 
 Ids = npt.NDArray[np.int64]

@@ -17,10 +17,14 @@ from decoding_toys import TEXT, byte_level, loaded, wordpiece
 from test_generate import PSEUDO_LAYOUT, approximately, sources
 from toys import EOS, PSEUDO
 from unicloze import verbs
+from unicloze.decoding.branches import Branches
+from unicloze.decoding.choices import Rules
 from unicloze.decoding.generate import generate, generate_tokens, stream
 from unicloze.decoding.layout import layout_of
+from unicloze.decoding.search import search
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Kind, Target, collate
+from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import load_recipe
 from unicloze.settings import DecodingSettings, ObjectiveSettings, Recipe
@@ -179,13 +183,20 @@ def test_no_verb_takes_nan_for_a_token_that_cannot_be_scored(objective: str, tmp
             call()
 
 
-def test_tokens_are_told_as_they_come() -> None:
-    model = toys.model().eval()
-    given = sources(7, 3, 5)
+def test_a_search_yields_the_tokens_of_its_results_as_they_come() -> None:
+    given, settings = sources(7, 3, 5), DecodingSettings(max_length=10)
+    ready = IncrementalModel(toys.model().eval(), torch.float32)
+    branches = Branches(ready, PSEUDO_LAYOUT, given, count=1, max_length=10)
     told: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    settings = DecodingSettings(max_length=10, batch_size=2)
-    found = generate_tokens(model, given, settings, PSEUDO_LAYOUT, lambda source, new: told[source].extend(new))
-    assert told == {i: row[0].tokens for i, row in enumerate(found)}
+    steps = search(branches, Rules(settings, PSEUDO_LAYOUT), range(3))
+    while True:
+        try:
+            settled = next(steps)
+        except StopIteration as end:
+            assert told == {i: row[0].tokens for i, row in enumerate(end.value)}
+            break
+        for source, new in settled:
+            told[source] += new
 
 
 def test_in_bf16_the_texts_are_about_as_likely() -> None:

@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
     {"errors", "settings", "files", "yaml_loader", "cores", "digest"},
-    {"capacity", "keyed", "mixtures", "ragged", "recipes", "visibility", "example", "blocks"},
+    {"capacity", "keyed", "mixtures", "ragged", "recipes", "visibility", "visibility_masks", "example", "blocks"},
     {"text", "objectives", "tasks", "model"},
     {"training", "decoding"},
     {"evaluation", "interop"},

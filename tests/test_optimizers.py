@@ -16,7 +16,7 @@ import toys
 from corpora import write_corpus
 from toys import random_windows, vocabulary
 from unicloze.model.build import build
-from unicloze.model.plan import RelativeBias
+from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.task_heads import HeadSettings
 from unicloze.model.transformer_xl import RelativeTerms
 from unicloze.objectives.unilmv2 import unilmv2

@@ -11,8 +11,7 @@ import torch
 from toys import EOS, MASK, PSEUDO, random_windows, vocabulary
 from unicloze.decoding.embed import rows_to_encode
 from unicloze.interop.rules import encoding_rule, never_written, step_rule
-from unicloze.model.padded import encoding_batch
-from unicloze.model.steps import StepRule, slots_of
+from unicloze.model.from_attention_mask import StepRule, encoding_batch, slots_of
 from unicloze.objectives.seq2seq import prefix
 from unicloze.recipes import load_recipe, recipe_names
 from unicloze.settings import ObjectiveSettings, Recipe

@@ -215,7 +215,7 @@ CONSTRUCTORS: dict[str, Any] = {
     "left to right": visibility.left_to_right(12),
     "right to left": visibility.right_to_left(12),
     "prefix": visibility.prefix(5, 7),
-    "banded": visibility.banded(12, 2),
+    "banded": visibility.nearby(visibility.left_to_right(12), 2),
     "pseudo-masked": visibility.pseudo_masked(6, [2, 1]),
     "MPNet": visibility.compensated(3, [1, 1, 1]),
     "block diffusion": visibility.block_diffusion([2, 3, 1]),

@@ -8,6 +8,9 @@ import torch
 
 from brute_force import Slot, block_diffusion, by_step, compensated, group, matrix, permuted, pseudo_masked
 from unicloze import visibility
+from unicloze import visibility_masks as masks
+from unicloze.errors import UniclozeError
+from unicloze.visibility import _intervals, _step_bounds
 
 
 def random_steps(rng: np.random.Generator) -> list[int]:
@@ -35,7 +38,7 @@ def test_rows_made_together_equal_rows_made_alone() -> None:
     rng = np.random.default_rng(0)
     contexts = rng.integers(1, 20, 50)
     steps = [random_steps(rng) if i % 7 else [] for i in range(50)]
-    bounds = [visibility._step_bounds(sizes) for sizes in steps]
+    bounds = [_step_bounds(sizes) for sizes in steps]
     row = np.repeat(np.arange(50), [sum(sizes) for sizes in steps])
     capacity = 20 + 2 * 42
     together = visibility.pseudo_masked_rows(
@@ -110,16 +113,116 @@ def test_plain_rules_follow_their_definitions() -> None:
         "left to right": (visibility.left_to_right(n), lambda q, k: k.place <= q.place),
         "right to left": (visibility.right_to_left(n), lambda q, k: k.place >= q.place),
         "prefix": (visibility.prefix(3, 4), lambda q, k: k.place < 3 or k.place <= q.place),
-        "banded": (visibility.banded(n, 2), lambda q, k: q.place - 2 <= k.place <= q.place),
+        "nearby": (visibility.nearby(visibility.bidirectional(n), 2), lambda q, k: abs(q.place - k.place) <= 2),
+        "banded": (
+            visibility.nearby(visibility.left_to_right(n), 2),
+            lambda q, k: q.place - 2 <= k.place <= q.place,
+        ),
     }
     for name, (intervals, rule) in rules.items():
         assert np.array_equal(visibility.bool_mask(intervals, n), matrix(slots, slots, rule)), name
 
 
-def test_decoding_step_reads_the_cache_the_token_and_its_own_mask() -> None:
-    keys = [Slot("cache", i) for i in range(4)] + [Slot("token", 0), Slot("pseudo", 0)]
-    expected = matrix(keys[4:], keys, lambda q, k: k.group != "pseudo" or q.group == "pseudo")
-    assert np.array_equal(visibility.bool_mask(visibility.decoding_step(4), 6), expected)
+LENGTHS = [(0, 6), (2, 6), (0, 3), (1, 5), (5, 6), (6, 6)]
+"""First real slot of a row of 6 and the one after the last."""
+
+
+def real_slots(spans: list[tuple[int, int]], slots: int) -> torch.Tensor:
+    return torch.tensor([[first <= slot < last for slot in range(slots)] for first, last in spans])
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+@pytest.mark.parametrize("width", [None, 0, 2])
+def test_rows_padded_at_either_end_follow_the_definition(both_ways: bool, width: int | None) -> None:
+    slots = group("x", 6)
+    rows = masks.real_rows(real_slots(LENGTHS, 6), both_ways=both_ways, width=width)
+    assert rows.dtype == torch.int32
+    found = visibility.bool_mask(rows, 6)
+    for mask, (first, last) in zip(found, LENGTHS, strict=True):
+
+        def reads(q: Slot, k: Slot, first: int = first, last: int = last) -> bool:
+            if not first <= q.place < last:
+                return q == k
+            near = width is None or abs(q.place - k.place) <= width
+            return near and first <= k.place < last and (both_ways or k.place <= q.place)
+
+        assert np.array_equal(mask.numpy(), matrix(slots, slots, reads))
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+def test_a_source_reads_itself_as_its_row_says(both_ways: bool) -> None:
+    real = real_slots([(0, 6), (0, 3)], 6)
+    mask = masks.source_mask(real, both_ways=both_ways).expand(-1, 6, -1)
+    rows = visibility.bool_mask(masks.real_rows(real, both_ways=both_ways), 6)
+    assert torch.equal(mask[real], rows[real])
+    assert mask.any(dim=2).all(), "padding reads something"
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+@pytest.mark.parametrize("earlier", [0, 3])
+def test_continuations_follow_the_definition(both_ways: bool, earlier: int) -> None:
+    rng = np.random.default_rng(earlier)
+    real = torch.from_numpy(rng.random((20, 8)) < 0.7)
+    in_target = torch.from_numpy(np.arange(8) >= rng.integers(0, 9, 20)[:, None])[:, earlier:]
+    found = masks.continuation_mask(real, in_target, both_ways=both_ways)
+    keys = group("x", 8)
+    for row in range(20):
+
+        def reads(q: Slot, k: Slot, row: int = row) -> bool:
+            if q == k:
+                return True
+            of_source = [n >= earlier and not bool(in_target[row, n - earlier]) for n in (q.place, k.place)]
+            return bool(real[row, k.place]) and (k.place < q.place or (both_ways and all(of_source)))
+
+        assert np.array_equal(found[row].numpy(), matrix(keys[earlier:], keys, reads))
+
+
+def test_nearby_keys_are_those_at_most_a_width_away() -> None:
+    positions, key_positions = [4, 0], [0, 1, 2, 3, 4, 4, 5, 7]
+    found = masks.nearby_mask(torch.tensor([positions]), torch.tensor([key_positions]), 2)
+    assert found[0].tolist() == [[abs(q - k) <= 2 for k in key_positions] for q in positions]
+    with pytest.raises(
+        UniclozeError, match=r"no such visibility: use objective\.name causal with objective\.local_width"
+    ):
+        masks.nearby_mask(torch.tensor([positions]), torch.tensor([key_positions]), None)
+
+
+def test_hypotheses_read_what_they_share_their_own_tokens_and_themselves() -> None:
+    # The second source ends in padding. The last two of the three hypotheses descend from the same first token.
+    shared = real_slots([(0, 3), (0, 2)], 3)
+    ancestors = torch.tensor([[True, False], [False, True], [False, True]]).expand(2, -1, -1)
+    found = masks.hypothesis_mask(shared, ancestors).int().tolist()
+    assert found[0] == [[1, 1, 1, 1, 0, 1, 0, 0], [1, 1, 1, 0, 1, 0, 1, 0], [1, 1, 1, 0, 1, 0, 0, 1]]
+    assert found[1] == [[1, 1, 0, 1, 0, 1, 0, 0], [1, 1, 0, 0, 1, 0, 1, 0], [1, 1, 0, 0, 1, 0, 0, 1]]
+
+
+def test_pseudo_masks_follow_the_definition() -> None:
+    """Behind target slots, each mask reads what the token it stands for would (paper Section 3.4)."""
+    source, target = 3, 4
+    slots = group("x", source + target)
+    prefix = visibility.bool_mask(torch.from_numpy(visibility.prefix(source, target)), len(slots))[None]
+    labelled = [5, 3, 6]
+    pseudo = [Slot("mask", place) for place in labelled]
+
+    def reads(q: Slot, k: Slot) -> bool:
+        if q.group == "x":
+            return k.group == "x" and (k.place < source or k.place <= q.place)
+        return q == k if k.group == "mask" else k.place < q.place
+
+    found = masks.with_pseudo_masks(prefix, masks.in_place_of(prefix, torch.tensor([labelled])))
+    assert np.array_equal(found[0].numpy(), matrix(slots + pseudo, slots + pseudo, reads))
+
+
+def test_open_positions_read_what_is_known_and_themselves() -> None:
+    known = torch.tensor([[True, True, False, True, True, True], [True, True, True, True, False, True]])
+    found = masks.filling_mask(known, 2, 3)
+    keys = [Slot("known", place) for place in range(6)] + group("mask", 3)
+    for row in range(2):
+
+        def reads(q: Slot, k: Slot, row: int = row) -> bool:
+            return q == k if k.group == "mask" else bool(known[row, k.place])
+
+        assert np.array_equal(found[row].numpy(), matrix(keys[4:], keys, reads))
 
 
 def test_packed_rows_do_not_read_each_other() -> None:
@@ -129,6 +232,44 @@ def test_packed_rows_do_not_read_each_other() -> None:
     expected[:8, :8] = visibility.bool_mask(rows[0], 8)
     expected[8:, 8:] = visibility.bool_mask(rows[1], 3)
     assert np.array_equal(mask, expected)
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+def test_packed_rows_made_together_equal_rows_made_alone(both_ways: bool) -> None:
+    sizes = [[3, 1, 4], [5], [2, 2], [9]]
+    together = visibility.packed_rows(sizes, both_ways=both_ways, capacity=9)
+    rule = visibility.bidirectional if both_ways else visibility.left_to_right
+    for row, inner in zip(together, sizes, strict=True):
+        alone = visibility.packed([rule(size) for size in inner])
+        assert np.array_equal(visibility.bool_mask(row[: sum(inner)], 9), visibility.bool_mask(alone, 9))
+        padding = visibility.bool_mask(row[sum(inner) :], 9)
+        assert np.array_equal(padding, np.eye(9, dtype=bool)[sum(inner) :])
+
+
+def test_plain_rows_made_together_equal_rows_made_alone() -> None:
+    lengths = np.array([4, 7, 1, 0])
+    for rule in ("bidirectional", "left_to_right", "right_to_left"):
+        together = getattr(visibility, f"{rule}_rows")(lengths, capacity=7)
+        for row, length in zip(together, lengths.tolist(), strict=True):
+            assert np.array_equal(row[:length], getattr(visibility, rule)(length)), rule
+            padding = visibility.bool_mask(row[length:], 7)
+            assert np.array_equal(padding, np.eye(7, dtype=bool)[length:]), rule
+
+
+def test_masks_behind_a_row_read_what_is_left_of_their_slots() -> None:
+    lengths, places = [4, 2, 3], [[1, 3], [], [2]]
+    row = np.repeat(np.arange(3), list(map(len, places)))
+    found = visibility.with_masks_rows(np.array(lengths), row, np.concatenate(places).astype(int), capacity=7)
+    for number, (length, masked) in enumerate(zip(lengths, places, strict=True)):
+        padding = 7 - length - len(masked)
+        slots = group("x", length) + [Slot("mask", place) for place in masked] + group("padding", padding)
+
+        def reads(q: Slot, k: Slot) -> bool:
+            if k.group != "x" or q.group == "padding":
+                return q == k
+            return k.place < q.place or q == k
+
+        assert np.array_equal(visibility.bool_mask(found[number], 7), matrix(slots, slots, reads))
 
 
 def test_tensors_render_as_arrays_do() -> None:
@@ -144,9 +285,7 @@ def test_block_mask_holds_the_same_pairs() -> None:
     capacity = 200
     padded = np.stack(
         [
-            np.concatenate(
-                [row, visibility._intervals(np.arange(len(row), capacity), np.arange(len(row), capacity) + 1)]
-            )
+            np.concatenate([row, _intervals(np.arange(len(row), capacity), np.arange(len(row), capacity) + 1)])
             for row in rows
         ]
     )

@@ -15,7 +15,8 @@ import yaml
 
 PACKAGE = Path("src", "unicloze")
 MODULES = (
-    "visibility", "recipes", "objectives/masking", "objectives/unilmv2", "objectives/permuted", "objectives/diffusion",
+    "visibility", "visibility_masks", "recipes",
+    "objectives/masking", "objectives/unilmv2", "objectives/permuted", "objectives/diffusion",
     "text/pipeline", "text/shards", "text/sampler", "model/heads", "tasks/passages", "training/batches", "training/loop",
     "training/optimizers", "training/checkpoint", "training/process", "decoding/search", "decoding/likelihood",
     "evaluation/metrics/spread", "interop/tokenizer_files", "finetuning/run",

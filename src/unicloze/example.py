@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.errors import UniclozeError
-from unicloze.visibility import Intervals, bool_mask
+from unicloze.visibility import NOTHING_NEARBY, Intervals, bool_mask
 
 if TYPE_CHECKING:
     import torch
@@ -299,10 +299,7 @@ class Batch:
         if visibility == "full":
             return self
         if self.local is None:
-            raise UniclozeError(
-                f"model.layer_visibility names '{visibility}' and these rows have no such visibility: use objective.name "
-                "causal with objective.local_width, or name 'full' alone"
-            )
+            raise UniclozeError(NOTHING_NEARBY)
         nobody = Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None)
         blocks = tuple(block.under(visibility) for block in self.blocks)
         return dataclasses.replace(self, intervals=self.local, leading=nobody, blocks=blocks)

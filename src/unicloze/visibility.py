@@ -6,6 +6,9 @@ include slots that are no queries, such as a memory or a decoder's cache; those 
 
 A constructor returns the intervals of one row, *Shape:* (queries, 4), int32; an interval [0, 0) is empty.
 Those named `..._rows` do it for many rows at once. `bool_mask`, `block_mask` and `text` render the same intervals.
+
+Rows that come as tensors, and slots of a generator, which stand in no fixed order, have their rules in
+`unicloze.visibility_masks`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,12 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 Intervals = npt.NDArray[np.int32]
+
+NOTHING_NEARBY = (
+    "model.layer_visibility names 'local' and these rows have no such visibility: use objective.name causal with "
+    "objective.local_width, or name 'full' alone"
+)
+"""Why rows that say nothing of nearby slots cannot be read by `local` layers."""
 
 
 def _intervals(a0: Any, a1: Any, b0: Any = 0, b1: Any = 0) -> Intervals:
@@ -47,6 +56,11 @@ def right_to_left(length: int) -> Intervals:
 def prefix(source: int, target: int) -> Intervals:
     """The source reads itself in both directions; a target slot reads the source and the target up to itself (UniLM v1)."""
     return _intervals(0, np.maximum(source, np.arange(source + target) + 1))
+
+
+def bidirectional_rows(lengths: npt.NDArray[np.integer], *, capacity: int) -> Intervals:
+    """`bidirectional` for many rows, see `left_to_right_rows`."""
+    return _padded_rows(lengths, 0, lengths[:, None], capacity)
 
 
 def left_to_right_rows(lengths: npt.NDArray[np.integer], *, capacity: int) -> Intervals:
@@ -89,13 +103,8 @@ def _padded_rows(lengths: npt.NDArray[np.integer], first: Any, last: Any, capaci
     return result
 
 
-def banded(length: int, width: int) -> Intervals:
-    """A slot reads itself and the `width` slots left of it (GPT-3's local layers)."""
-    return nearby(left_to_right(length), width)
-
-
 def nearby(intervals: Intervals, width: int) -> Intervals:
-    """A rule less the keys more than `width` slots away, for rows whose keys are their queries.
+    """A rule less the keys more than `width` slots away, for rows whose keys are their queries (GPT-3's local layers).
 
     Args:
         intervals: One interval a query. *Shape:* (..., queries, 4)
@@ -292,11 +301,6 @@ def block_diffusion_rows(
     return rules[which]
 
 
-def decoding_step(cached: int) -> Intervals:
-    """One step of a generator: the new token and a pseudo mask after it, over `cached` keys, the token and the mask."""
-    return _intervals(0, np.array([cached + 1, cached + 2]))
-
-
 def packed(rows: Sequence[Intervals]) -> Intervals:
     """Several self-contained rows one after the other, none reading another; each must have as many keys as queries."""
     shifted, first = [], 0
@@ -304,6 +308,49 @@ def packed(rows: Sequence[Intervals]) -> Intervals:
         shifted.append(row + np.int32(first))
         first += len(row)
     return np.concatenate(shifted)
+
+
+def packed_rows(sizes: Sequence[Sequence[int]], *, both_ways: bool, capacity: int) -> Intervals:
+    """`packed` for many rows of `bidirectional` or `left_to_right` sequences, padded on the right; padding reads only itself.
+
+    Args:
+        sizes: Slots of the sequences of each row.
+        both_ways: Whether a slot reads those right of it too.
+        capacity: Slots of a row.
+
+    Returns:
+        *Shape:* (rows, capacity, 4)
+    """
+    slot = np.arange(capacity, dtype=np.int32)
+    real = slot < np.array([sum(row) for row in sizes], dtype=np.int32)[:, None]
+    each = np.concatenate([np.asarray(row, dtype=np.int32) for row in sizes])
+    begins = np.concatenate([np.cumsum([0, *row[:-1]], dtype=np.int32) for row in sizes])
+    result = np.zeros((*real.shape, 4), dtype=np.int32)
+    result[:, :, 0], result[:, :, 1] = slot, slot + 1
+    result[real, 0] = np.repeat(begins, each)
+    if both_ways:
+        result[real, 1] = np.repeat(begins + each, each)
+    return result
+
+
+def with_masks_rows(
+    lengths: npt.NDArray[np.integer], row: npt.NDArray[np.integer], place: npt.NDArray[np.integer], *, capacity: int
+) -> Intervals:
+    """`left_to_right` rows with a pseudo mask behind them for some slots, reading what is left of its slot, and itself.
+
+    Args:
+        lengths: Slots of each row before the masks. *Shape:* (rows,)
+        row: Row of each mask, in ascending order. *Shape:* (masks,)
+        place: The slot it stands for. *Shape:* (masks,)
+        capacity: Slots of a row; padding behind the masks reads only itself.
+
+    Returns:
+        *Shape:* (rows, capacity, 4)
+    """
+    result = left_to_right_rows(lengths, capacity=capacity)
+    slot = lengths[row] + ranks(row, len(lengths))
+    result[row, slot] = _intervals(0, place, slot, slot + 1)
+    return result
 
 
 def _step_bounds(steps: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from unicloze.decoding.layout import GenerationLayout
 from unicloze.decoding.sources import Sources
-from unicloze.model.packed import IncrementalModel
+from unicloze.model.inference_model import IncrementalModel
+from unicloze.visibility_masks import hypothesis_mask, with_pseudo_masks
 
 STEPS_AT_ONCE = 16
 """Steps a cache has room for before it is swept or grows."""
@@ -84,17 +85,15 @@ class Branches:
             index = parents[:, :, None].expand(-1, -1, self._ancestors.shape[2])
             self._ancestors = self._ancestors.gather(1, index)
         self._make_room()
-        rows, count, layout = len(self), self.count, self._layout
-        own = torch.eye(count, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
-        shared = self._sources.readable[:, None, :].expand(-1, count, -1)
-        lineage = torch.cat([self._ancestors, own], dim=2)
+        count, layout = self.count, self._layout
+        reads = hypothesis_mask(self._sources.readable, self._ancestors)
+        lineage = reads[:, :, self._sources.readable.shape[1] :]
         place = self._sources.lengths + self._written + (layout.opening is not None)
-        reads, slots, positions = torch.cat([shared, lineage], dim=2), tokens[:, None, :], place[:, None]
+        slots, positions = tokens[:, None, :], place[:, None]
         select = None
         if layout.predicts == "pseudo":
             assert layout.pseudo is not None
-            nothing = torch.zeros_like(own)
-            reads = torch.cat([torch.cat([reads, nothing], dim=2), torch.cat([reads, own], dim=2)], dim=1)
+            reads = with_pseudo_masks(reads, reads)
             slots = torch.cat([slots, torch.full_like(slots, layout.pseudo)], dim=1)
             positions, select = torch.stack([place, place + 1], dim=1), slice(count, None)
         segments = torch.full_like(positions, layout.target_segment)

@@ -16,7 +16,7 @@ from unicloze.example import Examples, Kind, collate
 from unicloze.mixtures import parts
 from unicloze.settings import Recipe
 from unicloze.text.windows import Windows
-from unicloze.visibility import nearby
+from unicloze.visibility import bidirectional_rows, left_to_right_rows, nearby
 
 if TYPE_CHECKING:
     from unicloze.decoding.texts import ModelLike
@@ -85,9 +85,8 @@ def rows_to_encode(windows: Windows, recipe: Recipe) -> Examples:
     slot = np.broadcast_to(np.arange(width, dtype=np.int32), (rows, width))
     is_text = slot < windows.lengths[:, None]
     both_ways = visibility == "bidirectional"
-    intervals = np.zeros((rows, width, 4), dtype=np.int32)
-    intervals[:, :, 0] = np.where(is_text, 0, slot)
-    intervals[:, :, 1] = np.where(is_text & both_ways, windows.lengths[:, None], slot + 1)
+    rule = bidirectional_rows if both_ways else left_to_right_rows
+    intervals = rule(windows.lengths, capacity=width)
     local = None
     if settings.local_width is not None and not both_ways:
         local = nearby(intervals, settings.local_width)

@@ -22,8 +22,8 @@ from unicloze.decoding.parallel import fill_in_parallel
 from unicloze.decoding.search import Hypothesis, Search, Settled, search
 from unicloze.decoding.texts import check_text, open_model
 from unicloze.errors import UsageError
+from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
-from unicloze.model.packed import IncrementalModel
 from unicloze.settings import DecodingSettings, TrainingSettings
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.precision import choose_precision
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from unicloze.training.models import LoadedModel
 
 Ids = npt.NDArray[np.integer]
-OnStep = Callable[[int, list[int]], None]
 OnPart = Callable[[int, list[list[Hypothesis]]], None]
 
 BATCHES_OF_A_PART = 64
@@ -144,7 +143,6 @@ def generate_tokens(
     sources: Sequence[Ids],
     settings: DecodingSettings,
     layout: GenerationLayout,
-    on_step: OnStep | None = None,
     *,
     first: int = 0,
     on_part: OnPart | None = None,
@@ -157,8 +155,6 @@ def generate_tokens(
         sources: Token ids of each, without special tokens.
         settings: How.
         layout: Where source and target stand and what predicts.
-        on_step: Is told, after each step, the number of a source and the tokens that its first result will go on with. In
-            beam search only of one source and one result: there a token is settled once all hypotheses agree on it.
         first: Number of the first source to generate for; those before it are done.
         on_part: Is told, after every few batches, the number of a source and the hypotheses of it and those behind it, in
             the order of the sources.
@@ -186,10 +182,8 @@ def generate_tokens(
                 records = order[place : place + settings.batch_size]
                 steps = _steps(ready, [sources[record] for record in records], settings, layout, records)
                 found: list[list[Hypothesis]] = []
-                for settled in _into(found, steps):
-                    if on_step is not None:
-                        for number, tokens in settled:
-                            on_step(records[number], tokens)
+                for _ in _into(found, steps):
+                    pass
                 for record, hypotheses in zip(records, found, strict=True):
                     results[record] = hypotheses
                 bar.update(len(records))

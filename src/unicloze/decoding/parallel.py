@@ -21,7 +21,8 @@ from torch import Tensor
 from unicloze.decoding.choices import NEVER, Rules
 from unicloze.decoding.search import Hypothesis, Search, length_penalty
 from unicloze.decoding.sources import Sources
-from unicloze.model.packed import IncrementalModel
+from unicloze.model.inference_model import IncrementalModel
+from unicloze.visibility_masks import filling_mask
 
 
 def surest(logs: Tensor, open_positions: Tensor, count: int) -> Tensor:
@@ -101,14 +102,12 @@ def _predict(given: Sources, tokens: Tensor, new: Tensor, asked: Tensor, known: 
     assert layout.pseudo is not None
     ids = torch.cat([tokens.gather(1, new), torch.full_like(asked, layout.pseudo)], dim=1)
     positions = given.lengths[:, None] + torch.cat([new, asked], dim=1)
-    everybody = torch.cat([given.readable, known], dim=1)[:, None, :].expand(-1, fresh + count, -1)
-    itself = torch.eye(fresh + count, dtype=torch.bool, device=ids.device)[:, fresh:].expand(len(given), -1, -1)
     return given.model.extend(
         given.cache,
         ids[:, :, None],
         positions,
         torch.full_like(positions, layout.target_segment),
-        torch.cat([everybody, itself], dim=2),
+        filling_mask(torch.cat([given.readable, known], dim=1), fresh, count),
         select=slice(fresh, None),
     )
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from unicloze.decoding.layout import GenerationLayout
 from unicloze.decoding.texts import check_numbers
 from unicloze.errors import UsageError
-from unicloze.model.packed import IncrementalModel
+from unicloze.model.inference_model import IncrementalModel
+from unicloze.visibility_masks import hypothesis_mask, source_mask
 
 PAIRS_AT_ONCE = 1 << 20
 """Pairs of a query and a key of one pass over the sources: its scores should stay in the processor's cache."""
@@ -91,10 +92,9 @@ class Sources:
             return torch.cat(parts)
         place = self.lengths[:, None]
         segments = torch.full_like(place, layout.target_segment)
-        reads = torch.cat([self.readable[:, :width], torch.ones_like(place, dtype=torch.bool)], dim=1)
-        logits = self.model.extend(
-            self.cache, torch.full_like(place, opening)[:, :, None], place, segments, reads[:, None]
-        )
+        alone = self.readable.new_zeros(len(self), 1, 0)
+        reads = hypothesis_mask(self.readable[:, :width], alone)
+        logits = self.model.extend(self.cache, torch.full_like(place, opening)[:, :, None], place, segments, reads)
         self.cache.filled = self.readable.shape[1]
         return logits[:, 0]
 
@@ -108,10 +108,7 @@ class Sources:
         layout, ids, lengths = self.layout, self._ids[part], self.lengths[part, None]
         width = ids.shape[1]
         slot = torch.arange(width, device=ids.device)
-        reads = self.readable[part, None, :width]
-        if layout.decoder_only:
-            # Padding reads itself too: in layers that read nearby slots only nothing else may be left to it.
-            reads = (reads & (slot <= slot[:, None])) | (slot == slot[:, None])
+        reads = source_mask(self.readable[part, :width], both_ways=not layout.decoder_only)
         if int(lengths.min()) == width:
             reads = reads[:1]
         predicts = layout.predicts == "next" and layout.opening is None

@@ -16,6 +16,7 @@ from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData, blocks_by_length
+from unicloze.model.readers import check_steps
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, generation
 from unicloze.tasks.conversation import turn_of
@@ -38,11 +39,7 @@ def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
     Raises:
         UsageError: The settings of decoding contradict each other, or the model cannot generate.
     """
-    if recipe.model.positions == "transformer_xl":
-        raise UsageError(
-            "a model with model.positions transformer_xl cannot be fine-tuned to generate: use one with learned positions or "
-            "a relative position bias"
-        )
+    check_steps(recipe.model)
     longest = min(recipe.decoding.max_length, generation.room(recipe)[1])
     decoding = dataclasses.replace(recipe.decoding, max_length=longest)
     check_settings(decoding, layout_of(recipe, tokenizer.vocabulary))

@@ -11,8 +11,7 @@ from transformers import PreTrainedConfig
 
 from unicloze.errors import UsageError
 from unicloze.interop.rules import encoding_rule, step_rule
-from unicloze.model.padded import EncodingRule
-from unicloze.model.steps import StepRule
+from unicloze.model.from_attention_mask import EncodingRule, StepRule
 from unicloze.settings import ModelSettings
 from unicloze.training.models import LoadedModel
 

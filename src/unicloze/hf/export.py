@@ -18,7 +18,7 @@ from unicloze.interop.decoding import not_said
 from unicloze.interop.export import Export
 from unicloze.interop.peer import Peer, quietly, transformers_library
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
-from unicloze.model.padded import encoding_batch
+from unicloze.model.from_attention_mask import encoding_batch
 from unicloze.training.models import LoadedModel
 
 
@@ -79,7 +79,7 @@ def _check(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Pat
         batch = encoding_batch(
             input_ids, None, None, positions, rule=model.config.encoding, max_positions=model.config.max_positions
         )
-        embedded: Tensor = model.backbone.embeddings(batch, None)
+        embedded: Tensor = model.backbone.embeddings(batch.input_ids, batch.position_ids, batch.segment_ids)
         return embedded
 
     peer = Peer(

@@ -15,8 +15,9 @@ from unicloze.decoding.choices import repeats
 from unicloze.errors import UsageError
 from unicloze.hf.config import UniclozeConfig
 from unicloze.hf.models import UniclozePreTrainedModel, resize_bias, returns_dict, summed_loss
+from unicloze.model.from_attention_mask import Slots, slots_of, with_pseudo_masks
 from unicloze.model.heads import TokenHead
-from unicloze.model.steps import Slots, check_steps, slots_of, step_states, with_pseudo_masks
+from unicloze.model.readers import GivenKeys, check_steps
 
 
 class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin):
@@ -40,7 +41,7 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         super().__init__(config)
         self.rule = config.writing
         self.token_head = TokenHead(config.settings, vocab_size=config.vocab_size)
-        check_steps(self.backbone)
+        check_steps(config.settings)
         # Trainer counts labels[:, 1:] where the loss shifts them and all of them where it does not.
         self.loss_type = "ForCausalLM" if self.rule.predicts == "next" else "ForMaskedLM"
         self.post_init()
@@ -141,10 +142,14 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         return states, logits, loss
 
     def _states(self, slots: Slots, cache: DynamicCache | None) -> list[Tensor]:
-        def extend(key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        def append(key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
             return (key, value) if cache is None else cache.update(key, value, layer)
 
-        return step_states(self.backbone, slots, extend, local_width=self.rule.local_width, dropout=self._dropout())
+        dropout, backend = self._dropout(), self.backbone.backend
+        reader = GivenKeys(
+            slots=slots, append=append, local_width=self.rule.local_width, backend=backend, dropout=dropout
+        )
+        return list(self.backbone.read(slots.input_ids, slots.positions, slots.segment_ids, reader, dropout))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.token_head(hidden, self.backbone.embeddings.tokens.weight)

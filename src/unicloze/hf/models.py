@@ -19,8 +19,8 @@ from unicloze.interop.decoding import generate_arguments
 from unicloze.interop.rules import never_written
 from unicloze.model.backbone import Backbone
 from unicloze.model.dropout import DropoutKey
+from unicloze.model.from_attention_mask import encoding_batch
 from unicloze.model.heads import TokenHead
-from unicloze.model.padded import encoding_batch
 from unicloze.training.models import LoadedModel, load_model
 
 

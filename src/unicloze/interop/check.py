@@ -198,7 +198,9 @@ def _difference_of_embeddings(loaded: LoadedModel, peer: Peer) -> float:
         batch = dataclasses.replace(examples, input_ids=np.resize(ids, width).astype(np.int32)[None], targets={})
         positions = torch.arange(width)[None]
         other = peer.embed(torch.from_numpy(peer.ids)[torch.from_numpy(batch.input_ids).long()], positions)
-        largest = max(largest, _largest(loaded.model.backbone.embeddings(collate(batch), None) - other))
+        rows = collate(batch)
+        own = loaded.model.backbone.embeddings(rows.input_ids, rows.position_ids, rows.segment_ids)
+        largest = max(largest, _largest(own - other))
     return largest
 
 

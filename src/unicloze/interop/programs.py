@@ -24,9 +24,9 @@ from unicloze.decoding.texts import open_model
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.rules import encoding_rule, step_rule
 from unicloze.mixtures import describe
+from unicloze.model.from_attention_mask import EncodingRule, StepRule, encoding_batch, slots_of
 from unicloze.model.model import UnifiedModel
-from unicloze.model.padded import EncodingRule, encoding_batch
-from unicloze.model.steps import StepRule, check_steps, slots_of, step_states
+from unicloze.model.readers import GivenKeys, check_steps
 from unicloze.training.models import LoadedModel
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Step(nn.Module):
 
     def __init__(self, model: UnifiedModel, rule: StepRule) -> None:
         super().__init__()
-        check_steps(model.backbone)
+        check_steps(model.settings)
         self.model = model
         self.rule = rule
         self.inputs: dict[str, dict[int, Dim]] = {
@@ -118,7 +118,7 @@ class Step(nn.Module):
             attention_mask = functional.pad(attention_mask, (0, 1), value=1)
         new_keys, new_values = [], []
 
-        def extend(key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        def append(key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
             new_keys.append(key[:, :, :kept])
             new_values.append(value[:, :, :kept])
             return torch.cat([past_keys[layer], key], dim=2), torch.cat([past_values[layer], value], dim=2)
@@ -131,7 +131,9 @@ class Step(nn.Module):
             earlier=past_mask.shape[1],
             max_positions=self.model.max_positions,
         )
-        hidden = step_states(self.model.backbone, slots, extend, local_width=self.rule.local_width)[-1]
+        backbone = self.model.backbone
+        reader = GivenKeys(slots=slots, append=append, local_width=self.rule.local_width, backend=backbone.backend)
+        *_, hidden = backbone.read(slots.input_ids, slots.positions, slots.segment_ids, reader)
         return self.model.token_logits(hidden[:, -1]), torch.stack(new_keys), torch.stack(new_values)
 
 

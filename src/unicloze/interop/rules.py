@@ -5,8 +5,7 @@ from __future__ import annotations
 from unicloze.decoding.abilities import objective_of
 from unicloze.decoding.layout import find_layout
 from unicloze.mixtures import parts
-from unicloze.model.padded import EncodingRule
-from unicloze.model.steps import StepRule
+from unicloze.model.from_attention_mask import EncodingRule, StepRule
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.tokenizers import Vocabulary
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.plan import Backend, Block, Region
 from unicloze.model.transformer_xl import RelativeTerms
+from unicloze.model.visibility_plan import Backend, Region
 from unicloze.settings import ModelSettings
 
 
@@ -67,7 +66,8 @@ def _flex_kernel(compiled: bool) -> Callable[..., Tensor]:
 class SelfAttention(nn.Module):
     """Multi-head self-attention with one fused projection to queries, keys and values, in that order.
 
-    With Transformer-XL's encoding the projections have no biases of their own, and the scores have `RelativeTerms`.
+    With Transformer-XL's encoding the projections have no biases of their own, and the scores have `RelativeTerms`. It holds
+    the weights; the readers (`unicloze.model.readers`) compute with them.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -78,90 +78,6 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(settings.hidden_size, 3 * settings.hidden_size, bias=not relative)
         self.output = nn.Linear(settings.hidden_size, settings.hidden_size, bias=not relative)
         self.terms = RelativeTerms(settings) if relative else None
-
-    def forward(
-        self,
-        hidden: Tensor,
-        memory: Tensor | None,
-        blocks: tuple[Block, ...],
-        selected: Tensor | None,
-        late: bool,
-        backend: Backend,
-        dropout: DropoutKey | None,
-    ) -> Tensor:
-        """Attend from all slots, or only from the selected ones.
-
-        Args:
-            hidden: *Shape:* (rows, slots, hidden size)
-            memory: Hidden states that are keys before all others, and no queries. *Shape:* (rows, memory, hidden size)
-            blocks: Cover the queries: the rows themselves, or the blocks that are laid end to end in the only one.
-            selected: Query slots, all if None. *Shape:* (rows, predictions)
-            late: Select when all have asked, out of the slots of all rows.
-            backend: Implementation of attention.
-            dropout: Dropout of this forward pass, None in evaluation.
-
-        Returns:
-            *Shape:* (rows, queries, hidden size)
-        """
-        query, key, value = self._project(hidden, memory, None if late else selected)
-        queries = _cut(query, [(block.rows, block.queries) for block in blocks])
-        keys, values = (_cut(part, [(block.rows, block.keys) for block in blocks]) for part in (key, value))
-        attended = [
-            self._attend(part, key, value, block.regions, backend, dropout)
-            for part, key, value, block in zip(queries, keys, values, blocks, strict=True)
-        ]
-        joined = attended[0] if len(attended) == 1 else torch.cat([part.flatten(0, 1) for part in attended])[None]
-        if late and selected is not None:
-            joined = select_slots(in_one_row(joined), selected)
-        projected: Tensor = self.output(joined)
-        return projected
-
-    def _attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        regions: tuple[Region, ...],
-        backend: Backend,
-        dropout: DropoutKey | None,
-    ) -> Tensor:
-        """Attention of a block. *Shape:* (rows, queries or keys, hidden size) to (rows, queries, hidden size)"""
-        query, key, value = (self._heads(part) for part in (query, key, value))
-        queries = query.split([region.last - region.first for region in regions], dim=2)
-        parts = []
-        for part, region in zip(queries, regions, strict=True):
-            if self.terms is not None and region.relation is not None:
-                part, bias = self.terms(part, region.relation)
-                region = dataclasses.replace(region, bias=bias if region.bias is None else bias + region.bias)
-            read = key[:, :, : region.keys], value[:, :, : region.keys]
-            parts.append(attend(part, *read, region, backend=backend, dropout=dropout, rate=self.rate))
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-        return attended.transpose(1, 2).flatten(2)
-
-    def _project(self, hidden: Tensor, memory: Tensor | None, selected: Tensor | None) -> tuple[Tensor, ...]:
-        """Queries of the slots or of the selected ones, keys and values of the memory and the slots."""
-        size = hidden.shape[-1]
-        if memory is None and selected is None:
-            fused: tuple[Tensor, ...] = self.qkv(hidden).split(size, dim=-1)
-            return fused
-        weights = self.qkv.weight.split([size, 2 * size])
-        biases = (None, None) if self.qkv.bias is None else self.qkv.bias.split([size, 2 * size])
-        asking = hidden if selected is None else select_slots(hidden, selected)
-        read = hidden if memory is None else torch.cat([memory, hidden], dim=1)
-        query = functional.linear(asking, weights[0], biases[0])
-        return query, *functional.linear(read, weights[1], biases[1]).split(size, dim=-1)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        heads: Tensor = x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        return heads
-
-
-def _cut(states: Tensor, shapes: Sequence[tuple[int, int]]) -> Sequence[Tensor]:
-    """States laid end to end as blocks. *Shape:* (1, slots, width) to (rows, slots, width) each"""
-    if len(shapes) == 1:
-        return [states]
-    parts = states[0].split([rows * slots for rows, slots in shapes])
-    return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def in_one_row(hidden: Tensor) -> Tensor:
@@ -182,3 +98,20 @@ def select_slots(hidden: Tensor, slots: Tensor) -> Tensor:
     flat = slots + torch.arange(len(slots), device=slots.device)[:, None] * hidden.shape[1]
     chosen: Tensor = hidden.flatten(0, 1).index_select(0, flat.flatten()).unflatten(0, slots.shape)
     return chosen
+
+
+def score_dtype(hidden: Tensor) -> torch.dtype:
+    """Data type attention computes in: autocast's where it is on."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+
+
+def choose_backend(hidden: Tensor, dtype: torch.dtype, relative: bool) -> Backend:
+    """The implementation of attention that measured fastest for what is asked.
+
+    On a CPU, multiplying out the scores wins in bf16, and torch's kernel in fp32 as long as no gradient flows into the
+    bias. On a GPU torch's kernel can do everything; FlexAttention has to be asked for.
+    """
+    if hidden.device.type == "cpu" and (dtype != torch.float32 or relative):
+        return "explicit"
+    return "sdpa"

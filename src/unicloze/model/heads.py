@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from unicloze.model.backbone import ACTIVATIONS, embedding_width, layer_norm
+from unicloze.model.backbone import embedding_width
+from unicloze.model.layers import ACTIVATIONS, layer_norm
 from unicloze.settings import ModelSettings
 
 WIDENED, WIDENED_ON_GPU = 2**19, 2**26

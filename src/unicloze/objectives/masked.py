@@ -75,8 +75,7 @@ def causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings
 
     real = np.arange(window) < windows.lengths[:, None]
     lengths = windows.lengths + counts
-    intervals = visibility.prefix_rows(np.zeros(rows, dtype=np.int64), lengths, capacity=capacity)
-    intervals[row, slot] = np.stack([np.zeros_like(slot), position, slot, slot + 1], axis=1)
+    intervals = visibility.with_masks_rows(windows.lengths, row, position, capacity=capacity)
     positions = np.broadcast_to(np.arange(window, dtype=np.int32), (rows, window))
     kinds = np.where(real, Kind.CONTEXT, Kind.PADDING).astype(np.uint8)
     slots, labels, weights = np.zeros((3, rows, max(1, most)), dtype=np.int32)

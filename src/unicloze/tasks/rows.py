@@ -12,7 +12,7 @@ import numpy.typing as npt
 from unicloze.example import Examples, Kind, Target
 from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Vocabulary
-from unicloze.visibility import nearby
+from unicloze.visibility import nearby, packed_rows
 
 Ints = npt.NDArray[np.int32]
 Pooling = Literal["first", "last", "mean"]
@@ -72,20 +72,13 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
     input_ids[real] = np.concatenate([row.input_ids for row in rows])
     segment_ids[real] = np.concatenate([row.segment_ids for row in rows])
     packed = [row.lengths or (row.slots,) for row in rows]
-    sizes = np.concatenate([np.asarray(inner, dtype=np.int32) for inner in packed])
-    begins = np.concatenate([np.cumsum([0, *inner[:-1]], dtype=np.int32) for inner in packed])
-    starts, ends = np.tile(slot, (len(rows), 1)), np.tile(slot + 1, (len(rows), 1))
-    starts[real] = np.repeat(begins, sizes)
     both_ways = recipe.use.visibility == "bidirectional"
-    if both_ways:
-        ends[real] = np.repeat(begins + sizes, sizes)
-    intervals = np.zeros((*shape, 4), dtype=np.int32)
-    intervals[:, :, 0], intervals[:, :, 1] = starts, ends
+    intervals = packed_rows(packed, both_ways=both_ways, capacity=shape[1])
     width = None if both_ways else recipe.objective.local_width
     alone = np.array([len(inner) == 1 for inner in packed])
     return Examples(
         input_ids=input_ids,
-        position_ids=np.where(real, slot - starts, 0).astype(np.int32),
+        position_ids=np.where(real, slot - intervals[:, :, 0], 0).astype(np.int32),
         segment_ids=segment_ids,
         kinds=np.where(real, Kind.CONTEXT, Kind.PADDING).astype(np.uint8),
         steps=np.full(shape, -1, dtype=np.int32),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,18 +33,6 @@ class Baseline:
 
     name: str
     answers: Sequence[Any]
-
-
-class Encoded(Protocol):
-    """A row as tokens, not laid out yet: the part of a record a model reads at once."""
-
-    @property
-    def record(self) -> int:
-        """Number of the record it was made from."""
-
-    @property
-    def slots(self) -> int:
-        """How long it is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unicloze.model.plan import RelativeBias
+from unicloze.model.relative_bias import RelativeBias
 from unicloze.settings import TrainingSettings, chosen
 
 SLANTED_RATIO = 32

@@ -159,8 +159,8 @@ def generate(
         One for each source, in their order: `id`, `prediction`, and `candidates` if there are several.
 
     Raises:
-        UsageError: Neither or both of `text` and `file` are given, there is no such device, the model cannot generate, a setting
-            would have no effect, or `into` is given and `decoding.num_results` asks for several texts.
+        UsageError: Neither or both of `text` and `file` are given, there is no such device, the model cannot generate, a
+            setting would have no effect, or `into` is given and `decoding.num_results` asks for several texts.
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
     """
     from unicloze.finetuning.texts import generate_for_records, generate_into, with_field

@@ -7,18 +7,19 @@ work of scores that nobody may see. Rows of different lengths come as blocks lai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unicloze.blocks import end_to_end
 from unicloze.example import Batch
+from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.transformer_xl import Relation, Relations
-from unicloze.settings import ModelSettings
 from unicloze.visibility import block_mask, bool_mask, with_memory
+from unicloze.visibility_masks import nearby_mask
 
 Backend = Literal["explicit", "sdpa", "flex"]
 
@@ -82,67 +83,6 @@ class Plan:
     selected: Tensor | None
     last: tuple[Block, ...]
     late: bool = False
-
-
-class RelativeBias(nn.Module):
-    """T5's relative position bias: a learned number per head and bucket of distances, shared by all layers.
-
-    Half the buckets are for keys right of the query. Distances below a quarter of the buckets have one each, longer ones
-    share logarithmically growing ranges up to `relative_max_distance` (Raffel et al. 2020, Section 2.1).
-    """
-
-    def __init__(self, settings: ModelSettings) -> None:
-        super().__init__()
-        self.buckets = settings.relative_buckets
-        self.max_distance = settings.relative_max_distance
-        self.weight = nn.Parameter(torch.empty(settings.num_heads, settings.relative_buckets))
-
-    def bucket(self, distance: Tensor) -> Tensor:
-        """Bucket of each distance, key position minus query position."""
-        half = self.buckets // 2
-        exact = half // 2
-        size = distance.abs()
-        growth = torch.log(size.clamp(min=1).float() / exact) / torch.log(torch.tensor(self.max_distance / exact))
-        far = exact + (growth * (half - exact)).long()
-        return (distance > 0).long() * half + torch.where(size < exact, size, far.clamp(max=half - 1))
-
-    def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        """The bias of each pair.
-
-        Args:
-            query_positions: *Shape:* (rows, queries)
-            key_positions: *Shape:* (rows, keys)
-
-        Returns:
-            *Shape:* (rows, heads, queries, keys)
-        """
-        far = self.max_distance
-        distance_BQK = (key_positions[:, None, :] - query_positions[:, :, None]).clamp_(-far, far)
-        if distance_BQK.is_cuda and torch.is_grad_enabled():
-            # A product with one-hot rows: its backward pass is a product too, whose sums have the same order in every run.
-            buckets = torch.arange(self.buckets, device=distance_BQK.device)
-            one_hot = (self.bucket(distance_BQK)[..., None] == buckets).to(self.weight.dtype)
-            return (one_hot @ self.weight.T).permute(0, 3, 1, 2).contiguous()
-        each = torch.arange(-far, far + 1, device=distance_BQK.device)
-        table = self.weight.index_select(1, self.bucket(each))
-        bias_HBQK: Tensor = _LookUp.apply(table, distance_BQK.add_(far))  # type: ignore[no-untyped-call]
-        return bias_HBQK.transpose(0, 1)
-
-
-class _LookUp(torch.autograd.Function):
-    """Columns of a small table; the gradient is summed head by head, into numbers that stay in the processor's cache."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, columns: Tensor) -> Tensor:
-        ctx.save_for_backward(columns)
-        ctx.width = table.shape[1]
-        return table.index_select(1, columns.flatten()).view(-1, *columns.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (columns,), grad = ctx.saved_tensors, grads[0].flatten(1)
-        sums = grad.new_zeros(len(grad), ctx.width)
-        return sums.scatter_add_(1, columns.flatten().expand_as(grad), grad), None
 
 
 def predicted_slots(batch: Batch) -> Tensor:
@@ -212,13 +152,12 @@ def _selected_block(
 ) -> Block:
     slots = batch.input_ids.shape[1]
     intervals, memory = _intervals(batch)
-    bias = None
+    mask = None
     if memory or not batch.leading.alike or batch.leading.slots < slots:
         read = intervals.gather(1, selected[:, :, None].expand(-1, -1, 4))
-        bias = additive(bool_mask(read, memory + slots), dtype)
-    if relative is not None:
-        distance_bias = relative(batch.position_ids.gather(1, selected), batch.position_ids).to(dtype)
-        bias = distance_bias if bias is None else distance_bias + bias
+        mask = bool_mask(read, memory + slots)
+    distance = None if relative is None else relative(batch.position_ids.gather(1, selected), batch.position_ids)
+    bias = score_bias(mask, distance, dtype)
     relation = None if relations is None else relations.of(selected, memory + slots)
     rows, queries = selected.shape
     return Block(rows, queries, memory + slots, (Region(0, queries, memory + slots, bias, relation=relation),))
@@ -242,18 +181,15 @@ def _regions(
     slots, leading = batch.input_ids.shape[1], batch.leading
     regions = []
     if leading.slots:
-        bias, keys = None, memory + leading.keys
-        if memory or not leading.alike:
-            bias = additive(bool_mask(intervals[:, : leading.slots], keys), dtype)
-        if relative is not None:
-            distance_bias = _leading_bias(batch, relative).to(dtype)
-            bias = distance_bias if bias is None else distance_bias + bias
+        keys = memory + leading.keys
+        mask = bool_mask(intervals[:, : leading.slots], keys) if memory or not leading.alike else None
+        bias = score_bias(mask, None if relative is None else _leading_bias(batch, relative), dtype)
         relation = None if relations is None else relations.of(slice(leading.slots), keys)
         regions.append(Region(0, leading.slots, keys, bias, relation=relation))
     if leading.slots < slots:
-        bias = additive(bool_mask(intervals[:, leading.slots :], memory + slots), dtype)
-        if relative is not None:
-            bias = relative(batch.position_ids[:, leading.slots :], batch.position_ids).to(dtype) + bias
+        mask = bool_mask(intervals[:, leading.slots :], memory + slots)
+        positions = batch.position_ids
+        bias = score_bias(mask, None if relative is None else relative(positions[:, leading.slots :], positions), dtype)
         relation = None if relations is None else relations.of(slice(leading.slots, slots), memory + slots)
         regions.append(Region(leading.slots, slots, memory + slots, bias, relation=relation))
     return tuple(regions)
@@ -276,7 +212,67 @@ def _leading_bias(batch: Batch, relative: RelativeBias) -> Tensor:
     return torch.cat([shared, relative(positions[:, : leading.slots], positions)]).index_select(0, pattern)
 
 
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask (rows, queries, keys) as numbers to add to the scores of all heads."""
+def score_bias(mask: Tensor | None, distance: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What is added to the scores: -inf where a query must not read a key, and the relative position bias.
+
+    Args:
+        mask: True where a query reads a key; every query reads every key if None. *Shape:* (rows, queries, keys)
+        distance: The relative position bias, None if there is none. *Shape:* (rows, heads, queries, keys)
+        dtype: Of the scores.
+
+    Returns:
+        None if nothing is added. *Shape:* (rows, heads or 1, queries, keys)
+    """
+    distance = None if distance is None else distance.to(dtype)
+    if mask is None:
+        return distance
     zero = torch.zeros((), dtype=dtype, device=mask.device)
-    return torch.where(mask, zero, zero - torch.inf).unsqueeze(1)
+    added = torch.where(mask, zero, zero - torch.inf).unsqueeze(1)
+    return added if distance is None else distance + added
+
+
+def step_biases(
+    reads: Tensor | None,
+    positions: Tensor,
+    key_positions: Tensor,
+    relative: RelativeBias | None,
+    *,
+    names: Iterable[str],
+    local_width: int | None,
+    dtype: torch.dtype,
+    copies: int = 1,
+) -> dict[str, list[Tensor]]:
+    """What slots whose keys may have been computed earlier add to their scores, under each visibility.
+
+    Args:
+        reads: Which keys each slot reads; all if None. *Shape:* (rows or 1, slots or 1, keys)
+        positions: *Shape:* (rows or 1, positions)
+        key_positions: *Shape:* (rows or 1, keys)
+        relative: The relative position bias, if the model has one.
+        names: The visibilities of the layers.
+        local_width: How many positions away the keys are at most that `local` layers read.
+        dtype: Of the scores.
+        copies: Slots that stand for each position.
+
+    Returns:
+        By name, what is to be added one after the other: a mask of many rows and a bias they share stay apart.
+        *Shape:* (rows or 1, heads or 1, slots or 1, keys) each
+
+    Raises:
+        UniclozeError: There are `local` layers and no width.
+    """
+    distance = None if relative is None else relative(positions, key_positions)
+    if distance is not None and copies > 1:
+        distance = distance.repeat_interleave(copies, dim=2)
+    biases = {}
+    for name in dict.fromkeys(names):
+        mask = reads
+        if name == "local":
+            near = nearby_mask(positions, key_positions, local_width)
+            near = near if copies == 1 else near.repeat_interleave(copies, dim=1)
+            mask = near if reads is None else near & reads
+        apart = mask is not None and distance is not None and mask.shape[0] != distance.shape[0]
+        pairs = [(None, distance), (mask, None)] if apart else [(mask, distance)]
+        found = (score_bias(*pair, dtype) for pair in pairs)
+        biases[name] = [bias for bias in found if bias is not None]
+    return biases

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 
 import torch
 from torch import Tensor, nn
 
 from unicloze.errors import UsageError
 from unicloze.model.cache import Cache
-from unicloze.model.incremental import extend
 from unicloze.model.model import UnifiedModel
+from unicloze.model.readers import OwnCache, check_steps
 
 
 class PackedLinear(nn.Module):
@@ -65,11 +66,7 @@ class IncrementalModel:
     def __init__(self, model: UnifiedModel, dtype: torch.dtype) -> None:
         if not hasattr(model, "token_head"):
             raise UsageError("this model predicts no tokens, so it cannot generate text: use one of another objective")
-        if model.settings.positions == "transformer_xl":
-            raise UsageError(
-                "a model with model.positions transformer_xl cannot generate text here: use one with learned positions or a "
-                "relative position bias"
-            )
+        check_steps(model.settings)
         shared: dict[int, object] = {id(tensor): tensor for tensor in model.parameters()}
         self._backbone, self._head = copy.deepcopy(model.backbone, shared), copy.deepcopy(model.token_head, shared)
         for module in (*self._backbone.modules(), *self._head.modules()):
@@ -96,21 +93,31 @@ class IncrementalModel:
         select: slice | Tensor | None = None,
         local_width: int | None = None,
     ) -> Tensor:
-        """Logits at the next slots of every row, or at the selected ones, see `unicloze.model.incremental.extend`.
+        """Logits at the next slots of every row, or at the selected ones; see `unicloze.model.readers.OwnCache`.
+
+        Args:
+            cache: Has room for the slots; how many of them stay the caller counts in.
+            input_ids: Tokens; several slots may stand for one position. *Shape:* (rows, positions, slots of a position)
+            position_ids: *Shape:* (rows or 1, positions), 1 only if the cache is empty
+            segment_ids: *Shape:* (rows or 1, positions)
+            reads: Which keys each slot reads, of those in the cache and these, which follow them; all if None.
+                *Shape:* (rows or 1, slots or 1, keys)
+            select: Return these slots only, see `OwnCache`.
+            local_width: How many positions away the keys are at most that `local` layers read.
+
+        Raises:
+            UniclozeError: A layer reads nearby slots only, and how far they are is not given.
 
         Returns:
             In float32. *Shape:* (rows, slots or selected, vocabulary)
         """
+        copies = input_ids.shape[2]
+        reader = OwnCache(
+            cache=cache, positions=position_ids, reads=reads, copies=copies, select=select, local_width=local_width
+        )
+        positions, segments = (ids.repeat_interleave(copies, dim=1) for ids in (position_ids, segment_ids))
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            hidden = extend(
-                self._backbone,
-                cache,
-                input_ids,
-                position_ids,
-                segment_ids,
-                reads,
-                select=select,
-                local_width=local_width,
-            )
+            states = self._backbone.read(input_ids.flatten(1), positions, segments, reader)
+            hidden = deque(states, maxlen=1).pop()
             logits: Tensor = self._output(self._head.transform(hidden))
         return logits.float()

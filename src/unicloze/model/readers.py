@@ -1,0 +1,318 @@
+"""Who reads what: the sources of keys and values that the one loop over layers can be run with.
+
+    FullRows     whole rows, as a batch lays them out: training, evaluation, encoding
+    OwnCache     the next slots of rows whose earlier keys and values stand in a cache of ours: generation
+    GivenKeys    the same, with keys and values that a caller keeps: Transformers, exported programs
+
+A slot's keys and values depend on what it reads and on nothing later, so a row may be computed in any number of calls, as
+long as no slot reads a slot of a later call. All follow the same rules of visibility and the same relative bias; each
+computes projection and attention as is fastest for its shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from unicloze.blocks import end_to_end
+from unicloze.errors import UsageError
+from unicloze.example import Batch
+from unicloze.model.attention import SelfAttention, attend, choose_backend, in_one_row, score_dtype, select_slots
+from unicloze.model.cache import Cache
+from unicloze.model.dropout import DropoutKey
+from unicloze.model.from_attention_mask import Slots
+from unicloze.model.layers import Layer
+from unicloze.model.relative_bias import RelativeBias
+from unicloze.model.transformer_xl import Relations
+from unicloze.model.visibility_plan import Backend, Region, plan, predicted_slots, step_biases
+from unicloze.settings import ModelSettings
+
+FEW = 8
+"""If the keys are so many times the slots, the slots attend to the cache's whole capacity under their mask: in bf16 torch
+copies keys and values that do not fill their tensor, which costs as much as attention itself."""
+
+Append = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""New keys and values of a layer, and its number, to those of all slots. *Shape:* (rows, heads, slots, head size) each"""
+
+
+def check_steps(settings: ModelSettings) -> None:
+    """Refuse a model whose layers need more of earlier slots than their keys and values.
+
+    Raises:
+        UsageError: It is one.
+    """
+    if settings.positions == "transformer_xl":
+        raise UsageError(
+            "a model with model.positions transformer_xl cannot write a target step by step: use one with learned positions "
+            "or a relative position bias"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class FullRows:
+    """Whole rows: every slot is there, and reads what its batch says.
+
+    Args:
+        batch: The rows; a memory holds hidden states as a layer is given them, which are keys before all others.
+        settings: The model's shape.
+        select: Compute in the last layer only the slots the targets predict at.
+        backend: Implementation of attention, the fastest if None.
+        dropout: Dropout of this forward pass; none if None.
+
+    Raises:
+        UniclozeError: A layer reads nearby slots only, and the batch does not say which those are (in `start`).
+    """
+
+    batch: Batch
+    settings: ModelSettings
+    select: bool = False
+    backend: Backend | None = None
+    dropout: DropoutKey | None = None
+
+    def start(self, hidden: Tensor, relative: RelativeBias | None, visibility: Sequence[str]) -> None:
+        """Render the batch's visibility once for all layers, see `Reader.start`."""
+        batch, dtype = self.batch, score_dtype(hidden)
+        encoded = self.settings.positions == "transformer_xl"
+        relations = [Relations(part, self.settings, self.dropout) if encoded else None for part in batch.parts]
+        self._backend = self.backend or choose_backend(hidden, dtype, relative is not None or encoded)
+        plans = {
+            name: plan(
+                batch.under(name), relative, relations, self._backend, dtype, self.select and name == visibility[-1]
+            )
+            for name in dict.fromkeys(visibility)
+        }
+        self._last = plans[visibility[-1]]
+        self._blocks = [*(plans[name].blocks for name in visibility[:-1]), self._last.last]
+        self._selected = [*(None for _ in visibility[:-1]), self._last.selected]
+
+    def computed(self, layer: Layer, hidden: Tensor) -> Tensor:
+        """See `Reader.computed`."""
+        selected = self._selected[layer.number]
+        return hidden if selected is None else select_slots(in_one_row(hidden) if self._last.late else hidden, selected)
+
+    def attend(self, layer: Layer, normed: Tensor) -> Tensor:
+        """See `Reader.attend`; blocks laid end to end attend apart."""
+        blocks, selected, attention = self._blocks[layer.number], self._selected[layer.number], layer.attention
+        late, memory = self._last.late and selected is not None, self.batch.memory
+        earlier = None if memory is None else layer.before_attention(memory.states[layer.number])
+        query, key, value = _project(attention, normed, earlier, None if late else selected)
+        queries = _cut(query, [(block.rows, block.queries) for block in blocks])
+        keys, values = (_cut(part, [(block.rows, block.keys) for block in blocks]) for part in (key, value))
+        attended = [
+            self._attend(attention, part, key, value, block.regions)
+            for part, key, value, block in zip(queries, keys, values, blocks, strict=True)
+        ]
+        joined = attended[0] if len(attended) == 1 else torch.cat([part.flatten(0, 1) for part in attended])[None]
+        if late and selected is not None:
+            joined = select_slots(in_one_row(joined), selected)
+        projected: Tensor = attention.output(joined)
+        return projected
+
+    def predicted(self, hidden: Tensor) -> Tensor:
+        """The states of the predicted slots, side by side in the targets' order.
+
+        Args:
+            hidden: The last states, of all slots or of the computed ones.
+
+        Returns:
+            *Shape:* (rows, predictions, hidden size)
+        """
+        batch, selected = self.batch, self._last.selected
+        predicted = predicted_slots(batch)
+        if selected is None:
+            return select_slots(hidden, predicted)
+        if not self._last.late and not batch.blocks:
+            return hidden
+        # What only pads the predictions may not have been computed: it takes the first state, and nothing reads it.
+        number = torch.zeros(batch.input_ids.numel(), dtype=torch.long, device=hidden.device)
+        number[selected[0]] = torch.arange(selected.shape[1], device=hidden.device)
+        (asked,) = end_to_end([predicted], [batch])
+        found: Tensor = hidden[0].index_select(0, number[asked]).unflatten(0, predicted.shape)
+        return found
+
+    def _attend(
+        self, attention: SelfAttention, query: Tensor, key: Tensor, value: Tensor, regions: tuple[Region, ...]
+    ) -> Tensor:
+        """Attention of a block. *Shape:* (rows, queries or keys, hidden size) to (rows, queries, hidden size)"""
+        query, key, value = (
+            part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for part in (query, key, value)
+        )
+        queries = query.split([region.last - region.first for region in regions], dim=2)
+        parts = []
+        for part, region in zip(queries, regions, strict=True):
+            if attention.terms is not None and region.relation is not None:
+                part, bias = attention.terms(part, region.relation)
+                region = dataclasses.replace(region, bias=bias if region.bias is None else bias + region.bias)
+            read = key[:, :, : region.keys], value[:, :, : region.keys]
+            parts.append(attend(part, *read, region, backend=self._backend, dropout=self.dropout, rate=attention.rate))
+        attended = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        return attended.transpose(1, 2).flatten(2)
+
+
+@dataclass(eq=False, kw_only=True)
+class OwnCache:
+    """The next slots of every row; their keys and values are written behind those the cache holds.
+
+    `cache.filled` does not change: what is to stay there the caller counts in.
+
+    Args:
+        cache: Has room for the slots.
+        positions: Positions of the slots. *Shape:* (rows or 1, positions), 1 only if the cache is empty
+        reads: Which keys each slot reads, of those in the cache and these, which follow them; all if None.
+            *Shape:* (rows or 1, slots or 1, keys)
+        copies: Slots that stand for each position.
+        select: Compute in the last layer these slots only: the same ones in all rows, or for each row its own,
+            *Shape:* (rows, selected). All if None.
+        local_width: How many positions away the keys are at most that `local` layers read.
+
+    Raises:
+        UniclozeError: A layer reads nearby slots only, and how far they are is not given (in `start`).
+    """
+
+    cache: Cache
+    positions: Tensor
+    reads: Tensor | None
+    copies: int = 1
+    select: slice | Tensor | None = None
+    local_width: int | None = None
+
+    def start(self, hidden: Tensor, relative: RelativeBias | None, visibility: Sequence[str]) -> None:
+        """Write down the slots' positions and make the biases, see `Reader.start`."""
+        cache, reads, slots = self.cache, self.reads, hidden.shape[1]
+        first, last = cache.filled, cache.filled + slots
+        cache.positions[:, first:last] = self.positions.repeat_interleave(self.copies, dim=1)
+        if reads is not None and FEW * slots <= last < cache.capacity:
+            reads, last = functional.pad(reads, (0, cache.capacity - last)), cache.capacity
+        self._keys = last
+        biases = step_biases(
+            reads,
+            self.positions,
+            cache.positions[: len(self.positions), :last],
+            relative,
+            names=visibility,
+            local_width=self.local_width,
+            dtype=score_dtype(hidden),
+            copies=self.copies,
+        )
+        self._biases = [biases[name] for name in visibility]
+
+    def computed(self, layer: Layer, hidden: Tensor) -> Tensor:
+        """See `Reader.computed`."""
+        select = self._selected(layer)
+        if select is None:
+            return hidden
+        return hidden[:, select] if isinstance(select, slice) else select_slots(hidden, select)
+
+    def attend(self, layer: Layer, normed: Tensor) -> Tensor:
+        """See `Reader.attend`. Weights for inference may be packed, so the projection stays in one piece."""
+        attention, select, first = layer.attention, self._selected(layer), self.cache.filled
+        (rows, slots, width), heads = normed.shape, attention.num_heads
+        keys, values = self.cache.keys[layer.number], self.cache.values[layer.number]
+        query, key, value = attention.qkv(normed).view(rows, slots, 3, heads, width // heads).unbind(2)
+        keys[:, :, :, first : first + slots].copy_(key.permute(0, 2, 3, 1))
+        values[:, :, first : first + slots].copy_(value.transpose(1, 2))
+        if isinstance(select, slice) and select.stop == 0:
+            return normed[:, :0]
+        asking = self.computed(layer, query.flatten(2)).unflatten(2, (heads, -1)) if select is not None else query
+        asking = (asking * asking.shape[-1] ** -0.5).transpose(1, 2).flatten(0, 1)
+        scores = torch.bmm(asking, keys[:, :, :, : self._keys].flatten(0, 1)).unflatten(0, (rows, heads))
+        for bias in self._biases[layer.number]:
+            scores.add_(bias if select is None or bias.shape[2] == 1 else _selected_bias(bias, select))
+        attended = torch.bmm(torch.softmax(scores, dim=-1).flatten(0, 1), values[:, :, : self._keys].flatten(0, 1))
+        projected: Tensor = attention.output(attended.unflatten(0, (rows, heads)).transpose(1, 2).flatten(2))
+        return projected
+
+    def _selected(self, layer: Layer) -> slice | Tensor | None:
+        return self.select if layer.number == len(self._biases) - 1 else None
+
+
+@dataclass(eq=False, kw_only=True)
+class GivenKeys:
+    """Some slots of every row, in torch alone: a caller keeps the keys and values of those before them.
+
+    Args:
+        slots: The slots, and what they read.
+        append: Is given each layer's new keys and values, and gives back those of all slots.
+        local_width: How many positions away the keys are at most that `local` layers read.
+        backend: Implementation of attention, the fastest if None.
+        dropout: Dropout of this forward pass; none if None.
+
+    Raises:
+        UniclozeError: A layer reads nearby slots only, and how far they are is not given (in `start`).
+    """
+
+    slots: Slots
+    append: Append
+    local_width: int | None = None
+    backend: Backend | None = None
+    dropout: DropoutKey | None = None
+
+    def start(self, hidden: Tensor, relative: RelativeBias | None, visibility: Sequence[str]) -> None:
+        """Make the biases, see `Reader.start`."""
+        slots, dtype = self.slots, score_dtype(hidden)
+        self._backend = self.backend or choose_backend(hidden, dtype, relative is not None)
+        biases = step_biases(
+            slots.visible,
+            slots.positions,
+            slots.key_positions,
+            relative,
+            names=visibility,
+            local_width=self.local_width,
+            dtype=dtype,
+        )
+        queries, keys = slots.visible.shape[1:]
+        regions = {name: Region(0, queries, keys, bias) for name, (bias,) in biases.items()}
+        self._regions = [regions[name] for name in visibility]
+
+    def computed(self, layer: Layer, hidden: Tensor) -> Tensor:
+        """See `Reader.computed`."""
+        return hidden
+
+    def attend(self, layer: Layer, normed: Tensor) -> Tensor:
+        """See `Reader.attend`."""
+        attention = layer.attention
+        query, key, value = (
+            part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+            for part in attention.qkv(normed).chunk(3, dim=-1)
+        )
+        key, value = self.append(key, value, layer.number)
+        region = self._regions[layer.number]
+        attended = attend(query, key, value, region, backend=self._backend, dropout=self.dropout, rate=attention.rate)
+        projected: Tensor = attention.output(attended.transpose(1, 2).flatten(2))
+        return projected
+
+
+def _project(
+    attention: SelfAttention, hidden: Tensor, memory: Tensor | None, selected: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Queries of the slots or of the selected ones, keys and values of the memory and the slots."""
+    size = hidden.shape[-1]
+    if memory is None and selected is None:
+        fused: tuple[Tensor, ...] = attention.qkv(hidden).split(size, dim=-1)
+        return fused
+    weights = attention.qkv.weight.split([size, 2 * size])
+    biases = (None, None) if attention.qkv.bias is None else attention.qkv.bias.split([size, 2 * size])
+    asking = hidden if selected is None else select_slots(hidden, selected)
+    read = hidden if memory is None else torch.cat([memory, hidden], dim=1)
+    query = functional.linear(asking, weights[0], biases[0])
+    return query, *functional.linear(read, weights[1], biases[1]).split(size, dim=-1)
+
+
+def _cut(states: Tensor, shapes: Sequence[tuple[int, int]]) -> Sequence[Tensor]:
+    """States laid end to end as blocks. *Shape:* (1, slots, width) to (rows, slots, width) each"""
+    if len(shapes) == 1:
+        return [states]
+    parts = states[0].split([rows * slots for rows, slots in shapes])
+    return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _selected_bias(bias: Tensor, select: slice | Tensor) -> Tensor:
+    if isinstance(select, slice):
+        return bias[:, :, select]
+    index = select[:, None, :, None].expand(-1, bias.shape[1], -1, bias.shape[3])
+    return bias.expand(len(select), -1, -1, -1).gather(2, index)

@@ -1,0 +1,71 @@
+"""T5's relative position bias: what is added to a score by the distance of its key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unicloze.settings import ModelSettings
+
+
+class RelativeBias(nn.Module):
+    """T5's relative position bias: a learned number per head and bucket of distances, shared by all layers.
+
+    Half the buckets are for keys right of the query. Distances below a quarter of the buckets have one each, longer ones
+    share logarithmically growing ranges up to `relative_max_distance` (Raffel et al. 2020, Section 2.1).
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.buckets = settings.relative_buckets
+        self.max_distance = settings.relative_max_distance
+        self.weight = nn.Parameter(torch.empty(settings.num_heads, settings.relative_buckets))
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """Bucket of each distance, key position minus query position."""
+        half = self.buckets // 2
+        exact = half // 2
+        size = distance.abs()
+        growth = torch.log(size.clamp(min=1).float() / exact) / torch.log(torch.tensor(self.max_distance / exact))
+        far = exact + (growth * (half - exact)).long()
+        return (distance > 0).long() * half + torch.where(size < exact, size, far.clamp(max=half - 1))
+
+    def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """The bias of each pair.
+
+        Args:
+            query_positions: *Shape:* (rows, queries)
+            key_positions: *Shape:* (rows, keys)
+
+        Returns:
+            *Shape:* (rows, heads, queries, keys)
+        """
+        far = self.max_distance
+        distance_BQK = (key_positions[:, None, :] - query_positions[:, :, None]).clamp_(-far, far)
+        if distance_BQK.is_cuda and torch.is_grad_enabled():
+            # A product with one-hot rows: its backward pass is a product too, whose sums have the same order in every run.
+            buckets = torch.arange(self.buckets, device=distance_BQK.device)
+            one_hot = (self.bucket(distance_BQK)[..., None] == buckets).to(self.weight.dtype)
+            return (one_hot @ self.weight.T).permute(0, 3, 1, 2).contiguous()
+        each = torch.arange(-far, far + 1, device=distance_BQK.device)
+        table = self.weight.index_select(1, self.bucket(each))
+        bias_HBQK: Tensor = _LookUp.apply(table, distance_BQK.add_(far))  # type: ignore[no-untyped-call]
+        return bias_HBQK.transpose(0, 1)
+
+
+class _LookUp(torch.autograd.Function):
+    """Columns of a small table; the gradient is summed head by head, into numbers that stay in the processor's cache."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, columns: Tensor) -> Tensor:
+        ctx.save_for_backward(columns)
+        ctx.width = table.shape[1]
+        return table.index_select(1, columns.flatten()).view(-1, *columns.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (columns,), grad = ctx.saved_tensors, grads[0].flatten(1)
+        sums = grad.new_zeros(len(grad), ctx.width)
+        return sums.scatter_add_(1, columns.flatten().expand_as(grad), grad), None
