@@ -24,8 +24,10 @@ from unicloze.finetuning.data import encoded, finetuning_steps, open_records
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.model.model import step_flops
 from unicloze.recipes import load_recipe, parse_options, toy_overrides
+from unicloze.settings import UseSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.records import read_records
+from unicloze.tasks.rows import pooling_of
 from unicloze.training.models import LoadedModel
 
 NAMES = "unilmv2-ablation-ae", "gpt"
@@ -296,6 +298,30 @@ def test_a_model_is_read_and_pooled_as_its_recipe_declares(
         sees = np.ones((length, length), dtype=bool)
         assert np.array_equal(examples.visible(row)[:length, :length], np.tril(sees) if pooled == "last" else sees)
     assert recipe.use.visibility == visibility
+
+
+@pytest.mark.parametrize("task", ["tagging", "squad-v2", "coqa-extractive"])
+def test_words_and_answers_are_read_where_a_model_has_read_them(files: dict[str, Path], task: str) -> None:
+    """The last slot of a causal model, the first of others, as where they are fine-tuned alone."""
+    probe = Probe(recipe=load_recipe(task), overridden=(), files=(files["train"], files["dev"]), records=(1, 1))
+    for name in ("gpt", "bert-base", "bart-base"):
+        start = nlu_toys.start(name)
+        pooling = pooling_of(recipe_for(probe, start))
+        assert pooling == ("last" if name == "gpt" else "first")
+        assert pooling == pooling_of(nlu_toys.recipe_for(start, task))
+
+
+def test_a_first_slot_that_has_read_nothing_is_refused() -> None:
+    """Under the classes of a causal model it would be the same in every record."""
+    start = nlu_toys.start("gpt")
+    for task in ("classification", "regression", "choice", "squad-v2", "coqa-extractive"):
+        with pytest.raises(UsageError, match=r"task\.pooling is first, .* left to right.*: set --task\.pooling last"):
+            nlu_toys.recipe_for(start, task, task__pooling="first")
+    own = dataclasses.replace(
+        start, recipe=dataclasses.replace(start.recipe, use=UseSettings(visibility="left_to_right"))
+    )
+    with pytest.raises(UsageError, match=r"use\.pooling is first"):
+        nlu_toys.recipe_for(own, "classification")
 
 
 def test_rows_are_no_longer_than_any_model_has_positions_for(files: dict[str, Path]) -> None:

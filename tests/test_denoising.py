@@ -45,7 +45,9 @@ def sources(examples: Examples) -> list[tuple[int, ...]]:
 def test_t5s_own_example() -> None:
     windows, tokenizer = spoken(PARTY)
     noise = noise_of(PARTY, "for", "inviting", "last")
-    row = corrupt_spans(windows, text_of(windows), noise, tokenizer.vocabulary, T5, np.array([0.5]))
+    row = corrupt_spans(
+        windows, text_of(windows, tokenizer.vocabulary), noise, tokenizer.vocabulary, T5, np.array([0.5])
+    )
     assert spelled(row, tokenizer) == (
         "[SOS] Thank you [EXTRA0] me to your party [EXTRA1] week . [EOS] "
         "| [EXTRA0] for inviting [EXTRA1] last [EXTRA2] [EOS]"
@@ -60,7 +62,9 @@ def test_spans_are_told_apart_at_the_edges_of_rows() -> None:
     windows, tokenizer = spoken("a b c d e", rows=2)
     noise = np.array([True, False, False, False, True, True, True, False, False, False])
     single = dataclasses.replace(T5, mean_span=1.0)
-    rows = corrupt_spans(windows, text_of(windows), noise, tokenizer.vocabulary, single, np.array([0.4, 0.4]))
+    rows = corrupt_spans(
+        windows, text_of(windows, tokenizer.vocabulary), noise, tokenizer.vocabulary, single, np.array([0.4, 0.4])
+    )
     first, second = (spelled(rows, tokenizer, row) for row in (0, 1))
     assert first == "[SOS] [EXTRA0] b c d [EXTRA1] [EOS] | [EXTRA0] a [EXTRA1] e [EXTRA2] [EOS]"
     assert second == "[SOS] [EXTRA0] c d e [EOS] | [EXTRA0] a b [EXTRA1] [EOS]"
@@ -69,7 +73,7 @@ def test_spans_are_told_apart_at_the_edges_of_rows() -> None:
 @pytest.mark.parametrize(("rate", "mean_span"), [(0.15, 3.0), (0.15, 8.0), (0.5, 3.0), (0.15, 64.0), (0.9, 1.0)])
 def test_noise_tokens_and_spans_are_exact_in_every_row(rate: float, mean_span: float) -> None:
     windows = toys.random_windows(300, 80, short=True)
-    text = text_of(windows)
+    text = text_of(windows, vocabulary())
     settings = dataclasses.replace(T5, mean_span=mean_span)
     noise = draw_noise(text, windows.keys, settings, np.full(300, rate))
     for start, end in zip(text.starts, text.ends, strict=True):
@@ -85,7 +89,7 @@ def test_every_segmentation_is_equally_likely() -> None:
     rows = 24_000
     windows = text_windows(rows, 8, vocabulary())
     noise = draw_noise(
-        text_of(windows), windows.keys, dataclasses.replace(T5, mean_span=1.5), np.full(rows, 3 / 8)
+        text_of(windows, vocabulary()), windows.keys, dataclasses.replace(T5, mean_span=1.5), np.full(rows, 3 / 8)
     ).reshape(rows, 8)
     counts = Counter(map(tuple, noise.tolist()))
     assert len(counts) == 2 * 4, "3 noise tokens in 2 parts, 5 kept ones in 2 parts"
@@ -116,7 +120,9 @@ def outcomes(text: str, kinds: list[str], *, rate: float, mean_span: float = 3.0
     """How often each noised text occurs, a mask written as an underscore."""
     windows, tokenizer = spoken(text, rows)
     rates = np.full(rows, rate)
-    noised = apply_noise(text_of(windows), kinds, windows.keys, rates, tokenizer.vocabulary, mean_span=mean_span)
+    noised = apply_noise(
+        text_of(windows, tokenizer.vocabulary), kinds, windows.keys, rates, tokenizer.vocabulary, mean_span=mean_span
+    )
     words = np.array(["_" if word == "[MASK]" else word for word in tokenizer.tokens(range(len(tokenizer)))])
     return Counter(
         " ".join(words[noised.values[start:end]]) for start, end in zip(noised.starts, noised.ends, strict=True)
@@ -232,7 +238,22 @@ def test_sentences_are_those_of_the_text_whatever_happens_to_them() -> None:
     both = outcomes(text, ["permute_sentences", "delete"], rate=0.25)
     assert "e f c d a b" in both, "sentences without their ends are still moved as such"
     windows, tokenizer = spoken("a . . . b ; c", rows=2)
-    assert sentences(text_of(windows), tokenizer.vocabulary).tolist() == [1, 1, 1, 1, 2, 2, 3, 4, 4, 4, 4, 5, 5, 6]
+    assert sentences(text_of(windows, tokenizer.vocabulary), tokenizer.vocabulary).tolist() == [
+        1,
+        1,
+        1,
+        1,
+        2,
+        2,
+        3,
+        4,
+        4,
+        4,
+        4,
+        5,
+        5,
+        6,
+    ]
 
 
 def test_rotations_are_uniform() -> None:
@@ -242,7 +263,7 @@ def test_rotations_are_uniform() -> None:
 
 def test_all_kinds_of_noise_at_once() -> None:
     windows = toys.random_windows(200, 40, short=True)
-    text = text_of(windows)
+    text = text_of(windows, vocabulary())
     noised = apply_noise(text, list(NOISE), windows.keys, np.full(200, 0.3), vocabulary(), mean_span=3.0)
     for row in range(200):
         source = noised.values[noised.starts[row] : noised.ends[row]]
@@ -272,7 +293,7 @@ def test_windows_without_sentences_are_refused() -> None:
 def test_masss_figure_1() -> None:
     windows, tokenizer = spoken("x1 x2 x3 x4 x5 x6 x7 x8")
     arguments = np.array([2]), np.array([4]), tokenizer.vocabulary, without_noise(MASS), np.array([0.5])
-    row = mask_span(windows, text_of(windows), *arguments)
+    row = mask_span(windows, text_of(windows, tokenizer.vocabulary), *arguments)
     assert spelled(row, tokenizer) == "[SOS] x1 x2 [MASK] [MASK] [MASK] [MASK] x7 x8 [EOS] | [MASK] x3 x4 x5 x6"
     assert predicted(row, tokenizer) == "[MASK] -> x3, x3 -> x4, x4 -> x5, x5 -> x6"
     assert row.position_ids[0, :15].tolist() == [*range(10), 2, 3, 4, 5, 6], "original positions"
@@ -282,7 +303,13 @@ def test_a_mode_token_moves_source_and_target_alike() -> None:
     windows, tokenizer = spoken("x1 x2 x3 x4")
     settings = dataclasses.replace(without_noise(MASS), mode_token=0)
     row = mask_span(
-        windows, text_of(windows), np.array([0]), np.array([2]), tokenizer.vocabulary, settings, np.array([0.5])
+        windows,
+        text_of(windows, tokenizer.vocabulary),
+        np.array([0]),
+        np.array([2]),
+        tokenizer.vocabulary,
+        settings,
+        np.array([0.5]),
     )
     assert spelled(row, tokenizer) == "[SOS] [EXTRA0] [MASK] [MASK] x3 x4 [EOS] | [MASK] x1 x2"
     assert row.position_ids[0, :10].tolist() == [*range(7), 1, 2, 3]

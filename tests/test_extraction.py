@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+import nlu_toys
 from qa_toys import questions, recipe_for, small_model, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.squad import Answer, squad
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData
+from unicloze.finetuning.predict import TaskModel, outputs_of
 from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, task_names
@@ -30,7 +32,7 @@ from unicloze.tasks.extraction import answers_of, encode, locate, predict, span_
 from unicloze.tasks.passages import best_of_windows, best_spans, encode_passages, lay_out_windows, window_bounds
 from unicloze.tasks.records import Record, read_records
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.models import LoadedModel, build_model, load_model
+from unicloze.training.models import LoadedModel, build_model, load_model, ready_model
 
 SETTINGS = TaskSettings(kind="extraction")
 
@@ -54,6 +56,51 @@ def squad_json(path: Path, records: list[dict[str, Any]]) -> Path:
     ]
     path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "Doors", "paragraphs": paragraphs}]}))
     return path
+
+
+# A model that reads from left to right
+
+
+@pytest.mark.parametrize("name", ["squad-v2", "coqa-extractive"])
+def test_what_a_causal_model_says_of_a_whole_row_depends_on_the_row(name: str) -> None:
+    """No answer, and the kind of a conversation's answer, stand on the last slot: the first one has read only itself."""
+    start = nlu_toys.start("gpt")
+    recipe = nlu_toys.recipe_for(start, name, task__max_length=20, task__unanswerable=True)
+    records = [
+        Record(str(number), {"context": "anna sees berlin", "question": question, "answers": []}, "here")
+        for number, question in enumerate(["eva plays", "eva sees"])
+    ]
+    task, vocabulary = TASKS[recipe.task.kind], start.tokenizer.vocabulary
+    rows = task.encode(records, start.tokenizer, recipe)
+    examples = task.lay_out(rows, vocabulary, recipe, None)
+    summary = ("start", "end") if name == "squad-v2" else ("start", "end", "answer")
+    for target in summary:
+        first = examples.targets[target].slots.reshape(2, -1)[:, 0]
+        assert first.tolist() == (examples.lengths - 1).tolist(), target
+    model = ready_model(recipe, start.model.vocab_size, torch.device("cpu")).eval()
+    outputs = outputs_of(TaskModel(model, start.tokenizer, recipe, start.compute), rows)
+    for target in summary:
+        one, other = (said[target][0, :4] for said in outputs)
+        assert not np.isclose(one, other).any(), target
+    assert task.predict is not None
+    said = task.predict(records, rows, outputs, recipe)
+    key = "no_answer_score" if name == "squad-v2" else "scores"
+    assert said[0][key] != said[1][key]
+
+
+@pytest.mark.parametrize("name", ["squad-v2", "coqa-extractive"])
+def test_a_model_that_reads_both_ways_says_it_on_the_first_slot(start: LoadedModel, name: str) -> None:
+    recipe = recipe_for(start, name)
+    assert recipe.task.pooling is None, "as in the runs of before"
+    rows = TASKS[recipe.task.kind].encode(records_of(questions(2)), start.tokenizer, recipe)
+    examples = TASKS[recipe.task.kind].lay_out(rows, start.tokenizer.vocabulary, recipe, None)
+    assert not any(target.slots.reshape(len(rows), -1)[:, 0].any() for target in examples.targets.values())
+    last = recipe_for(start, name, task__pooling="last")
+    examples = TASKS[recipe.task.kind].lay_out(rows, start.tokenizer.vocabulary, last, None)
+    for target in examples.targets.values():
+        assert target.slots.reshape(len(rows), -1)[:, 0].tolist() == (examples.lengths - 1).tolist()
+    with pytest.raises(UsageError, match=r"task\.pooling is 'mean'; .* one slot: set it to first or last"):
+        recipe_for(start, name, task__pooling="mean")
 
 
 # Learning

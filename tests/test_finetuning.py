@@ -119,6 +119,7 @@ def test_an_interrupted_run_ends_like_an_unbroken_one(start: LoadedModel, tmp_pa
         finetune_run(other, start, train, dev, tmp_path / "broken", progress=False)
 
 
+@pytest.mark.filterwarnings("ignore:the learning rate")
 def test_patience_stops_early_and_the_best_is_kept(start: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", pairs())
     recipe = recipe_for(start, finetuning__patience=3, finetuning__evaluations=1, training__learning_rate=1e-12)

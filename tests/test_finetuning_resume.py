@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +19,14 @@ import unicloze.finetuning.run as room
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.finetuning.run import FinetuneResult, finetune_run
+from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
 from unicloze.finetuning.seeds import FinetuneSummary, _spreads, finetune_seeds
 from unicloze.finetuning.start import start_weights
 from unicloze.settings import Recipe
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.terminal import finetune_text
+from unicloze.training.checkpoint import load_checkpoint
+from unicloze.training.ledger import Ledger
 from unicloze.training.models import LoadedModel, load_model, ready_model
 from unicloze.visibility import bool_mask
 
@@ -92,6 +98,152 @@ def test_a_kill_at_any_place_of_the_last_evaluation_changes_nothing(
     assert len((tmp_path / "broken" / "dev_predictions.jsonl").read_text().splitlines()) == 9
 
 
+def headlines(monkeypatch: pytest.MonkeyPatch, *values: float) -> list[str]:
+    """Evaluations that are worth so much, one after the other, and the predictions each measures."""
+    worth, said = iter(values), []
+    original = room.measure
+
+    def measured(predictions: Any, records: Any, recipe: Any) -> Any:
+        said.append("".join(json.dumps(one["probabilities"]) for one in predictions))
+        return original(predictions, records, recipe)
+
+    monkeypatch.setattr(room, "measure", measured)
+    monkeypatch.setattr(room, "headline", lambda *_: next(worth))
+    return said
+
+
+def kept(folder: Path) -> str:
+    """The predictions that lie beside a run, as `headlines` notes them."""
+    lines = (folder / "dev_predictions.jsonl").read_text().splitlines()
+    return "".join(json.dumps(json.loads(line)["probabilities"]) for line in lines)
+
+
+def stop_behind(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """A signal comes while a step is taken."""
+    original = room.finetuning_steps
+
+    def steps(*arguments: Any) -> Any:
+        for number, batches in enumerate(original(*arguments), arguments[-1] + 1):
+            if number == step:
+                signal.raise_signal(signal.SIGTERM)
+            yield batches
+
+    monkeypatch.setattr(room, "finetuning_steps", steps)
+
+
+def test_predictions_of_an_evaluation_that_was_lost_do_not_stay(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before an evaluation is noted, resumed and stopped before the next one: the best is an earlier one."""
+    train, dev = files(tmp_path)
+    recipe, out = recipe_for(start, finetuning__epochs=4), tmp_path / "run"
+    said = headlines(monkeypatch, 5.0, 1.0, 9.0)
+    original = Ledger.write
+
+    def write(self: Ledger, event: str, **values: Any) -> None:
+        if event == "evaluate" and values["step"] == 9:
+            raise Killed
+        original(self, event, **values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "write", write)
+        with pytest.raises(Killed):
+            finetune_run(recipe, start, train, dev, out, progress=False)
+    assert kept(out) == said[2] != said[0]
+    with monkeypatch.context() as patch:
+        stop_behind(patch, 7)
+        stopped = finetune_run(recipe, start, train, dev, out, progress=False)
+    assert (stopped.step, stopped.best_step, stopped.stopped_by) == (7, 3, signal.SIGTERM)
+    assert kept(out) == said[0] and load_model(out).step == 3
+    shown = [json.loads(line)["id"] for line in (out / "dev_samples.jsonl").read_text().splitlines()]
+    assert len(shown) == 9
+    assert [path.name for path in (out / "best").glob("*.jsonl")] == []
+
+
+def test_predictions_of_a_run_that_left_no_checkpoint_do_not_stay(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, dev = files(tmp_path)
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(room._Run, "_save", kill)
+        with pytest.raises(Killed):
+            finetune_run(recipe_for(start), start, train, dev, tmp_path / "run", progress=False)
+    assert (tmp_path / "run" / "dev_predictions.jsonl").exists()
+    stop_behind(monkeypatch, 2)
+    stopped = finetune_run(recipe_for(start), start, train, dev, tmp_path / "run", progress=False)
+    assert stopped.step == 2 and not list((tmp_path / "run").glob("dev_*"))
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+def test_a_run_that_patience_ended_stays_ended_whatever_its_ledger_lost(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    train, dev = files(tmp_path)
+    recipe, out = recipe_for(start, finetuning__patience=1), tmp_path / "run"
+    headlines(monkeypatch, 5.0, 1.0, 1.0)
+    ended = finetune_run(recipe, start, train, dev, out, progress=False)
+    assert (ended.step, ended.best_step) == (6, 3)
+    lines = (out / "ledger.jsonl").read_text().splitlines(keepends=True)
+    events = [json.loads(line)["event"] for line in lines]
+    assert events[-3:] == ["evaluate", "save", "end"]
+    (out / "ledger.jsonl").write_text("".join(lines[: len(lines) - lost]))
+    with pytest.warns(UserWarning, match="trained to its end"):
+        again = finetune_run(recipe, start, train, dev, out, progress=False)
+    assert (again.step, again.best_step, again.scores) == (6, 3, ended.scores)
+    assert load_model(out).step == 3 and (out / "checkpoints" / "step-00000006").is_dir()
+    events = [json.loads(line)["event"] for line in (out / "ledger.jsonl").read_text().splitlines()]
+    assert events[-1] == "end" and events.count("end") == 1
+
+
+def test_patience_begins_anew_with_every_better_evaluation(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A headline that rises, stalls, and rises."""
+    train, dev = files(tmp_path)
+    recipe = recipe_for(start, finetuning__epochs=9, finetuning__patience=2)
+    headlines(monkeypatch, 1.0, 1.0, 2.0, 0.0, 3.0, 3.0, 2.0, 9.0, 9.0)
+    result = finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+    assert (result.step, result.best_step) == (21, 15), "two evaluations in a row without a better one"
+
+
+def test_epochs_warmup_and_evaluations_as_steps(start: LoadedModel) -> None:
+    recipe = recipe_for(
+        start, finetuning__epochs=2.5, finetuning__warmup_share=0.3, finetuning__evaluations=0.7,
+        training__batch_size=4,
+    )  # fmt: skip
+    training = with_steps(recipe, 9).training
+    assert (training.steps, training.warmup_steps, training.evaluate_every) == (8, 2, 4), "3 steps an epoch"
+    tiny = with_steps(recipe_for(start, finetuning__epochs=0.01, finetuning__evaluations=50), 9).training
+    assert (tiny.steps, tiny.warmup_steps, tiny.evaluate_every) == (1, 0, 1)
+
+
+def test_damaged_checkpoints_are_set_aside_and_made_anew(start: LoadedModel, tmp_path: Path) -> None:
+    """A newer one that cannot be read would else stand for the step it has the name of."""
+    train, dev = files(tmp_path)
+    recipe, out = recipe_for(start), tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        stop_behind(patch, 5)
+        finetune_run(recipe, start, train, dev, out, progress=False)
+    folder = out / "checkpoints"
+    for name in ("step-00000006", "step-00000009"):
+        shutil.copytree(folder / "step-00000005", folder / name)
+        (folder / name / "model.safetensors").write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match="going back to step-00000005"):
+        resumed = finetune_run(recipe, start, train, dev, out, progress=False)
+    assert resumed.step == 9
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "damaged-step-00000006", "damaged-step-00000009", "step-00000009",
+    ]  # fmt: skip
+    whole = finetune_run(recipe, start, train, dev, tmp_path / "whole", progress=False)
+    one, other = (load_checkpoint(path / "checkpoints" / "step-00000009") for path in (out, whole.out))
+    assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
+
+
+@pytest.mark.filterwarnings("ignore:the learning rate")
 def test_what_a_run_without_a_checkpoint_kept_is_not_taken_for_the_next_ones(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +274,29 @@ def test_a_run_does_not_go_on_with_other_files_or_from_another_model(start: Load
     nlu_toys.write(train, records(labels="ba"))
     with pytest.raises(UniclozeError, match="another training file"):
         finetune_run(recipe, start, train, dev, out, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "key"),
+    [
+        ("task__fields", {"text": "text"}, "task.fields.text text"),
+        ("task__metric_options", {"profile": "plain"}, "task.metric_options.profile plain"),
+        ("finetuning__auxiliary", {"ae": 0.5}, "finetuning.auxiliary.ae 0.5"),
+    ],
+)
+def test_a_run_does_not_go_on_without_a_setting_it_began_with(
+    start: LoadedModel, tmp_path: Path, setting: str, value: Any, key: str
+) -> None:
+    train, dev = files(tmp_path)
+    given = {"finetuning__epochs": 1}
+    finetune_run(recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "run", progress=False)
+    with pytest.raises(UsageError, match=f"holds a run with {re.escape(key)}, this one asks for None: give the new"):
+        finetune_run(recipe_for(start, **given), start, train, dev, tmp_path / "run", progress=False)
+    with pytest.raises(UsageError, match=f"{key.split()[0]} None, this one asks for {key.split()[1]}"):
+        finetune_run(recipe_for(start, **given), start, train, dev, tmp_path / "bare", progress=False)
+        finetune_run(
+            recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "bare", progress=False
+        )
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,30 @@ def test_a_row_as_text() -> None:
     assert examples.segment_ids[0].tolist()[:12] == [0] * 4 + [1] * 8
 
 
+@pytest.mark.parametrize("drawn", [True, False])
+@pytest.mark.parametrize("learning", ["pseudo", "masked", "next"])
+def test_unknown_words_of_a_target_are_read_and_not_learned(learning: str, drawn: bool) -> None:
+    recipe, vocabulary = recipe_of(learning=learning), toys.vocabulary()
+    word, keys = 20, keys_of(30) if drawn else None
+    spelt = [
+        dataclasses.replace(row, target=np.where(np.arange(6) % 3 == number % 3, word, row.target % 10 + 30))
+        for number, row in enumerate(rows_of(*[(4, 6)] * 30))
+    ]
+    rows = [dataclasses.replace(row, target=np.where(row.target == word, toys.UNK, row.target)) for row in spelt]
+    before, after = (lay_out(each, vocabulary, recipe, keys) for each in (spelt, rows))
+    assert np.array_equal(before.intervals, after.intervals) and np.array_equal(before.kinds, after.kinds)
+    own = (before.input_ids == word) & (after.input_ids != word)
+    assert own.any() and (after.input_ids[own] == toys.UNK).all()
+    old, new = before.targets["target"], after.targets["target"]
+    for row in range(30):
+        asked = (old.weights[row] > 0) & (old.labels[row] != word)
+        count = int(asked.sum())
+        assert new.weights[row].tolist() == [1.0] * count + [0.0] * (len(asked) - count)
+        assert new.labels[row, :count].tolist() == old.labels[row, asked].tolist()
+        assert new.slots[row, :count].tolist() == old.slots[row, asked].tolist()
+    assert new.weights.sum() < old.weights.sum()
+
+
 def test_no_pseudo_mask_sees_its_own_or_a_later_token() -> None:
     """Bit for bit: the logits up to a token are those of a row with another token there and behind it."""
     model = toys.model(positions=32).eval()
@@ -308,7 +332,9 @@ def test_the_loss_is_what_decoding_says(name: str) -> None:
     if name == "causal":
         local = dataclasses.replace(recipe.objective, local_width=3)
         recipe = dataclasses.replace(recipe, objective=local, use=UseSettings(visibility="left_to_right"))
-    vocabulary = toys.vocabulary()
+    vocabulary = dataclasses.replace(
+        toys.vocabulary(), unk=toys.PAD
+    )  # [UNK] is never predicted, and may be written here
     layout = layout_of(recipe, vocabulary)
     assert (layout.source_segment, layout.target_segment) == ((4, 5) if name == "v1" else (0, 1))
     rows = rows_of((5, 1), (0, 1), (9, 1))

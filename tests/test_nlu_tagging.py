@@ -108,6 +108,18 @@ def test_a_word_is_predicted_from_its_first_sub_token(bert: LoadedModel) -> None
     assert row.targets["tags"].labels is None
 
 
+def test_a_causal_model_tags_a_word_where_it_has_read_all_of_it(gpt: LoadedModel) -> None:
+    recipe = recipe_with(gpt, ["O", "B-X"])
+    (row,) = rows_of(gpt, recipe, record(tokens=["zorro", "xylofon"]))
+    tokens = gpt.tokenizer.tokens(row.input_ids)
+    second = next(place for place, token in enumerate(tokens) if token.startswith("\u0120"))
+    assert [list(slots) for slots in row.targets["tags"].slots] == [[second - 1], [len(tokens) - 2]]
+    assert second > 2, "a word of several pieces"
+    first = recipe_with(gpt, ["O", "B-X"], task__pooling="first")
+    (row,) = rows_of(gpt, first, record(tokens=["zorro", "xylofon"]))
+    assert [list(slots) for slots in row.targets["tags"].slots] == [[1], [second]]
+
+
 def test_sub_tokens_of_bytes_are_those_of_the_sentence(gpt: LoadedModel) -> None:
     words = ["anna", "sees", "berlin"]
     (row,) = rows_of(gpt, recipe_with(gpt, ["O"]), record(tokens=words))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Collection
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import brute_force
 import toys
 from brute_force import Slot
 from seq2seq_toys import measured, predicted, spelled, spoken, text_windows, train
-from toys import EOS, PAD, SOS, random_windows, vocabulary
+from toys import EOS, PAD, SOS, UNK, random_windows, vocabulary
 from unicloze import capacity, keyed, visibility
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, collate
@@ -23,6 +24,7 @@ from unicloze.objectives import defined, make_examples
 from unicloze.objectives.seq2seq import Ragged, causal, text_of
 from unicloze.objectives.spans import partition, subset
 from unicloze.settings import ObjectiveSettings
+from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
 PREFIX = ObjectiveSettings(name="prefix", targets=["lm"], mask_rate=0.5)
@@ -144,6 +146,60 @@ def test_an_inner_eos_is_no_text() -> None:
         assert (ids == EOS).sum() == 2
 
 
+def unspelled(windows: Windows, words: Collection[int], vocabulary: Vocabulary = V) -> Windows:
+    """The windows of a vocabulary that cannot spell some of their tokens."""
+    unknown = np.isin(windows.token_ids, list(words))
+    return dataclasses.replace(
+        windows,
+        token_ids=np.where(unknown, np.int32(vocabulary.unk), windows.token_ids),
+        maskable=windows.maskable & ~unknown,
+    )
+
+
+def test_an_unknown_word_stays_in_the_text_and_is_not_predicted() -> None:
+    windows, tokenizer = spoken("the old cat sat by mat")
+    hidden = [tokenizer.encode_batch([word])[0][0] for word in ("cat", "mat")]
+    windows = unspelled(windows, hidden, tokenizer.vocabulary)
+    row = make_examples(windows, tokenizer.vocabulary, PREFIX, np.array([1.0]))
+    assert spelled(row, tokenizer) == "[SOS] [EOS] | the old [UNK] sat by [UNK] [EOS]"
+    assert predicted(row, tokenizer) == "[EOS] -> the, the -> old, [UNK] -> sat, sat -> by, [UNK] -> [EOS]"
+    rows = causal(windows, tokenizer.vocabulary, PREFIX)
+    assert spelled(rows, tokenizer) == "[SOS] [EOS] | the old [UNK] sat by [UNK] [EOS]"
+    assert predicted(rows, tokenizer) == "[EOS] -> the, the -> old, [UNK] -> sat, sat -> by"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rows_with_unknown_words_are_those_of_any_other_word(name: str) -> None:
+    """The same slots read each other; only the predictions of what cannot be spelled are missing."""
+    words, windows = V.ordinary[-9:], some_windows(60, 24)
+    rng = np.random.default_rng(1)
+    drawn = windows.maskable & (rng.random(windows.maskable.shape) < 0.3) & ~V.ends_sentence[windows.token_ids]
+    words = words[~V.ends_sentence[words]]
+    spelt = dataclasses.replace(
+        windows, token_ids=np.where(drawn, rng.choice(words, drawn.shape), windows.token_ids).astype(np.int32)
+    )
+    before, after = (make_examples(each, V, ALL[name]) for each in (spelt, unspelled(spelt, words.tolist())))
+    for field in ("position_ids", "segment_ids", "kinds", "steps", "intervals", "lengths", "mutual", "text_tokens"):
+        assert np.array_equal(getattr(before, field), getattr(after, field)), field
+    shown = [np.where(np.isin(each.input_ids, [*words, UNK]), UNK, each.input_ids) for each in (before, after)]
+    assert np.array_equal(*shown) and (after.input_ids == UNK).any()
+    old, new = before.targets["lm"], after.targets["lm"]
+    for row in range(60):
+        asked = (old.weights[row] > 0) & ~np.isin(old.labels[row], words)
+        assert new.weights[row].tolist() == sorted(asked.astype(float).tolist(), reverse=True)
+        for column in ("slots", "labels"):
+            assert getattr(new, column)[row, : asked.sum()].tolist() == getattr(old, column)[row, asked].tolist()
+    assert new.weights.sum() < old.weights.sum()
+
+
+def test_an_id_of_unk_that_is_also_eos_is_no_word() -> None:
+    shared = dataclasses.replace(V, unk=EOS)
+    windows = some_windows(20, 24)
+    one, other = (make_examples(windows, vocabulary, PREFIX) for vocabulary in (V, shared))
+    assert np.array_equal(one.input_ids, other.input_ids)
+    assert np.array_equal(one.targets["lm"].weights, other.targets["lm"].weights)
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_a_window_without_text_is_a_row_without_text(name: str) -> None:
     windows = dataclasses.replace(some_windows(4, 12), maskable=np.zeros((4, 12), dtype=bool))
@@ -242,7 +298,7 @@ def test_causal_rows_ask_for_every_text_token_from_the_left() -> None:
     shape = some_windows(20, 24)
     labels = causal(shape, V, PREFIX).targets["lm"]
     assert labels.weights.sum(axis=1).tolist() == shape.maskable.sum(axis=1).tolist()
-    assert np.array_equal(labels.labels[labels.weights > 0], text_of(shape).values)
+    assert np.array_equal(labels.labels[labels.weights > 0], text_of(shape, V).values)
     trained = make_examples(shape, V, PREFIX)
     empty = [row for row in range(20) if trained.mutual[row] == 2]
     assert empty, "training shows rows without a source"

@@ -16,6 +16,7 @@ import torch
 import toys
 from corpora import write_corpus
 from toys import random_windows, vocabulary
+from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
 from unicloze.mixtures import parts
@@ -32,7 +33,7 @@ from unicloze.training.checkpoint import (
     set_aside_newer,
 )
 from unicloze.training.ledger import Ledger, read_ledger
-from unicloze.training.lock import RunLock
+from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, Hooks, TrainState, accumulate_gradients, clip_gradient, fit
 from unicloze.training.models import build_model, load_model
 from unicloze.training.optimizers import build_optimizers, schedule_factor
@@ -271,19 +272,35 @@ def test_the_ledger_survives_a_torn_line(tmp_path: Path) -> None:
 
 
 def test_one_process_per_directory(tmp_path: Path) -> None:
-    with RunLock(tmp_path):
+    with hold_run(tmp_path):
         import subprocess
         import sys
 
         code = (
-            "from pathlib import Path\nfrom unicloze.training.lock import RunLock\n"
-            f"with RunLock(Path({str(tmp_path)!r})): pass"
+            "from pathlib import Path\nfrom unicloze.training.lock import hold_run\n"
+            f"with hold_run(Path({str(tmp_path)!r})): pass"
         )
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert other.returncode != 0
         assert "is in use by process" in other.stderr
         assert "since" in other.stderr
-    with RunLock(tmp_path):
+    with hold_run(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "tokenizer.json"])
+def test_files_that_no_run_wrote_are_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UniclozeError, match=f"{name} was not written by a run, which would replace it: give another"):
+        verbs.pretrain("quickstart", tmp_path, toy=True, quiet=True)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_a_folder_of_other_files_can_hold_a_run_and_a_run_is_held_again(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with hold_run(tmp_path):
+        (tmp_path / "recipe.yaml").write_text("ours")
+    with hold_run(tmp_path):
         pass
 
 

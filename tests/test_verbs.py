@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -425,3 +426,22 @@ def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path: Path) -> None:
     ):
         verbs.pretrain("unilmv2-base", tmp_path / "run", overrides={"training.steps": 20000})
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: verbs.prepare("quickstart", out=""),
+        lambda: verbs.pretrain("quickstart", out="", toy=True),
+        lambda: verbs.pretrain(out=""),
+        lambda: verbs.import_checkpoint("none", out=""),
+        lambda: verbs.compare(["gpt", "bert-base"], "steps=1", out=""),
+    ],
+)
+def test_an_empty_out_is_not_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[], object]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="--out is empty: name a folder"):
+        write()
+    assert not list(tmp_path.iterdir())

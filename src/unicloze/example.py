@@ -79,6 +79,22 @@ class Target:
     def __getitem__(self, rows: slice) -> Target:
         return select_rows(self, rows)
 
+    def only(self, kept: npt.NDArray[np.bool_]) -> Target:
+        """Some of the predictions, moved to the left in their order; the others have weight 0.
+
+        Args:
+            kept: Which ones. *Shape:* (rows, predictions)
+        """
+        order = np.argsort(~kept, axis=1, kind="stable")
+        rows = np.arange(len(kept))[:, None]
+        return dataclasses.replace(
+            self,
+            slots=self.slots[rows, order],
+            labels=self.labels[rows, order],
+            weights=np.where(kept, self.weights, np.float32(0))[rows, order],
+            places=None if self.places is None else self.places[rows, order],
+        )
+
     @property
     def normaliser(self) -> float:
         """What the summed loss of these rows is divided by."""

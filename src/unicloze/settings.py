@@ -20,6 +20,21 @@ Precision = Literal["auto", "bf16", "fp32"]
 """Of forward passes: `bf16` by autocast, `fp32`, or `auto`: bf16 where it is faster."""
 
 
+Auto = Literal["auto"]
+"""Stands for a value that a run chooses where it begins, from its model and its records."""
+
+
+def chosen(value: float | Auto) -> float:
+    """A value that is no longer `auto`.
+
+    Raises:
+        ValueError: It still is.
+    """
+    if value == "auto":
+        raise ValueError("this value is chosen where the run begins")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
     """Where the values of a recipe come from.
@@ -240,7 +255,7 @@ class TrainingSettings:
         micro_batch_size: Those of one forward pass; `batch_size` if not given. Fewer need less memory.
         optimizer: `adamw`; `adamax`, Adam by the largest gradient (Kingma and Ba 2015, Section 7.1), without weight decay;
             or `muon`: Muon for the hidden matrices and AdamW for the rest.
-        learning_rate: Peak learning rate.
+        learning_rate: Peak learning rate. In fine-tuning `auto` chooses one by the size of the model.
         muon_learning_rate: Peak learning rate of Muon's matrices; `learning_rate` if not given (Muon's update is scaled to
             the size of AdamW's).
         muon_momentum: Momentum of Muon.
@@ -278,7 +293,7 @@ class TrainingSettings:
     batch_size: int = 7680
     micro_batch_size: int | None = None
     optimizer: Literal["adamw", "adamax", "muon"] = "adamw"
-    learning_rate: float = 6e-4
+    learning_rate: float | Auto = 6e-4
     muon_learning_rate: float | None = None
     muon_momentum: float = 0.95
     betas: tuple[float, float] = (0.9, 0.98)
@@ -377,7 +392,8 @@ class TaskSettings:
         head: `dense` puts BERT's dense layer and tanh before the output layer (it can be exported), `plain` does not (as
             both UniLM papers say).
         pooling: What stands for a text: its `first` slot, its `last`, or the `mean` of all; as the model's recipe says
-            (`use.pooling`) if not given. In tagging: what stands for a word; for a choice: one slot.
+            (`use.pooling`) if not given. In tagging: what stands for a word; for a choice, no answer and the kind of an
+            answer: one slot. These are the `last` of a model that reads from left to right, else the `first`, if not given.
         head_dropout: Dropout of what the output layer reads; `model.dropout` if not given.
         delimiter: Put a token of its own between two texts and give both one segment, as GPT does, instead of [EOS] and
             segments.
@@ -464,7 +480,7 @@ class FinetuningSettings:
     """How a task is learned, beside `TrainingSettings`, of which `steps` and `warmup_steps` follow from these.
 
     Args:
-        epochs: Passes over the training file.
+        epochs: Passes over the training file; `auto` chooses them by its number of records.
         warmup_share: Share of the steps in which the learning rate rises.
         evaluations: Evaluations on the development file in an epoch; 0.5 evaluates after every other epoch.
         patience: Stop after so many evaluations without a better one; never if not given.
@@ -476,7 +492,7 @@ class FinetuningSettings:
             1). All learn from the start if not given.
     """
 
-    epochs: float = 3.0
+    epochs: float | Auto = 3.0
     warmup_share: float = 0.1
     evaluations: float = 1.0
     patience: int | None = None

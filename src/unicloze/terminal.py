@@ -113,6 +113,8 @@ def finetune_text(summary: FinetuneSummary) -> str:
         values = _chosen_first(said, run.chosen_by)
         kept = f", best by {run.chosen_by} at step {run.best_step:,}" if values else ""
         lines.append(f"{run.out}: trained to step {run.step:,}{kept}{_in_line(values)}")
+        if run.verdict:
+            lines.append(f"  {run.verdict}")
         if len(values) > FEW and not several:
             lines += [textwrap.indent(str(result), "  ") for result in run.scores.values()]
     if several:

@@ -19,11 +19,13 @@ from unicloze.comparison.plan import measure_slots
 from unicloze.comparison.results import ProbeColumn
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.registry import metric
+from unicloze.finetuning.automatic import with_chosen
 from unicloze.finetuning.checks import check_answers, check_labels, check_metrics
 from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, open_records
 from unicloze.finetuning.start import task_recipe
 from unicloze.model.build import shapes_only
 from unicloze.recipes import load_recipe
+from unicloze.recipes.rules_task import OF_ONE_SLOT
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.records import read_records
@@ -171,8 +173,11 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
     tokenizer, (train, dev) = starts[0].tokenizer, probe.files
     records = read_records(train, task)
     resolved = dataclasses.replace(able[0], task=TASKS[task.kind].resolve(able[0].task, records))
+    training = encoded(records, resolved, tokenizer)
+    recipe = with_chosen(probe.recipe, starts[0].model.num_parameters(), len(training.rows))  # the same for all models
+    probe = dataclasses.replace(probe, recipe=recipe)
     fingerprints = {
-        "training file": encoded(records, resolved, tokenizer).fingerprint,
+        "training file": training.fingerprint,
         "development file": open_records(dev, resolved, tokenizer).fingerprint,
     }
     fields = {field.name: getattr(probe, field.name) for field in dataclasses.fields(Probe)}
@@ -198,6 +203,8 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
     if task.kind in _POOLED:
         pooling = None if task.kind == "choice" and start.recipe.use.pooling == "mean" else start.recipe.use.pooling
         task = dataclasses.replace(task, pooling=pooling)
+    elif task.kind in OF_ONE_SLOT:
+        task = dataclasses.replace(task, pooling=None)
     return task_recipe(dataclasses.replace(recipe, training=training, task=task), start, probe.overridden)
 
 

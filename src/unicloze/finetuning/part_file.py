@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from unicloze.errors import UniclozeError
 from unicloze.files import real_place, replace_file
+from unicloze.training.lock import hold
 
 Line = dict[str, Any]
 
@@ -46,18 +47,19 @@ class PartFile:
         """Those that are done, in their order."""
 
     def __enter__(self) -> Self:
-        self._file = self._part.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise UniclozeError(
-                f"{self._part} is being written by another process: wait for it, or give another --out"
-            ) from None
+        with ExitStack() as stack:
+            lock = self._part.with_name(f"{self._part.name}.lock")
+            stack.enter_context(hold(lock, self._part, "wait for it, or give another --out"))
+            self._file = stack.enter_context(self._part.open("a+b"))
+            self._begin()
+            self._held = stack.pop_all()
+        return self
+
+    def _begin(self) -> None:
+        """Take over what was left, if it fits."""
         self._file.seek(0)
         raw = self._file.read()
         if raw and not self._about.is_file():
-            self._file.close()
             raise UniclozeError(f"{self._part} was not begun by this command: move it away, or give another --out")
         kept, other = raw[: raw.rfind(b"\n") + 1], self._other()
         self.lines = [] if other else self._read(kept)
@@ -65,7 +67,6 @@ class PartFile:
             why = f"was begun with another {other}" if other else "holds no such lines"
             warnings.warn(f"{self._part} {why}, and is begun anew", stacklevel=2)
         self._size: int | None = len(kept) if self.lines else 0
-        return self
 
     def _other(self) -> str | None:
         """What the part was begun with that is another now, in words."""
@@ -106,8 +107,14 @@ class PartFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self._settle()
+        with self._held:
+            if error is None:
+                self._settle()
+            self._file.close()  # some systems rename no open file
+            self._leave(finished=error is None)
+
+    def _leave(self, *, finished: bool) -> None:
+        if finished:
             self._part.replace(self._path)
             self._about.unlink(missing_ok=True)
         else:
@@ -120,4 +127,3 @@ class PartFile:
                     f"{self._part} holds {done:,} of {self._total:,} lines; the same command goes on from there",
                     stacklevel=2,
                 )
-        self._file.close()

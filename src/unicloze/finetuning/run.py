@@ -20,6 +20,7 @@ from tqdm import tqdm
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
+from unicloze.finetuning import automatic
 from unicloze.finetuning.checks import (
     Origin,
     check_answers,
@@ -43,11 +44,13 @@ from unicloze.finetuning.samples import samples, with_references
 from unicloze.finetuning.scores import headline, measure, with_errors
 from unicloze.finetuning.start import start_weights
 from unicloze.finetuning.threshold import with_best_threshold
+from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
-from unicloze.settings import Recipe
+from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS
-from unicloze.tasks.records import read_records
+from unicloze.tasks.columns import with_columns
+from unicloze.tasks.records import Record, read_records
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import MicroBatch
@@ -59,7 +62,7 @@ from unicloze.training.checkpoint import (
     set_aside_newer,
 )
 from unicloze.training.ledger import read_ledger, trained_on
-from unicloze.training.lock import RunLock
+from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, Hooks, TrainState
 from unicloze.training.models import BEST, LoadedModel, ready_model
 from unicloze.training.optimizers import build_optimizers
@@ -71,6 +74,8 @@ DEV_PREDICTIONS = "dev_predictions.jsonl"
 """Predictions of the best checkpoint, each beside its reference."""
 DEV_SAMPLES = "dev_samples.jsonl"
 """Some of them with the text of their records, for people to look at."""
+OF_THE_BEST = DEV_PREDICTIONS, DEV_SAMPLES
+"""Files that lie in the best checkpoint and, where people look for them, in the run's directory."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,8 @@ class FinetuneResult:
         stopped_by: The signal that stopped it, 0 if none did.
         scores: What the best checkpoint is worth on the development file, by metric, with standard errors.
         chosen_by: The value of the first of these that chose it; none where nothing was evaluated.
+        baseline: What answers without a model are worth there; none where nothing was evaluated or the task has no such.
+        verdict: What the scores mean, in words.
     """
 
     out: Path
@@ -92,6 +99,8 @@ class FinetuneResult:
     stopped_by: int
     scores: Mapping[str, MetricResult]
     chosen_by: str = ""
+    baseline: BaselineScores | None = None
+    verdict: str = ""
 
 
 def finetune_run(
@@ -111,23 +120,30 @@ def finetune_run(
         UniclozeError: A record, the directory or a checkpoint cannot be used, or the loss is not finite.
         UsageError: The directory holds a run with other settings.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    with RunLock(out):
+    with hold_run(out):
         checkpoint = load_newest(out / "checkpoints")
         check_metrics(recipe)
         records = read_records(train, recipe.task)
+        recipe = _with_columns(recipe, records, progress)
         recipe = dataclasses.replace(recipe, task=TASKS[recipe.task.kind].resolve(recipe.task, records))
         check_labels(records, recipe)
         training = encoded(records, recipe, start.tokenizer)
         development = None if dev is None else open_records(dev, recipe, start.tokenizer)
         if development is not None:
             check_answers(development, recipe)
+        former = None if checkpoint is None else load_recipe(checkpoint.path / RECIPE)
+        weights, asked = start.model.num_parameters(), recipe
+        recipe = automatic.with_chosen(recipe, weights, len(training.rows), former)
+        if warning := automatic.too_low_a_rate(recipe, weights):
+            warnings.warn(warning, stacklevel=2)
+        choices = automatic.what_was_chosen(asked, recipe, weights, len(training.rows))
+        if choices and progress:
+            tqdm.write(f"chosen: {choices}", file=sys.stderr)
         recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps: what is saved must be read again
         origin = origin_of(start, training, development)
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
-        if checkpoint is not None:
-            former = load_recipe(checkpoint.path / RECIPE)
+        if checkpoint is not None and former is not None:
             recipe = _with_precision(recipe, former.training.precision)
             refuse_changes(former, recipe, out, "leave the changed setting out to go on")
             refuse_other_origin(checkpoint.state.get("origin", {}), origin, out)
@@ -142,10 +158,20 @@ def finetune_run(
     return result
 
 
+def _with_columns(recipe: Recipe, records: Sequence[Record], progress: bool) -> Recipe:
+    """The recipe with the columns that hold text and label; what was guessed is printed."""
+    task = with_columns(recipe.task, records)
+    guessed = {role: name for role, name in task.fields.items() if recipe.task.fields.get(role) != name}
+    if guessed and progress:
+        each = ", ".join(f"{role} from '{name}'" for role, name in guessed.items())
+        tqdm.write(f"reading {each} (--task.fields says otherwise)", file=sys.stderr)
+    return dataclasses.replace(recipe, task=task)
+
+
 def with_steps(recipe: Recipe, rows: int) -> Recipe:
     """The recipe with its epochs in steps."""
     each_epoch = steps_per_epoch(rows, recipe.training.batch_size)
-    steps = max(1, math.ceil(recipe.finetuning.epochs * each_epoch))
+    steps = max(1, math.ceil(chosen(recipe.finetuning.epochs) * each_epoch))
     settings = dataclasses.replace(
         recipe.training,
         steps=steps,
@@ -193,6 +219,10 @@ class _Run(RunProcess):
         self.best: tuple[float, int] | None = None
         self.scores: Mapping[str, MetricResult] = {}
         self.waited = 0
+        self.headlines: list[float] = []
+        self.baseline = None
+        if self.measured is not None:
+            self.baseline = baseline_scores(train.records, self.measured.records, recipe)
         self.segments = segments_of(train, recipe, self.tokenizer.vocabulary)
 
     def _optimizers(self, model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -206,7 +236,8 @@ class _Run(RunProcess):
         if never:
             warnings.warn(
                 f"the lowest {never} of {len(first_steps)} layers never learn: one more learns every "
-                f"{settings.unfreeze_epochs:g} epochs, and there are {settings.epochs:g} (finetuning.unfreeze_epochs)",
+                f"{settings.unfreeze_epochs:g} epochs, and there are {chosen(settings.epochs):g} "
+                "(finetuning.unfreeze_epochs)",
                 stacklevel=2,
             )
         return optimizers
@@ -219,13 +250,15 @@ class _Run(RunProcess):
     def train(self) -> FinetuneResult:
         """Resume, train, save."""
         training = self.recipe.training
-        ended = False
+        done = ended = False
         if self.checkpoint is not None:
-            ended = self._resume(self.checkpoint)
+            done, ended = self._resume(self.checkpoint)
         else:
             self._drop_other_bests()
+            self._show_best()
         if not ended:
             self._write_start()
+        if not done:
             steps = finetuning_steps(
                 self.train_data, self.recipe, self.tokenizer.vocabulary, self.compute.device.type, self.state.step
             )
@@ -235,17 +268,20 @@ class _Run(RunProcess):
         stopped = self.signal if self.state.step < training.steps and not self._is_enough() else 0
         if stopped:
             self.ledger.write("stop", step=self.state.step, signal=stopped)
-        elif not ended:
-            self.write_end()
         best_step = self.best[1] if self.best else self.state.step
         if self.best and self.measured is not None:
             lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
             self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.measured.records, self.recipe)
         chosen_by = metric(self.recipe.task.metrics[0]).headline if self.scores else ""
-        return FinetuneResult(self.out, self.state.step, best_step, stopped, self.scores, chosen_by)
+        verdict = verdict_on(self.scores, self.headlines, self.baseline, self.recipe) if self.scores else ""
+        if not stopped and not ended:
+            self.write_end(verdict=verdict)
+        return FinetuneResult(
+            self.out, self.state.step, best_step, stopped, self.scores, chosen_by, self.baseline, verdict
+        )
 
-    def _resume(self, checkpoint: Checkpoint) -> bool:
-        """Take over a checkpoint; says whether the run had come to its end."""
+    def _resume(self, checkpoint: Checkpoint) -> tuple[bool, bool]:
+        """Take over a checkpoint; returns whether all has been learned, and whether the ledger says so."""
         self.take_over(checkpoint)
         events = [event for event in self._former_events() if event.get("step", 0) <= self.state.step]
         evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
@@ -255,6 +291,7 @@ class _Run(RunProcess):
             said = evaluations[self.best[1]]["results"]
             self.scores = {name: MetricResult(**values) for name, values in said.items()}
         self._drop_other_bests()
+        self._show_best()
         step, training = self.state.step, self.recipe.training
         due = step == training.steps or (step > 0 and step % training.evaluate_every == 0)
         if self.dev is not None and due and step not in evaluations:  # stopped between saving and evaluating
@@ -262,7 +299,7 @@ class _Run(RunProcess):
         done = step >= training.steps or self._is_enough()
         if done:
             warnings.warn(f"{self.out} is trained to its end: give another --out to train anew", stacklevel=2)
-        return done and any(event["event"] == "end" for event in events)
+        return done, done and any(event["event"] == "end" for event in events)
 
     def _former_events(self) -> list[dict[str, Any]]:
         """What the ledger says of this run, without one that began in the same directory and left no checkpoint."""
@@ -275,6 +312,7 @@ class _Run(RunProcess):
         return patience is not None and self.waited >= patience
 
     def _compare_with_best(self, value: float, step: int) -> bool:
+        self.headlines.append(value)
         if self.best is None or value > self.best[0]:
             self.best, self.waited = (value, step), 0
             return True
@@ -291,6 +329,7 @@ class _Run(RunProcess):
             files=self.files,
             fingerprints=self.origin,
             records={"train": len(self.train_data.records), "dev": len(self.dev.records) if self.dev else 0},
+            baseline=self.baseline.to_dict() if self.baseline else None,
         )
 
     def _evaluate(self, state: TrainState) -> bool:
@@ -328,15 +367,27 @@ class _Run(RunProcess):
 
     def _keep_best(self, recipe: Recipe, predictions: Sequence[Prediction]) -> None:
         assert self.measured is not None
-        (self.out / BEST).mkdir(exist_ok=True)
-        save_recipe(recipe, self.out / BEST / RECIPE)
-        self.write_checkpoint(BEST, [], self.out / BEST / RECIPE, self._facts(), keep=2)  # till this one is saved
+        folder = self.out / BEST
+        folder.mkdir(exist_ok=True)
+        save_recipe(recipe, folder / RECIPE)
         answered = with_references(predictions, self.measured.records, self.recipe.task)
-        for name, lines in (
-            (DEV_PREDICTIONS, answered),
-            (DEV_SAMPLES, samples(answered, self.measured.records, self.recipe.task)),
-        ):
-            replace_file(self.out / name, as_json_lines(lines))
+        shown = samples(answered, self.measured.records, self.recipe.task)
+        for name, lines in zip(OF_THE_BEST, (answered, shown), strict=True):
+            replace_file(folder / name, as_json_lines(lines))
+        more = [folder / name for name in OF_THE_BEST]
+        self.write_checkpoint(BEST, [], folder / RECIPE, self._facts(), keep=2, more=more)  # till this one is saved
+        for file in more:
+            file.replace(self.out / file.name)
+
+    def _show_best(self) -> None:
+        """Put the predictions of the best checkpoint in the place of those of an evaluation that was lost."""
+        for name in OF_THE_BEST:
+            if self.best is None:
+                (self.out / name).unlink(missing_ok=True)
+                continue
+            kept = self.out / BEST / checkpoint_name(self.best[1]) / name
+            if kept.is_file():  # older versions have no such file
+                replace_file(self.out / name, kept.read_text(encoding="utf-8"))
 
     def _save(self, _state: TrainState) -> None:
         self.save(self._facts(), keep=1)

@@ -13,6 +13,7 @@ from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.generate import ready_to_generate
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
+from unicloze.tasks.rows import pooling_of
 from unicloze.training.models import LoadedModel
 
 
@@ -25,7 +26,8 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
         overridden: Dotted keys that the recipe keeps, such as `model.dropout`.
 
     Raises:
-        UsageError: The recipe has no task, or the model no such auxiliary objective.
+        UsageError: The recipe has no task, or the model no such auxiliary objective, or what stands for a text has not read
+            it.
     """
     if not recipe.task.kind:
         raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
@@ -39,12 +41,34 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
     )
     longest = min(recipe.task.max_length, start.model.max_positions)
     recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
+    recipe = _pooled(recipe)
     if TASKS[recipe.task.kind].predict is None:
         recipe = ready_to_generate(recipe, start.tokenizer)
     if recipe.finetuning.auxiliary:
         auxiliary_objective(recipe)
         if not hasattr(start.model, "token_head"):
             raise UsageError(f"{start.path} has no head that predicts tokens: leave finetuning.auxiliary out")
+    return recipe
+
+
+def _pooled(recipe: Recipe) -> Recipe:
+    """The recipe with a slot for words and answers that has read them, where it names none.
+
+    Raises:
+        UsageError: A model that reads from left to right is to predict from its first slot, which is alike in all rows.
+    """
+    task, causal = recipe.task, recipe.use.visibility == "left_to_right"
+    if task.pooling is None and task.kind in ("tagging", "extraction", "conversation") and causal:
+        task = dataclasses.replace(task, pooling="last")
+    if task.pooling is None and task.kind == "tagging":
+        task = dataclasses.replace(task, pooling="first")
+    recipe = dataclasses.replace(recipe, task=task)
+    if causal and task.kind not in ("tagging", "generation") and pooling_of(recipe) == "first":
+        key = "use.pooling" if task.pooling is None else "task.pooling"
+        raise UsageError(
+            f"{key} is first, and the model reads from left to right, so that its first slot has read nothing of a text: set "
+            "--task.pooling last"
+        )
     return recipe
 
 

@@ -13,6 +13,7 @@ from unicloze.interop.stock import DENSE, STOCK, TASK_CLASSES, Stock, TaskClass
 from unicloze.mixtures import all_targets
 from unicloze.model.task_heads import HeadSettings
 from unicloze.tasks import task_heads
+from unicloze.tasks.rows import pooling_of
 from unicloze.training.models import LoadedModel
 
 OWN = "unicloze"
@@ -156,8 +157,8 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
     if task.head != needed:
         has = "has a dense layer" if DENSE[kind] else "has no dense layer"
         yield Limit("task.head", task.head, f"{has} before the output layer of {kind[3:]}", _again("task.head", needed))
-    pooling = task.pooling or loaded.recipe.use.pooling
-    if DENSE[kind] and pooling != "first":
+    pooling = pooling_of(loaded.recipe)
+    if task.kind != "tagging" and pooling != "first":
         yield Limit("task.pooling", pooling, "predicts from the first slot", _again("task.pooling", "first"))
     if task.delimiter:
         yield Limit("task.delimiter", True, "puts [EOS] between two texts", _again("task.delimiter", "false"))

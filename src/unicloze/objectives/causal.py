@@ -17,6 +17,7 @@ import numpy.typing as npt
 from unicloze import visibility
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
+from unicloze.objectives.layout import unknown_words
 from unicloze.objectives.masking import Flags
 from unicloze.ragged import ranks
 from unicloze.settings import ObjectiveSettings
@@ -60,7 +61,7 @@ def causal(
         rates: Nothing is masked; not used.
     """
     real = np.arange(windows.token_ids.shape[1]) < windows.lengths[:, None]
-    return lay_out(windows, settings, answers=real & (windows.token_ids != vocabulary.unk))
+    return lay_out(windows, settings, answers=real & ~unknown_words(windows.token_ids, vocabulary))
 
 
 def chain(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:

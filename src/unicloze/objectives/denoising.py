@@ -40,7 +40,7 @@ def span_corruption(
     Raises:
         UsageError: There are too few extra tokens, or a mode token among the sentinels.
     """
-    rates, text = rates_of(windows, settings, rates), text_of(windows)
+    rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     window = windows.token_ids.shape[1]
     needed = max(row_bounds(settings, window, asked).sentinels for asked in ((), rates.tolist()))
     _check_sentinels(needed, vocabulary, settings)
@@ -136,7 +136,7 @@ def denoising(
         settings: Kinds of noise, share of the tokens each takes, mean length of an infilled span, and layout.
         rates: Mask rate of each row; `settings.mask_rate` if not given. *Shape:* (rows,)
     """
-    rates, text = rates_of(windows, settings, rates), text_of(windows)
+    rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     source = apply_noise(text, settings.noise, windows.keys, rates, vocabulary, mean_span=settings.mean_span)
     noised = source.values == vocabulary.mask
     target = text.followed_by(vocabulary.eos)
@@ -151,7 +151,7 @@ def check_sentences(windows: Windows, vocabulary: Vocabulary, settings: Objectiv
     """
     if "permute_sentences" not in settings.noise:
         return
-    text = text_of(windows)
+    text = text_of(windows, vocabulary)
     full = text.counts > 0
     numbers = sentences(text, vocabulary)
     if not (numbers[text.ends[full] - 1] > numbers[text.starts[full]]).any():
@@ -176,7 +176,7 @@ def masked_span(
         settings: Share of the span, what the source shows in its place, and layout.
         rates: Mask rate of each row; `settings.mask_rate` if not given. *Shape:* (rows,)
     """
-    rates, text = rates_of(windows, settings, rates), text_of(windows)
+    rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     size = per_row(masked_fragment, text.counts, rates)
     draws = keyed.bits(windows.keys, Stream.FRAGMENT, np.zeros(1, np.int64))
     first = keyed.below(draws, text.counts - size + 1)

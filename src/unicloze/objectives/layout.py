@@ -9,13 +9,33 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.example import Examples, Kind, Target
-from unicloze.objectives.masking import Steps
+from unicloze.objectives.masking import Flags, Steps
 from unicloze.ragged import flagged, ranks, sorted_in_rows
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.visibility import Intervals
 
 Ids = npt.NDArray[np.int32]
+
+
+def unknown_words(token_ids: npt.NDArray[np.number], vocabulary: Vocabulary) -> Flags:
+    """Which tokens are [UNK]: text that is read and never predicted.
+
+    None where its id is also that of [SOS], [EOS] or padding, since nothing tells them apart.
+
+    Args:
+        token_ids: *Shape:* any
+        vocabulary: Has the id of [UNK].
+    """
+    roles = vocabulary.sos, vocabulary.eos, vocabulary.pad
+    flags: Flags = (token_ids == vocabulary.unk) & (vocabulary.unk not in roles)
+    return flags
+
+
+def without_unknown(target: Target, vocabulary: Vocabulary) -> Target:
+    """Predictions of tokens without those of [UNK]."""
+    unknown = unknown_words(target.labels, vocabulary) & (target.weights > 0)
+    return target.only(~unknown) if unknown.any() else target
 
 
 def in_turn(windows: Windows) -> Steps:

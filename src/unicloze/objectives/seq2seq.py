@@ -8,7 +8,8 @@ with a mode token after [SOS] where `settings.mode_token` names one. `lm` is pre
 first token of the target, each token of the target the next one, the last one the closing [EOS]. The closing [EOS] is read
 by nobody. Segments tell source and target apart. Positions count on from source to target unless an objective says otherwise.
 
-The text of a window is its maskable tokens in order: an [EOS] between two segments or documents is no part of it.
+The text of a window is its tokens in order; an [EOS] between two segments or documents is not part of it. [UNK] is read,
+masked and moved like any other token, and never predicted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from unicloze import keyed, visibility
 from unicloze.capacity import predicted_suffix, row_bounds
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
+from unicloze.objectives.layout import unknown_words, without_unknown
 from unicloze.objectives.masking import Flags, Rates, rates_of
 from unicloze.objectives.spans import Counts, Stream, per_row, within
 from unicloze.settings import ObjectiveSettings
@@ -71,9 +73,10 @@ class Ragged:
         return Ragged(values, self.counts + 1)
 
 
-def text_of(windows: Windows) -> Ragged:
-    """The text of each window: its maskable tokens in order."""
-    return Ragged(windows.token_ids[windows.maskable], np.count_nonzero(windows.maskable, axis=1))
+def text_of(windows: Windows, vocabulary: Vocabulary) -> Ragged:
+    """The text of each window: its maskable tokens and its [UNK]s in order."""
+    is_text = windows.maskable | unknown_words(windows.token_ids, vocabulary)
+    return Ragged(windows.token_ids[is_text], np.count_nonzero(is_text, axis=1))
 
 
 def lay_out(
@@ -147,7 +150,7 @@ def lay_out(
         lengths=lengths.astype(np.int32),
         mutual=sources.astype(np.int32),
         text_tokens=windows.lengths,
-        targets={"lm": _target(target, targets, predictions)},
+        targets={"lm": without_unknown(_target(target, targets, predictions), vocabulary)},
     )
 
 
@@ -186,7 +189,7 @@ def prefix(
         settings: Mean share of the target and layout.
         rates: Mean share of each row; `settings.mask_rate` if not given. *Shape:* (rows,)
     """
-    rates, text = rates_of(windows, settings, rates), text_of(windows)
+    rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     shortest, longest = per_row(predicted_suffix, text.counts, rates)
     draws = keyed.bits(windows.keys, Stream.SPLIT, np.zeros(1, np.int64))
     return _split(windows, text, shortest + keyed.below(draws, longest - shortest + 1), vocabulary, settings, rates)
@@ -198,7 +201,7 @@ def starts_from_nothing(settings: ObjectiveSettings) -> bool:
 
 
 def causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
-    """Rows that predict every text token from those left of it: the source is empty, and the closing [EOS] is not asked.
+    """Rows that predict every text token from those left of it: the source is empty, and the closing [EOS] is not predicted.
 
     Training shows such rows too: of n tokens, one row in n at a mean share of 0.5.
 
@@ -210,10 +213,10 @@ def causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings
             f"A model trained with objective.mask_rate {settings.mask_rate} never predicts a text from its beginning: only "
             "prefix language models with a rate of 0.5 or more do."
         )
-    text = text_of(windows)
+    text = text_of(windows, vocabulary)
     rows = _split(windows, text, text.counts, vocabulary, settings, np.ones(len(windows)))
     target = rows.targets["lm"]
-    asked = within(text.counts, target.weights.shape[1])
+    asked = within(np.count_nonzero(target.weights, axis=1) - 1, target.weights.shape[1])
     target.weights[~asked] = 0
     target.slots[~asked] = 0
     target.labels[~asked] = 0

@@ -10,6 +10,13 @@ from unicloze.settings import GenerationSettings, Recipe
 TASK_KINDS = ("classification", "regression", "choice", "tagging", "extraction", "conversation", "generation")
 """Keys of `unicloze.tasks.TASKS`, which takes torch to import."""
 
+OF_ONE_SLOT = {
+    "choice": "a choice is scored",
+    "extraction": "that there is no answer is scored",
+    "conversation": "the kind of an answer is predicted",
+}
+"""Kinds of tasks that pool no slots, and what a single one is for."""
+
 SHORTEST_ROW = 8
 """Special tokens and some text."""
 SHORTEST_SOURCE = 4
@@ -31,14 +38,14 @@ def task_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "task.labels", "name each class once"
     if task.both_orders and task.pooling is None:
         yield "task.pooling", "what stands for each of both orders is summed: set it to first, last or mean"
-    if task.kind == "choice" and task.pooling == "mean":
-        yield "task.pooling", "a choice is scored by one slot: set it to first or last"
+    if task.kind in OF_ONE_SLOT and task.pooling == "mean":
+        yield "task.pooling", f"{OF_ONE_SLOT[task.kind]} by one slot: set it to first or last"
     if task.head_dropout is not None and not 0 <= task.head_dropout < 1:
         yield "task.head_dropout", "it must be at least 0 and below 1"
     for name in ("max_question", "stride", "max_answer", "n_best"):
         if getattr(task, name) < 1:
             yield f"task.{name}", "it must be 1 or more"
-    if not 0 < finetuning.epochs < math.inf:
+    if finetuning.epochs != "auto" and not 0 < finetuning.epochs < math.inf:
         yield "finetuning.epochs", "it must be above 0 and finite"
     if not 0 <= finetuning.warmup_share < 1:
         yield "finetuning.warmup_share", "it must be at least 0 and below 1"

@@ -169,7 +169,7 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     for keys, fits, rule in _RANGES:
         for key in keys:
             value = _value(recipe, key)
-            if value is not None and not fits(value):
+            if value is not None and value != "auto" and not fits(value):
                 yield key, rule
 
     if not data.corpus and data.prepared is None:
@@ -204,6 +204,8 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     micro = training.micro_batch_size
     if micro is not None and micro > 0 and training.batch_size % micro:
         yield "training.micro_batch_size", f"it must divide training.batch_size, {training.batch_size}"
+    if training.learning_rate == "auto" and not recipe.task.kind:
+        yield "training.learning_rate", "only fine-tuning chooses one: give a number"
     if training.optimizer == "adamax" and training.weight_decay:
         yield "training.weight_decay", "Adamax has no decay of the weights beside the gradient: set it to 0"
     if not all(0 <= beta < 1 for beta in training.betas):

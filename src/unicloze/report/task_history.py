@@ -73,6 +73,16 @@ class TaskRun:
         found = {str(key): number(value) for key, value in mapping(mapping(results.get(metric)).get("values")).items()}
         return {key: value for key, value in found.items() if value is not None}
 
+    @property
+    def verdict(self) -> str:
+        """What its scores mean, as the run said at its end; empty before."""
+        return str(self.history.last.get("verdict") or "")
+
+    @property
+    def baseline(self) -> Event:
+        """What answers without a model are worth: their `name` and `results` as of an evaluation; empty if unknown."""
+        return mapping(self.history.start.get("baseline"))
+
     def unit(self, metric: str, key: str) -> str:
         """The unit of a value."""
         result = mapping(mapping(self.best.get("results")).get(metric))

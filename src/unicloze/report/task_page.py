@@ -108,18 +108,30 @@ def scores(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
     rows = []
     for metric in run.metrics:
         values, at_last = run.values(metric), run.values(metric, last)
+        without = run.values(metric, run.baseline) if run.baseline else {}
         for key, value in values.items():
             unit, error = run.unit(metric, key), errors.get(metric, {}).get(key)
             cells = [shown(value, unit), "-" if error is None else f"\u00b1 {shown(error, unit)}"]
-            cells.append(shown(at_last[key], unit) if key in at_last else "-")
+            cells += [shown(each[key], unit) if key in each else "-" for each in (at_last, without)]
             is_first = metric == run.metrics[0] and key == headline_of(metric, values)
             rows.append(score_row([escape(metric), escape(key)], cells, bold=is_first))
-    heads = ["metric", "value", f"best, step {run.best_step:,}", "standard error", f"last, step {last_step:,}"]
+    heads = [
+        "metric",
+        "value",
+        f"best, step {run.best_step:,}",
+        "standard error",
+        f"last, step {last_step:,}",
+        "without a model",
+    ]
     table = score_table(heads, rows, names=2)
     notes = [str(mapping(mapping(run.best.get("results")).get(metric)).get("note") or "") for metric in run.metrics]
     said = "".join(f'<p class="note">{escape(note)}</p>' for note in notes if note)
     lead = "In percent unless a unit says otherwise; the value in bold chose the checkpoint that is kept."
-    return f'<p class="lead">{lead}</p><div class="panel scroll">{table}{said}</div>'
+    if run.baseline:
+        lead += f" Without a model: {run.baseline.get('name')}."
+    if run.verdict:
+        lead = f"Verdict: {run.verdict}. {lead}"
+    return f'<p class="lead">{escape(lead)}</p><div class="panel scroll">{table}{said}</div>'
 
 
 def _curves(run: TaskRun) -> str:

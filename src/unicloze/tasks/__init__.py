@@ -13,7 +13,7 @@ import numpy.typing as npt
 from unicloze.example import Examples
 from unicloze.model.task_heads import HeadSettings
 from unicloze.settings import Recipe
-from unicloze.tasks import choice, classification, conversation, extraction, generation, tagging
+from unicloze.tasks import baselines, choice, classification, conversation, extraction, generation, tagging
 from unicloze.tasks.passages import Window, lay_out_windows
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.tasks.task import Task
@@ -44,6 +44,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=classification.predict,
         reference=classification.reference,
+        baseline=baselines.majority,
         compares=("labels",),
     ),
     "regression": Task(
@@ -56,6 +57,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=classification.predict,
         reference=classification.reference,
+        baseline=baselines.mean,
         compares=("numbers",),
     ),
     "generation": Task(
@@ -68,6 +70,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=generation.lay_out,
         predict=None,
         reference=reference,
+        baseline=baselines.first_sentence,
         token_targets=(TARGET,),
     ),
     "choice": Task(
@@ -80,6 +83,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=choice.predict,
         reference=choice.right_choice,
+        baseline=baselines.majority_choice,
         compares=("labels",),
     ),
     "tagging": Task(
@@ -92,6 +96,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_as_they_are,
         predict=tagging.predict,
         reference=tagging.reference,
+        baseline=baselines.majority_tags,
         compares=("tags",),
     ),
     "extraction": Task(
@@ -104,6 +109,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=_windows,
         predict=extraction.predict,
         reference=extraction.reference,
+        baseline=baselines.no_answer,
         compares=("squad",),
     ),
     "conversation": Task(
@@ -116,6 +122,7 @@ TASKS: Mapping[str, Task] = {
         lay_out=conversation.lay_out,
         predict=conversation.predict,
         reference=conversation.reference,
+        baseline=baselines.commonest_answer,
         compares=("coqa",),
     ),
 }

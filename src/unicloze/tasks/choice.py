@@ -24,7 +24,7 @@ from unicloze.model.task_heads import HeadSettings
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks.choice_formats import GAP
 from unicloze.tasks.records import Record
-from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, text_row
+from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, pooling_of, text_row
 from unicloze.tasks.task import Outputs, Prediction, cut_note
 from unicloze.text.tokenizers import Tokenizer
 
@@ -43,7 +43,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         UniclozeError: A record lacks a field, has fewer than two choices or an impossible label; the message names its line.
     """
     task = recipe.task
-    pooling = task.pooling or ("last" if recipe.use.visibility == "left_to_right" else "first")
+    pooling = pooling_of(recipe)
     each = [sequences(record, task) for record in records]
     tokens = iter(tokenizer.encode_batch([text for choices in each for parts in choices for text in parts]))
     labelled = any(record.get(task, "label") is not None for record in records)

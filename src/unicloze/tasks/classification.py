@@ -12,7 +12,7 @@ from unicloze.errors import UniclozeError
 from unicloze.model.task_heads import HeadSettings
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks.records import Record
-from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, text_row
+from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, pooling_of, text_row
 from unicloze.tasks.task import Outputs, Prediction, cut_note
 from unicloze.text.tokenizers import Tokenizer
 
@@ -92,7 +92,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         orders = (shown, shown[::-1]) if task.both_orders and len(shown) == 2 else (shown,)
         pieces = [text_row(order, tokenizer.vocabulary, segments, between) for order in orders]
         length = len(pieces[0][0])
-        pooled = pooled_slots(length, task.pooling or recipe.use.pooling)
+        pooled = pooled_slots(length, pooling_of(recipe))
         slots = [start + slot for start in range(0, len(pieces) * length, length) for slot in pooled]
         rows.append(
             Row(

@@ -1,7 +1,7 @@
 """Questions of a conversation about a passage, answered by a span of it, yes, no or unknown (CoQA; UniLM v1, Section 3.2).
 
-A row is "[SOS] earlier questions and answers, question [EOS] window [EOS]". [SOS] predicts which of the four it is; a span is
-found as in `unicloze.tasks.extraction`.
+A row is "[SOS] earlier questions and answers, question [EOS] window [EOS]". [SOS] predicts which of the four it is, or the
+last [EOS] where a model reads from left to right; a span is found as in `unicloze.tasks.extraction`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
 ANSWERS = "span", "yes", "no", "unknown"
-"""What an answer can be: the classes that [SOS] predicts."""
+"""What an answer can be: the classes of the head `answer`."""
 _SPAN, _UNKNOWN = ANSWERS.index("span"), ANSWERS.index("unknown")
 _WORD = re.compile(r"\w+")
 _ARTICLES = {"a", "an", "the"}

@@ -1,7 +1,8 @@
 """Extractive question answering: the answer is a span of the passage (SQuAD; UniLMv2, Section 4.2; UniLM v1, Section 3.2).
 
 A row is "[SOS] question [EOS] window [EOS]". Its start and its end are chosen among the tokens of the window and [SOS], which
-stands for no answer in this window. Long passages are read in windows that overlap; the best span of all is the answer.
+stands for no answer in this window; a model that reads from left to right has the last [EOS] in its place. Long passages are
+read in windows that overlap; the best span of all is the answer.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ def predict(
     """The best answers to each question over all windows of its passage.
 
     `score` is that of the best, `n_best` lists the best with their first characters. Where questions may have no answer,
-    `no_answer_score` is the lowest sum of [SOS]'s scores of all windows, and the prediction is empty if that lies more than
+    `no_answer_score` is the lowest score of no answer of all windows, and the prediction is empty if that lies more than
     the threshold above `score`; `na_probability` is above a half then.
     """
     task = recipe.task

@@ -10,7 +10,7 @@ are learned in one of three ways (`generation.learning`):
   source so too.
 
 Where nothing may be drawn, every token is predicted as decoding predicts it: once, from the source and the true tokens
-before it. All draws are keyed by row.
+before it. [UNK] is read and never predicted, as decoding never writes it. All draws are keyed by row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from unicloze.example import Examples
 from unicloze.mixtures import parts
 from unicloze.model.task_heads import HeadSettings
 from unicloze.objectives import masked, masking, seq2seq, unilmv2
-from unicloze.objectives.layout import MaskedTokens
+from unicloze.objectives.layout import MaskedTokens, without_unknown
 from unicloze.settings import ObjectiveSettings, Recipe, TaskSettings
 from unicloze.tasks.parts import cut_parts, join_parts
 from unicloze.tasks.records import Record
@@ -184,7 +184,7 @@ def lay_out(
     else:
         examples = _pseudo(windows, vocabulary, recipe, drawn=keys is not None)
     (target,) = examples.targets.values()
-    return dataclasses.replace(examples, targets={TARGET: target})
+    return dataclasses.replace(examples, targets={TARGET: without_unknown(target, vocabulary)})
 
 
 def _windows(rows: Sequence[SourceTarget], vocabulary: Vocabulary, keys: npt.NDArray[np.uint64] | None) -> Windows:

@@ -15,13 +15,14 @@ import numpy.typing as npt
 
 from unicloze.example import Examples
 from unicloze.settings import Recipe
-from unicloze.tasks.rows import Ints, Row, RowTarget, lay_out, text_row
+from unicloze.tasks.rows import Ints, Pooling, Row, RowTarget, lay_out, pooled_slots, pooling_of, text_row
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
 SPECIALS = 3
 """[SOS] and two [EOS]."""
 NOWHERE = 0
-"""Among the choices of a span's start and end: [SOS]. The tokens of the window follow from 1 on."""
+"""Among the choices of a span's start and end: the slot that stands for the whole row, [SOS], or the last [EOS] where a model
+reads from left to right. The tokens of the window follow from 1 on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,21 +145,25 @@ def lay_out_windows(
         rows: The windows.
         vocabulary: Ids of the special tokens.
         recipe: Of the task.
-        classes: What [SOS] predicts, beside `start` and `end`, which are chosen among it and the tokens of the window.
+        classes: What the slot that stands for the whole row predicts, beside `start` and `end`, which are chosen among it and
+            the tokens of the window.
     """
     segments = (0, min(1, max(0, recipe.model.num_segments - 1)))
-    names = ("start", "end", *classes)
-    return lay_out([_row(row, vocabulary, segments, names) for row in rows], vocabulary, recipe)
+    names, pooling = ("start", "end", *classes), pooling_of(recipe)
+    return lay_out([_row(row, vocabulary, segments, names, pooling) for row in rows], vocabulary, recipe)
 
 
-def _row(window: Window, vocabulary: Vocabulary, segments: tuple[int, int], names: Sequence[str]) -> Row:
+def _row(
+    window: Window, vocabulary: Vocabulary, segments: tuple[int, int], names: Sequence[str], pooling: Pooling
+) -> Row:
     tokens = window.passage.ids[window.first : window.last]
     input_ids, segment_ids = text_row((window.question, tokens), vocabulary, segments)
     before = len(window.question) + 2
-    choices = np.concatenate([[0], np.arange(before, before + len(tokens))])
+    whole = pooled_slots(len(input_ids), pooling)
+    choices = np.concatenate([whole, np.arange(before, before + len(tokens))])
     targets = {
         name: RowTarget(
-            slots=[choices if name in ("start", "end") else [0]],
+            slots=[choices if name in ("start", "end") else whole],
             labels=None if window.labels is None else [window.labels[name]],
         )
         for name in names

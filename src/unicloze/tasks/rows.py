@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from unicloze.text.tokenizers import Vocabulary
 from unicloze.visibility import nearby
 
 Ints = npt.NDArray[np.int32]
+Pooling = Literal["first", "last", "mean"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +169,16 @@ def pair_marks(recipe: Recipe, vocabulary: Vocabulary) -> tuple[tuple[int, int],
     return (0, 0 if recipe.model.num_segments == 1 else 1), vocabulary.eos
 
 
-def pooled_slots(length: int, pooling: str) -> Sequence[int]:
+def pooling_of(recipe: Recipe) -> Pooling:
+    """Which slots stand for what a task predicts something of: a text, a choice, a word, or all of a question's row."""
+    task, use = recipe.task, recipe.use
+    if task.pooling is not None:
+        return task.pooling
+    if task.kind in ("classification", "regression"):
+        return use.pooling
+    return "last" if task.kind == "choice" and use.visibility == "left_to_right" else "first"
+
+
+def pooled_slots(length: int, pooling: Pooling) -> Sequence[int]:
     """The slots that stand for a sequence: its `first`, its `last`, or for their `mean` all."""
     return {"first": range(1), "last": range(length - 1, length), "mean": range(length)}[pooling]

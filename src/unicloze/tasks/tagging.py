@@ -1,8 +1,8 @@
 """A tag for each word of a sentence: entities, chunks, parts of speech, the roles of a predicate.
 
 A record has `tokens`, its words, and `tags`, one each. A word is predicted from the first of its sub-tokens (Devlin et al.
-2019, Section 5.3), or what else `task.pooling` says: a causal model has read a word only at its `last`. A word without
-sub-tokens, such as one of invisible characters, is shown as [UNK].
+2019, Section 5.3), by a causal model from the last, where it has read all of the word, or as `task.pooling` says. A word
+without sub-tokens, such as one of invisible characters, is shown as [UNK].
 
 A sentence longer than a row is read in windows that overlap by a quarter; each word is predicted in one window, and the
 overlap is halved between both, so that every word has words on both sides. Of a word longer than a row the beginning is read.
@@ -26,7 +26,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.model.task_heads import HeadSettings
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks.records import Record
-from unicloze.tasks.rows import Ints, Row, RowTarget, pair_marks, pooled_slots, text_row
+from unicloze.tasks.rows import Ints, Row, RowTarget, pair_marks, pooled_slots, pooling_of, text_row
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 
@@ -151,8 +151,7 @@ def _row(
     texts = [sentence] if repeated is None else [sentence, repeated]
     input_ids, segment_ids = text_row(texts, tokenizer.vocabulary, segments, between)
     starts = 1 + np.cumsum([0, *sizes[:-1]])
-    pooling = recipe.task.pooling or "first"
-    slots = [[int(starts[word]) + slot for slot in pooled_slots(sizes[word], pooling)] for word in predicted]
+    slots = [[int(starts[word]) + slot for slot in pooled_slots(sizes[word], pooling_of(recipe))] for word in predicted]
     return input_ids, segment_ids, slots
 
 

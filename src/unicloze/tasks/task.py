@@ -22,6 +22,19 @@ Prediction = dict[str, Any]
 """A line of the file of predictions: `id`, `prediction`, and what else a task tells."""
 
 
+@dataclass(frozen=True)
+class Baseline:
+    """Answers that need no model, made of the training records alone.
+
+    Args:
+        name: What is done, as in "no better than ...".
+        answers: One for each record, as predictions hold them.
+    """
+
+    name: str
+    answers: Sequence[Any]
+
+
 class Encoded(Protocol):
     """A row as tokens, not laid out yet: the part of a record a model reads at once."""
 
@@ -51,6 +64,7 @@ class Task:
         predict: What a model says of the rows, to a prediction for each record; None where predictions are generated from
             rows with a `source`.
         reference: What a record's prediction is compared with.
+        baseline: What a model has to beat: see `unicloze.tasks.baselines`.
         compares: What its metrics may compare (see `unicloze.evaluation.metrics.registry`); anything if empty.
     """
 
@@ -63,6 +77,7 @@ class Task:
     lay_out: Callable[[Sequence[Any], Vocabulary, Recipe, npt.NDArray[np.uint64] | None], Examples]
     predict: Callable[[Sequence[Record], Sequence[Any], Sequence[Outputs], Recipe], list[Prediction]] | None
     reference: Callable[[Record, TaskSettings], Any]
+    baseline: Callable[[Sequence[Record], Sequence[Record], Recipe], Baseline | None]
     token_targets: tuple[str, ...] = ()
     compares: tuple[str, ...] = ()
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from unicloze.model.plan import RelativeBias
-from unicloze.settings import TrainingSettings
+from unicloze.settings import TrainingSettings, chosen
 
 SLANTED_RATIO = 32
 """How much smaller the lowest learning rate of a slanted triangle is than its peak (ULMFiT, Section 3.2)."""
@@ -62,14 +62,14 @@ def build_optimizers(
             if (depth, kind) in members
         ]
 
-    everything = groups(settings.learning_rate, _MATRICES, _VECTORS)
+    everything = groups(chosen(settings.learning_rate), _MATRICES, _VECTORS)
     moments: dict[str, Any] = {"betas": settings.betas, "eps": settings.epsilon}
     optimizers: list[torch.optim.Optimizer] = []
     if everything and settings.optimizer == "adamax":
         optimizers.append(torch.optim.Adamax(everything, **moments))
     elif everything:
         optimizers.append(torch.optim.AdamW(everything, **moments, fused=True))
-    hidden = groups(settings.muon_learning_rate or settings.learning_rate, _HIDDEN)
+    hidden = groups(settings.muon_learning_rate or chosen(settings.learning_rate), _HIDDEN)
     if hidden:
         optimizers.append(torch.optim.Muon(hidden, momentum=settings.muon_momentum, adjust_lr_fn="match_rms_adamw"))
     for optimizer in optimizers:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from unicloze import __version__
 from unicloze.errors import UniclozeError
-from unicloze.settings import Recipe, TrainingSettings
+from unicloze.settings import Recipe, TrainingSettings, chosen
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import Checkpoint, save_checkpoint
 from unicloze.training.ledger import Ledger
@@ -91,9 +91,9 @@ class RunProcess:
             resumed_from=None if self.checkpoint is None else self.checkpoint.path.name,
         )
 
-    def write_end(self) -> None:
-        """Note in the ledger that the run came to its end."""
-        self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1))
+    def write_end(self, **facts: Any) -> None:
+        """Note in the ledger that the run came to its end, with facts of its own kind of run."""
+        self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1), **facts)
 
     def learn(self, steps: Iterator[list[MicroBatch]], settings: TrainingSettings, hooks: Hooks) -> None:
         """Take the steps under a progress bar; afterwards `signal` says what stopped it early."""
@@ -118,7 +118,7 @@ class RunProcess:
             step=state.step,
             loss=losses,
             gradient_norm=round(measures["gradient_norm"], 4),
-            learning_rate=training.learning_rate * schedule_factor(state.step - 1, training),
+            learning_rate=chosen(training.learning_rate) * schedule_factor(state.step - 1, training),
             text_tokens=state.text_tokens,
             text_tokens_per_second=round(speed, 1),
         )
@@ -136,8 +136,9 @@ class RunProcess:
         facts: Mapping[str, Any],
         *,
         keep: int,
+        more: Sequence[Path] = (),
     ) -> Path:
-        """Write a checkpoint into a folder of the directory, complete in itself."""
+        """Write a checkpoint into a folder of the directory, complete in itself, with copies of more files."""
         state = self.state
         return save_checkpoint(
             self.out / folder,
@@ -150,7 +151,7 @@ class RunProcess:
                 "vocab_size": state.model.vocab_size,
                 "max_positions": state.model.max_positions,
             },
-            files=[recipe, *(self.out / name for name in ("tokenizer.json", "tokenizer_config.json"))],
+            files=[recipe, *(self.out / name for name in ("tokenizer.json", "tokenizer_config.json")), *more],
             keep=keep,
             memories=pack(state.memories) if optimizers else None,
         )

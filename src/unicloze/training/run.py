@@ -32,7 +32,7 @@ from unicloze.training.batches import MicroBatch, check_windows, heldout_example
 from unicloze.training.checkpoint import Checkpoint, load_newest, set_aside_newer
 from unicloze.training.initial import Open, initialize_from
 from unicloze.training.ledger import read_ledger
-from unicloze.training.lock import RunLock
+from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, Hooks, TrainState, evaluate
 from unicloze.training.models import load_model, ready_model
 from unicloze.training.optimizers import build_optimizers
@@ -109,8 +109,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
         UsageError: The directory holds a run with other settings.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    with RunLock(out):
+    with hold_run(out):
         checkpoint = load_newest(out / "checkpoints")
         recipe = _with_former_settings(recipe, out, checkpoint)
         prepared = _open_data(recipe, out, checkpoint, progress)
@@ -170,13 +169,14 @@ def refuse_changes(former: Recipe, recipe: Recipe, out: Path, instead: str) -> N
         UsageError: One differs that is not free to change.
     """
     old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
-    changed = [key for key in new if old.get(key) != new[key] and key not in FREE_TO_CHANGE]
+    keys = {**new, **old}  # a mapping may have lost a key, or got one
+    changed = [key for key in keys if old.get(key) != new.get(key) and key not in FREE_TO_CHANGE]
     changed = [key for key in changed if not key.startswith("provenance.")]
     if changed:
         first = changed[0]
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UsageError(
-            f"{out} holds a run with {first} {old.get(first)}, this one asks for {new[first]}{others}: give the new run "
+            f"{out} holds a run with {first} {old.get(first)}, this one asks for {new.get(first)}{others}: give the new run "
             f"another --out, or {instead}"
         )
 

@@ -92,6 +92,23 @@ def check_fixed(overrides: Overrides | None, free: Sequence[str]) -> None:
             raise UsageError(f"{key} cannot be changed here: only {', '.join(free)} can.")
 
 
+def folder_at(out: PathLike | None, otherwise: Path | None = None) -> Path:
+    """The folder that a verb writes.
+
+    Args:
+        out: As it was given.
+        otherwise: The folder if none was given.
+
+    Raises:
+        UsageError: Its name is empty, which would be the current directory.
+    """
+    if out is None and otherwise is not None:
+        return otherwise
+    if out is None or str(out) == "":
+        raise UsageError("--out is empty: name a folder, or . for this one.")
+    return Path(out)
+
+
 def check_file(out: PathLike | None) -> None:
     """Refuse a file that cannot be written, before the work whose fruit it is to hold.
 
@@ -100,6 +117,8 @@ def check_file(out: PathLike | None) -> None:
     """
     if out is None:
         return
+    if str(out) == "":
+        raise UsageError("--out is empty: name a file.")
     file = real_place(Path(out))
     if file.is_dir():
         raise UsageError(f"{file} is a folder: give --out a file in it.")

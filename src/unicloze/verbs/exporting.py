@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unicloze.errors import UsageError
-from unicloze.verbs.common import PathLike, opening
+from unicloze.verbs.common import PathLike, folder_at, opening
 
 if TYPE_CHECKING:
     from unicloze.interop.export import ExportResult
@@ -38,7 +38,7 @@ def export(model: PathLike | LoadedModel, to: str, out: PathLike | None = None) 
         raise UsageError("out is not given: name the folder to write, as a loaded model has no place of its own")
     check_name(to)
     loaded = open_model(opening(model, "cpu"))
-    folder = _beside(Path(str(model)), to) if out is None else Path(out)
+    folder = folder_at(out, _beside(Path(str(model)), to) if out is None else None)
     check_format(to, loaded)
     if to != OWN:
         return write_export(loaded, stock_format(loaded, to), folder)

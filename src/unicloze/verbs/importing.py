@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unicloze.verbs.common import PathLike, opening
+from unicloze.verbs.common import PathLike, folder_at, opening
 
 if TYPE_CHECKING:
     from unicloze.training.models import LoadedModel
@@ -56,4 +56,5 @@ def import_checkpoint(
     from unicloze.interop.read import import_checkpoint as read
     from unicloze.interop.read import write_model
 
-    return write_model(read(checkpoint, allow=allow, positions=positions, tokenizer=tokenizer, pickle=pickle), out)
+    folder = folder_at(out)
+    return write_model(read(checkpoint, allow=allow, positions=positions, tokenizer=tokenizer, pickle=pickle), folder)

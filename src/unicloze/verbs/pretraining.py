@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike, opening
+from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike, folder_at, opening
 
 if TYPE_CHECKING:
     from unicloze.comparison.results import Comparison
@@ -45,7 +45,7 @@ def prepare(
             f"data.prepared is {settings.data.prepared}, a folder prepared before: leave it out to prepare one, or use "
             "it with `unicloze pretrain`."
         )
-    folder = RUNS / settings.name / "data" if out is None else Path(out)
+    folder = folder_at(out, RUNS / settings.name / "data")
     return prepare_data(settings.data, settings.tokenizer, folder, progress=not quiet)
 
 
@@ -86,7 +86,7 @@ def pretrain(
             raise UsageError("--init starts a new run: give --recipe too (`unicloze recipes` lists them).")
         if out is None:
             raise UsageError("Give --recipe (`unicloze recipes` lists them), or --out of a run to continue.")
-        recipe = Path(out) / "recipe.yaml"
+        recipe = folder_at(out) / "recipe.yaml"
         if not recipe.is_file():
             raise UsageError(f"{out} holds no run to continue: give --recipe too (`unicloze recipes` lists them).")
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
@@ -97,10 +97,9 @@ def pretrain(
     check_beside_prepared(settings, beside)
     if new_tokenizer and settings.training.initialize_from is None:
         raise UsageError("A new tokenizer is trained anyway: --new-tokenizer is for a run that starts from --init.")
-    if out is None:
-        out = RUNS / (f"{settings.name}-toy" if toy else settings.name)
+    folder = folder_at(out, RUNS / (f"{settings.name}-toy" if toy else settings.name))
     warmup, steps = settings.training.warmup_steps, settings.training.steps
-    if warmup >= steps and not toy and not (Path(out) / "recipe.yaml").is_file():
+    if warmup >= steps and not toy and not (folder / "recipe.yaml").is_file():
         raise UsageError(
             f"training.warmup_steps is {warmup:,} and the run has {steps:,} steps, so that its learning rate would never be "
             "reached: give --training.warmup_steps fewer."
@@ -114,7 +113,7 @@ def pretrain(
     if not continued and settings.training.initialize_from is not None:
         inherited = start.settings(settings, given, new_tokenizer=new_tokenizer)
         settings = load_recipe(recipe, {**(toy_overrides() if toy else {}), **inherited, **given})
-    return pretrain_run(settings, Path(out), progress=not quiet, open_model=start.open)
+    return pretrain_run(settings, folder, progress=not quiet, open_model=start.open)
 
 
 def inspect(
@@ -247,7 +246,7 @@ def compare(
 
         return accuracies(opening(run, device), blimp or "", limit=blimp_limit, progress=not quiet)
 
-    folder = RUNS / "compare" if out is None else Path(out)
+    folder = folder_at(out, RUNS / "compare")
     comparison = compare_recipes(
         [str(recipe) for recipe in recipes],
         folder,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unicloze.errors import UsageError
-from unicloze.verbs.common import OF_FILES, RUNS, Overrides, PathLike, check_file, check_fixed, opening
+from unicloze.verbs.common import OF_FILES, RUNS, Overrides, PathLike, check_file, check_fixed, folder_at, opening
 
 if TYPE_CHECKING:
     from unicloze.finetuning.seeds import FinetuneSummary
@@ -71,7 +71,7 @@ def finetune(
 
     start = open_model(opening(model))
     recipe = task_recipe(recipe, start, list(overrides or {}))
-    folder = RUNS / recipe.name if out is None else Path(out)
+    folder = folder_at(out, RUNS / recipe.name)
     folder.mkdir(parents=True, exist_ok=True)
     return finetune_seeds(
         recipe, start, Path(train), None if dev is None else Path(dev), folder, seeds=seeds, progress=not quiet

@@ -1,0 +1,74 @@
+"""What a model has to beat: answers that need no model, made of the training records alone."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from unicloze.settings import Recipe
+from unicloze.tasks.choice import right_choice
+from unicloze.tasks.classification import label_of, quantity_of
+from unicloze.tasks.extraction import needed_answers
+from unicloze.tasks.records import Record
+from unicloze.tasks.tagging import tags_of
+from unicloze.tasks.task import Baseline
+from unicloze.tasks.texts import texts_of
+
+_SENTENCE = re.compile(r".+?(?:[.!?](?=\s)|[\u3002\uff01\uff1f]|\n|\Z)", re.DOTALL)
+SHOWN = 40
+"""Most characters of an answer that a baseline's name shows."""
+
+
+def majority(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
+    """The commonest class of the training records."""
+    return _always(Counter(label_of(record, recipe.task) for record in train), len(records))
+
+
+def majority_choice(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
+    """The choice that is right most often, by its number."""
+    common = Counter(right_choice(record, recipe.task) for record in train).most_common(1)[0][0]
+    return Baseline(f"always taking choice {common + 1}", [common] * len(records))
+
+
+def mean(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
+    """The mean quantity of the training records."""
+    value = statistics.fmean(quantity_of(record, recipe.task) for record in train)
+    return Baseline(f"always answering the mean, {value:.4g}", [value] * len(records))
+
+
+def majority_tags(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
+    """The commonest tag of each word, and of all words for one that the training records lack."""
+    seen: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for record in train:
+        for word, tag in zip(record.texts(recipe.task, "tokens"), tags_of(record, recipe.task), strict=True):
+            seen[word][tag] += 1
+    every: Counter[str] = sum(seen.values(), Counter())
+    common = {word: counts.most_common(1)[0][0] for word, counts in seen.items()}
+    otherwise = every.most_common(1)[0][0]
+    answers = [[common.get(word, otherwise) for word in record.texts(recipe.task, "tokens")] for record in records]
+    return Baseline("the commonest tag of each word", answers)
+
+
+def first_sentence(_train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
+    """The first sentence of the source."""
+    sources = (" ".join(texts_of(record, recipe.task, recipe.generation.source[0])).strip() for record in records)
+    answers = [found[0].strip() if (found := _SENTENCE.match(source)) else "" for source in sources]
+    return Baseline("repeating the first sentence of the source", answers)
+
+
+def no_answer(_train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline | None:
+    """No answer to any question, where questions may have none."""
+    return Baseline("never giving an answer", [""] * len(records)) if recipe.task.unanswerable else None
+
+
+def commonest_answer(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
+    """The commonest first answer of the training records."""
+    return _always(Counter(needed_answers(record, recipe.task)[0].text for record in train), len(records))
+
+
+def _always(counts: Counter[str], times: int) -> Baseline:
+    answer = counts.most_common(1)[0][0]
+    shown = answer if len(answer) <= SHOWN else f"{answer[:SHOWN]}..."
+    return Baseline(f"always answering '{shown}'", [answer] * times)

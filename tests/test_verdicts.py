@@ -1,0 +1,241 @@
+"""What a fine-tuning chooses by itself, what it has to beat, and what it says of its scores."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nlu_toys import recipe_for, start, write
+from unicloze import terminal
+from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.finetuning import automatic
+from unicloze.finetuning.run import finetune_run
+from unicloze.finetuning.seeds import finetune_seeds
+from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
+from unicloze.recipes import load_recipe, task_names
+from unicloze.report.task_history import TaskRun
+from unicloze.report.task_page import task_page
+from unicloze.settings import Recipe, TaskSettings
+from unicloze.tasks import TASKS
+from unicloze.tasks.columns import with_columns
+from unicloze.tasks.records import Record
+
+
+def records(*fields: dict[str, Any]) -> list[Record]:
+    return [Record(id=str(number), fields=one, place=f"line {number + 1}") for number, one in enumerate(fields)]
+
+
+def task(kind: str, **settings: Any) -> Recipe:
+    return Recipe(task=TaskSettings(kind=kind, **settings))
+
+
+CASES = {
+    "classification": (
+        task("classification"),
+        [{"text": "a", "label": 2}, {"text": "b", "label": "1"}, {"text": "c", "label": "2"}],
+        [{"text": "d"}, {"text": "e"}],
+        ("always answering '2'", ["2", "2"]),
+    ),
+    "regression": (
+        task("regression"),
+        [{"text": "a", "label": 1}, {"text": "b", "label": 4.5}],
+        [{"text": "d"}],
+        ("always answering the mean, 2.75", [2.75]),
+    ),
+    "choice": (
+        task("choice"),
+        [{"choices": ["x", "y"], "label": 1}, {"choices": ["x", "y"], "label": "y"}, {"choices": ["x", "y"], "label": 0}],
+        [{"choices": ["x", "y"]}],
+        ("always taking choice 2", [1]),
+    ),
+    "tagging": (
+        task("tagging"),
+        [{"tokens": ["the", "cat"], "tags": ["D", "N"]}, {"tokens": ["cat", "cat", "sat"], "tags": ["V", "N", "N"]}],
+        [{"tokens": ["the", "cat", "unseen"]}],
+        ("the commonest tag of each word", [["D", "N", "N"]]),
+    ),
+    "generation": (
+        task("generation"),
+        [],
+        [{"source": "It is 3.5 m long. It ends."}, {"source": "\u4e00\u3002\u4e8c"}, {"source": "no mark"}, {"source": " "}],
+        ("repeating the first sentence of the source", ["It is 3.5 m long.", "\u4e00\u3002", "no mark", ""]),
+    ),
+    "extraction": (
+        task("extraction", unanswerable=True),
+        [],
+        [{"question": "why?"}, {"question": "who?"}],
+        ("never giving an answer", ["", ""]),
+    ),
+    "conversation": (
+        task("conversation"),
+        [{"context": "yes no", "answers": [{"text": "yes"}]},
+         {"context": "yes no", "answers": [{"text": "no"}, {"text": "yes"}]},
+         {"context": "yes no", "answers": [{"text": "no"}]}],
+        [{"context": "c"}],
+        ("always answering 'no'", ["no"]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_what_a_model_has_to_beat_is_made_of_the_training_records(kind: str) -> None:
+    recipe, train, dev, (name, answers) = CASES[kind]
+    found = TASKS[kind].baseline(records(*train), records(*dev), recipe)
+    assert found is not None
+    assert (found.name, list(found.answers)) == (name, answers)
+
+
+def test_questions_that_all_have_answers_have_no_baseline() -> None:
+    assert (
+        TASKS["extraction"].baseline([], records({"question": "why?"}), task("extraction", unanswerable=False)) is None
+    )
+
+
+def test_a_baseline_is_measured_as_predictions_are() -> None:
+    recipe = task(
+        "classification", metrics=["accuracy", "f1"], labels=["no", "yes"], metric_options={"positive": "yes"}
+    )
+    train = records(*({"text": "t", "label": label} for label in ("yes", "yes", "no")))
+    dev = records(*({"text": "t", "label": label} for label in ("yes", "no", "no", "no")))
+    scores = baseline_scores(train, dev, recipe)
+    assert scores is not None
+    assert scores.results["accuracy"].values == {"accuracy": 25.0}
+    assert scores.results["f1"].values["f1"] == pytest.approx(40)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "course", "said"),
+    [
+        (52.0, 1.0, [52.0], "no better than always answering 'a' (accuracy 52.00)"),
+        (40.0, 1.0, [40.0], "no better than always answering 'a' (accuracy 52.00)"),
+        (
+            53.9,
+            1.0,
+            [53.9],
+            "1.90 better than always answering 'a' (accuracy 52.00), which is within 2 standard errors",
+        ),
+        (54.1, 1.0, [54.1], "2.10 better than always answering 'a' (accuracy 52.00)"),
+        (
+            60.0,
+            1.0,
+            [50.0, 60.0],
+            "8.00 better than always answering 'a' (accuracy 52.00); still improving at the last evaluation: raise "
+            "finetuning.epochs",
+        ),
+        (60.0, 1.0, [59.6, 60.0], "8.00 better than always answering 'a' (accuracy 52.00)"),
+        (
+            60.0,
+            1.0,
+            [60.0, 57.0],
+            "8.00 better than always answering 'a' (accuracy 52.00); the last evaluation is 3.00 below the best one, which "
+            "is kept: fewer epochs are enough",
+        ),
+    ],
+)
+def test_a_verdict_says_what_a_score_is_worth(value: float, error: float, course: list[float], said: str) -> None:
+    def result(value: float, **errors: float) -> dict[str, MetricResult]:
+        return {"accuracy": MetricResult(metric="accuracy", values={"accuracy": value}, items=9, errors=errors)}
+
+    baseline = BaselineScores("always answering 'a'", result(52.0))
+    recipe = task("classification", metrics=["accuracy"])
+    assert verdict_on(result(value, accuracy=error), course, baseline, recipe) == said
+
+
+@pytest.mark.parametrize(
+    ("weights", "rate"), [(10_000, 3e-3), (1_500_000, 2.2e-3), (22_700_000, 1.5e-4), (110_000_000, 3e-5)]
+)
+def test_smaller_models_learn_faster(weights: int, rate: float) -> None:
+    assert automatic.learning_rate(weights) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("rows", "epochs"), [(1, 10), (1000, 10), (1600, 7), (5000, 3), (1_000_000, 3)])
+def test_few_rows_are_learned_more_often(rows: int, epochs: int) -> None:
+    assert automatic.epochs(rows) == epochs
+
+
+def test_recipes_of_papers_choose_nothing_by_themselves() -> None:
+    every = {name: load_recipe(name) for name in task_names()}
+    chosen = {name for name, each in every.items() if "auto" in (each.training.learning_rate, each.finetuning.epochs)}
+    assert chosen == {"choice", "classification", "generation", "pos", "regression", "tagging", "translation"}
+
+
+def labelled(count: int) -> list[dict[str, Any]]:
+    return [
+        {"text": "anna sees" if n % 3 else "berlin leaves", "label": "yes" if n % 3 else "no"} for n in range(count)
+    ]
+
+
+def test_a_run_chooses_tells_what_it_has_to_beat_and_resumes(tmp_path: Path) -> None:
+    model = start()
+    train = write(tmp_path / "train.jsonl", labelled(24))
+    recipe = recipe_for(
+        model, "classification", training__learning_rate="auto", finetuning__epochs="auto", finetuning__evaluations=0.5
+    )
+    summary = finetune_seeds(recipe, model, train, train, tmp_path / "run", progress=False)
+    saved = load_recipe(tmp_path / "run" / "recipe.yaml")
+    assert saved.training.learning_rate == automatic.learning_rate(model.model.num_parameters())
+    assert (saved.finetuning.epochs, saved.training.steps) == (10, 20)
+    events = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    baseline, result = events[0]["baseline"], summary.runs[0]
+    assert (baseline["name"], baseline["results"]["accuracy"]["values"]) == (
+        "always answering 'yes'",
+        {"accuracy": pytest.approx(200 / 3)},
+    )
+    assert events[-1]["event"] == "end"
+    assert events[-1]["verdict"] == result.verdict
+    assert "always answering 'yes' (accuracy 66.67)" in result.verdict
+    assert result.verdict in terminal.finetune_text(summary)
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["runs"][0]["verdict"] == result.verdict
+    assert escape(f"Verdict: {result.verdict}. ") in task_page(TaskRun.read(tmp_path / "run"))
+    with pytest.warns(UserWarning, match="trained to its end"):
+        again = finetune_run(recipe, model, train, train, tmp_path / "run", progress=False)
+    assert again.verdict == result.verdict
+
+
+def test_a_rate_for_much_larger_models_is_warned_of(tmp_path: Path) -> None:
+    model = start()
+    train = write(tmp_path / "train.jsonl", labelled(6))
+    with pytest.warns(UserWarning, match="--training.learning_rate auto takes 0.003"):
+        finetune_run(
+            recipe_for(model, "classification", training__learning_rate=2e-5, finetuning__epochs=1),
+            model, train, None, tmp_path / "run", progress=False,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "fields"),
+    [
+        ("classification", [{"sentence": f"it is {n}", "sentiment": str(n % 2), "id": str(n)} for n in range(8)],
+         {"text": "sentence", "label": "sentiment"}),
+        ("classification", [{"sentence": f"it is {n}", "label": n % 2} for n in range(8)], {"text": "sentence"}),
+        ("classification", [{"text": f"it is {n}", "label": n % 2, "note": f"was {n}"} for n in range(8)], {}),
+        ("classification", [{"one": f"it is {n}", "two": f"was {n}", "label": n % 2} for n in range(8)], {}),
+        ("classification", [{"one": f"it is {n}", "a": n % 2, "b": n % 3} for n in range(8)], {"text": "one"}),
+        ("classification", [{"\u6587": f"\u4e00\u4e8c\u4e09\u56db{n}", "\u985e": n % 2} for n in range(8)],
+         {"text": "\u6587", "label": "\u985e"}),
+        ("regression", [{"review": f"it is {n}", "stars": f"{n / 2}"} for n in range(8)],
+         {"text": "review", "label": "stars"}),
+        ("generation", [{"long": f"it is {n}", "short": f"{n} it"} for n in range(8)], {}),
+    ],
+)  # fmt: skip
+def test_columns_are_guessed_where_only_one_guess_is_possible(
+    kind: str, rows: list[dict[str, Any]], fields: dict[str, str]
+) -> None:
+    assert with_columns(TaskSettings(kind=kind), records(*rows)).fields == fields
+
+
+def test_guessed_columns_are_printed_and_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model, table = start(), tmp_path / "table.csv"
+    lines = [f"{'anna sees' if n % 2 else 'eva leaves'} {'berlin' * (n % 5)},{n % 2}" for n in range(12)]
+    table.write_text("\n".join(["sentence,sentiment", *lines]))
+    recipe = recipe_for(model, "classification", finetuning__epochs=1)
+    finetune_run(recipe, model, table, table, tmp_path / "run")
+    assert (
+        "reading text from 'sentence', label from 'sentiment' (--task.fields says otherwise)" in capfd.readouterr().err
+    )
+    saved = load_recipe(tmp_path / "run" / "recipe.yaml").task
+    assert (saved.fields, saved.labels) == ({"text": "sentence", "label": "sentiment"}, ["0", "1"])
