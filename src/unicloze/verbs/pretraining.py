@@ -172,7 +172,8 @@ def inspect(
     if not 0 <= seed < 2**63:
         raise UsageError(f"seed is {seed}: give a whole number from 0 to 2**63 - 1.")
     settings, given = load_recipe(recipe, overrides), given_settings(overrides)
-    refuse_beyond("inspect", given, READ_BY_INSPECT, "leave it out")
+    reads = [key for key in READ_BY_INSPECT if settings.tokenizer.path or key != "tokenizer.lowercase"]
+    refuse_beyond("inspect", given, reads, "leave it out")
     refuse_beyond("inspect", [key for key in given if key in NOT_READ_BY_INSPECT], (), "leave it out")
     tokenizer_found = _find_tokenizer(settings, out)
     chosen = settings if part is None else part_of(settings, part)

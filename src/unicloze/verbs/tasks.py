@@ -56,13 +56,19 @@ def finetune(
     recipe = load_recipe(task, overrides)
     tune_allocator()
     from unicloze.decoding.texts import open_model
+    from unicloze.finetuning.checks import check_given_options
     from unicloze.finetuning.seeds import finetune_seeds
     from unicloze.finetuning.start import task_recipe
+    from unicloze.tasks import check_roles
     from unicloze.tasks.generation import with_learning
 
     start = open_model(opening(model))
     recipe = task_recipe(recipe, start, list(given))
     refuse_unread_in_task([with_learning(recipe)], given)
+    if "task.fields" in given:
+        check_roles(recipe)
+    if "task.metric_options" in given:
+        check_given_options(recipe)
     folder = RUNS / recipe.name if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     return finetune_seeds(
@@ -208,6 +214,7 @@ def unanswerable(
         UniclozeError: A record cannot be used; the message names its line.
     """
     from unicloze.recipes import load_recipe
+    from unicloze.tasks import check_roles
     from unicloze.tasks.unanswerable import write_training_records
 
     if not 0 <= share <= 1:
@@ -218,15 +225,27 @@ def unanswerable(
         raise UsageError(f"{out}: what is written are JSON lines; give a name that ends in .jsonl.")
     check_fixed(overrides, OF_FILES)
     check_file(out)
-    settings = load_recipe("squad-v2-generated", overrides).task
-    return write_training_records(Path(file), Path(out), share=share, seed=seed, settings=settings)
+    recipe = load_recipe("squad-v2-generated", overrides)
+    check_roles(recipe, ("title", "answer"))
+    return write_training_records(Path(file), Path(out), share=share, seed=seed, settings=recipe.task)
 
 
 def _with(model: LoadedModel, overrides: Overrides | None) -> LoadedModel:
-    """The model with settings of its recipe changed."""
-    from unicloze.recipes import with_overrides
+    """The model with settings of its recipe changed.
 
-    return dataclasses.replace(model, recipe=with_overrides(model.recipe, overrides)) if overrides else model
+    Raises:
+        UsageError: A setting cannot be, or `task.fields` names what the records of the task do not hold.
+    """
+    from unicloze.recipes import with_overrides
+    from unicloze.recipes.rules_unread import given_settings
+    from unicloze.tasks import check_roles
+
+    if not overrides:
+        return model
+    recipe = with_overrides(model.recipe, overrides)
+    if "task.fields" in given_settings(overrides):
+        check_roles(recipe)
+    return dataclasses.replace(model, recipe=recipe)
 
 
 def _generator(
