@@ -80,7 +80,8 @@ def compare_recipes(
     for recipe in recipes:
         check_text(recipe, prepared, out)
     fitted = fit_probes(probes, recipes, prepared.tokenizer)
-    planned = _plan(recipes, prepared, budget, out / PLAN, wanted, say)
+    every = recipes[0].training.evaluate_every if "training.evaluate_every" in (overrides or {}) else None
+    planned = _plan(recipes, prepared, budget, out / PLAN, wanted, every, say)
     _note_probes(fitted, out / PLAN, say)
     windows = build_sampler(_measured_on(recipes[0], window), prepared, heldout=True).sequential(
         recipes[0].training.evaluate_windows
@@ -163,6 +164,7 @@ def _plan(
     budget: Budget,
     path: Path,
     wanted: dict[str, Any],
+    evaluate_every: int | None,
     say: Callable[[str], None],
 ) -> list[Contestant]:
     """Steps of every contestant; decided once, so that a comparison that goes on goes on with the same.
@@ -183,7 +185,10 @@ def _plan(
             )
         return [_planned(recipe, known[recipe.name]) for recipe in recipes]
     say("measuring what a step of each recipe costs")
-    planned = [plan(recipe, prepared, budget, path.parent) for recipe in with_one_precision(recipes)]
+    planned = [
+        plan(recipe, prepared, budget, path.parent, evaluate_every=evaluate_every)
+        for recipe in with_one_precision(recipes)
+    ]
     entries = [
         {
             "name": contestant.recipe.name,

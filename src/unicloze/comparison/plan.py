@@ -18,6 +18,7 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples
 from unicloze.mixtures import Phase, parts, phases
 from unicloze.recipes import load_recipe
+from unicloze.recipes.rules_unread import refuse_not_of_pretraining, refuse_unread
 from unicloze.settings import Recipe
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
@@ -103,13 +104,14 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
         overrides: Settings of all of them, by dotted name.
 
     Raises:
-        UsageError: A recipe or setting cannot be, or two recipes have one name.
+        UsageError: A recipe or setting cannot be, no recipe reads a setting, or two recipes have one name.
     """
-    for key in ("training.steps", "training.seed", "data.prepared"):
-        if key in overrides:
+    for key in ("training.steps", "training.decay_steps", "training.seed", "data.prepared"):
+        if overrides.get(key) is not None:
             raise UsageError(f"option --{key}: the comparison decides on that, by its budget, its seeds and its text.")
     if "name" in overrides:
         raise UsageError("option --name: each recipe keeps its own, by which its rows and folders are called.")
+    refuse_not_of_pretraining("compare", overrides, "probe.")
     own = [load_recipe(name) for name in names]
     for recipe in own:
         if recipe.name in RESERVED_NAMES:
@@ -127,6 +129,7 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
         if model is not None:
             shared |= _shared_settings(model, recipe) | {"tokenizer.extra_tokens": extra}
         found.append(load_recipe(name, {**shared, **overrides}))
+    refuse_unread(found, overrides)
     return found
 
 
@@ -183,7 +186,9 @@ def with_one_precision(recipes: Sequence[Recipe]) -> list[Recipe]:
     ]
 
 
-def plan(recipe: Recipe, prepared: Prepared, budget: Budget, folder: Path) -> Contestant:
+def plan(
+    recipe: Recipe, prepared: Prepared, budget: Budget, folder: Path, *, evaluate_every: int | None = None
+) -> Contestant:
     """Give a recipe the steps that a budget allows.
 
     Args:
@@ -191,6 +196,7 @@ def plan(recipe: Recipe, prepared: Prepared, budget: Budget, folder: Path) -> Co
         prepared: The text.
         budget: What it may spend.
         folder: Where phrases are kept that its objective may need.
+        evaluate_every: Steps between evaluations; an eighth of all if not given.
 
     Raises:
         UsageError: It does not allow a single step.
@@ -214,7 +220,7 @@ def plan(recipe: Recipe, prepared: Prepared, budget: Budget, folder: Path) -> Co
         steps=steps,
         warmup_steps=min(recipe.training.warmup_steps, max(1, steps // 10)),
         decay_steps=None,
-        evaluate_every=max(1, steps // 8),
+        evaluate_every=max(1, steps // 8) if evaluate_every is None else evaluate_every,
     )
     return Contestant(
         recipe=dataclasses.replace(recipe, training=training), flops_per_step=flops, tokens_per_step=tokens

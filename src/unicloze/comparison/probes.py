@@ -26,8 +26,10 @@ from unicloze.finetuning.start import task_recipe
 from unicloze.model.build import shapes_only
 from unicloze.recipes import load_recipe
 from unicloze.recipes.rules_task import OF_ONE_SLOT
+from unicloze.recipes.rules_unread import refuse_decided_in_task, refuse_unread_in_task
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
+from unicloze.tasks.generation import with_learning
 from unicloze.tasks.records import read_records
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.models import LoadedModel, shape_model
@@ -116,6 +118,7 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any]) 
                 f"option --{PREFIX}{key}: the comparison decides on that, by its seeds and by what each recipe declares; for "
                 f"probes there are settings of {', '.join(SHARED)}, and {' and '.join(_DROPOUTS)}."
             )
+    refuse_decided_in_task(overrides, f"option --{PREFIX}")
     try:
         recipe = load_recipe(task, overrides)
     except UsageError as error:
@@ -170,6 +173,7 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
             not_defined[start.recipe.name] = str(error)
     if not able:
         raise UsageError(f"probe {probe.name}: {next(iter(not_defined.values()))}")
+    refuse_unread_in_task([with_learning(recipe) for recipe in able], probe.overridden, PREFIX)
     tokenizer, (train, dev) = starts[0].tokenizer, probe.files
     records = read_records(train, task)
     resolved = dataclasses.replace(able[0], task=TASKS[task.kind].resolve(able[0].task, records))

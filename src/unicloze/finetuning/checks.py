@@ -42,6 +42,19 @@ def check_metrics(recipe: Recipe) -> None:
         metric(name).check_options(options_of(name, recipe))
 
 
+def check_given_options(recipe: Recipe) -> None:
+    """Refuse options that no metric of the task has: for a caller who gives them.
+
+    Raises:
+        UsageError: One of `task.metric_options` is such.
+    """
+    for option in recipe.task.metric_options:
+        if not any(option in metric(name).options for name in recipe.task.metrics):
+            raise UsageError(
+                f"option --task.metric_options: {' and '.join(recipe.task.metrics)} has no option {option}: leave it out"
+            )
+
+
 def options_of(name: str, recipe: Recipe) -> dict[str, str]:
     """The options of the task that a metric has."""
     return {key: value for key, value in recipe.task.metric_options.items() if key in metric(name).options}

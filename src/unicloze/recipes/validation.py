@@ -72,9 +72,9 @@ def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
     if not _NAME.fullmatch(recipe.name):
         rule = "a run's folder is called so: give it a name without '/' and '\\' and without a dot in front"
         raise error("name", f"name is {recipe.name!r}; {rule}")
-    variants = list(_variants(recipe))
-    firsts = [next(_problems(variant.recipe), None) for variant in variants]
-    for variant, first in zip(variants, firsts, strict=True):
+    found = list(variants(recipe))
+    firsts = [next(_problems(variant.recipe), None) for variant in found]
+    for variant, first in zip(found, firsts, strict=True):
         if first is not None:
             key, problem = first
             of_all = key not in variant.set_by and all(other == first for other in firsts)
@@ -89,7 +89,7 @@ def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Variant:
+class Variant:
     """The recipe as one part of one phase sees it.
 
     Args:
@@ -107,7 +107,8 @@ class _Variant:
     set_by: Mapping[str, str]
 
 
-def _variants(recipe: Recipe) -> Iterator[_Variant]:
+def variants(recipe: Recipe) -> Iterator[Variant]:
+    """The recipe as each part of each phase sees it."""
     if recipe.training.steps < 1:
         recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, phases=[]))
     changes = recipe.training.phases or [{}]
@@ -123,7 +124,7 @@ def _variants(recipe: Recipe) -> Iterator[_Variant]:
         mixture = phase.recipe.objective.mixture
         for part, values in zip(parts(phase.recipe.objective), mixture or [{}], strict=True):
             of_part = f", part {part.label!r} of objective.mixture" if mixture else ""
-            yield _Variant(
+            yield Variant(
                 recipe=dataclasses.replace(phase.recipe, objective=part.settings),
                 place=of_phase + of_part,
                 share=part.share,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.errors import UsageError
 from unicloze.example import Examples
 from unicloze.model.task_heads import HeadSettings
 from unicloze.settings import Recipe
@@ -132,3 +133,23 @@ TASKS: Mapping[str, Task] = {
 def task_heads(recipe: Recipe) -> Mapping[str, HeadSettings]:
     """The heads a recipe's model has for its task; none in pre-training."""
     return TASKS[recipe.task.kind].heads(recipe.task) if recipe.task.kind else {}
+
+
+def check_roles(recipe: Recipe, more: Sequence[str] = ()) -> None:
+    """Refuse `task.fields` that say where something is kept that nobody looks for.
+
+    Args:
+        recipe: Of a task, or of pre-training, whose sources are texts.
+        more: What is looked for besides.
+
+    Raises:
+        UsageError: A role is unknown.
+    """
+    of_kind = TASKS[recipe.task.kind].roles if recipe.task.kind else ()
+    of_sources = recipe.generation.source if recipe.task.kind in ("", "generation") else []
+    known = dict.fromkeys([*of_kind, *of_sources, "id", *more])
+    strange = next((role for role in recipe.task.fields if role not in known), None)
+    if strange is not None:
+        raise UsageError(
+            f"option --task.fields: the records of this task have no {strange!r}: name {', '.join(known)}, each with its field"
+        )

@@ -79,6 +79,11 @@ def learning_of(recipe: Recipe) -> Learning:
     return "next" if all("lm" in part.settings.targets for part in parts(recipe.objective)) else "pseudo"
 
 
+def with_learning(recipe: Recipe) -> Recipe:
+    """A recipe of a task that says how its model learns targets, whatever the task."""
+    return dataclasses.replace(recipe, generation=dataclasses.replace(recipe.generation, learning=learning_of(recipe)))
+
+
 def reads_left_to_right(recipe: Recipe) -> bool:
     """Whether the source reads from left to right as the target does."""
     causal = recipe.use.visibility == "left_to_right" or "local" in recipe.model.layer_visibility

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,8 +64,9 @@ def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
     """The model with its initial weights, on a device, attending and learning as the recipe asks.
 
     Raises:
-        UsageError: The model has no such part as is to be frozen, or nothing would learn.
+        UsageError: The model has no such part as is to be frozen, nothing would learn, or attention cannot learn so there.
     """
+    _check_attention(recipe, device)
     model = build_model(recipe, vocab_size).to(device)
     freeze(model, recipe.training.frozen)
     for network in model.networks:
@@ -73,6 +75,24 @@ def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
         for network in model.networks:
             network.backbone.backend = recipe.training.attention
     return model
+
+
+def _check_attention(recipe: Recipe, device: torch.device) -> None:
+    """Refuse, or warn of, an implementation of attention that does not train on a CPU.
+
+    Raises:
+        UsageError: It has no gradient there.
+    """
+    asked, rate = recipe.training.attention, recipe.model.attention_dropout
+    if device.type != "cpu":
+        return
+    if asked == "flex":
+        raise UsageError("training.attention is flex, which learns on a GPU only: set it to auto")
+    if asked == "sdpa" and rate > 0:
+        warnings.warn(
+            f"training.attention is sdpa, whose kernel is not used on a CPU in training with model.attention_dropout {rate}",
+            stacklevel=3,
+        )
 
 
 def freeze(model: Model, parts: Sequence[str]) -> None:

@@ -85,9 +85,11 @@ def check_fixed(overrides: Overrides | None, free: Sequence[str]) -> None:
     """Refuse to change a setting that is not free, nor its section: a trained model is as it is.
 
     Raises:
-        UsageError: One is changed.
+        UsageError: One is changed, or there is no such setting.
     """
-    for key in overrides or {}:
+    from unicloze.recipes.rules_unread import given_settings
+
+    for key in given_settings(overrides):
         if key not in free and key.partition(".")[0] not in free:
             raise UsageError(f"{key} cannot be changed here: only {', '.join(free)} can.")
 

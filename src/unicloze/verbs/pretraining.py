@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,18 @@ if TYPE_CHECKING:
     from unicloze.text.prepare import Prepared
     from unicloze.text.tokenizers import Tokenizer
     from unicloze.training.run import RunResult
+
+READ_BY_PREPARE = "name", "data.corpus", "data.text_field", "data.heldout_share", "data.deduplicate", "tokenizer"
+"""Settings, or whole sections, that decide on a prepared folder."""
+READ_BY_INSPECT = (
+    "name", "data.window", "data.segments", "data.documents", "data.prepared", "tokenizer.path", "tokenizer.lowercase",
+    "tokenizer.extra_tokens", "objective", "model.num_segments", "model.generator_size",
+)  # fmt: skip
+"""Settings, or whole sections, that decide on a single example or on whether it can be made."""
+NOT_READ_BY_INSPECT = (
+    "objective.static_copies", "objective.final_mask_rate", "objective.coefficients", "objective.local_width",
+)  # fmt: skip
+"""Settings of an objective that change nothing in a single example as its full layers read it."""
 
 
 def prepare(
@@ -37,6 +50,7 @@ def prepare(
         UniclozeError: The corpus cannot be read, or the folder holds something else.
     """
     from unicloze.recipes import load_recipe
+    from unicloze.recipes.rules_unread import given_settings, refuse_beyond, refuse_unread
     from unicloze.text.prepare import prepare_data
 
     settings = load_recipe(recipe, overrides)
@@ -45,6 +59,10 @@ def prepare(
             f"data.prepared is {settings.data.prepared}, a folder prepared before: leave it out to prepare one, or use "
             "it with `unicloze pretrain`."
         )
+    refuse_beyond(
+        "prepare", given_settings(overrides), READ_BY_PREPARE, "leave it out, or give it to `unicloze pretrain`"
+    )
+    refuse_unread([settings], given_settings(overrides))
     folder = folder_at(out, RUNS / settings.name / "data")
     return prepare_data(settings.data, settings.tokenizer, folder, progress=not quiet)
 
@@ -77,6 +95,7 @@ def pretrain(
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
     """
     from unicloze.recipes import given_beside, load_recipe, toy_overrides
+    from unicloze.recipes.rules_unread import given_settings, refuse_not_of_pretraining, refuse_unread
     from unicloze.text.agreement import check_beside_prepared
     from unicloze.training.allocator import tune_allocator
 
@@ -91,6 +110,7 @@ def pretrain(
             raise UsageError(f"{out} holds no run to continue: give --recipe too (`unicloze recipes` lists them).")
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
     settings = load_recipe(recipe, {**(toy_overrides() if toy else {}), **given})
+    refuse_not_of_pretraining("pretrain", given_settings(overrides))
     beside = given_beside("data.prepared", recipe, given)
     if continued:  # its own recipe.yaml may be older than the rule that it tells the truth of its data
         beside = {key: origin for key, origin in beside.items() if origin.startswith("option ")}
@@ -113,6 +133,7 @@ def pretrain(
     if not continued and settings.training.initialize_from is not None:
         inherited = start.settings(settings, given, new_tokenizer=new_tokenizer)
         settings = load_recipe(recipe, {**(toy_overrides() if toy else {}), **inherited, **given})
+    refuse_unread([settings], given_settings(overrides))
     return pretrain_run(settings, folder, progress=not quiet, open_model=start.open)
 
 
@@ -144,14 +165,19 @@ def inspect(
         UniclozeError: A tokenizer that was named cannot be read, or the picture cannot be written.
     """
     from unicloze.recipes import load_recipe
+    from unicloze.recipes.rules_unread import given_settings, refuse_beyond, refuse_unread
     from unicloze.report.example_view import ExampleView, example_title, inspect_example, part_of
 
     if not 0 <= seed < 2**63:
         raise UsageError(f"seed is {seed}: give a whole number from 0 to 2**63 - 1.")
-    settings = load_recipe(recipe, overrides)
+    settings, given = load_recipe(recipe, overrides), given_settings(overrides)
+    reads = [key for key in READ_BY_INSPECT if settings.tokenizer.path or key != "tokenizer.lowercase"]
+    refuse_beyond("inspect", given, reads, "leave it out")
+    refuse_beyond("inspect", [key for key in given if key in NOT_READ_BY_INSPECT], (), "leave it out")
     tokenizer_found = _find_tokenizer(settings, out)
-    if part is not None:
-        settings = part_of(settings, part)
+    chosen = settings if part is None else part_of(settings, part)
+    refuse_unread([_as_shown(settings, part)], given)
+    settings = chosen
     examples, tokenizer = inspect_example(settings, text, seed, tokenizer_found)
     view = ExampleView.of(examples, tokenizer, title=example_title(settings))
     if picture is not None:
@@ -161,10 +187,23 @@ def inspect(
     return view
 
 
+def _as_shown(recipe: Recipe, label: str | None) -> Recipe:
+    """The recipe without phases and with one part of its mixture, the first if no label is given."""
+    from unicloze.mixtures import parts
+
+    labels = [part.label for part in parts(recipe.objective)]
+    number = 0 if label is None else labels.index(label)
+    objective = dataclasses.replace(recipe.objective, mixture=recipe.objective.mixture[number : number + 1])
+    return dataclasses.replace(recipe, objective=objective, training=dataclasses.replace(recipe.training, phases=[]))
+
+
 def _find_tokenizer(recipe: Recipe, out: PathLike | None) -> Tokenizer | None:
     """The tokenizer a run of the recipe uses, None if it is not built yet."""
     from unicloze.text.tokenizers import Tokenizer
 
+    if out is not None and (recipe.tokenizer.path or recipe.data.prepared):
+        named = "tokenizer.path" if recipe.tokenizer.path else "data.prepared"
+        raise UsageError(f"the tokenizer is that of {named}: leave --out out, or set --{named} null.")
     if recipe.tokenizer.path is not None:
         return Tokenizer.load(recipe.tokenizer.path, lowercase=recipe.tokenizer.lowercase)
     if recipe.data.prepared is not None:
@@ -235,11 +274,15 @@ def compare(
     from unicloze.comparison.compare import compare_recipes
     from unicloze.comparison.page import page
     from unicloze.comparison.plan import Budget
-    from unicloze.comparison.probes import open_probe
+    from unicloze.comparison.probes import PREFIX, open_probe
     from unicloze.comparison.table import as_markdown
     from unicloze.files import write_file
+    from unicloze.recipes.rules_unread import given_settings
 
-    device = str((overrides or {}).get("training.device", "auto"))
+    given, of_probes = given_settings(overrides), given_settings(probe_overrides, PREFIX)
+    if not probes and (of_use := next((key for key in given if key.startswith("use.")), None)):
+        raise UsageError(f"option --{of_use}: only probes read it: name one with --probe, or leave it out.")
+    device = str(given.get("training.device", "auto"))
 
     def judged_by_blimp(run: Path) -> dict[str, float | None]:
         from unicloze.evaluation.blimp import accuracies
@@ -253,9 +296,9 @@ def compare(
         budget=Budget.parse(budget),
         seeds=seeds,
         like=None if like is None else str(like),
-        overrides=overrides,
+        overrides=given,
         evaluators={} if blimp is None else {_check_blimp(blimp, blimp_limit): judged_by_blimp},
-        probes=[open_probe(str(task), Path(train), Path(dev), probe_overrides or {}) for task, train, dev in probes],
+        probes=[open_probe(str(task), Path(train), Path(dev), of_probes) for task, train, dev in probes],
         progress=not quiet,
         say=(lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr)),
     )

@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from unicloze.training.models import LoadedModel
 
 
-NOT_OF_A_TASK = {
-    "training.steps": "give finetuning.epochs",
-    "training.warmup_steps": "give finetuning.warmup_share",
-    "training.evaluate_every": "give finetuning.evaluations, how many an epoch has",
-    "training.save_every": "each evaluation saves; give finetuning.evaluations, how many an epoch has",
-    "training.compile": "its rows differ in length, and a model that is compiled anew for each is slower",
-}
-"""Settings of pre-training that follow from others where records are learned, and where to set them instead."""
-
-
 def finetune(
     task: PathLike,
     model: PathLike | LoadedModel,
@@ -56,21 +46,29 @@ def finetune(
         UniclozeError: A record, the model or the directory cannot be used, or the loss is not finite.
     """
     from unicloze.recipes import load_recipe
+    from unicloze.recipes.rules_unread import given_settings, refuse_decided_in_task, refuse_unread_in_task
     from unicloze.training.allocator import tune_allocator
 
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: give 1 or more.")
-    for key, instead in NOT_OF_A_TASK.items():
-        if key in (overrides or {}):
-            raise UsageError(f"{key} is not set for a fine-tuning: {instead}.")
+    given = given_settings(overrides)
+    refuse_decided_in_task(given)
     recipe = load_recipe(task, overrides)
     tune_allocator()
     from unicloze.decoding.texts import open_model
+    from unicloze.finetuning.checks import check_given_options
     from unicloze.finetuning.seeds import finetune_seeds
     from unicloze.finetuning.start import task_recipe
+    from unicloze.tasks import check_roles
+    from unicloze.tasks.generation import with_learning
 
     start = open_model(opening(model))
-    recipe = task_recipe(recipe, start, list(overrides or {}))
+    recipe = task_recipe(recipe, start, list(given))
+    refuse_unread_in_task([with_learning(recipe)], given)
+    if "task.fields" in given:
+        check_roles(recipe)
+    if "task.metric_options" in given:
+        check_given_options(recipe)
     folder = folder_at(out, RUNS / recipe.name)
     folder.mkdir(parents=True, exist_ok=True)
     return finetune_seeds(
@@ -174,7 +172,7 @@ def generate(
     if (text is None) == (file is None):
         raise UsageError("Give a text or a file of sources to generate from, and not both.")
     check_file(out)
-    loaded = _generator(model, device, overrides)
+    loaded = _generator(model, device, overrides, of_a_file=file is not None)
     several = loaded.recipe.decoding.num_results
     if into is not None and several > 1:
         raise UsageError(
@@ -199,7 +197,7 @@ def stream(
     """
     from unicloze.finetuning.texts import stream_for_record
 
-    loaded = _generator(model, device, overrides)
+    loaded = _generator(model, device, overrides, of_a_file=False)
     return stream_for_record(loaded, _record(loaded, text))
 
 
@@ -226,6 +224,7 @@ def unanswerable(
         UniclozeError: A record cannot be used; the message names its line.
     """
     from unicloze.recipes import load_recipe
+    from unicloze.tasks import check_roles
     from unicloze.tasks.unanswerable import write_training_records
 
     if not 0 <= share <= 1:
@@ -236,24 +235,42 @@ def unanswerable(
         raise UsageError(f"{out}: what is written are JSON lines; give a name that ends in .jsonl.")
     check_fixed(overrides, OF_FILES)
     check_file(out)
-    settings = load_recipe("squad-v2-generated", overrides).task
-    return write_training_records(Path(file), Path(out), share=share, seed=seed, settings=settings)
+    recipe = load_recipe("squad-v2-generated", overrides)
+    check_roles(recipe, ("title", "answer"))
+    return write_training_records(Path(file), Path(out), share=share, seed=seed, settings=recipe.task)
 
 
 def _with(model: LoadedModel, overrides: Overrides | None) -> LoadedModel:
-    """The model with settings of its recipe changed."""
+    """The model with settings of its recipe changed.
+
+    Raises:
+        UsageError: A setting cannot be, or `task.fields` names what the records of the task do not hold.
+    """
     from unicloze.recipes import with_overrides
+    from unicloze.recipes.rules_unread import given_settings
+    from unicloze.tasks import check_roles
 
-    return dataclasses.replace(model, recipe=with_overrides(model.recipe, overrides)) if overrides else model
+    if not overrides:
+        return model
+    recipe = with_overrides(model.recipe, overrides)
+    if "task.fields" in given_settings(overrides):
+        check_roles(recipe)
+    return dataclasses.replace(model, recipe=recipe)
 
 
-def _generator(model: PathLike | LoadedModel, device: str, overrides: Overrides | None) -> LoadedModel:
+def _generator(
+    model: PathLike | LoadedModel, device: str, overrides: Overrides | None, *, of_a_file: bool
+) -> LoadedModel:
     from unicloze.decoding.texts import open_model
+    from unicloze.recipes.rules_unread import given_settings
 
-    check_fixed(overrides, ("decoding", *OF_FILES))
+    given = given_settings(overrides)
+    check_fixed(given, ("decoding", *OF_FILES))
+    if not of_a_file and (strange := next((key for key in OF_FILES if key in given), None)):
+        raise UsageError(f"{strange} says how a file is read, and a text is given: leave it out.")
     loaded = _with(open_model(opening(model, device)), overrides)
     recipe = loaded.recipe
-    if not recipe.task.kind and "decoding.max_length" not in (overrides or {}):  # it was made for no length
+    if not recipe.task.kind and "decoding.max_length" not in given:  # it was made for no length
         longest = min(recipe.decoding.max_length, loaded.model.max_positions // 2)
         recipe = dataclasses.replace(recipe, decoding=dataclasses.replace(recipe.decoding, max_length=longest))
     return dataclasses.replace(loaded, recipe=recipe)

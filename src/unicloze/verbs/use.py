@@ -248,12 +248,16 @@ def _measure_task(
 ) -> TaskScores:
     from unicloze.finetuning.scores import measure_file
     from unicloze.recipes import load_recipe
+    from unicloze.recipes.rules_unread import given_settings
+    from unicloze.tasks import check_roles
     from unicloze.training.process import RECIPE
 
     files = [references] if isinstance(references, str | Path) else list(references)
     if predictions is None or len(files) != 1 or na_probabilities is not None:
         raise UsageError("A task compares one file of predictions with one of its records: give these and no other.")
     recipe = load_recipe(Path(task) / RECIPE if Path(task).is_dir() else task, overrides)
+    if "task.fields" in given_settings(overrides):
+        check_roles(recipe)
     return measure_file(Path(predictions), Path(files[0]), recipe, name, options)
 
 

@@ -1,0 +1,323 @@
+"""Settings that a command is given and that nothing would read: they are refused, as whoever gives one expects an effect.
+
+`validate` judges values wherever they stand. Here only what a caller gives counts: a recipe file may well hold a setting
+that some parts of its mixture do not read, or that no command reads but another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unicloze import capacity
+from unicloze.errors import UsageError
+from unicloze.recipes.schema import KEYS, flatten
+from unicloze.recipes.validation import variants
+from unicloze.settings import Recipe
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a setting has an effect with.
+
+    Args:
+        what: In words, fit for "without".
+        holds: Whether a recipe, itself without parts and phases, has it.
+    """
+
+    what: str
+    holds: Callable[[Recipe], bool]
+
+
+def _objective(*names: str) -> Needs:
+    return Needs(f"objective.name {_or(names)}", lambda recipe: recipe.objective.name in names)
+
+
+def _kind(*names: str) -> Needs:
+    return Needs(f"task.kind {_or(names)}", lambda recipe: recipe.task.kind in names)
+
+
+def _or(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+MASKED = "unilmv2", "masked", "permuted", "compensated"
+"""The objectives that draw what is masked by `objective.masking`."""
+POOLED = "classification", "regression", "choice"
+READ_PASSAGES = "extraction", "conversation"
+WITH_HEADS = *POOLED, "tagging", *READ_PASSAGES
+
+_trained = Needs("a tokenizer that is trained (tokenizer.path null)", lambda recipe: recipe.tokenizer.path is None)
+_word_pieces = Needs("tokenizer.kind wordpiece", lambda recipe: recipe.tokenizer.kind == "wordpiece")
+_masking = _objective(*MASKED)
+_spans = Needs("objective.masking blockwise, geometric or ngram", lambda recipe: recipe.objective.masking != "token")
+_rates = _objective(*MASKED, *capacity.SEQUENCE_TO_SEQUENCE)
+_shares = _objective("unilmv2", "masked", "compensated", "masked_span")
+_relative = Needs("model.relative_bias true", lambda recipe: recipe.model.relative_bias)
+_muon = Needs("training.optimizer muon", lambda recipe: recipe.training.optimizer == "muon")
+
+ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
+    "model.relative_buckets": (_relative,),
+    "model.relative_max_distance": (_relative,),
+    "training.muon_learning_rate": (_muon,),
+    "training.muon_momentum": (_muon,),
+    "training.decay_steps": (Needs("training.schedule wsd", lambda recipe: recipe.training.schedule == "wsd"),),
+}
+"""What settings need wherever a model learns."""
+
+IN_PRETRAINING: Mapping[str, tuple[Needs, ...]] = {
+    **ANYWHERE,
+    "data.phrases": (
+        _masking,
+        Needs("objective.mask_unit phrase", lambda recipe: recipe.objective.mask_unit == "phrase"),
+    ),
+    "tokenizer.kind": (_trained,),
+    "tokenizer.vocab_size": (_trained,),
+    "tokenizer.strip_accents": (_trained, _word_pieces),
+    "tokenizer.lowercase": (
+        Needs(_word_pieces.what, lambda recipe: recipe.tokenizer.path is not None or _word_pieces.holds(recipe)),
+    ),
+    "tokenizer.extra_tokens": (_trained,),
+    "objective.masking": (_masking,),
+    "objective.mask_unit": (_masking,),
+    "objective.max_span": (_masking, _spans),
+    "objective.block_probability": (
+        _masking,
+        Needs("objective.masking blockwise", lambda recipe: recipe.objective.masking == "blockwise"),
+    ),
+    "objective.geometric_p": (
+        _masking,
+        Needs("objective.masking geometric", lambda recipe: recipe.objective.masking == "geometric"),
+    ),
+    "objective.factorization": (_masking,),
+    "objective.mask_rate": (_rates,),
+    "objective.final_mask_rate": (_rates,),
+    "objective.masks_in_context": (_objective("unilmv2"),),
+    "objective.pseudo_token": (
+        _objective("unilmv2", "permuted", "compensated"),
+        Needs("the target 'par' in objective.targets", lambda recipe: "par" in recipe.objective.targets),
+    ),
+    "objective.mask_share": (_shares,),
+    "objective.random_share": (_shares,),
+    "objective.corruption_unit": (_objective("unilmv2", "masked", "compensated"),),
+    "objective.local_width": (
+        Needs("'local' in model.layer_visibility", lambda recipe: "local" in recipe.model.layer_visibility),
+    ),
+    "objective.mean_span": (
+        _objective("span_corruption", "denoising"),
+        Needs(
+            "'infill' in objective.noise",
+            lambda recipe: recipe.objective.name != "denoising" or "infill" in recipe.objective.noise,
+        ),
+    ),
+    "objective.noise": (_objective("denoising"),),
+    "objective.mode_token": (_objective(*capacity.SEQUENCE_TO_SEQUENCE),),
+    "objective.block_size": (_objective("block_diffusion"),),
+}
+"""What settings need in pre-training; those that are not here always have an effect."""
+
+_tokens = Needs(
+    "task.kind generation or finetuning.auxiliary, which predict tokens",
+    lambda recipe: recipe.task.kind == "generation" or bool(recipe.finetuning.auxiliary),
+)
+_auxiliary = Needs("finetuning.auxiliary", lambda recipe: bool(recipe.finetuning.auxiliary))
+_generation = _kind("generation")
+_draws = Needs(
+    "generation.learning pseudo or masked", lambda recipe: recipe.generation.learning in ("pseudo", "masked")
+)
+_pseudo = Needs("generation.learning pseudo", lambda recipe: recipe.generation.learning == "pseudo")
+_no_answer = Needs(
+    "questions without an answer (task.unanswerable)", lambda recipe: recipe.task.unanswerable is not False
+)
+
+IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
+    **ANYWHERE,
+    "model.head": (_tokens,),
+    "model.head_bias": (_tokens,),
+    "training.label_smoothing": (_tokens,),
+    "use.visibility": (
+        Needs(
+            "generation.learning next",
+            lambda recipe: recipe.task.kind != "generation" or recipe.generation.learning == "next",
+        ),
+    ),
+    "use.pooling": (
+        _kind("classification", "regression"),
+        Needs("task.pooling null", lambda recipe: recipe.task.pooling is None),
+    ),
+    "task.labels": (_kind("classification", "tagging"),),
+    "task.head": (_kind(*WITH_HEADS),),
+    "task.pooling": (_kind(*POOLED, "tagging"),),
+    "task.head_dropout": (_kind(*WITH_HEADS),),
+    "task.delimiter": (
+        _kind(*POOLED, "tagging"),
+        Needs(
+            "task.predicate repeat",
+            lambda recipe: recipe.task.kind != "tagging" or recipe.task.predicate == "repeat",
+        ),
+    ),
+    "task.both_orders": (_kind("classification", "regression"),),
+    "task.predicate": (_kind("tagging"),),
+    "task.max_question": (_kind(*READ_PASSAGES),),
+    "task.stride": (_kind(*READ_PASSAGES),),
+    "task.max_answer": (_kind(*READ_PASSAGES),),
+    "task.n_best": (_kind(*READ_PASSAGES),),
+    "task.unanswerable": (_kind("extraction"),),
+    "task.no_answer_threshold": (_kind("extraction"), _no_answer),
+    **{key: (_generation,) for key in KEYS if key.startswith(("generation.", "decoding."))},
+    "generation.mask_rate": (
+        _generation,
+        Needs("generation.learning masked", lambda recipe: recipe.generation.learning == "masked"),
+    ),
+    "generation.mask_share": (_generation, _draws),
+    "generation.random_share": (_generation, _draws),
+    "generation.target_noise": (_generation, _pseudo),
+    "generation.block_size": (_generation, _pseudo),
+    "generation.any_order": (_generation, _pseudo),
+}
+"""What settings need where a task is learned."""
+
+_OF_THE_MODEL = "it is that of the model to start from"
+DECIDED_IN_A_TASK: Mapping[str, str] = {
+    "training.steps": "give finetuning.epochs",
+    "training.warmup_steps": "give finetuning.warmup_share",
+    "training.evaluate_every": "give finetuning.evaluations, how many an epoch has",
+    "training.evaluate_windows": "give task.evaluate_records, how many records are measured",
+    "training.save_every": "each evaluation saves; give finetuning.evaluations, how many an epoch has",
+    "training.keep_checkpoints": "the newest checkpoint is kept, and the best one",
+    "training.compile": "its rows differ in length, and a model that is compiled anew for each is slower",
+    "training.phases": "they change the objective or the windows of pre-training",
+    "training.initialize_from": "give --model",
+    **dict.fromkeys(("model.max_positions", "model.pooler", "model.generator_size", "model.memory"), _OF_THE_MODEL),
+    "model.scaled_init": _OF_THE_MODEL,
+    **{key: _OF_THE_MODEL for key in KEYS if key.startswith(("data.", "tokenizer."))},
+}
+"""Settings that follow from others, or from the model, where a task is learned, and what to do instead."""
+
+OF_TASKS = "task", "generation", "finetuning"
+"""Sections that only fine-tuning reads."""
+OF_AN_AUXILIARY = (
+    "masking", "mask_unit", "mask_rate", "block_probability", "max_span", "geometric_p", "factorization",
+    "masks_in_context", "pseudo_token", "mask_share", "random_share", "corruption_unit", "block_size",
+)  # fmt: skip
+"""Settings of `objective` that `finetuning.auxiliary` reads."""
+
+
+def given_settings(overrides: Mapping[str, Any] | None, prefix: str = "") -> dict[str, Any]:
+    """The settings that a caller gives, nested or not, by dotted key.
+
+    Args:
+        overrides: The settings.
+        prefix: Stands before each in a message.
+
+    Raises:
+        UsageError: There is no such setting.
+    """
+    found = flatten(overrides or {}, lambda key: f"option --{prefix}{key}")
+    return {key: setting.value for key, setting in found.items()}
+
+
+def refuse_unread(recipes: Sequence[Recipe], given: Collection[str]) -> None:
+    """Refuse a given setting that pre-training reads under none of some recipes, in no part and in no phase.
+
+    One that has its default is let through.
+
+    Args:
+        recipes: Those it is given for, with its value.
+        given: Dotted keys.
+
+    Raises:
+        UsageError: What it would need, and the cure.
+    """
+    every = [variant for recipe in recipes for variant in variants(recipe)]
+    for key in given:
+        found = [variant.recipe for variant in every if key not in variant.set_by]
+        if not found:
+            place = next(variant.set_by[key] for variant in every)
+            raise UsageError(f"option --{key}: it has no effect, as each entry of {place} sets it: change it there.")
+        _refuse(key, found, IN_PRETRAINING.get(key, ()))
+
+
+def refuse_unread_in_task(recipes: Sequence[Recipe], given: Collection[str], prefix: str = "") -> None:
+    """Refuse a given setting that learning a task reads with none of some models.
+
+    Args:
+        recipes: Of the task, one for each model, with what its generation learns by.
+        given: Dotted keys.
+        prefix: Stands before each in the message.
+
+    Raises:
+        UsageError: Why it has no effect, and the cure.
+    """
+    for key in given:
+        section, _, name = key.partition(".")
+        needs = IN_A_TASK.get(key, ())
+        if section == "objective" and name not in OF_AN_AUXILIARY:
+            raise UsageError(f"option --{prefix}{key}: it has no effect, as {_OF_THE_MODEL}: leave it out.")
+        if section == "objective":
+            needs = (_auxiliary, *IN_PRETRAINING.get(key, ()))
+        _refuse(key, recipes, needs, prefix)
+
+
+def refuse_decided_in_task(given: Collection[str], prefix: str = "") -> None:
+    """Refuse a given setting that follows from others where a task is learned.
+
+    Args:
+        given: Dotted keys.
+        prefix: Stands before each in the message.
+
+    Raises:
+        UsageError: What to do instead.
+    """
+    for key in given:
+        if key in DECIDED_IN_A_TASK:
+            raise UsageError(f"{prefix}{key} is not set for a fine-tuning: {DECIDED_IN_A_TASK[key]}.")
+
+
+def refuse_not_of_pretraining(verb: str, given: Collection[str], prefix: str = "") -> None:
+    """Refuse a given setting that only fine-tuning reads.
+
+    Args:
+        verb: Its name.
+        given: Dotted keys.
+        prefix: What settings of fine-tuning begin with here, if any can be given.
+
+    Raises:
+        UsageError: There is one, and where to give it.
+    """
+    for key in given:
+        if key.partition(".")[0] in OF_TASKS:
+            instead = f"give --{prefix}{key}" if prefix else "give it to `unicloze finetune`"
+            raise UsageError(f"option --{key}: `unicloze {verb}` does not read it: {instead}.")
+
+
+def refuse_beyond(verb: str, given: Collection[str], reads: Collection[str], instead: str) -> None:
+    """Refuse a given setting that a verb does not read at all.
+
+    Args:
+        verb: Its name.
+        given: Dotted keys.
+        reads: Those it reads, or whole sections.
+        instead: The cure.
+
+    Raises:
+        UsageError: There is one.
+    """
+    for key in given:
+        if key not in reads and key.partition(".")[0] not in reads:
+            raise UsageError(f"option --{key}: `unicloze {verb}` does not read it: {instead}.")
+
+
+def _refuse(key: str, recipes: Sequence[Recipe], needs: Sequence[Needs], prefix: str = "") -> None:
+    """Refuse a key of which every recipe lacks something that it needs."""
+    lacks = [next((need for need in needs if not need.holds(recipe)), None) for recipe in recipes]
+    if None in lacks or all(_value(recipe, key) == KEYS[key].default for recipe in recipes):
+        return
+    what = next(need.what for need in lacks if need is not None)
+    raise UsageError(f"option --{prefix}{key}: it has no effect without {what}: set that too, or leave it out.")
+
+
+def _value(recipe: Recipe, key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    return getattr(getattr(recipe, section) if section else recipe, name)
