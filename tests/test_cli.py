@@ -13,7 +13,7 @@ import tarfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 
@@ -21,11 +21,11 @@ from conftest import REPOSITORY
 from corpora import write_corpus
 from test_import_unilm import released
 from unicloze import __version__, cli, terminal, verbs
-from unicloze.decoding import infill
+from unicloze.cli.parser import Parser, Verb, call_arguments
 from unicloze.errors import UniclozeError
-from unicloze.evaluation import blimp
 from unicloze.recipes import load_recipe, parse_options
 from unicloze.recipes.schema import KEYS
+from unicloze.verbs.options import Option
 
 HEAVY = {"torch", "numpy", "pyarrow", "tokenizers", "transformers"}
 
@@ -129,6 +129,87 @@ def test_a_verb_explains_itself(name: str, command: Command) -> None:
     assert all(example in said.out for example in verb.examples)
     for key in verb.settings:
         assert f"--{key}\n" in said.out and KEYS[key].description.split()[0] in said.out
+
+
+def polish(
+    what: Annotated[str, Option("THING", word=True)],
+    cloths: Annotated[Sequence[str], Option("CLOTH", name="cloth", repeated=True)] = (),
+    times: Annotated[int, Option("N")] | None = 0,
+    how: Literal["gently", "hard"] = "gently",
+    dry: bool = False,
+    wax: Annotated[UnknownHere, Option("NAME")] | None = None,  # type: ignore[name-defined]  # noqa: F821
+) -> None:
+    """Polish a thing, 100 % of it.
+
+    Args:
+        what: Thing to polish; in Python also several.
+        cloths: Cloths to use;
+            may be given again.
+        times: How often.
+        how: `gently` or hard.
+        dry: Use no water.
+        wax: Which wax.
+
+    Examples:
+        unicloze polish shoe
+            --cloth red
+    """
+
+
+@pytest.fixture
+def polishing() -> tuple[Verb, Parser]:
+    verb = Verb("polish", polish)
+    return verb, cli._verb_parser("polish", verb, with_settings=False)
+
+
+def test_a_function_declares_a_verb(polishing: tuple[Verb, Parser]) -> None:
+    verb, parser = polishing
+    assert (verb.purpose, verb.examples) == ("Polish a thing, 100 % of it.", ("unicloze polish shoe --cloth red",))
+    told = " ".join(parser.format_help().split())
+    for line in (
+        "THING Thing to polish. ",
+        "--cloth CLOTH Cloths to use; may be given again. ",
+        "--times N How often (default: 0). ",
+        "--how {gently,hard} gently or hard (default: gently). ",
+        "--dry Use no water. ",
+        "--wax NAME Which wax. ",
+    ):
+        assert line in told
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ("shoe", {"what": "shoe"}),
+        ("--cloth a --dry shoe --cloth b --times 3", {"what": "shoe", "cloths": ["a", "b"], "dry": True, "times": 3}),
+        ("shoe --how hard", {"what": "shoe", "how": "hard"}),
+    ],
+)
+def test_a_function_is_called_with_what_is_given(
+    words: str, arguments: dict[str, Any], polishing: tuple[Verb, Parser]
+) -> None:
+    verb, parser = polishing
+    assert call_arguments(verb, parser.parse_args(words.split()), {}) == arguments
+
+
+def test_settings_go_to_the_argument_of_their_prefix(command: Command, asked: dict[str, Any]) -> None:
+    words = "gpt --budget steps=5 --probe choice a b --probe.task.head mlp --model.dropout 0"
+    assert command("compare", *words.split()).code == 1
+    assert (asked["overrides"], asked["probe_overrides"]) == ({"model.dropout": "0"}, {"task.head": "mlp"})
+    assert asked["probes"] == [["choice", "a", "b"]]
+
+
+@pytest.mark.parametrize("name", [name for name in cli.VERBS if cli.VERBS[name].settings])
+def test_settings_are_listed_without_what_is_required(name: str, command: Command) -> None:
+    said = command(name, "--help-settings")
+    assert (said.code, said.err) == (0, "") and "--model.hidden_size" in said.out
+
+
+@pytest.mark.parametrize("words", [["--json"], ["--out", "x.jsonl"], ["--into", "field"]], ids=" ".join)
+def test_what_is_streamed_goes_nowhere_else(words: list[str], command: Command) -> None:
+    said = command("generate", "--model", "run", "--text", "a", "--stream", *words)
+    assert said.sentence.startswith("generate: --stream goes with --model, --text and --device: ")
+    assert said.code == 2 and f"leave {words[0]} out" in said.sentence
 
 
 def test_all_settings_are_listed_with_their_values(command: Command) -> None:
@@ -276,11 +357,6 @@ def test_score_as_text_and_json(here: Path, command: Command) -> None:
     assert f"{data['chain_log_likelihood']:.2f}" in shown and f"{data['pseudo_log_likelihood']:.2f}" in shown
 
 
-def test_choices_are_those_of_their_rooms() -> None:
-    assert get_args(infill.Order) == cli.use.ORDERS
-    assert get_args(blimp.Mode) == cli.use.MODES
-
-
 def test_evaluate_as_text_and_json(here: Path, tmp_path: Path, command: Command) -> None:
     (tmp_path / "toy_order.jsonl").write_text(PAIRS, encoding="utf-8")
     words = ("evaluate", "--model", "runs/quickstart", "--blimp", tmp_path, "--mode", "both")
@@ -345,7 +421,7 @@ def test_text_that_is_no_utf8_is_mended(here: Path, command: Command) -> None:
         (["pretrain", "--recipe", "quickstart", "--toy", "--data.window", "4"], "need 5 or more"),
         (["pretrain"], "--recipe"),
         (["prepare", "--data.prepared", "runs/quickstart/data"], "leave it out"),
-        (["inspect"], "give a text"),
+        (["inspect"], "are required: --text;"),
         (["inspect", "--text", "the"], "1 token"),
         (["inspect", "--text", "one two", "--seed", "x"], "option --seed: invalid int value: 'x'"),
         (["inspect", "--text", "one two", "--json", "--picture", "a.svg"], "not allowed with"),

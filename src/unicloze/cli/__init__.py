@@ -14,12 +14,12 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from unicloze import __version__, terminal
-from unicloze.cli import about, exporting, importing, pretraining, tasks, use
-from unicloze.cli.parser import Parser, Verb, debug_option
+from unicloze import terminal, verbs
+from unicloze.cli.parser import Parser, Verb, add_options, call_arguments, instead_of
 from unicloze.errors import UsageError
+from unicloze.version import __version__
 
-VERBS = {**pretraining.VERBS, **use.VERBS, **tasks.VERBS, **importing.VERBS, **exporting.VERBS, **about.VERBS}
+VERBS = {name: Verb(name, function, verbs.INSTEAD.get(name, {})) for name, function in verbs.VERBS.items()}
 """All verbs, in the order of the help."""
 
 
@@ -84,6 +84,8 @@ def _run(words: list[str]) -> int:
     verb = VERBS[name]
     parser = _verb_parser(name, verb, with_settings="-h" in rest or "--help" in rest)
     _refuse_unknown_options(name, verb, parser, rest)
+    if verb.settings and "--help-settings" in rest:
+        parser.require_nothing()
     if verb.settings and parser.takes_words:
         settings, others = _settings_apart(verb, parser, rest)
         options, extra = parser.parse_known_intermixed_args(others)
@@ -93,9 +95,15 @@ def _run(words: list[str]) -> int:
     overrides = _overrides(name, verb, extra)
     if verb.settings and options.help_settings:
         own = {key: value for key, value in overrides.items() if not verb.prefix or not key.startswith(verb.prefix)}
-        print(terminal.all_settings(getattr(options, "task", getattr(options, "recipe", None)), own))
+        print(terminal.all_settings(verb.recipe(options), own))
         return 0
-    return verb.run(options, overrides)
+    function, arguments = verb.function, call_arguments(verb, options, overrides)
+    for switch in verb.instead:
+        if getattr(options, switch):
+            function, arguments = verb.instead[switch], instead_of(verb, switch, options, arguments)
+    result = getattr(verbs, function.__name__)(**arguments)
+    terminal.show(result, json=options.json)
+    return getattr(result, "exit_code", 0)
 
 
 def _program_parser() -> Parser:
@@ -109,8 +117,8 @@ def _program_parser() -> Parser:
         '  unicloze fill --model runs/quickstart --text "Return a [MASK] of the given list."\n\n'
         "`unicloze VERB --help` explains a verb.",
     )
-    parser.add_argument("--version", action="version", version=f"unicloze {__version__}")
-    debug_option(parser)
+    parser.add_argument("--version", action="version", version=f"unicloze {__version__}", help="Show the version.")
+    _debug_option(parser)
     return parser
 
 
@@ -120,13 +128,17 @@ def _verb_parser(name: str, verb: Verb, *, with_settings: bool) -> Parser:
         epilog = f"{terminal.main_settings(verb.settings)}\n\n{epilog}"
     usage = f"unicloze {name} [OPTIONS] [--SECTION.SETTING VALUE ...]" if verb.settings else None
     parser = Parser(prog=f"unicloze {name}", usage=usage, description=verb.purpose, epilog=epilog)
-    verb.options(parser)
+    add_options(parser, verb)
     if verb.settings:
         parser.add_argument(
-            "--help-settings", action="store_true", help="list all settings with the values this command would use"
+            "--help-settings", action="store_true", help="List all settings with the values this command would use."
         )
-    debug_option(parser)
+    _debug_option(parser)
     return parser
+
+
+def _debug_option(parser: Parser) -> None:
+    parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
 
 
 def _refuse_unknown_options(name: str, verb: Verb, parser: Parser, words: list[str]) -> None:

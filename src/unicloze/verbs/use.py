@@ -4,39 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.settings import Mode, Order, Pooling, Precision
 from unicloze.verbs.common import OF_FILES, Overrides, PathLike, check_fixed, opening
+from unicloze.verbs.options import Device, File, Model, NamedValues, Number, OfFiles, OneOf, Option, clean
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from unicloze.decoding.embed import Pooling
-    from unicloze.decoding.infill import FillResult, Order
-    from unicloze.decoding.likelihood import TextScore
-    from unicloze.evaluation.blimp import BlimpResult, Mode
+    from unicloze.decoding.infill import FillResult
+    from unicloze.decoding.likelihood import Scores
+    from unicloze.evaluation.blimp import BlimpResult
     from unicloze.evaluation.choices import PromptResult
     from unicloze.evaluation.lambada import LambadaResult
+    from unicloze.evaluation.metrics.registry import MetricTable
     from unicloze.evaluation.metrics.result import MetricResult
     from unicloze.finetuning.scores import TaskScores
-    from unicloze.settings import Precision
-    from unicloze.training.models import LoadedModel
+
+TEXTS = OneOf("texts", required=True)
 
 
 def fill(
-    model: PathLike | LoadedModel, text: str, top_k: int = 5, order: Order | None = None, device: str = "auto"
+    model: Model,
+    text: Annotated[str, Option("TEXT", clean)],
+    top_k: Annotated[int, Option("K")] = 5,
+    order: Order | None = None,
+    device: Device = "auto",
 ) -> FillResult:
-    """Fill the masks of a text; see `unicloze.decoding.infill.fill`.
+    """Fill the [MASK]s of a text: candidates for each at once, or one after the other in an order.
+
+    See `unicloze.decoding.infill.fill`.
 
     Args:
-        model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
-        text: Has `[MASK]` where a token is missing.
+        model: Directory of a run, one of its checkpoints, or a folder of another library's; in Python also a loaded model.
+        text: Text with "[MASK]" where a token is missing.
         top_k: Candidates to list for each mask.
-        order: `confidence`, `left-to-right` or `span` fill step by step by PAR; AE fills all at once if not given.
-        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
-            where it is.
+        order: Fill one mask after the other by PAR in this order; all at once by AE if not given.
+        device: Where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one; in Python a loaded model
+            stays where it is.
+
+    Examples:
+        unicloze fill --model runs/quickstart --text "Return a [MASK] of the given list."
+        unicloze fill --model runs/quickstart --text "If the [MASK] does not [MASK], an error is raised."
+            --order confidence --json
 
     Raises:
         UsageError: There is nothing to fill, the model was not trained for the order, or there is no such device.
@@ -50,19 +63,25 @@ def fill(
 
 
 def score(
-    model: PathLike | LoadedModel,
-    text: str | Sequence[str] | None = None,
-    file: PathLike | None = None,
-    device: str = "auto",
-) -> list[TextScore]:
-    """Log-likelihood and pseudo-log-likelihood of texts; see `unicloze.decoding.likelihood.score`.
+    model: Model,
+    text: Annotated[str | Sequence[str], Option("TEXT", clean), TEXTS] | None = None,
+    file: Annotated[PathLike, Option("FILE"), TEXTS] | None = None,
+    device: Device = "auto",
+) -> Scores:
+    """Log-likelihood of a text by the chain rule of its steps, and its pseudo-log-likelihood.
+
+    See `unicloze.decoding.likelihood.score`.
 
     Args:
-        model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
-        text: One text, or several.
-        file: A file of texts instead: a .txt with one a line, or any other file of documents a corpus may have.
-        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
-            where it is.
+        model: Directory of a run, one of its checkpoints, or a folder of another library's; in Python also a loaded model.
+        text: Text to score; in Python also several.
+        file: Texts: .txt with one a line, .jsonl, .parquet, also .gz, .zst.
+        device: Where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one; in Python a loaded model
+            stays where it is.
+
+    Examples:
+        unicloze score --model runs/quickstart --text "Return a copy of the list."
+        unicloze score --model runs/quickstart --file sentences.txt --json
 
     Raises:
         UsageError: Neither or both of `text` and `file` are given, a text is blank or no string, or there is no such
@@ -78,7 +97,7 @@ def score(
     if strange is not None or not texts:
         given = "no text" if strange is None else f"something of type {type(strange).__name__}"
         raise UsageError(f"the texts to score hold {given}: give strings.")
-    return likelihood.score(opening(model, device), texts)
+    return likelihood.Scores(likelihood.score(opening(model, device), texts))
 
 
 def _texts(file: PathLike | None) -> list[str]:
@@ -94,69 +113,86 @@ def _texts(file: PathLike | None) -> list[str]:
 
 
 def evaluate(
-    model: PathLike | LoadedModel | None = None,
-    blimp: PathLike | None = None,
+    model: Model | None = None,
+    blimp: Annotated[PathLike, Option("PATH")] | None = None,
     mode: Mode | None = None,
-    limit: int | None = None,
-    filter: PathLike | None = None,
+    limit: Number | None = None,
+    filter: Annotated[PathLike, Option("FILE|corpus")] | None = None,
     quiet: bool = False,
-    metric: str | None = None,
-    predictions: PathLike | None = None,
-    references: PathLike | Sequence[PathLike] = (),
-    na_probabilities: PathLike | None = None,
-    options: Mapping[str, str] | None = None,
-    task: PathLike | None = None,
-    lambada: PathLike | None = None,
-    stop_words: PathLike | None = None,
-    cbt: PathLike | None = None,
-    prompt: PathLike | None = None,
-    records: PathLike | None = None,
-    examples: PathLike | None = None,
-    shots: int = 0,
-    seed: int = 0,
-    device: str = "auto",
+    metric: Annotated[str, Option("NAME")] | None = None,
+    predictions: File | None = None,
+    references: Annotated[PathLike | Sequence[PathLike], Option("FILE", several=True)] = (),
+    na_probabilities: File | None = None,
+    options: NamedValues | None = None,
+    task: Annotated[PathLike, Option("NAME|FILE|DIR")] | None = None,
+    lambada: File | None = None,
+    stop_words: Annotated[PathLike, Option("FILE|english")] | None = None,
+    cbt: File | None = None,
+    prompt: File | None = None,
+    records: File | None = None,
+    examples: File | None = None,
+    shots: Annotated[int, Option("K")] = 0,
+    seed: Number = 0,
+    device: Device = "auto",
     precision: Precision | None = None,
-    overrides: Overrides | None = None,
-) -> BlimpResult | MetricResult | TaskScores | LambadaResult | PromptResult:
-    """Measure a model on what it was not trained for, or predictions by a metric.
+    overrides: OfFiles = None,
+) -> BlimpResult | MetricResult | MetricTable | TaskScores | LambadaResult | PromptResult:
+    """A model on BLiMP, LAMBADA or by prompts, untrained; or predictions against references by a metric.
 
     A model is measured on BLiMP's minimal pairs, LAMBADA's last words, the Children's Book Test, or by prompts made of any
     records; see `unicloze.evaluation`. A metric compares files and needs no model; see `unicloze.evaluation.metrics`.
 
     Args:
-        model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
-        blimp: The folder of BLiMP's .jsonl files, an archive of them, or one of them.
-        mode: `pseudo` compares pseudo-log-likelihoods, `chain` those of the chain rule, `both` both; `pseudo` if not given
-            and the model's objective defines it, else `chain`.
-        limit: Take only so many pairs of each set, passages, questions or records.
-        filter: Keep only pairs of known words: a list of them, or `corpus`, the words of the model's own corpus.
+        model: Directory of a run, one of its checkpoints, or a folder of another library's; in Python also a loaded model.
+        blimp: Folder of BLiMP's .jsonl files, an archive of them, or one of them.
+        mode: Compare sentences by their pseudo-log-likelihood or by the chain rule; if not given, pseudo where the model
+            defines it, else chain.
+        limit: Take only the first N pairs of each set, passages, questions or records.
+        filter: Keep only pairs of known words: of a list, one a line, or those that occur twice or more in the corpus the
+            model was trained on.
         quiet: Show no progress.
-        metric: Name of a metric; those of `unicloze.evaluation.metrics.registry.METRICS`. Those of the task if not given.
-        predictions: File of predictions; see `unicloze.evaluation.metrics.read_files`.
-        references: File of references, or several where each prediction has several. `diversity` needs none.
-        na_probabilities: For `squad`: file of how sure the model is of each question that it has no answer.
-        options: Settings of the metric by name, such as `{"profile": "cnndm"}`.
-        task: Name or file of a recipe of a task, or the directory of a fine-tuning run: the references are its labelled
-            records, the predictions what `predict` writes of them, and the metric has the task's options.
-        lambada: LAMBADA's passages; see `unicloze.evaluation.lambada.lambada`.
-        stop_words: Words that cannot be LAMBADA's last: a list, or `english`.
-        cbt: A file of the Children's Book Test; see `unicloze.evaluation.childrens_books.childrens_books`.
-        prompt: A prompt file; see `unicloze.evaluation.prompting.prompted`.
-        records: The records to prompt with.
-        examples: Labelled records to draw the examples of each prompt from.
+        metric: Compare predictions with references; `list` lists the metrics. Those of the task if not given.
+        predictions: Predictions: .txt, .tsv, .jsonl or .json, also .gz.
+        references: References, or several files where each prediction has several; diversity needs none.
+        na_probabilities: For squad: how sure the model is that there is no answer, {id: number}.
+        options: Setting of the metric, such as profile=cnndm, tokenize=none or positive=yes; may be given again.
+        task: Compare predictions, as `predict` writes them, with the labelled records of a task: its recipe, or a
+            fine-tuning run; the metric has the task's options.
+        lambada: LAMBADA's passages: accuracy and perplexity of the last word.
+        stop_words: For `--lambada`: words that cannot be the last, one a line.
+        cbt: File of the Children's Book Test: which word is missing.
+        prompt: Prompt file in YAML or JSON: how a record becomes a prompt.
+        records: For `--prompt`: .jsonl, .tsv or .csv, also .gz.
+        examples: For `--prompt`: labelled records to draw examples from.
         shots: Examples in each prompt.
-        seed: Names their draws.
-        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
-            where it is.
-        precision: `fp32`, `bf16`, or `auto`: bf16 where it is faster. `fp32` if not given. Texts that a prompt file lets
+        seed: Names the draws of examples.
+        device: Where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one; in Python a loaded model
+            stays where it is.
+        precision: Of the forward passes; auto is bf16 where it is faster. If not given fp32. Texts that a prompt file lets
             the model write are written in that of its `generate`, where it names one.
-        overrides: `task.fields` and `task.format` of the records of a task, by dotted name.
+        overrides: Settings `task.fields` and `task.format` of the records of a task, by dotted name.
+
+    Examples:
+        unicloze evaluate --model runs/quickstart --blimp blimp.tar.gz --limit 20
+        unicloze evaluate --model runs/quickstart --blimp blimp --mode both --filter words.txt --json
+        unicloze evaluate --model runs/quickstart --blimp blimp --filter corpus
+        unicloze evaluate --model runs/quickstart --lambada lambada.jsonl --stop-words english
+        unicloze evaluate --model runs/quickstart --prompt lengths.yaml --records dev.jsonl --examples train.jsonl
+            --shots 2
+        unicloze evaluate --metric list
+        unicloze evaluate --metric rouge --predictions summaries.txt --references gold.txt --option profile=xsum
+        unicloze evaluate --metric squad --predictions answers.json --references dev-v2.0.json --json
+        unicloze evaluate --task classification --predictions predictions.jsonl --references test.tsv
 
     Raises:
         UsageError: The model's objective does not define the mode, there is no such metric, option or device, or an
             argument is missing or of the other use.
         UniclozeError: There is no whole checkpoint, a file cannot be read, files do not match, or an extra is absent.
     """
+    if metric == "list":
+        from unicloze.evaluation.metrics.registry import METRICS, MetricTable
+
+        return MetricTable(METRICS)
     asked: dict[str, dict[str, Any]] = {
         "blimp": {"mode": mode, "filter": filter},
         "lambada": {"stop-words": stop_words},
@@ -262,7 +298,7 @@ def _measure_task(
 
 
 def embed(
-    model: PathLike | LoadedModel,
+    model: Model,
     texts: Sequence[str],
     pooling: Pooling | None = None,
     batch_size: int = 32,
@@ -276,8 +312,8 @@ def embed(
         texts: The texts.
         pooling: `mean` of the last hidden states, or that of the `first` or `last` token; the recipe's if not given.
         batch_size: Most rows of one forward pass.
-        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
-            where it is.
+        device: Where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one; in Python a loaded model
+            stays where it is.
         precision: `fp32`, `bf16`, or `auto`: bf16 where it is faster. `fp32` if not given.
 
     Returns:
