@@ -11,7 +11,7 @@ import difflib
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from unicloze import terminal, verbs
@@ -21,6 +21,17 @@ from unicloze.version import __version__
 
 VERBS = {name: Verb(name, function, verbs.INSTEAD.get(name, {})) for name, function in verbs.VERBS.items()}
 """All verbs, in the order of the help."""
+GROUPS = dict.fromkeys(name.partition(" ")[0] for name in VERBS if " " in name)
+"""First words of verbs of two words."""
+MOVED = {
+    "--blimp": "evaluate blimp PATH --model DIR",
+    "--lambada": "evaluate lambada FILE --model DIR",
+    "--cbt": "evaluate cbt FILE --model DIR",
+    "--prompt": "evaluate prompt FILE --model DIR --records FILE",
+    "--task": "measure-task TASK --predictions FILE --references FILE",
+    "--metric": "measure METRIC --predictions FILE --references FILE",
+}
+"""What `evaluate` once did with these options, and what does it now."""
 
 
 def _terminate(_number: int, _frame: object) -> None:
@@ -78,8 +89,13 @@ def _run(words: list[str]) -> int:
         program.print_help()
         return 2
     name, rest = words[first], words[first + 1 :]
+    if name in GROUPS:
+        if not {"-h", "--help"}.isdisjoint(rest[:1]):
+            _group_parser(name).print_help()
+            return 0
+        name, rest = _verb_of_group(name, rest)
     if name not in VERBS:
-        near = difflib.get_close_matches(name, VERBS, n=1)
+        near = difflib.get_close_matches(name, [*VERBS, *GROUPS], n=1)
         raise UsageError(f"There is no verb '{name}'{_guess(near)} `unicloze --help` lists all.")
     verb = VERBS[name]
     parser = _verb_parser(name, verb, with_settings="-h" in rest or "--help" in rest)
@@ -106,13 +122,37 @@ def _run(words: list[str]) -> int:
     return getattr(result, "exit_code", 0)
 
 
-def _program_parser() -> Parser:
+def _verb_of_group(group: str, rest: list[str]) -> tuple[str, list[str]]:
+    """The verb that a group's name and the next word make, and what follows it."""
+    if rest and f"{group} {rest[0]}" in VERBS:
+        return f"{group} {rest[0]}", rest[1:]
+    given = {word.partition("=")[0] for word in rest}
+    moved = next((option for option in MOVED if option in given), None)
+    if moved is not None:
+        how = f"`unicloze {MOVED[moved]}`" + ("; `unicloze metrics` lists the metrics" if moved == "--metric" else "")
+        raise UsageError(f"{group}: {moved} is a command of its own now: {how}.")
+    kinds = [name.partition(" ")[2] for name in VERBS if name.startswith(f"{group} ")]
+    near = difflib.get_close_matches(rest[0], kinds, n=1) if rest else ()
+    raise UsageError(f"{group}: give one of {', '.join(kinds)}{_guess(near)} `unicloze {group} --help` explains them.")
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Verbs with what they do, a line each."""
     width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {name:<{width}} {verb.purpose}" for name, verb in VERBS.items())
+    return "\n".join(f"  {name:<{width}} {VERBS[name].purpose}" for name in names)
+
+
+def _group_parser(group: str) -> Parser:
+    verbs = _listed(name for name in VERBS if name.startswith(f"{group} "))
+    end = f"`unicloze {group} WHAT --help` explains one."
+    return Parser(prog=f"unicloze {group}", usage=f"unicloze {group} WHAT ...", description=verbs, epilog=end)
+
+
+def _program_parser() -> Parser:
     parser = Parser(
         prog="unicloze",
         usage="unicloze [--debug] VERB ...",
-        description=f"Pre-train and use unified language models, above all UniLMv2.\n\nverbs:\n{verbs}",
+        description=f"Pre-train and use unified language models, above all UniLMv2.\n\nverbs:\n{_listed(VERBS)}",
         epilog="examples:\n  unicloze pretrain --recipe quickstart\n"
         '  unicloze fill --model runs/quickstart --text "Return a [MASK] of the given list."\n\n'
         "`unicloze VERB --help` explains a verb.",

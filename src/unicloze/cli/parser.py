@@ -145,7 +145,13 @@ def arguments_of(function: Callable[..., Any]) -> Iterator[Argument]:
     for name, parameter in inspect.signature(function).parameters.items():
         hint = eval(parameter.annotation, {"__builtins__": builtins}, names)  # our own source, not a user's
         kinds, marks = _apart(hint)
-        yield Argument(name, kinds, marks, parameter.default, said.get(name, "").replace("`", ""))
+        yield Argument(name, kinds, marks, parameter.default, _said(said.get(name, ""), name, names))
+
+
+def _said(text: str, name: str, names: Mapping[str, Any]) -> str:
+    """What a docstring says of an argument, also where it is `As of` another function of the module."""
+    other = re.fullmatch(r"As of `(\w+)`\.", text)
+    return docstrings.arguments(names[other[1]])[name] if other else text
 
 
 def _apart(hint: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -210,7 +216,8 @@ def _add(place: Any, argument: Argument) -> None:
 
 def _help(argument: Argument) -> str:
     """What the docstring says without what concerns Python only, and the default."""
-    text, default = re.sub(r"; in Python [^;.]*", "", argument.help), argument.option.otherwise or argument.default
+    text = re.sub(r"; in Python [^;.]*", "", argument.help).replace("`", "")
+    default = argument.option.otherwise or argument.default
     if not any(default is nothing for nothing in (REQUIRED, None, False, ())):
         text = f"{text.removesuffix('.')} (default: {default})."
     return text.replace("%", "%%")

@@ -17,9 +17,18 @@ from unicloze.verbs.about import RecipeSummary, count_parameters, doctor, recipe
 from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike
 from unicloze.verbs.exporting import export
 from unicloze.verbs.importing import import_checkpoint, load_model
+from unicloze.verbs.measuring import (
+    evaluate_blimp,
+    evaluate_cbt,
+    evaluate_lambada,
+    evaluate_prompt,
+    measure,
+    measure_task,
+    metrics,
+)
 from unicloze.verbs.pretraining import compare, inspect, prepare, pretrain, report
 from unicloze.verbs.tasks import finetune, generate, predict, stream, unanswerable
-from unicloze.verbs.use import embed, evaluate, fill, score
+from unicloze.verbs.use import embed, fill, score
 
 VERBS: Mapping[str, Callable[..., Any]] = {
     "prepare": prepare,
@@ -29,10 +38,16 @@ VERBS: Mapping[str, Callable[..., Any]] = {
     "report": report,
     "fill": fill,
     "score": score,
-    "evaluate": evaluate,
+    "evaluate blimp": evaluate_blimp,
+    "evaluate lambada": evaluate_lambada,
+    "evaluate cbt": evaluate_cbt,
+    "evaluate prompt": evaluate_prompt,
     "finetune": finetune,
     "predict": predict,
     "generate": generate,
+    "measure": measure,
+    "measure-task": measure_task,
+    "metrics": metrics,
     "unanswerable": unanswerable,
     "import": import_checkpoint,
     "export": export,
@@ -56,7 +71,10 @@ __all__ = [
     "count_parameters",
     "doctor",
     "embed",
-    "evaluate",
+    "evaluate_blimp",
+    "evaluate_cbt",
+    "evaluate_lambada",
+    "evaluate_prompt",
     "export",
     "fill",
     "finetune",
@@ -64,6 +82,9 @@ __all__ = [
     "import_checkpoint",
     "inspect",
     "load_model",
+    "measure",
+    "measure_task",
+    "metrics",
     "predict",
     "prepare",
     "pretrain",

@@ -183,8 +183,7 @@ def generate(
         out: File to write, a JSON object a line. Until all are made they stand in OUT.part, and the same command goes on
             behind those that an interrupted one has left there.
         into: Put what is generated into this field of the record it is for, and write these records.
-        device: Where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one; in Python a loaded model
-            stays where it is.
+        device: As of `predict`.
         quiet: Show no progress.
         overrides: Settings of `decoding` by dotted name, or `task.fields` and `task.format` of the file.
 
@@ -236,7 +235,7 @@ def stream(
     Args:
         model: As of `generate`.
         text: As of `generate`.
-        device: As of `generate`.
+        device: As of `predict`.
         overrides: Settings of `decoding` by dotted name.
 
     Raises:
