@@ -86,6 +86,7 @@ def test_rooms_import_each_other_in_no_circle() -> None:
         "unicloze.errors",
         "unicloze.recipes",
         "unicloze.cli",
+        "unicloze.verbs",
         "unicloze.evaluation.metrics.registry",
         "unicloze.evaluation.metrics.read_files",
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,14 @@ def test_what_a_table_cannot_hold_is_refused(start: LoadedModel, tmp_path: Path)
     model = tuned(start, "tagging", task__labels=["O", "B-X"])
     with pytest.raises(UsageError, match="the tags of a sentence are no class"):
         verbs.predict(model, file, out=tmp_path / "said.tsv", quiet=True)
+
+
+def test_predictions_are_lists_that_say_how_they_are_shown(generator: LoadedModel, tmp_path: Path) -> None:
+    model = tuned(generator, "generation", **SHORT)
+    table = nlu_toys.write(tmp_path / "dev.jsonl", [{"id": n, "source": "anna", "target": "eva"} for n in "ab"])
+    shown = verbs.predict(model, table, quiet=True)
+    assert str(shown) == "\n".join(json.dumps(one) for one in shown) and shown.to_dict() == list(shown)
+    kept = verbs.predict(model, table, out=tmp_path / "said.tsv", quiet=True)
+    assert str(pickle.loads(pickle.dumps(kept))) == f"{tmp_path / 'said.tsv'}: 2 predictions" and kept == shown
+    text = verbs.generate(model, "anna", quiet=True)
+    assert (str(text), text.to_dict()) == (text[0]["prediction"], text[0])

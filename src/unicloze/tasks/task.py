@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +43,11 @@ class Predictions(list[Prediction]):
 
     def __str__(self) -> str:
         return self.shown(self).removesuffix("\n")
+
+
+def written(out: str | PathLike[str], what: str, found: Sequence[Prediction]) -> str:
+    """How many predictions a file holds."""
+    return f"{out}: {len(found):,} {what}"
 
 
 """A line of the file of predictions: `id`, `prediction`, and what else a task tells."""

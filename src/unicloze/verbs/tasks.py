@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -137,11 +138,11 @@ def predict(
     from unicloze.finetuning.texts import generate_into
     from unicloze.tasks import TASKS
     from unicloze.tasks.records import read_records
-    from unicloze.tasks.task import Predictions
+    from unicloze.tasks.task import Predictions, written
 
     check_file(out)
     chosen = room.format_of(out if out is None else Path(out), format)
-    shown = room.PREDICTION_FORMATS[chosen] if out is None else lambda found: f"{out}: {len(found):,} predictions"
+    shown = room.PREDICTION_FORMATS[chosen] if out is None else partial(written, out, "predictions")
     check_fixed(overrides, OF_FILES)
     loaded = _with(open_model(opening(model, device, precision)), overrides)
     task_model = room.load_task_model(loaded)
@@ -204,7 +205,7 @@ def generate(
     from unicloze.finetuning.predict import as_json_lines
     from unicloze.finetuning.texts import as_text, generate_for_records, generate_into, with_field
     from unicloze.tasks.records import read_records
-    from unicloze.tasks.task import Predictions
+    from unicloze.tasks.task import Predictions, written
 
     if (text is None) == (file is None):
         raise UsageError("Give a text or a file of sources to generate from, and not both.")
@@ -219,7 +220,7 @@ def generate(
     progress, one = file is not None and not quiet, text is not None and into is None
     if out is not None:
         made = generate_into(Path(out), loaded, records, into, progress=progress)
-        return Predictions(made, lambda found: f"{out}: {len(found):,} texts", one=one)
+        return Predictions(made, partial(written, out, "texts"), one=one)
     made = with_field(records, generate_for_records(loaded, records, progress=progress), into)
     return Predictions(made, as_text if one else as_json_lines, one=one)
 
