@@ -24,10 +24,11 @@ FROM = "unicloze.verbs", "unicloze.commands"
 SHELL = "verbs", "commands", "cli", "terminal", "__init__", "__main__"
 """Modules between the user and the rest."""
 VERBS = {
-    name: name.replace("import", "import_checkpoint")
+    name: name.replace("import", "import_checkpoint").replace(" ", "_").replace("-", "_")
     for name in (
-        "prepare", "pretrain", "inspect", "compare", "report", "fill", "score", "evaluate", "finetune", "predict", "generate",
-        "unanswerable", "import", "export", "recipes", "doctor", "embed", "stream",
+        "prepare", "pretrain", "inspect", "compare", "report", "fill", "score", "evaluate", "evaluate blimp",
+        "evaluate lambada", "evaluate cbt", "evaluate prompt", "finetune", "predict", "generate", "measure", "measure-task",
+        "metrics", "unanswerable", "import", "export", "recipes", "doctor", "embed", "stream",
     )
 }  # fmt: skip
 """Verbs, and the function of each; the last two are functions only."""

@@ -475,7 +475,7 @@ def test_a_model_of_random_weights_knows_no_grammar(shared_data: Path, tmp_path:
     verbs.pretrain("quickstart", run, toy=True, quiet=True, overrides=overrides)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        result = verbs.evaluate(run, shared_data / "blimp" / "blimp.tar.gz", limit=10, mode="both", quiet=True)
+        result = verbs.evaluate_blimp(run, shared_data / "blimp" / "blimp.tar.gz", limit=10, mode="both", quiet=True)
     assert len(result.sets) == 67 and result.pairs + result.unknown == 670
     for accuracy in result.accuracy.values():
         assert 0.35 < accuracy < 0.65

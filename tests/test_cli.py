@@ -13,7 +13,7 @@ import tarfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 
@@ -21,11 +21,11 @@ from conftest import REPOSITORY
 from corpora import write_corpus
 from test_import_unilm import released
 from unicloze import __version__, cli, terminal, verbs
-from unicloze.decoding import infill
+from unicloze.cli.parser import Parser, Verb, call_arguments
 from unicloze.errors import UniclozeError
-from unicloze.evaluation import blimp
 from unicloze.recipes import load_recipe, parse_options
 from unicloze.recipes.schema import KEYS
+from unicloze.verbs.options import Option
 
 HEAVY = {"torch", "numpy", "pyarrow", "tokenizers", "transformers"}
 
@@ -102,7 +102,7 @@ def test_help_imports_nothing_heavy() -> None:
     program = f"""
 import sys
 from unicloze.cli import VERBS, main
-for words in ([], *([verb] for verb in VERBS)):
+for words in ([], ["evaluate"], *map(str.split, VERBS)):
     assert main([*words, "--help"]) == 0
 assert main(["pretrain", "--help-settings"]) == main(["--version"]) == 0
 print("imported:", *sorted({HEAVY!r} & set(sys.modules)))
@@ -124,11 +124,117 @@ def test_the_program_explains_itself(command: Command) -> None:
 @pytest.mark.parametrize("name", cli.VERBS)
 def test_a_verb_explains_itself(name: str, command: Command) -> None:
     verb = cli.VERBS[name]
-    said = command(name, "--help")
+    said = command(*name.split(), "--help")
     assert said.code == 0 and verb.purpose in said.out
     assert all(example in said.out for example in verb.examples)
     for key in verb.settings:
         assert f"--{key}\n" in said.out and KEYS[key].description.split()[0] in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        ("--model run --blimp pairs --limit 2", "evaluate blimp PATH --model DIR`."),
+        ("--model run --lambada=passages", "evaluate lambada FILE --model DIR`."),
+        ("--cbt questions", "evaluate cbt FILE --model DIR`."),
+        ("--prompt a.yaml --records b", "evaluate prompt FILE --model DIR --records FILE`."),
+        ("--metric list", "`unicloze metrics` lists the metrics."),
+        ("--metric rouge --predictions p", "`unicloze measure METRIC --predictions FILE --references FILE`"),
+        ("--task ner --metric f1", "`unicloze measure-task TASK --predictions FILE --references FILE`."),
+    ],
+)
+def test_what_evaluate_did_is_found_where_it_is_now(words: str, now: str, command: Command) -> None:
+    said = command("evaluate", *words.split())
+    assert said.code == 2 and now in said.sentence and "is a command of its own now" in said.sentence
+
+
+def test_a_group_of_verbs_explains_itself(command: Command) -> None:
+    said = command("evaluate", "--help")
+    assert said.code == 0
+    for name, verb in cli.VERBS.items():
+        assert (f"  {name} " in said.out and verb.purpose in said.out) == name.startswith("evaluate ")
+    assert "did you mean 'lambada'?" in command("evaluate", "lambda").sentence
+
+
+def polish(
+    what: Annotated[str, Option("THING", word=True)],
+    cloths: Annotated[Sequence[str], Option("CLOTH", name="cloth", repeated=True)] = (),
+    times: Annotated[int, Option("N")] | None = 0,
+    how: Literal["gently", "hard"] = "gently",
+    dry: bool = False,
+    wax: Annotated[UnknownHere, Option("NAME")] | None = None,  # type: ignore[name-defined]  # noqa: F821
+) -> None:
+    """Polish a thing, 100 % of it.
+
+    Args:
+        what: Thing to polish; in Python also several.
+        cloths: Cloths to use;
+            may be given again.
+        times: How often.
+        how: `gently` or hard.
+        dry: Use no water.
+        wax: Which wax.
+
+    Examples:
+        unicloze polish shoe
+            --cloth red
+    """
+
+
+@pytest.fixture
+def polishing() -> tuple[Verb, Parser]:
+    verb = Verb("polish", polish)
+    return verb, cli._verb_parser("polish", verb, with_settings=False)
+
+
+def test_a_function_declares_a_verb(polishing: tuple[Verb, Parser]) -> None:
+    verb, parser = polishing
+    assert (verb.purpose, verb.examples) == ("Polish a thing, 100 % of it.", ("unicloze polish shoe --cloth red",))
+    told = " ".join(parser.format_help().split())
+    for line in (
+        "THING Thing to polish. ",
+        "--cloth CLOTH Cloths to use; may be given again. ",
+        "--times N How often (default: 0). ",
+        "--how {gently,hard} gently or hard (default: gently). ",
+        "--dry Use no water. ",
+        "--wax NAME Which wax. ",
+    ):
+        assert line in told
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ("shoe", {"what": "shoe"}),
+        ("--cloth a --dry shoe --cloth b --times 3", {"what": "shoe", "cloths": ["a", "b"], "dry": True, "times": 3}),
+        ("shoe --how hard", {"what": "shoe", "how": "hard"}),
+    ],
+)
+def test_a_function_is_called_with_what_is_given(
+    words: str, arguments: dict[str, Any], polishing: tuple[Verb, Parser]
+) -> None:
+    verb, parser = polishing
+    assert call_arguments(verb, parser.parse_args(words.split()), {}) == arguments
+
+
+def test_settings_go_to_the_argument_of_their_prefix(command: Command, asked: dict[str, Any]) -> None:
+    words = "gpt --budget steps=5 --probe choice a b --probe.task.head mlp --model.dropout 0"
+    assert command("compare", *words.split()).code == 1
+    assert (asked["overrides"], asked["probe_overrides"]) == ({"model.dropout": "0"}, {"task.head": "mlp"})
+    assert asked["probes"] == [["choice", "a", "b"]]
+
+
+@pytest.mark.parametrize("name", [name for name in cli.VERBS if cli.VERBS[name].settings])
+def test_settings_are_listed_without_what_is_required(name: str, command: Command) -> None:
+    said = command(*name.split(), "--help-settings")
+    assert (said.code, said.err) == (0, "") and "--model.hidden_size" in said.out
+
+
+@pytest.mark.parametrize("words", [["--json"], ["--out", "x.jsonl"], ["--into", "field"]], ids=" ".join)
+def test_what_is_streamed_goes_nowhere_else(words: list[str], command: Command) -> None:
+    said = command("generate", "--model", "run", "--text", "a", "--stream", *words)
+    assert said.sentence.startswith("generate: --stream goes with --model, --text and --device: ")
+    assert said.code == 2 and f"leave {words[0]} out" in said.sentence
 
 
 def test_all_settings_are_listed_with_their_values(command: Command) -> None:
@@ -177,6 +283,7 @@ def test_examples_of_the_help_work(name: str, here: Path, command: Command) -> N
     (here / "lambada.jsonl").write_text(json.dumps(passage) + "\n")
     told = [{"context": f"{who} sees the dog", "question": "Who sees?", "answers": [who]} for who in ("cat", "bird")]
     (here / "made.jsonl").write_text("".join(json.dumps(record) + "\n" for record in told))
+    (here / "questions.txt").write_text("1 the cat is old .\n2 the cat sees the XXXXX .\tdog\t\tcat|dog\n")
     (here / "lengths.yaml").write_text('template: "{text} is {label}"\nlabels: {"3": small, "1": old, "9": cat}\n')
     for example in cli.VERBS[name].examples:
         said = command(*words_of(example))
@@ -276,14 +383,9 @@ def test_score_as_text_and_json(here: Path, command: Command) -> None:
     assert f"{data['chain_log_likelihood']:.2f}" in shown and f"{data['pseudo_log_likelihood']:.2f}" in shown
 
 
-def test_choices_are_those_of_their_rooms() -> None:
-    assert get_args(infill.Order) == cli.use.ORDERS
-    assert get_args(blimp.Mode) == cli.use.MODES
-
-
 def test_evaluate_as_text_and_json(here: Path, tmp_path: Path, command: Command) -> None:
     (tmp_path / "toy_order.jsonl").write_text(PAIRS, encoding="utf-8")
-    words = ("evaluate", "--model", "runs/quickstart", "--blimp", tmp_path, "--mode", "both")
+    words = ("evaluate", "blimp", tmp_path, "--model", "runs/quickstart", "--mode", "both")
     said = command(*words, "--json", "--quiet")
     data = json.loads(said.out)
     assert (said.code, said.err, data["pairs"]) == (0, "", 2)
@@ -296,7 +398,7 @@ def test_evaluate_as_text_and_json(here: Path, tmp_path: Path, command: Command)
 
 
 def test_pairs_that_cannot_be_read(here: Path, tmp_path: Path, command: Command) -> None:
-    words = ("evaluate", "--model", "runs/quickstart", "--quiet", "--blimp")
+    words = ("evaluate", "blimp", "--model", "runs/quickstart", "--quiet")
     said = command(*words, tmp_path / "nowhere")
     assert said.code == 1 and str(tmp_path / "nowhere") in said.sentence
     (tmp_path / "broken.jsonl").write_text(PAIRS + '{"sentence_good": "A', encoding="utf-8")
@@ -345,7 +447,7 @@ def test_text_that_is_no_utf8_is_mended(here: Path, command: Command) -> None:
         (["pretrain", "--recipe", "quickstart", "--toy", "--data.window", "4"], "need 5 or more"),
         (["pretrain"], "--recipe"),
         (["prepare", "--data.prepared", "runs/quickstart/data"], "leave it out"),
-        (["inspect"], "give a text"),
+        (["inspect"], "are required: --text;"),
         (["inspect", "--text", "the"], "1 token"),
         (["inspect", "--text", "one two", "--seed", "x"], "option --seed: invalid int value: 'x'"),
         (["inspect", "--text", "one two", "--json", "--picture", "a.svg"], "not allowed with"),
@@ -359,10 +461,10 @@ def test_text_that_is_no_utf8_is_mended(here: Path, command: Command) -> None:
         (["score", "--model", "runs/quickstart"], "--text --file is required"),
         (
             ["evaluate", "--model", "runs/quickstart"],
-            "Give a model and one of blimp, lambada, cbt, prompt, or a metric",
+            "evaluate: give one of blimp, lambada, cbt, prompt. `unicloze evaluate --help`",
         ),
-        (["evaluate", "--model", "runs/quickstart", "--blimp", "blimp", "--mode", "ae"], "'pseudo', 'chain', 'both'"),
-        (["evaluate", "--model", "runs/quickstart", "--blimp", "blimp", "--limit", "0"], "give 1 or more"),
+        (["evaluate", "blimp", "blimp", "--model", "runs/quickstart", "--mode", "ae"], "'pseudo', 'chain', 'both'"),
+        (["evaluate", "blimp", "blimp", "--model", "runs/quickstart", "--limit", "0"], "give 1 or more"),
         (["recipes", "quickstart"], "what is 'quickstart'?"),
         (["report"], "RUN"),
     ],

@@ -83,7 +83,7 @@ def test_it_learns_sixteen_turns_by_heart(start: LoadedModel, coqa_file: Path, t
     assert [one["prediction"].lower() for one in said] == wanted
     written = json.loads((tmp_path / "said.json").read_text())
     assert written[5] == {"id": "s1", "turn_id": 2, "answer": "no"}
-    measured = verbs.evaluate(metric="coqa", predictions=tmp_path / "said.json", references=[coqa_file])
+    measured = verbs.measure("coqa", tmp_path / "said.json", [coqa_file])
     assert measured.values == result.scores["coqa"].values
     assert set(measured.values) == {"f1", "exact", "f1_cnn", "f1_wikipedia"} and measured.values["f1"] > 90
     assert all(max(one["scores"], key=one["scores"].get) in (one["prediction"], "span") for one in said)

@@ -73,10 +73,8 @@ CALLS: Mapping[str, Callable[..., Any]] = {
         **where,
     ),
     "stream": lambda model, at, **where: "".join(verbs.stream(model, TEXTS[1], **where)),
-    "lambada": lambda model, at, **where: verbs.evaluate(model, lambada=at.lambada, quiet=True, **where),
-    "prompt": lambda model, at, **where: verbs.evaluate(
-        model, prompt=at.prompt, records=at.records, quiet=True, **where
-    ),
+    "lambada": lambda model, at, **where: verbs.evaluate_lambada(model, at.lambada, quiet=True, **where),
+    "prompt": lambda model, at, **where: verbs.evaluate_prompt(model, at.prompt, at.records, quiet=True, **where),
 }
 """Verbs that use a trained model."""
 READS = "embed", "predict", "lambada"
@@ -181,25 +179,19 @@ def test_a_verb_computes_on_the_cpu_whether_said_or_not(name: str, places: Place
     assert said == plain(CALLS[name](model, places)) == plain(CALLS[name](model, places, device="cpu"))
 
 
-@pytest.mark.parametrize("name", ["fill", "score", "evaluate", "predict", "generate"])
+@pytest.mark.parametrize("name", ["fill", "score", "evaluate lambada", "predict", "generate"])
 def test_the_command_line_refuses_a_device_in_one_sentence(
     name: str, places: Places, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rest = {
         "fill": ["--text", "a [MASK]"],
         "score": ["--text", "a"],
-        "evaluate": ["--lambada", str(places.lambada)],
+        "evaluate lambada": [str(places.lambada)],
         "predict": ["--file", str(places.records)],
         "generate": ["--text", "a"],
     }[name]
-    assert cli.main([name, "--model", str(model_for(name, places)), *rest, "--device", "gpu"]) == 2
+    assert cli.main([*name.split(), "--model", str(model_for(name, places)), *rest, "--device", "gpu"]) == 2
     assert capsys.readouterr() == ("", "unicloze: error: device is 'gpu': give auto, cpu, cuda or cuda:N\n")
-
-
-@pytest.mark.parametrize(("key", "value"), [("device", "cpu"), ("precision", "bf16")])
-def test_a_metric_has_neither_device_nor_precision(key: str, value: str) -> None:
-    with pytest.raises(UsageError, match=f"leave out {key}"):
-        verbs.evaluate(metric="accuracy", predictions="a.txt", references="b.txt", **{key: value})
 
 
 def test_a_model_named_by_its_place_is_put_on_the_chosen_device(
@@ -334,11 +326,11 @@ def test_a_prompt_file_says_the_fields(places: Places, loaded: LoadedModel, tmp_
     file, prompt = nlu_toys.write(tmp_path / "a.jsonl", [{"sentence": text} for text in TEXTS]), tmp_path / "p.yaml"
     prompt.write_text(places.prompt.read_text())
     with pytest.raises(UniclozeError, match=r"say where it is with `fields: {text: NAME}` in the prompt file"):
-        verbs.evaluate(loaded, prompt=prompt, records=file, quiet=True)
+        verbs.evaluate_prompt(loaded, prompt, file, quiet=True)
     prompt.write_text(places.prompt.read_text() + "fields: {text: sentence}\n")
-    assert verbs.evaluate(loaded, prompt=prompt, records=file, quiet=True).records == 3  # type: ignore[union-attr]
+    assert verbs.evaluate_prompt(loaded, prompt, file, quiet=True).records == 3
     with pytest.raises(UsageError, match="say it with `format: NAME` in the prompt file, NAME being one of jsonl"):
-        verbs.evaluate(loaded, prompt=prompt, records=file.rename(tmp_path / "a.rec"), quiet=True)
+        verbs.evaluate_prompt(loaded, prompt, file.rename(tmp_path / "a.rec"), quiet=True)
 
 
 def test_lambada_has_fields_of_its_own(loaded: LoadedModel, tmp_path: Path) -> None:
@@ -346,6 +338,6 @@ def test_lambada_has_fields_of_its_own(loaded: LoadedModel, tmp_path: Path) -> N
     with pytest.raises(
         UniclozeError, match=r"the field 'text' is missing \(it has sentence\); rename the one that holds it$"
     ):
-        verbs.evaluate(loaded, lambada=file, quiet=True)
+        verbs.evaluate_lambada(loaded, file, quiet=True)
     with pytest.raises(UsageError, match="'rec' is no known format of records: give a file of one of jsonl"):
-        verbs.evaluate(loaded, lambada=file.rename(tmp_path / "a.rec"), quiet=True)
+        verbs.evaluate_lambada(loaded, file.rename(tmp_path / "a.rec"), quiet=True)

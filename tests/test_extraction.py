@@ -139,9 +139,7 @@ def test_it_learns_what_has_no_answer(start: LoadedModel, tmp_path: Path) -> Non
     ledger = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
     chosen = {line["step"]: line["no_answer_threshold"] for line in ledger if line["event"] == "evaluate"}
     assert kept.no_answer_threshold == chosen[result.best_step]
-    measured = verbs.evaluate(
-        metric="squad", predictions=out, references=[train], na_probabilities=tmp_path / "said.na_probabilities.json"
-    )
+    measured = verbs.measure("squad", out, [train], na_probabilities=tmp_path / "said.na_probabilities.json")
     assert measured.values["f1"] == measured.values["best_f1"] == 100
 
 

@@ -172,9 +172,9 @@ def test_no_verb_takes_nan_for_a_token_that_cannot_be_scored(objective: str, tmp
     calls: list[Callable[[], object]] = [
         lambda: verbs.score(model, "the list is empty"),
         lambda: verbs.embed(model, ["the list"]),
-        lambda: verbs.evaluate(model, blimp=pairs, quiet=True),
-        lambda: verbs.evaluate(model, lambada=lambada, quiet=True),
-        lambda: verbs.evaluate(model, prompt=prompt, records=records, quiet=True),
+        lambda: verbs.evaluate_blimp(model, pairs, quiet=True),
+        lambda: verbs.evaluate_lambada(model, lambada, quiet=True),
+        lambda: verbs.evaluate_prompt(model, prompt, records, quiet=True),
     ]
     if objective == "unilmv2":
         calls += [lambda: verbs.fill(model, "the [MASK] is"), lambda: verbs.fill(model, "the [MASK]", order="span")]

@@ -17,14 +17,15 @@ PACKAGE = Path(unicloze.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
-    {"errors", "settings", "files", "yaml_loader", "cores", "digest"},
+    {"errors", "settings", "files", "yaml_loader", "cores", "digest", "docstrings", "version"},
     {"capacity", "keyed", "mixtures", "ragged", "recipes", "visibility", "visibility_masks", "example", "blocks"},
     {"text", "objectives", "tasks", "model"},
     {"training", "decoding"},
     {"evaluation", "interop"},
     {"finetuning", "hf", "report"},
     {"comparison"},
-    {"verbs", "doctor", "terminal"},
+    {"verbs", "doctor"},
+    {"terminal"},
     {"cli", "__main__", "__init__"},
 )
 STRANGERS = {
@@ -85,6 +86,7 @@ def test_rooms_import_each_other_in_no_circle() -> None:
         "unicloze.errors",
         "unicloze.recipes",
         "unicloze.cli",
+        "unicloze.verbs",
         "unicloze.evaluation.metrics.registry",
         "unicloze.evaluation.metrics.read_files",
     ],

@@ -126,7 +126,7 @@ def test_transformers_tells_the_truth(tmp_path: Path) -> None:
     text = "\n".join(said(executed("3-transformers", tmp_path)))
     assert "less than 1e-4: True" in text and "same vectors: True" in text
     assert "Anna lives in Rome. -> Anna speaks Italian." in text
-    first, second = re.findall(r"^.*mask \d.*step \d\): \w+ (\d\.\d+)", text, re.M)
+    first, second = re.findall(r"^ *\[MASK\] \d +step \d +\w+ (\d+\.\d)%", text, re.M)
     assert float(second) > 2 * float(first)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_a_table_of_predictions_is_measured_beside_its_records(
     verbs.predict(model, records, out=tmp_path / "said.jsonl", quiet=True)
     assert [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()] == said
     for ending in ("tsv", "jsonl"):
-        found = verbs.evaluate(task=name, predictions=tmp_path / f"said.{ending}", references=records)
+        found = verbs.measure_task(name, tmp_path / f"said.{ending}", records)
         assert found.to_dict()["results"][metric]["items"] == 3
 
 
@@ -145,7 +146,7 @@ def test_generated_texts_fit_in_a_table(generator: LoadedModel, tmp_path: Path) 
     said = verbs.predict(model, table, out=tmp_path / "said.tsv", quiet=True)
     lines = [f"{one['id']}\t{one['prediction']}" for one in said]
     assert (tmp_path / "said.tsv").read_text().splitlines() == ["index\tprediction", *lines]
-    found = verbs.evaluate(metric="coco", task="generation", predictions=tmp_path / "said.tsv", references=table)
+    found = verbs.measure_task("generation", tmp_path / "said.tsv", table, metric="coco")
     assert found.to_dict()["results"]["coco"]["items"] == 2
 
 
@@ -157,7 +158,7 @@ def test_answers_that_are_compared_by_their_id_need_one_each(generator: LoadedMo
     )
     said = nlu_toys.write(tmp_path / "said.jsonl", [{"id": n, "prediction": "red"} for n, _ in answers])
     with pytest.raises(UniclozeError, match=r"line 2: the id 'a' is also that of .*line 1"):
-        verbs.evaluate(task="squad-v1.1", predictions=said, references=records)
+        verbs.measure_task("squad-v1.1", said, records)
     model = tuned(generator, "generation", **SHORT, task__metrics=["squad"])
     twice = nlu_toys.write(tmp_path / "twice.jsonl", [{"id": "x", "source": "anna", "target": "eva"}] * 2)
     for name, lines, says in (
@@ -177,11 +178,11 @@ def test_the_ids_of_records_are_those_of_the_field_that_is_named(tmp_path: Path)
     said = [{"id": f"q{n}", "prediction": "a"} for n in range(2)]
     given = {"task.fields": {"id": "qid"}}
     right = nlu_toys.write(tmp_path / "said.jsonl", said)
-    found = verbs.evaluate(task="classification", predictions=right, references=records, overrides=given)
+    found = verbs.measure_task("classification", right, records, overrides=given)
     assert found.to_dict()["results"]["accuracy"]["items"] == 2
     wrong = nlu_toys.write(tmp_path / "wrong.jsonl", said[::-1])
     with pytest.raises(UniclozeError, match="same order"):
-        verbs.evaluate(task="classification", predictions=wrong, references=records, overrides=given)
+        verbs.measure_task("classification", wrong, records, overrides=given)
 
 
 @pytest.mark.parametrize("key", ["steps", "warmup_steps", "evaluate_every", "save_every", "compile"])
@@ -218,3 +219,14 @@ def test_what_a_table_cannot_hold_is_refused(start: LoadedModel, tmp_path: Path)
     model = tuned(start, "tagging", task__labels=["O", "B-X"])
     with pytest.raises(UsageError, match="the tags of a sentence are no class"):
         verbs.predict(model, file, out=tmp_path / "said.tsv", quiet=True)
+
+
+def test_predictions_are_lists_that_say_how_they_are_shown(generator: LoadedModel, tmp_path: Path) -> None:
+    model = tuned(generator, "generation", **SHORT)
+    table = nlu_toys.write(tmp_path / "dev.jsonl", [{"id": n, "source": "anna", "target": "eva"} for n in "ab"])
+    shown = verbs.predict(model, table, quiet=True)
+    assert str(shown) == "\n".join(json.dumps(one) for one in shown) and shown.to_dict() == list(shown)
+    kept = verbs.predict(model, table, out=tmp_path / "said.tsv", quiet=True)
+    assert str(pickle.loads(pickle.dumps(kept))) == f"{tmp_path / 'said.tsv'}: 2 predictions" and kept == shown
+    text = verbs.generate(model, "anna", quiet=True)
+    assert (str(text), text.to_dict()) == (text[0]["prediction"], text[0])

@@ -431,7 +431,7 @@ def test_settings_of_generation_have_their_types(tmp_path: Path) -> None:
 def test_a_seed_needs_examples_to_draw(tmp_path: Path) -> None:
     prompt, records = prompt_file(tmp_path), write(tmp_path / "r.jsonl", LABELLED)
     with pytest.raises(UsageError, match="seed is 7, but no examples are drawn: give examples and shots"):
-        verbs.evaluate("no model", prompt=prompt, records=records, seed=7, quiet=True)
+        verbs.evaluate_prompt("no model", prompt, records, seed=7, quiet=True)
 
 
 @pytest.mark.parametrize(("label", "message"), [
@@ -553,23 +553,16 @@ def test_a_record_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert read_prompt(tmp_path / "yes.yaml").labels == {"yes": "given", "no": "empty"}
 
 
-def test_the_verb_asks_one_thing_at_a_time(tmp_path: Path) -> None:
+def test_verbs_evaluate_in_three_ways(tmp_path: Path) -> None:
     model = MODELS["causal"]()
     passages, records = write(tmp_path / "l.jsonl", PASSAGES), write(tmp_path / "r.jsonl", LABELLED)
-    assert isinstance(verbs.evaluate(model, lambada=passages, limit=2, quiet=True), LambadaResult)
-    told = verbs.evaluate(model, prompt=prompt_file(tmp_path), records=records, quiet=True)
+    assert isinstance(verbs.evaluate_lambada(model, passages, limit=2, quiet=True), LambadaResult)
+    told = verbs.evaluate_prompt(model, prompt_file(tmp_path), records, quiet=True)
     assert isinstance(told, PromptResult) and json.loads(json.dumps(told.to_dict()))["records"] == 3
     (tmp_path / "cbt.txt").write_text(STORY)
-    assert isinstance(verbs.evaluate(model, cbt=tmp_path / "cbt.txt", limit=1, quiet=True), PromptResult)
-    for arguments, message in (
-        ({"lambada": passages, "cbt": passages}, "one of blimp, lambada, cbt, prompt"),
-        ({"lambada": passages, "records": records}, "records goes with prompt, not with lambada"),
-        ({"cbt": passages, "stop_words": "english"}, "stop-words goes with lambada"),
-        ({"prompt": prompt_file(tmp_path)}, "A prompt needs records"),
-        ({"lambada": passages, "limit": 0}, "limit is 0"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            verbs.evaluate(model, quiet=True, **arguments)  # type: ignore[arg-type]
+    assert isinstance(verbs.evaluate_cbt(model, tmp_path / "cbt.txt", limit=1, quiet=True), PromptResult)
+    with pytest.raises(UsageError, match="limit is 0"):
+        verbs.evaluate_lambada(model, passages, limit=0, quiet=True)
 
 
 def test_a_loaded_model_of_a_mixture_uses_the_part_that_can() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from nlu_toys import recipe_for, start, write
-from unicloze import terminal
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning import automatic
 from unicloze.finetuning.run import finetune_run
@@ -188,7 +187,7 @@ def test_a_run_chooses_tells_what_it_has_to_beat_and_resumes(tmp_path: Path) -> 
     assert events[-1]["event"] == "end"
     assert events[-1]["verdict"] == result.verdict
     assert "always answering 'yes' (accuracy 66.67)" in result.verdict
-    assert result.verdict in terminal.finetune_text(summary)
+    assert result.verdict in str(summary)
     assert json.loads((tmp_path / "run" / "results.json").read_text())["runs"][0]["verdict"] == result.verdict
     assert escape(f"Verdict: {result.verdict}. ") in task_page(TaskRun.read(tmp_path / "run"))
     with pytest.warns(UserWarning, match="trained to its end"):

@@ -6,15 +6,14 @@ import json
 import os
 import stat
 import threading
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from unicloze.cli.parser import show
 from unicloze.errors import UsageError
 from unicloze.files import write_file
 from unicloze.finetuning.part_file import PartFile
+from unicloze.terminal import show
 from unicloze.training.checkpoint import save_checkpoint
 from unicloze.verbs.common import check_file
 
@@ -81,5 +80,5 @@ def test_what_killed_saves_left_goes_with_the_next_one(tmp_path: Path) -> None:
 
 
 def test_json_that_is_shown_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    show(Namespace(json=True), {"a": [float("nan"), 1.5], "b": (float("inf"), None)}, "")
+    show({"a": [float("nan"), 1.5], "b": (float("inf"), None)}, json=True)
     assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": [None, None]}

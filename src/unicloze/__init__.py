@@ -11,39 +11,47 @@ Each verb of the command line is a function of `unicloze.verbs` with the same na
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from unicloze.settings import Recipe
+from unicloze.verbs import (
+    compare,
+    embed,
+    evaluate_blimp,
+    evaluate_cbt,
+    evaluate_lambada,
+    evaluate_prompt,
+    export,
+    fill,
+    finetune,
+    generate,
+    import_checkpoint,
+    inspect,
+    load_model,
+    measure,
+    measure_task,
+    metrics,
+    predict,
+    prepare,
+    pretrain,
+    score,
+    stream,
+    unanswerable,
+)
+from unicloze.version import __version__
 
 if TYPE_CHECKING:
     from unicloze.recipes import load_recipe
-    from unicloze.settings import Recipe
-    from unicloze.verbs import (
-        compare,
-        embed,
-        evaluate,
-        export,
-        fill,
-        finetune,
-        generate,
-        import_checkpoint,
-        inspect,
-        load_model,
-        predict,
-        prepare,
-        pretrain,
-        score,
-        stream,
-        unanswerable,
-    )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Recipe",
     "__version__",
     "compare",
     "embed",
-    "evaluate",
+    "evaluate_blimp",
+    "evaluate_cbt",
+    "evaluate_lambada",
+    "evaluate_prompt",
     "export",
     "fill",
     "finetune",
@@ -52,6 +60,9 @@ __all__ = [
     "inspect",
     "load_model",
     "load_recipe",
+    "measure",
+    "measure_task",
+    "metrics",
     "predict",
     "prepare",
     "pretrain",
@@ -60,17 +71,14 @@ __all__ = [
     "unanswerable",
 ]
 
-_HOMES = {
-    "Recipe": "unicloze.settings",
-    "load_recipe": "unicloze.recipes",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'unicloze' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES.get(name, "unicloze.verbs")), name)
+    if name == "load_recipe":  # its parser takes longer to import than all the rest
+        from unicloze.recipes import load_recipe
+
+        return load_recipe
+    raise AttributeError(f"module 'unicloze' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

@@ -57,6 +57,11 @@ class Examination:
         """Whether nothing required is broken."""
         return all(finding.state != "problem" for finding in self.findings)
 
+    @property
+    def exit_code(self) -> int:
+        """Of a process that ends with it: 1 if something required is broken."""
+        return 0 if self.healthy else 1
+
     def to_dict(self) -> dict[str, Any]:
         """The findings as plain dictionaries, fit for JSON."""
         return {"healthy": self.healthy, "findings": [asdict(finding) for finding in self.findings]}

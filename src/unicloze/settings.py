@@ -19,6 +19,17 @@ DEVICE = r"auto|cpu|cuda(:(0|[1-9][0-9]*))?"
 Precision = Literal["auto", "bf16", "fp32"]
 """Of forward passes: `bf16` by autocast, `fp32`, or `auto`: bf16 where it is faster."""
 
+Order = Literal["confidence", "left-to-right", "span"]
+"""In which masks are filled one after the other: the most certain next, from the left, adjacent ones together."""
+
+Mode = Literal["pseudo", "chain", "both"]
+"""How sentences are compared: by their pseudo-log-likelihood, by the chain rule, or by both."""
+
+Pooling = Literal["mean", "first", "last"]
+"""What of the last hidden states is the vector of a text: their mean, or that of its first or last token."""
+
+PredictionFormat = Literal["jsonl", "json", "glue"]
+"""How predictions are written: an object a line, as official scripts read them, or as GLUE's server does."""
 
 Auto = Literal["auto"]
 """Stands for a value that a run chooses where it begins, from its model and its records."""

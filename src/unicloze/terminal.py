@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
+import math
 import os
 import re
 import shutil
@@ -13,27 +13,14 @@ import textwrap
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from json import dumps
+from typing import Any
 
 from unicloze.errors import UniclozeError
-
-if TYPE_CHECKING:
-    from unicloze.comparison.results import Comparison
-    from unicloze.decoding.infill import FillResult
-    from unicloze.decoding.likelihood import TextScore
-    from unicloze.evaluation.metrics.result import MetricResult
-    from unicloze.finetuning.seeds import FinetuneSummary
-    from unicloze.interop.export import ExportResult
-    from unicloze.tasks.task import Prediction
-    from unicloze.text.prepare import Prepared
-    from unicloze.training.models import LoadedModel
-    from unicloze.training.run import RunResult
-    from unicloze.verbs import RecipeSummary
+from unicloze.verbs.options import Result
 
 BUG = 70
 """Exit code of an error that is not the user's (EX_SOFTWARE)."""
-FEW = 4
-"""So many values of metrics stand in one line."""
 
 
 def say(kind: str, sentence: str) -> None:
@@ -41,146 +28,30 @@ def say(kind: str, sentence: str) -> None:
     print(f"unicloze: {kind}: {sentence}", file=sys.stderr)
 
 
-def prepared_text(prepared: Prepared) -> str:
-    """A prepared corpus in one line."""
-    counts = [
-        f"{sum(source.num_documents for source in sources):,} documents and "
-        f"{sum(source.num_tokens for source in sources):,} tokens {use}"
-        for use, sources in (("to train on", prepared.train), ("held out", prepared.heldout))
-    ]
-    return f"{prepared.folder}: {', '.join(counts)}, vocabulary {len(prepared.tokenizer):,}"
+def show(result: Any, *, json: bool) -> None:
+    """Print what a verb gives back as text or as JSON; what it notes goes to stderr, and pieces are printed as they come."""
+    for note in getattr(result, "notes", ()):
+        say("note", note)
+    if isinstance(result, Iterator):
+        for piece in result:
+            print(piece, end="", flush=True)
+        print()
+    else:
+        print(_as_json(result) if json else result)
 
 
-def comparison_text(comparison: Comparison) -> str:
-    """The table of a comparison."""
-    from unicloze.comparison.table import as_text
-
-    return as_text(comparison)
+def _as_json(result: Any) -> str:
+    data = result.to_dict() if isinstance(result, Result) else result
+    return dumps(_finite(data), ensure_ascii=False, allow_nan=False, default=str)
 
 
-def run_text(result: RunResult) -> str:
-    """What became of a run in one line, and what it is worth in another."""
-    if result.stopped_by:
-        return f"{result.out}: stopped and saved at step {result.step:,}; the same command goes on from there"
-    line = f"{result.out}: trained to step {result.step:,}" + (f", {result.measured}" if result.measured else "")
-    return f"{line}\n  {result.verdict}" if result.verdict else line
-
-
-def imported_text(loaded: LoadedModel) -> str:
-    """What was imported, and what it can be asked."""
-    model, recipe = loaded.recipe.model, loaded.recipe
-    shape = f"{model.num_layers} layers of {model.hidden_size}, {len(loaded.tokenizer):,} tokens"
-    return (
-        f"{loaded.path}: {loaded.model.num_parameters():,} weights ({shape}, {model.max_positions:,} positions), "
-        f"{recipe.provenance.place}\n{recipe.provenance.note}"
-    )
-
-
-def exported_text(result: ExportResult) -> str:
-    """What was exported, and how far it is from the model."""
-    checked = ", ".join(f"{kind} {value:.1e}" for kind, value in result.differences.items())
-    lines = [f"{result.out}: {result.architecture}", f"loaded back, it differs from the model by at most: {checked}"]
-    return "\n".join(lines + [f"  {each}" for each in result.said])
-
-
-def fill_text(result: FillResult) -> str:
-    """The filled text, and the candidates for each mask."""
-    how = f"{result.target}, all at once" if result.order is None else f"{result.target}, order {result.order}"
-    lines = [result.filled, "", f"candidates ({how}):"]
-    for number, mask in enumerate(result.masks, start=1):
-        told = zip(mask.readable, mask.top, strict=True)
-        candidates = "  ".join(f"{readable} {probability:.1%}" for readable, (_, probability) in told)
-        step = "" if result.order is None else f"step {mask.step + 1:<3} "
-        lines.append(f"  [MASK] {number:<3} {step}{candidates}")
-    return "\n".join([*lines, *(["", f"note: {result.note}"] if result.note else [])])
-
-
-def scores_text(scores: Sequence[TextScore]) -> str:
-    """Each text with its log-likelihoods, then all together."""
-    from unicloze.decoding.likelihood import together
-
-    shown = [*scores, together(scores)] if len(scores) > 1 else scores
-    return "\n".join(map(str, shown))
-
-
-def finetune_text(summary: FinetuneSummary) -> str:
-    """What became of a fine-tuning, a line for each seed and one for all; where there are many values, below in tables."""
-    lines, several = [], len(summary.runs) > 1
-    for run in summary.runs:
-        if run.stopped_by:
-            lines.append(f"{run.out}: stopped and saved at step {run.step:,}; the same command goes on from there")
-            continue
-        said = {name: _with_errors(result) for name, result in run.scores.items()}
-        values = _chosen_first(said, run.chosen_by)
-        kept = f", best by {run.chosen_by} at step {run.best_step:,}" if values else ""
-        lines.append(f"{run.out}: trained to step {run.step:,}{kept}{_in_line(values)}")
-        if run.verdict:
-            lines.append(f"  {run.verdict}")
-        if len(values) > FEW and not several:
-            lines += [textwrap.indent(str(result), "  ") for result in run.scores.values()]
-    if several:
-        spreads = {name: {key: str(one) for key, one in each.items()} for name, each in summary.scores.items()}
-        values = _chosen_first(spreads, summary.runs[0].chosen_by)
-        lines.append(f"{summary.out}: {len(summary.runs)} seeds{_in_line(values)}")
-        for name, each in spreads.items() if len(values) > FEW else ():
-            width = max(map(len, each), default=0)
-            lines += [f"  {name}", *(f"    {key:<{width}}  {spread}" for key, spread in each.items())]
-    return "\n".join(lines)
-
-
-def _with_errors(result: MetricResult) -> dict[str, str]:
-    return {
-        key: f"{value:.2f}" + (f" (standard error {result.errors[key]:.2f})" if key in result.errors else "")
-        for key, value in result.values.items()
-    }
-
-
-def _chosen_first(values: Mapping[str, Mapping[str, str]], chosen: str) -> list[str]:
-    """The values of all metrics, before the others the one of the first metric that chose the checkpoint."""
-    each = [f"{key} {value}" for of_metric in values.values() for key, value in of_metric.items()]
-    of_first = list(next(iter(values.values()), {}))
-    if chosen in of_first:
-        each.insert(0, each.pop(of_first.index(chosen)))
-    return each
-
-
-def _in_line(values: Sequence[str]) -> str:
-    """What the rest of a line says of values: all, or of many the first."""
-    shown = values if len(values) <= FEW else values[:1]
-    return f": {', '.join(shown)}" if shown else ""
-
-
-def generated_text(prediction: Prediction) -> str:
-    """What was generated for one source; if there are several texts, each with its score."""
-    several = prediction.get("candidates", [])
-    return "\n".join(f"{each['score']:9.3f}  {each['text']}" for each in several) or str(prediction["prediction"])
-
-
-def recipes_text(rows: Sequence[RecipeSummary]) -> str:
-    """The recipes as two tables: for `pretrain`, and for `finetune`."""
-    of_tasks = [row for row in rows if row.parameters is None]
-    tables = [[row for row in rows if row.parameters is not None], of_tasks]
-    return "\n\n".join(
-        _recipes_table(part, what) for part, what in zip(tables, ("objective", "task"), strict=True) if part
-    )
-
-
-def _recipes_table(rows: Sequence[RecipeSummary], what: str) -> str:
-    table = [("recipe", what, "parameters" if what == "objective" else "", "values from")]
-    table += [
-        (
-            row.name,
-            row.objective,
-            "" if row.parameters is None else f"{row.parameters:,}",
-            f"{row.paper.partition(':')[0]}: {row.place}" if row.paper else row.place,
-        )
-        for row in rows
-    ]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join(
-        f"{name:<{widths[0]}}  {objective:<{widths[1]}}  {parameters:>{widths[2]}}  {place}"
-        for name, objective, parameters, place in table
-    )
+def _finite(data: Any) -> Any:
+    """The data with null for what is no finite number, which JSON cannot spell."""
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def main_settings(keys: Sequence[str]) -> str:
@@ -224,7 +95,7 @@ def _spelled(value: Any) -> str:
     if isinstance(value, list | tuple):
         return " ".join(map(_spelled, value)) or "[]"
     if value is None or isinstance(value, bool | dict):
-        return json.dumps(value)
+        return dumps(value)
     return f'"{value}"' if " " in str(value) or value == "" else str(value)
 
 

@@ -11,16 +11,27 @@ import difflib
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from unicloze import __version__, terminal
-from unicloze.cli import about, exporting, importing, pretraining, tasks, use
-from unicloze.cli.parser import Parser, Verb, debug_option
+from unicloze import terminal, verbs
+from unicloze.cli.parser import Parser, Verb, add_options, call_arguments, instead_of
 from unicloze.errors import UsageError
+from unicloze.version import __version__
 
-VERBS = {**pretraining.VERBS, **use.VERBS, **tasks.VERBS, **importing.VERBS, **exporting.VERBS, **about.VERBS}
+VERBS = {name: Verb(name, function, verbs.INSTEAD.get(name, {})) for name, function in verbs.VERBS.items()}
 """All verbs, in the order of the help."""
+GROUPS = dict.fromkeys(name.partition(" ")[0] for name in VERBS if " " in name)
+"""First words of verbs of two words."""
+MOVED = {
+    "--blimp": "evaluate blimp PATH --model DIR",
+    "--lambada": "evaluate lambada FILE --model DIR",
+    "--cbt": "evaluate cbt FILE --model DIR",
+    "--prompt": "evaluate prompt FILE --model DIR --records FILE",
+    "--task": "measure-task TASK --predictions FILE --references FILE",
+    "--metric": "measure METRIC --predictions FILE --references FILE",
+}
+"""What `evaluate` once did with these options, and what does it now."""
 
 
 def _terminate(_number: int, _frame: object) -> None:
@@ -78,12 +89,19 @@ def _run(words: list[str]) -> int:
         program.print_help()
         return 2
     name, rest = words[first], words[first + 1 :]
+    if name in GROUPS:
+        if not {"-h", "--help"}.isdisjoint(rest[:1]):
+            _group_parser(name).print_help()
+            return 0
+        name, rest = _verb_of_group(name, rest)
     if name not in VERBS:
-        near = difflib.get_close_matches(name, VERBS, n=1)
+        near = difflib.get_close_matches(name, [*VERBS, *GROUPS], n=1)
         raise UsageError(f"There is no verb '{name}'{_guess(near)} `unicloze --help` lists all.")
     verb = VERBS[name]
     parser = _verb_parser(name, verb, with_settings="-h" in rest or "--help" in rest)
     _refuse_unknown_options(name, verb, parser, rest)
+    if verb.settings and "--help-settings" in rest:
+        parser.require_nothing()
     if verb.settings and parser.takes_words:
         settings, others = _settings_apart(verb, parser, rest)
         options, extra = parser.parse_known_intermixed_args(others)
@@ -93,24 +111,54 @@ def _run(words: list[str]) -> int:
     overrides = _overrides(name, verb, extra)
     if verb.settings and options.help_settings:
         own = {key: value for key, value in overrides.items() if not verb.prefix or not key.startswith(verb.prefix)}
-        print(terminal.all_settings(getattr(options, "task", getattr(options, "recipe", None)), own))
+        print(terminal.all_settings(verb.recipe(options), own))
         return 0
-    return verb.run(options, overrides)
+    function, arguments = verb.function, call_arguments(verb, options, overrides)
+    for switch in verb.instead:
+        if getattr(options, switch):
+            function, arguments = verb.instead[switch], instead_of(verb, switch, options, arguments)
+    result = getattr(verbs, function.__name__)(**arguments)
+    terminal.show(result, json=options.json)
+    return getattr(result, "exit_code", 0)
+
+
+def _verb_of_group(group: str, rest: list[str]) -> tuple[str, list[str]]:
+    """The verb that a group's name and the next word make, and what follows it."""
+    if rest and f"{group} {rest[0]}" in VERBS:
+        return f"{group} {rest[0]}", rest[1:]
+    given = {word.partition("=")[0] for word in rest}
+    moved = next((option for option in MOVED if option in given), None)
+    if moved is not None:
+        how = f"`unicloze {MOVED[moved]}`" + ("; `unicloze metrics` lists the metrics" if moved == "--metric" else "")
+        raise UsageError(f"{group}: {moved} is a command of its own now: {how}.")
+    kinds = [name.partition(" ")[2] for name in VERBS if name.startswith(f"{group} ")]
+    near = difflib.get_close_matches(rest[0], kinds, n=1) if rest else ()
+    raise UsageError(f"{group}: give one of {', '.join(kinds)}{_guess(near)} `unicloze {group} --help` explains them.")
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Verbs with what they do, a line each."""
+    width = max(map(len, VERBS))
+    return "\n".join(f"  {name:<{width}} {VERBS[name].purpose}" for name in names)
+
+
+def _group_parser(group: str) -> Parser:
+    verbs = _listed(name for name in VERBS if name.startswith(f"{group} "))
+    end = f"`unicloze {group} WHAT --help` explains one."
+    return Parser(prog=f"unicloze {group}", usage=f"unicloze {group} WHAT ...", description=verbs, epilog=end)
 
 
 def _program_parser() -> Parser:
-    width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {name:<{width}} {verb.purpose}" for name, verb in VERBS.items())
     parser = Parser(
         prog="unicloze",
         usage="unicloze [--debug] VERB ...",
-        description=f"Pre-train and use unified language models, above all UniLMv2.\n\nverbs:\n{verbs}",
+        description=f"Pre-train and use unified language models, above all UniLMv2.\n\nverbs:\n{_listed(VERBS)}",
         epilog="examples:\n  unicloze pretrain --recipe quickstart\n"
         '  unicloze fill --model runs/quickstart --text "Return a [MASK] of the given list."\n\n'
         "`unicloze VERB --help` explains a verb.",
     )
-    parser.add_argument("--version", action="version", version=f"unicloze {__version__}")
-    debug_option(parser)
+    parser.add_argument("--version", action="version", version=f"unicloze {__version__}", help="Show the version.")
+    _debug_option(parser)
     return parser
 
 
@@ -120,13 +168,17 @@ def _verb_parser(name: str, verb: Verb, *, with_settings: bool) -> Parser:
         epilog = f"{terminal.main_settings(verb.settings)}\n\n{epilog}"
     usage = f"unicloze {name} [OPTIONS] [--SECTION.SETTING VALUE ...]" if verb.settings else None
     parser = Parser(prog=f"unicloze {name}", usage=usage, description=verb.purpose, epilog=epilog)
-    verb.options(parser)
+    add_options(parser, verb)
     if verb.settings:
         parser.add_argument(
-            "--help-settings", action="store_true", help="list all settings with the values this command would use"
+            "--help-settings", action="store_true", help="List all settings with the values this command would use."
         )
-    debug_option(parser)
+    _debug_option(parser)
     return parser
+
+
+def _debug_option(parser: Parser) -> None:
+    parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
 
 
 def _refuse_unknown_options(name: str, verb: Verb, parser: Parser, words: list[str]) -> None:

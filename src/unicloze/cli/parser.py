@@ -1,23 +1,32 @@
-"""What every verb of the command line is made of: a parser, options that several verbs share, printing a result."""
+"""Parsers made from functions: a signature, its docstring and the marks of `unicloze.verbs.options` are a verb's options."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn, get_args
+import builtins
+import functools
+import inspect
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
+from unicloze import docstrings
 from unicloze.errors import UsageError
-from unicloze.settings import Precision
+from unicloze.verbs.options import JSON, OneOf, Option, Settings
+
+REQUIRED = inspect.Parameter.empty
 
 
 class Parser(argparse.ArgumentParser):
     """Raises `UsageError` instead of exiting, and takes no abbreviations."""
 
     def __init__(self, **arguments: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **arguments)
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(allow_abbrev=False, add_help=False, formatter_class=formatter, **arguments)
+        self.add_argument("-h", "--help", action="help", help="Show this help.")
 
     @property
     def takes_words(self) -> bool:
@@ -30,91 +39,221 @@ class Parser(argparse.ArgumentParser):
         place = self.prog.removeprefix("unicloze").lstrip()
         raise UsageError(f"{place}{': ' if place else ''}{message}; `{self.prog} --help` shows how.")
 
+    def require_nothing(self) -> None:
+        """Accept that options are missing, where nothing is done but to explain."""
+        for action in self._actions:
+            action.required = False
+        for group in self._mutually_exclusive_groups:
+            group.required = False
 
-@dataclass(frozen=True, kw_only=True)
-class Verb:
-    """One verb of the command line.
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a function.
 
     Args:
-        purpose: What it does, in one line.
-        examples: Commands that work as they stand.
-        options: Adds its own options to a parser.
-        run: Does it and prints the result. Called with its options and the overrides; returns the exit code.
-        settings: Dotted settings to show in its help; it takes none if there are none.
-        prefix: What dotted settings may begin with that are of something else than the recipe; nothing if empty.
+        name: Its name.
+        kinds: Its types, without marks and None.
+        marks: What it is annotated with.
+        default: Its default, `REQUIRED` if it has none.
+        help: What the docstring says of it.
     """
 
-    purpose: str
-    examples: tuple[str, ...]
-    options: Callable[[Parser], None]
-    run: Callable[[argparse.Namespace, dict[str, Any]], int]
-    settings: tuple[str, ...] = ()
-    prefix: str = ""
+    name: str
+    kinds: tuple[Any, ...]
+    marks: tuple[Any, ...]
+    default: Any
+    help: str
+
+    @property
+    def option(self) -> Option:
+        """How it is an option of the command line."""
+        return next((mark for mark in reversed(self.marks) if isinstance(mark, Option)), Option(""))
+
+    @property
+    def settings(self) -> Settings | None:
+        """Which dotted settings it takes, if any."""
+        return next((mark for mark in self.marks if isinstance(mark, Settings)), None)
+
+    @property
+    def flag(self) -> str:
+        """What it is called on the command line."""
+        option = self.option
+        return str(option.metavar) if option.word else f"--{option.name or self.name.replace('_', '-')}"
 
 
-def recipe_option(parser: Parser, default: str) -> None:
-    """`--recipe`."""
-    parser.add_argument("--recipe", metavar="NAME|FILE", default=default, help=f"recipe (default: {default})")
+@dataclass(frozen=True)
+class Verb:
+    """A verb of the command line, as a function declares it.
+
+    Args:
+        name: Its name.
+        function: Does it.
+        instead: Switches with which another function does it.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    instead: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+    @property
+    def purpose(self) -> str:
+        """What it does, in one line."""
+        return docstrings.purpose(self.function)
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """Commands that work as they stand."""
+        return docstrings.examples(self.function)
+
+    @functools.cached_property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The arguments of its function."""
+        return tuple(arguments_of(self.function))
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Dotted settings to show in its help; it takes none if there are none."""
+        return next((one.settings.shown for one in self.arguments if one.settings and not one.settings.prefix), ())
+
+    @property
+    def prefix(self) -> str:
+        """What dotted settings may begin with that are of something else than the recipe; nothing if empty."""
+        return next((one.settings.prefix for one in self.arguments if one.settings and one.settings.prefix), "")
+
+    def recipe(self, options: argparse.Namespace) -> str | None:
+        """The recipe whose values `--help-settings` lists."""
+        named = next((one.settings.recipe for one in self.arguments if one.settings and one.settings.recipe), "")
+        default = next((one.option.otherwise or one.default for one in self.arguments if one.name == named), None)
+        found: str | None = getattr(options, named, default)
+        return found
 
 
-def model_option(parser: Parser, required: bool = True) -> None:
-    """`--model`."""
-    parser.add_argument(
-        "--model",
-        metavar="DIR",
-        required=required,
-        help="directory of a run, one of its checkpoints, or a folder of another library's",
+class _Lenient(dict[str, Any]):
+    """The names of a module; those that it imports for type checkers only stand for any type."""
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        return Any
+
+
+def arguments_of(function: Callable[..., Any]) -> Iterator[Argument]:
+    """The arguments of a function, whose annotations are evaluated although they name types of heavy modules."""
+    said = docstrings.arguments(function)
+    names = _Lenient(vars(sys.modules[function.__module__]))
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = eval(parameter.annotation, {"__builtins__": builtins}, names)  # our own source, not a user's
+        kinds, marks = _apart(hint)
+        yield Argument(name, kinds, marks, parameter.default, _said(said.get(name, ""), name, names))
+
+
+def _said(text: str, name: str, names: Mapping[str, Any]) -> str:
+    """What a docstring says of an argument, also where it is `As of` another function of the module."""
+    other = re.fullmatch(r"As of `(\w+)`\.", text)
+    return docstrings.arguments(names[other[1]])[name] if other else text
+
+
+def _apart(hint: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The types of a union, and all marks in it."""
+    if get_origin(hint) is Annotated:
+        kinds, marks = _apart(hint.__origin__)
+        return kinds, (*marks, *hint.__metadata__)
+    if get_origin(hint) in (Union, types.UnionType):
+        parts = [_apart(member) for member in get_args(hint)]
+        return tuple(kind for kinds, _ in parts for kind in kinds), tuple(mark for _, marks in parts for mark in marks)
+    return (() if hint is type(None) else (hint,)), ()
+
+
+def add_options(parser: Parser, verb: Verb) -> None:
+    """Give a parser the options of a verb. What is not given is not in the namespace: the function knows its defaults."""
+    groups: dict[str, Any] = {}
+
+    def place(marks: tuple[Any, ...]) -> Any:
+        mark = next((mark for mark in marks if isinstance(mark, OneOf)), None)
+        if mark is None:
+            return parser
+        if mark.group not in groups:
+            groups[mark.group] = parser.add_mutually_exclusive_group(required=mark.required)
+        return groups[mark.group]
+
+    for argument in verb.arguments:
+        if argument.settings is None:
+            _add(place(argument.marks), argument)
+    for switch, function in verb.instead.items():
+        parser.add_argument(f"--{switch}", action="store_true", help=docstrings.purpose(function))
+    place((JSON,) if JSON.group in groups else ()).add_argument(
+        "--json", action="store_true", help="Print JSON instead of text."
     )
 
 
-def device_option(parser: Parser) -> None:
-    """`--device`."""
-    parser.add_argument(
-        "--device",
-        metavar="NAME",
-        default="auto",
-        help="where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one (default: auto)",
-    )
+def _add(place: Any, argument: Argument) -> None:
+    option = argument.option
+    given: dict[str, Any] = {"help": _help(argument), "default": argparse.SUPPRESS}
+    if bool in argument.kinds:
+        place.add_argument(argument.flag, dest=argument.name, action="store_true", **given)
+        return
+    choices = next((get_args(kind) for kind in argument.kinds if get_origin(kind) is Literal), None)
+    if choices:
+        given["choices"] = choices
+    else:
+        given["metavar"] = option.metavar
+        given["type"] = option.convert or next((kind for kind in (int, float) if kind in argument.kinds), None)
+    if isinstance(option.metavar, tuple):
+        given["nargs"] = len(option.metavar)
+    if option.repeated:
+        given["action"] = "append"
+    if option.several:
+        given["nargs"] = "*" if option.word else "+"
+    if option.word:
+        if option.several:
+            given["default"] = []
+        place.add_argument(argument.name, **given)
+    else:
+        required = argument.default is REQUIRED and option.otherwise is None
+        place.add_argument(argument.flag, dest=argument.name, required=required, **given)
 
 
-def precision_option(parser: Parser, otherwise: str = "fp32") -> None:
-    """`--precision`."""
-    parser.add_argument(
-        "--precision",
-        choices=get_args(Precision),
-        help=f"of the forward passes; auto is bf16 where it is faster (default: {otherwise})",
-    )
+def _help(argument: Argument) -> str:
+    """What the docstring says without what concerns Python only, and the default."""
+    text = re.sub(r"; in Python [^;.]*", "", argument.help).replace("`", "")
+    default = argument.option.otherwise or argument.default
+    if not any(default is nothing for nothing in (REQUIRED, None, False, ())):
+        text = f"{text.removesuffix('.')} (default: {default})."
+    return text.replace("%", "%%")
 
 
-def quiet_option(parser: Parser) -> None:
-    """`--quiet`."""
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+def call_arguments(verb: Verb, options: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What a function is called with, from what a parser of `add_options` found and the dotted settings."""
+    found: dict[str, Any] = {}
+    for argument in verb.arguments:
+        settings, option = argument.settings, argument.option
+        if settings is not None:
+            found[argument.name] = {
+                key.removeprefix(settings.prefix): value
+                for key, value in overrides.items()
+                if bool(verb.prefix and key.startswith(verb.prefix)) == bool(settings.prefix)
+            }
+        elif hasattr(options, argument.name):
+            value = getattr(options, argument.name)
+            found[argument.name] = option.collect(value) if option.collect else value
+        elif option.otherwise is not None:
+            found[argument.name] = option.otherwise
+    return found
 
 
-def json_option(parser: Parser) -> None:
-    """`--json`."""
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+def instead_of(verb: Verb, switch: str, options: argparse.Namespace, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the function of a switch is called with.
 
-
-def clean(text: str) -> str:
-    """Bytes of the command line that are no UTF-8 become U+FFFD."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def show(options: argparse.Namespace, data: Any, text: str) -> None:
-    """Print a result, as JSON if that was asked for."""
-    print(json.dumps(_finite(data), ensure_ascii=False, allow_nan=False) if options.json else text)
-
-
-def _finite(data: Any) -> Any:
-    """The data with null for what is no finite number, which JSON cannot spell."""
-    if isinstance(data, Mapping):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
-
-
-def debug_option(parser: Parser) -> None:
-    """`--debug`."""
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    Raises:
+        UsageError: It does not take an option that is given, or lacks one.
+    """
+    taken = {argument.name: argument for argument in arguments_of(verb.instead[switch])}
+    given = [one for one in verb.arguments if hasattr(options, one.name) and one.name != "quiet"]  # it is quiet
+    strange = [one.flag for one in given if one.name not in taken] + ["--json"] * options.json
+    missing = [one.flag for one in taken.values() if one.default is REQUIRED and one.name not in found]
+    if strange or missing:
+        flags = [one.flag for one in taken.values() if one.settings is None]
+        wrong = f"leave {strange[0]} out" if strange else f"give {missing[0]}"
+        raise UsageError(f"{verb.name}: --{switch} goes with {', '.join(flags[:-1])} and {flags[-1]}: {wrong}.")
+    return {name: value for name, value in found.items() if name in taken}

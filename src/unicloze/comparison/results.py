@@ -137,3 +137,8 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Its fields, fit for JSON."""
         return {**dataclasses.asdict(self), "out": str(self.out)}
+
+    def __str__(self) -> str:
+        from unicloze.comparison.table import as_text
+
+        return as_text(self)

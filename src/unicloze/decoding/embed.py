@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,12 @@ from unicloze.decoding.texts import by_length, check_numbers, cut, one_segment, 
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, collate
 from unicloze.mixtures import parts
-from unicloze.settings import Recipe
+from unicloze.settings import Pooling, Recipe
 from unicloze.text.windows import Windows
 from unicloze.visibility import bidirectional_rows, left_to_right_rows, nearby
 
 if TYPE_CHECKING:
     from unicloze.decoding.texts import ModelLike
-
-Pooling = Literal["mean", "first", "last"]
 
 
 def embed(

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +20,13 @@ from unicloze.decoding.texts import check_numbers, check_text, longest_text, one
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Target, collate
 from unicloze.objectives import LayOut, defined
-from unicloze.settings import ObjectiveSettings
+from unicloze.settings import ObjectiveSettings, Order
 from unicloze.text.tokenizers import MASK, Tokenizer
 
 if TYPE_CHECKING:
     from unicloze.decoding.texts import ModelLike
     from unicloze.training.models import LoadedModel
 
-Order = Literal["confidence", "left-to-right", "span"]
 Guesses = list[tuple[int, float]]
 
 _ROWS_AT_ONCE = 32
@@ -83,13 +82,14 @@ class FillResult:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        lines = [self.filled]
+        how = f"{self.target}, all at once" if self.order is None else f"{self.target}, order {self.order}"
+        lines = [self.filled, "", f"candidates ({how}):"]
         for number, mask in enumerate(self.masks, start=1):
-            step = "" if self.order is None else f", step {mask.step}"
             told = zip(mask.readable, mask.top, strict=True)
-            top = ", ".join(f"{readable} {probability:.3f}" for readable, (_, probability) in told)
-            lines.append(f"  mask {number} (characters {mask.start}-{mask.end}{step}): {top}")
-        return "\n".join([*lines, *([f"  {self.note}"] if self.note else [])])
+            candidates = "  ".join(f"{readable} {probability:.1%}" for readable, (_, probability) in told)
+            step = "" if self.order is None else f"step {mask.step + 1:<3} "
+            lines.append(f"  [MASK] {number:<3} {step}{candidates}")
+        return "\n".join([*lines, *(["", f"note: {self.note}"] if self.note else [])])
 
 
 def fill(model: ModelLike, text: str, *, top_k: int = 5, order: Order | None = None) -> FillResult:

@@ -99,6 +99,22 @@ class TextScore:
         return "\n".join(lines)
 
 
+class Scores(list[TextScore]):
+    """Scores of texts; as `str` one after the other, then those of all together."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What to bear in mind about them, each thing once."""
+        return list(dict.fromkeys(score.note for score in self if score.note))
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The fields of each, fit for JSON."""
+        return [score.to_dict() for score in self]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, [*self, together(self)] if len(self) > 1 else self))
+
+
 def score(model: ModelLike, texts: Sequence[str], *, batch_size: int = 32) -> list[TextScore]:
     """Score texts: one forward pass for the chain rule of a window, one row of a batch for each token masked alone.
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from unicloze.training.models import LoadedModel
 
-    ModelLike = str | os.PathLike[str] | LoadedModel | Callable[[], LoadedModel]
+    ModelLike: TypeAlias = str | os.PathLike[str] | LoadedModel | Callable[[], LoadedModel]
 
 Ints = npt.NDArray[np.int32]
 

@@ -23,13 +23,12 @@ from unicloze.decoding.texts import open_model, pieces_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.known_words import frequent_words, keep_known, listed_words, words_of
 from unicloze.evaluation.minimal_pairs import PairSet, read_pairs
-from unicloze.settings import ObjectiveSettings
+from unicloze.settings import Mode, ObjectiveSettings
 
 if TYPE_CHECKING:
     from unicloze.decoding.texts import ModelLike
     from unicloze.training.models import LoadedModel
 
-Mode = Literal["pseudo", "chain", "both"]
 Scores = npt.NDArray[np.float64]
 
 CORPUS = "corpus"

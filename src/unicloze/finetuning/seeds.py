@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UsageError
+from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.settings import Recipe
@@ -18,6 +20,8 @@ from unicloze.training.models import LoadedModel
 from unicloze.training.process import RECIPE
 
 RESULTS = "results.json"
+FEW = 4
+"""So many values of metrics stand in one line."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,58 @@ class FinetuneSummary:
                 for name, values in self.scores.items()
             },
         }
+
+    @property
+    def exit_code(self) -> int:
+        """Of a process that ends with it: 128 + the signal that stopped the last run."""
+        stopped = self.runs[-1].stopped_by
+        return 128 + stopped if stopped else 0
+
+    def __str__(self) -> str:
+        """A line for each seed and one for all; where there are many values, below in tables."""
+        lines, several = [], len(self.runs) > 1
+        for run in self.runs:
+            if run.stopped_by:
+                lines.append(f"{run.out}: stopped and saved at step {run.step:,}; the same command goes on from there")
+                continue
+            said = {name: _with_errors(result) for name, result in run.scores.items()}
+            values = _chosen_first(said, run.chosen_by)
+            kept = f", best by {run.chosen_by} at step {run.best_step:,}" if values else ""
+            lines.append(f"{run.out}: trained to step {run.step:,}{kept}{_in_line(values)}")
+            if run.verdict:
+                lines.append(f"  {run.verdict}")
+            if len(values) > FEW and not several:
+                lines += [textwrap.indent(str(result), "  ") for result in run.scores.values()]
+        if several:
+            spreads = {name: {key: str(one) for key, one in each.items()} for name, each in self.scores.items()}
+            values = _chosen_first(spreads, self.runs[0].chosen_by)
+            lines.append(f"{self.out}: {len(self.runs)} seeds{_in_line(values)}")
+            for name, each in spreads.items() if len(values) > FEW else ():
+                width = max(map(len, each), default=0)
+                lines += [f"  {name}", *(f"    {key:<{width}}  {spread}" for key, spread in each.items())]
+        return "\n".join(lines)
+
+
+def _with_errors(result: MetricResult) -> dict[str, str]:
+    return {
+        key: f"{value:.2f}" + (f" (standard error {result.errors[key]:.2f})" if key in result.errors else "")
+        for key, value in result.values.items()
+    }
+
+
+def _chosen_first(values: Mapping[str, Mapping[str, str]], chosen: str) -> list[str]:
+    """The values of all metrics, before the others the one of the first metric that chose the checkpoint."""
+    each = [f"{key} {value}" for of_metric in values.values() for key, value in of_metric.items()]
+    of_first = list(next(iter(values.values()), {}))
+    if chosen in of_first:
+        each.insert(0, each.pop(of_first.index(chosen)))
+    return each
+
+
+def _in_line(values: Sequence[str]) -> str:
+    """What the rest of a line says of values: all, or of many the first."""
+    shown = values if len(values) <= FEW else values[:1]
+    return f": {', '.join(shown)}" if shown else ""
 
 
 def finetune_seeds(

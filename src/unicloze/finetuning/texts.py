@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from unicloze import __version__
 from unicloze.decoding.generate import Generation, generate, stream, stream_tokens, with_token_ids
 from unicloze.decoding.layout import layout_of
 from unicloze.digest import digest
@@ -18,6 +17,7 @@ from unicloze.finetuning.predict import load_task_model
 from unicloze.tasks.records import Record
 from unicloze.tasks.task import Prediction
 from unicloze.training.models import LoadedModel
+from unicloze.version import __version__
 
 
 def generate_for_records(
@@ -57,6 +57,13 @@ def generate_for_records(
     told = None if on_part is None else lambda begin, found: on_part(begin, predictions(begin, found))
     all_found = generate(model, sources, recipe.decoding, layout=layout, first=first, on_part=told, progress=progress)
     return predictions(first, all_found)
+
+
+def as_text(predictions: Sequence[Prediction]) -> str:
+    """The text of the only prediction; if it has several candidates, each with its score."""
+    (prediction,) = predictions
+    several = prediction.get("candidates", [])
+    return "\n".join(f"{each['score']:9.3f}  {each['text']}" for each in several) or str(prediction["prediction"])
 
 
 def with_field(records: Sequence[Record], predictions: Sequence[Prediction], into: str | None) -> list[Prediction]:

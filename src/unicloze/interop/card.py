@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from unicloze import __version__
 from unicloze.interop.decoding import goes_on, longest_source
 from unicloze.settings import Recipe
 from unicloze.training.ledger import read_ledger
 from unicloze.training.models import LoadedModel
+from unicloze.version import __version__
 
 PLACES = (
     ("data", "corpus"),

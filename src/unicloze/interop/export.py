@@ -6,10 +6,10 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from unicloze import __version__
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.card import model_card
 from unicloze.interop.check import LARGEST_DIFFERENCE, compare
@@ -19,6 +19,7 @@ from unicloze.interop.peer import load_stock, transformers_library
 from unicloze.interop.stock import STOCK
 from unicloze.interop.stock_export import stock_export
 from unicloze.training.models import LoadedModel
+from unicloze.version import __version__
 
 MARK = "unicloze_export.json"
 """What an export can be told by, and may be replaced for."""
@@ -42,6 +43,18 @@ class ExportResult:
     architecture: str
     differences: Mapping[str, float]
     said: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields, fit for JSON."""
+        return {**asdict(self), "out": str(self.out)}
+
+    def __str__(self) -> str:
+        checked = ", ".join(f"{kind} {value:.1e}" for kind, value in self.differences.items())
+        lines = [
+            f"{self.out}: {self.architecture}",
+            f"loaded back, it differs from the model by at most: {checked}",
+        ]
+        return "\n".join(lines + [f"  {each}" for each in self.said])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser
 
+from unicloze import docstrings
 from unicloze.errors import UsageError
 from unicloze.settings import Recipe
 
@@ -49,12 +50,6 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _described(cls: type) -> dict[str, str]:
-    """Argument descriptions of a Google docstring."""
-    entries = re.findall(r"^ {8}(\w+): (.*(?:\n {9,}.*)*)", cls.__doc__ or "", flags=re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
-
-
 def _schema() -> tuple[dict[str, Any], dict[str, Key]]:
     defaults = Recipe()
     sections: dict[str, Any] = {}
@@ -64,7 +59,7 @@ def _schema() -> tuple[dict[str, Any], dict[str, Key]]:
             keys[name] = Key(hint, getattr(defaults, name), "Name of the run.")
             continue
         sections[name] = hint
-        section, described = getattr(defaults, name), _described(typing.cast(type, hint))
+        section, described = getattr(defaults, name), docstrings.arguments(hint)
         for inner, inner_hint in typing.get_type_hints(hint).items():
             keys[f"{name}.{inner}"] = Key(inner_hint, getattr(section, inner), described.get(inner, ""))
     return sections, keys

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,12 +86,14 @@ class ExampleView:
         slots: Its slots.
         intervals: Who reads whom, see `unicloze.visibility`. *Shape:* (slots, 4)
         targets: Its predictions by name.
+        picture: The file it was drawn into, if it was.
     """
 
     title: str
     slots: list[Slot]
     intervals: visibility.Intervals
     targets: Mapping[str, Answers]
+    picture: Path | None = None
 
     @classmethod
     def of(cls, examples: Examples, tokenizer: Tokenizer, *, row: int = 0, title: str = "One example") -> ExampleView:
@@ -166,7 +169,9 @@ class ExampleView:
         }
 
     def __str__(self) -> str:
-        """The title, the order, a table of the slots, and the visibility as lines of 0 and 1, for a terminal."""
+        """The title, the order, a table of the slots, and the visibility as lines of 0 and 1; the picture if there is one."""
+        if self.picture is not None:
+            return str(self.picture)
         says = self.predictions
         table = [("slot", "", "token", "position", "segment", "kind", "step", "predicts")]
         for slot in self.slots:

@@ -265,7 +265,7 @@ def _commands(run: TaskRun) -> str:
     lines = [("Predict for records of your own", predicting)]
     metric = METRICS.get(run.metrics[0]) if run.metrics else None
     if run.answers and metric is not None and metric.compares in ("labels", "numbers", "texts", "tags"):
-        measuring = f"unicloze evaluate --metric {run.metrics[0]} --predictions {kept} --references {kept}"
+        measuring = f"unicloze measure {run.metrics[0]} --predictions {kept} --references {kept}"
         lines.append(("Measure what it said of the development file, by this metric or another", measuring))
     commands = "".join(f"<p>{title}</p><pre>{escape(command)}</pre>" for title, command in lines)
     return f'<div class="panel">{commands}</div>'

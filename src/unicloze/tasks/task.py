@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,36 @@ from unicloze.text.tokenizers import Tokenizer, Vocabulary
 Outputs = Mapping[str, npt.NDArray[np.float32]]
 """What a model says of a row, by target. *Shape:* (predictions, outputs) each"""
 Prediction = dict[str, Any]
+
+
+class Predictions(list[Prediction]):
+    """Predictions in the order of their records; as `str` what a terminal shows of them.
+
+    Args:
+        found: The predictions.
+        shown: Makes that text.
+        one: Whether there is one, which is its own JSON.
+    """
+
+    def __init__(
+        self, found: Iterable[Prediction], shown: Callable[[Sequence[Prediction]], str], *, one: bool = False
+    ) -> None:
+        super().__init__(found)
+        self.shown, self.one = shown, one
+
+    def to_dict(self) -> Prediction | list[Prediction]:
+        """The predictions, fit for JSON."""
+        return self[0] if self.one else list(self)
+
+    def __str__(self) -> str:
+        return self.shown(self).removesuffix("\n")
+
+
+def written(out: str | PathLike[str], what: str, found: Sequence[Prediction]) -> str:
+    """How many predictions a file holds."""
+    return f"{out}: {len(found):,} {what}"
+
+
 """A line of the file of predictions: `id`, `prediction`, and what else a task tells."""
 
 

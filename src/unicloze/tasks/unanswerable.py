@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,26 @@ class Written:
     """What became of the records of a file.
 
     Args:
+        out: The file.
         answerable: Records with their answer.
         unanswerable: Records made from these.
         dropped: Records left out: they have no question, or their passage does not hold their answer.
     """
 
+    out: Path
     answerable: int
     unanswerable: int
     dropped: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields, fit for JSON."""
+        return {**asdict(self), "out": str(self.out)}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.out}: {self.answerable:,} questions with an answer, {self.unanswerable:,} without; {self.dropped:,} "
+            "records left out, without a question or an answer in their passage"
+        )
 
 
 def write_training_records(
@@ -79,7 +91,7 @@ def write_training_records(
         )
     made = unanswerable(found, share=share, seed=seed)
     replace_file(out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in [*found, *made]))
-    return Written(len(found), len(made), len(records) - len(found))
+    return Written(out, len(found), len(made), len(records) - len(found))
 
 
 def unanswerable(records: Sequence[Mapping[str, Any]], *, share: float = SHARE, seed: int = 0) -> list[dict[str, Any]]:

@@ -49,6 +49,32 @@ class Prepared:
         """Names corpus, settings and code version."""
         return cast(str, self.lineage["fingerprint"])
 
+    def to_dict(self) -> dict[str, Any]:
+        """How much it holds, fit for JSON."""
+        return {
+            "folder": str(self.folder),
+            "fingerprint": self.fingerprint,
+            "vocabulary": len(self.tokenizer),
+            **{
+                use: {"documents": documents, "tokens": tokens}
+                for use, (documents, tokens) in zip(("train", "heldout"), self._amounts, strict=True)
+            },
+        }
+
+    @property
+    def _amounts(self) -> list[tuple[int, int]]:
+        return [
+            (sum(source.num_documents for source in sources), sum(source.num_tokens for source in sources))
+            for sources in (self.train, self.heldout)
+        ]
+
+    def __str__(self) -> str:
+        counts = [
+            f"{documents:,} documents and {tokens:,} tokens {use}"
+            for use, (documents, tokens) in zip(("to train on", "held out"), self._amounts, strict=True)
+        ]
+        return f"{self.folder}: {', '.join(counts)}, vocabulary {len(self.tokenizer):,}"
+
     @classmethod
     def load(cls, folder: str | Path) -> Prepared:
         """Opens a prepared folder without looking at the corpus.

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,6 +52,24 @@ class LoadedModel:
     def compute(self) -> Compute:
         """Where its weights are and in which precision it reads."""
         return Compute(device=next(self.model.parameters()).device, precision=self.precision)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What it is and where it is from, fit for JSON."""
+        return {
+            "path": str(self.path),
+            "step": self.step,
+            "parameters": self.model.num_parameters(),
+            "vocabulary": len(self.tokenizer),
+            "recipe": self.recipe.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        model, provenance = self.recipe.model, self.recipe.provenance
+        shape = f"{model.num_layers} layers of {model.hidden_size}, {len(self.tokenizer):,} tokens"
+        return (
+            f"{self.path}: {self.model.num_parameters():,} weights ({shape}, {model.max_positions:,} positions), "
+            f"{provenance.place}\n{provenance.note}"
+        )
 
 
 def build_model(recipe: Recipe, vocab_size: int) -> Model:

@@ -13,7 +13,6 @@ from typing import Any, Self
 import torch
 from tqdm import tqdm
 
-from unicloze import __version__
 from unicloze.errors import UniclozeError
 from unicloze.settings import Recipe, TrainingSettings, chosen
 from unicloze.training.batches import MicroBatch
@@ -23,6 +22,7 @@ from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.models import fit_weights
 from unicloze.training.optimizers import schedule_factor
 from unicloze.training.recurrence import pack, unpack
+from unicloze.version import __version__
 
 RECIPE = "recipe.yaml"
 LEDGER = "ledger.jsonl"

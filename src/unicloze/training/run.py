@@ -97,6 +97,21 @@ class RunResult:
         """The perplexities in words; empty if this process evaluated nothing."""
         return _measured(self.part, self.perplexity, self.counts) if self.perplexity else ""
 
+    @property
+    def exit_code(self) -> int:
+        """Of a process that ends with it: 128 + the signal that stopped it."""
+        return 128 + self.stopped_by if self.stopped_by else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields, fit for JSON."""
+        return {**dataclasses.asdict(self), "out": str(self.out)}
+
+    def __str__(self) -> str:
+        if self.stopped_by:
+            return f"{self.out}: stopped and saved at step {self.step:,}; the same command goes on from there"
+        line = f"{self.out}: trained to step {self.step:,}" + (f", {self.measured}" if self.measured else "")
+        return f"{line}\n  {self.verdict}" if self.verdict else line
+
 
 def _measured(part: str, perplexities: Mapping[str, float | None], counts: Mapping[str, float]) -> str:
     if all(value is None for value in perplexities.values()):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unicloze.doctor import Examination
@@ -30,12 +31,50 @@ class RecipeSummary:
     place: str
 
 
-def recipes() -> list[RecipeSummary]:
-    """The recipes that come with the package: those for pre-training, then those of tasks."""
+class RecipeTable(list[RecipeSummary]):
+    """The recipes; as `str` two tables, of those for `pretrain` and of those for `finetune`."""
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The fields of each, fit for JSON."""
+        return [asdict(row) for row in self]
+
+    def __str__(self) -> str:
+        of_tasks = [row for row in self if row.parameters is None]
+        tables = [row for row in self if row.parameters is not None], of_tasks
+        return "\n\n".join(_table(part, what) for part, what in zip(tables, ("objective", "task"), strict=True) if part)
+
+
+def _table(rows: Sequence[RecipeSummary], what: str) -> str:
+    table = [("recipe", what, "parameters" if what == "objective" else "", "values from")]
+    table += [
+        (
+            row.name,
+            row.objective,
+            "" if row.parameters is None else f"{row.parameters:,}",
+            f"{row.paper.partition(':')[0]}: {row.place}" if row.paper else row.place,
+        )
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join(
+        f"{name:<{widths[0]}}  {objective:<{widths[1]}}  {parameters:>{widths[2]}}  {place}"
+        for name, objective, parameters, place in table
+    )
+
+
+def recipes() -> RecipeTable:
+    """List the recipes: what they train and where in the paper their values stand.
+
+    Those for pre-training come first, then those of tasks.
+
+    Examples:
+        unicloze recipes
+        unicloze recipes --json
+    """
     from unicloze.mixtures import describe
     from unicloze.recipes import load_recipe, recipe_names, task_names
 
-    return [
+    return RecipeTable(
         RecipeSummary(
             name=recipe.name,
             objective=f"{recipe.task.kind}: {', '.join(recipe.task.metrics)}"
@@ -46,7 +85,7 @@ def recipes() -> list[RecipeSummary]:
             place=recipe.provenance.place,
         )
         for recipe in map(load_recipe, [*recipe_names(), *task_names()])
-    ]
+    )
 
 
 def count_parameters(recipe: Recipe) -> int:
@@ -59,7 +98,12 @@ def count_parameters(recipe: Recipe) -> int:
 
 
 def doctor() -> Examination:
-    """Look at what this machine offers and what a run would use of it."""
+    """Look at this machine: what a run would use of it, and the cure for what is missing.
+
+    Examples:
+        unicloze doctor
+        unicloze doctor --json
+    """
     from unicloze.doctor import examine
 
     return examine()

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from unicloze.errors import UsageError
 from unicloze.verbs.common import PathLike, folder_at, opening
+from unicloze.verbs.options import Folder, Option
 
 if TYPE_CHECKING:
     from unicloze.interop.export import ExportResult
     from unicloze.training.models import LoadedModel
 
 
-def export(model: PathLike | LoadedModel, to: str, out: PathLike | None = None) -> ExportResult:
-    """Write a model as a folder that Transformers loads: the verb `export`.
+def export(
+    model: Annotated[PathLike | LoadedModel, Option("DIR", word=True)],
+    to: Annotated[str, Option("FORMAT")],
+    out: Folder | None = None,
+) -> ExportResult:
+    """Write a model for Transformers and sentence-transformers; what was written is compared with it.
 
     The folder is loaded back and compared with the model before it counts.
 
     Args:
-        model: A run directory, a checkpoint, a folder of another library's checkpoint, or a loaded model.
-        to: `bert`, `mpnet` and the other keys of `unicloze.interop.stock.STOCK`, stock classes of Transformers that need
-            nothing of this package; or `unicloze`, the classes of `unicloze.hf`, which hold every model.
-        out: The folder; beside the model, with the format behind its name, if not given.
+        model: A run directory, one of its checkpoints, or a folder of another library's; in Python also a loaded model.
+        to: Stock classes of Transformers: `bert` (no relative position bias), `mpnet` (with one), `roberta`, `electra` or
+            `albert`; or `unicloze`, the classes of `unicloze.hf`, for every model.
+        out: Folder to write; if not given, beside the model, with the format behind its name.
+
+    Examples:
+        unicloze export runs/quickstart --to mpnet
+        unicloze export runs/quickstart --to unicloze --out exports/quickstart
 
     Raises:
         UsageError: The format cannot hold the model, or there is something else at `out`.

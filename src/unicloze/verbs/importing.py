@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from unicloze.verbs.common import PathLike, folder_at, opening
+from unicloze.verbs.options import Folder, Number, Option
 
 if TYPE_CHECKING:
     from unicloze.training.models import LoadedModel
@@ -29,22 +30,28 @@ def load_model(path: PathLike, device: str = "cpu") -> LoadedModel:
 
 
 def import_checkpoint(
-    checkpoint: PathLike,
-    out: PathLike,
-    allow: Sequence[str] = (),
-    positions: int | None = None,
-    tokenizer: PathLike | None = None,
+    checkpoint: Annotated[PathLike, Option("CHECKPOINT", word=True)],
+    out: Folder,
+    allow: Annotated[Sequence[str], Option("PATTERN", repeated=True)] = (),
+    positions: Number | None = None,
+    tokenizer: Annotated[PathLike, Option("PATH")] | None = None,
     pickle: bool = False,
 ) -> LoadedModel:
-    """Write another library's checkpoint as one of ours: the verb `import`; see `unicloze.interop.read`.
+    """Read a checkpoint of BERT, RoBERTa, MPNet, ELECTRA, ALBERT, DistilBERT, MiniLM or UniLM.
+
+    It is written as one of ours; see `unicloze.interop.read`.
 
     Args:
-        checkpoint: Folder with its configuration, weights and tokenizer.
-        out: Folder to write; every `--model` and `--init` takes it.
-        allow: Patterns of tensors that may be missing, of another shape, or of no use.
-        positions: Repeat the rows of the position table up to so many.
-        tokenizer: Another vocabulary to have from now on.
-        pickle: Read the tensors of a `.bin`.
+        checkpoint: Folder with a config.json, its weights and its tokenizer.
+        out: Folder to write, for any `--model` and `--init`.
+        allow: Tensors that may be missing, of another shape or of no use, such as 'classifier.*'; may be given again.
+        positions: Repeat the rows of the position table up to N.
+        tokenizer: Vocabulary to have from now on; shared tokens keep their rows.
+        pickle: Read the tensors of a .bin, a format that can carry code (it is not run).
+
+    Examples:
+        unicloze import bert-base-uncased/ --out models/bert
+        unicloze import bert-base-uncased/ --positions 1024 --tokenizer mine/tokenizer.json --out models/mine
 
     Returns:
         The model.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike, folder_at, opening
+from unicloze.verbs.options import JSON, File, Folder, Number, Option, RecipeName, Settings, clean
 
 if TYPE_CHECKING:
     from unicloze.comparison.results import Comparison
@@ -32,18 +33,31 @@ NOT_READ_BY_INSPECT = (
 
 
 def prepare(
-    recipe: PathLike = DEFAULT_RECIPE,
-    out: PathLike | None = None,
+    recipe: RecipeName = DEFAULT_RECIPE,
+    out: Folder | None = None,
     quiet: bool = False,
-    overrides: Overrides | None = None,
-) -> Prepared:
-    """Turn a recipe's corpus into tokens on disk; done before, it is checked and opened.
+    overrides: Annotated[
+        Overrides | None,
+        Settings(
+            ("data.corpus", "data.text_field", "data.heldout_share", "data.deduplicate",
+             "tokenizer.path", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.lowercase"),
+            recipe="recipe",
+        ),
+    ] = None,
+) -> Prepared:  # fmt: skip
+    """Turn a corpus into tokens on disk: deduplicated, held-out documents apart, with its tokenizer.
+
+    A folder prepared before is checked and opened.
 
     Args:
-        recipe: Name or file of a recipe; its `data` and `tokenizer` are used.
-        out: The folder; `runs/NAME/data` if not given, where `pretrain` looks for it.
+        recipe: Recipe, of which `data` and `tokenizer` are used.
+        out: Folder to prepare in; runs/NAME/data, where `pretrain` looks for it, if not given.
         quiet: Show no progress.
         overrides: Settings by dotted name.
+
+    Examples:
+        unicloze prepare --recipe quickstart
+        unicloze prepare --data.corpus my_text/ --tokenizer.vocab_size 16000 --out prepared
 
     Raises:
         UsageError: The recipe or a setting cannot be, or preparing does not read it.
@@ -70,26 +84,40 @@ def prepare(
 
 
 def pretrain(
-    recipe: PathLike | None = None,
-    out: PathLike | None = None,
+    recipe: RecipeName | None = None,
+    out: Folder | None = None,
     toy: bool = False,
     quiet: bool = False,
-    overrides: Overrides | None = None,
-    init: PathLike | None = None,
+    overrides: Annotated[
+        Overrides | None,
+        Settings(
+            ("data.corpus", "data.prepared", "data.window", "tokenizer.vocab_size", "objective.targets",
+             "model.hidden_size", "model.num_layers", "training.steps", "training.batch_size",
+             "training.micro_batch_size", "training.learning_rate", "training.seed", "training.device"),
+            recipe="recipe",
+        ),
+    ] = None,
+    init: Folder | None = None,
     new_tokenizer: bool = False,
-) -> RunResult:
-    """Pre-train a model, or go on with the run that the directory holds.
+) -> RunResult:  # fmt: skip
+    """Pre-train a model, or go on with an interrupted run; Ctrl-C saves and stops.
 
     Args:
-        recipe: Name or file of a recipe; the one of the run in `out` if not given.
-        out: The run's directory; `runs/NAME` if not given.
-        toy: Shrink model, vocabulary and run so that any recipe takes two steps on a laptop; `overrides` come after.
+        recipe: Recipe; that of the run in `--out` if not given.
+        out: Directory of the run; runs/NAME if not given.
+        toy: Take two steps with a tiny model and vocabulary, to try a recipe; other settings come after.
         quiet: Show no progress.
         overrides: Settings by dotted name.
-        init: Run, checkpoint or folder of another library's checkpoint to start from (`training.initialize_from`). The
-            model's shape and the tokenizer are then its own, unless `overrides` or the recipe's `tokenizer.path` say
-            otherwise; rows of the tokens that two vocabularies share go with the tokens.
-        new_tokenizer: With `init`: train a tokenizer on the corpus all the same.
+        init: Start from this run, checkpoint or folder of another library's (training.initialize_from). The model's shape
+            and the tokenizer are then its own, unless a setting or the recipe's tokenizer.path says otherwise; rows of
+            the tokens that two vocabularies share go with the tokens.
+        new_tokenizer: With `--init`: train a tokenizer on the corpus all the same.
+
+    Examples:
+        unicloze pretrain --recipe quickstart
+        unicloze pretrain --recipe quickstart --data.corpus my_text/ --training.steps 5000 --out runs/mine
+        unicloze pretrain --out runs/mine
+        unicloze pretrain --recipe unilmv2-base --toy
 
     Raises:
         UsageError: The recipe or a setting cannot be or would have no effect, the warm-up is as long as the run,
@@ -142,27 +170,39 @@ def pretrain(
 
 
 def inspect(
-    text: str,
-    recipe: PathLike = DEFAULT_RECIPE,
-    seed: int = 0,
-    picture: PathLike | None = None,
-    out: PathLike | None = None,
-    part: str | None = None,
-    overrides: Overrides | None = None,
-) -> ExampleView:
-    """Make one example of a text, as the model is fed it.
+    text: Annotated[str, Option("TEXT", clean)],
+    recipe: RecipeName = DEFAULT_RECIPE,
+    seed: Number = 0,
+    picture: Annotated[PathLike, Option("FILE"), JSON] | None = None,
+    out: Folder | None = None,
+    part: Annotated[str, Option("LABEL")] | None = None,
+    overrides: Annotated[
+        Overrides | None,
+        Settings(
+            ("data.window", "data.segments", "objective.targets", "objective.masking", "objective.mask_rate",
+             "objective.factorization", "objective.max_span", "tokenizer.path"),
+            recipe="recipe",
+        ),
+    ] = None,
+) -> ExampleView:  # fmt: skip
+    """Show one example as the model is fed it: its slots, who reads whom, what is predicted.
 
     The recipe's tokenizer is taken from `tokenizer.path`, `data.prepared` or the run; where none is built yet the text
     is split on white space, and that is said on stderr.
 
     Args:
-        text: Becomes one window; what does not fit is cut off.
-        recipe: Name or file of a recipe.
-        seed: Names all draws.
-        picture: Draw the example into this file too, .svg or .png.
-        out: Run or prepared folder to take the tokenizer from; `runs/NAME` if not given.
-        part: Label of a part of the recipe's mixture; its first if not given.
+        text: Text to make the example of, in one window; what does not fit is cut off.
+        recipe: Recipe.
+        seed: Names all random draws.
+        picture: Draw it into a file that ends in .svg or .png, and print its name.
+        out: Run or prepared folder to take the tokenizer from; runs/NAME if not given.
+        part: Part of the recipe's mixture; the first if not given.
         overrides: Settings by dotted name.
+
+    Examples:
+        unicloze inspect --recipe quickstart --text "A list is a mutable sequence."
+        unicloze inspect --recipe unilmv2-base --text "one two three four five six" --seed 3 --json
+        unicloze inspect --text "A list is a mutable sequence." --objective.mask_rate 0.5 --picture example.svg
 
     Raises:
         UsageError: The recipe or a setting cannot be or would change nothing, or the text is too short.
@@ -188,6 +228,7 @@ def inspect(
         from unicloze.report.picture import save_picture
 
         save_picture(view, picture)
+        return dataclasses.replace(view, picture=Path(picture))
     return view
 
 
@@ -219,12 +260,16 @@ def _find_tokenizer(recipe: Recipe, out: PathLike | None) -> Tokenizer | None:
     return Tokenizer.load(folders[0]) if folders else None
 
 
-def report(run: PathLike, out: PathLike | None = None) -> Path:
-    """Write one static HTML page about a run, finished or not.
+def report(run: Annotated[PathLike, Option("RUN", word=True)], out: File | None = None) -> Path:
+    """Write one page about a run: curves, speed, an example, samples, recipe, lineage of the data.
 
     Args:
-        run: Directory of the run.
-        out: The file; `RUN/report.html` if not given.
+        run: Directory of a run, finished or not.
+        out: File to write; RUN/report.html if not given.
+
+    Examples:
+        unicloze report runs/quickstart
+        unicloze report runs/quickstart --out quickstart.html
 
     Returns:
         The file.
@@ -238,33 +283,53 @@ def report(run: PathLike, out: PathLike | None = None) -> Path:
 
 
 def compare(
-    recipes: Sequence[PathLike],
-    budget: str,
-    seeds: int = 2,
-    out: PathLike | None = None,
-    like: PathLike | None = None,
-    blimp: PathLike | None = None,
-    blimp_limit: int | None = None,
-    probes: Sequence[tuple[PathLike, PathLike, PathLike]] = (),
-    probe_overrides: Overrides | None = None,
+    recipes: Annotated[Sequence[PathLike], Option("RECIPE", word=True, several=True)],
+    budget: Annotated[str, Option("KIND=N")],
+    seeds: Number = 2,
+    out: Folder | None = None,
+    like: Annotated[PathLike, Option("RECIPE")] | None = None,
+    blimp: Annotated[PathLike, Option("PATH")] | None = None,
+    blimp_limit: Number | None = None,
+    probes: Annotated[
+        Sequence[tuple[PathLike, PathLike, PathLike]],
+        Option(("TASK", "TRAIN", "DEV"), name="probe", repeated=True),
+    ] = (),
+    probe_overrides: Annotated[Overrides | None, Settings(prefix="probe.")] = None,
     quiet: bool = False,
-    overrides: Overrides | None = None,
-) -> Comparison:
-    """Train several recipes at the same budget on the same text and measure them the same way; resumes if stopped.
+    overrides: Annotated[
+        Overrides | None,
+        Settings(
+            ("data.corpus", "data.window", "tokenizer.vocab_size", "model.hidden_size", "model.num_layers",
+             "training.batch_size", "training.learning_rate", "training.evaluate_windows"),
+            recipe="like",
+        ),
+    ] = None,
+) -> Comparison:  # fmt: skip
+    """Train several recipes at the same budget on the same text, measure them alike, write one table.
+
+    A comparison that was stopped resumes.
 
     Args:
         recipes: Names or files of recipes.
-        budget: `steps=N`, `tokens=N` of text, `flops=N` or `time=SECONDS`, for each run.
+        budget: Of each run: steps=N, tokens=N of text, flops=N or time=SECONDS.
         seeds: Runs of each recipe.
-        out: The folder of the comparison; `runs/compare` if not given.
-        like: Take sizes, tokenizer, text and training from this recipe, so that nothing but the objective differs.
-        blimp: Folder or archive of BLiMP's sets, to judge every model by.
+        out: Folder of the comparison; runs/compare if not given.
+        like: Take sizes, tokenizer, text and training from this recipe for all, so that nothing but the objective differs.
+        blimp: Folder or archive of BLiMP, to judge every model by.
         blimp_limit: Take only so many pairs of each set.
-        probes: Tasks that every trained model is fine-tuned on, as its own recipe declares (`use`): name or file of the
-            recipe of each, records to train on, records to measure on. They are no part of the budget.
+        probes: Fine-tune every model on a task and measure it, outside the budget and as its own recipe declares (use):
+            recipe of the task, records to train on, records to measure on; may be given again. Settings for all of them
+            begin with probe, as in `--probe.finetuning.epochs 1`.
         probe_overrides: Settings of all probes by dotted name.
         quiet: Show no progress.
         overrides: Settings of all recipes by dotted name.
+
+    Examples:
+        unicloze compare unilmv2-ablation-ae unilmv2-ablation-ae-par gpt --like quickstart --budget flops=2e13
+        unicloze compare unilmv2-ablation-ae unilmv2-ablation-par --like quickstart --budget steps=500 --seeds 3
+            --data.corpus my_text/ --out runs/mine-compared
+        unicloze compare unilmv2-ablation-ae gpt --like quickstart --budget steps=500
+            --probe docstring-summary python-docs/train python-docs/dev --probe.finetuning.epochs 1
 
     Raises:
         UsageError: Recipes, settings, probes or budget cannot be, or the folder holds another comparison.
@@ -274,6 +339,15 @@ def compare(
 
     from unicloze.training.allocator import tune_allocator
 
+    if not recipes:
+        raise UsageError(
+            "compare: name the recipes to compare, before any setting that takes a list, as in `unicloze compare "
+            "unilmv2-ablation-ae gpt --like quickstart --budget steps=500`."
+        )
+    if blimp_limit is not None and blimp is None:
+        raise UsageError("compare: --blimp-limit needs --blimp.")
+    if probe_overrides and not probes:
+        raise UsageError(f"compare: --probe.{next(iter(probe_overrides))} needs --probe TASK TRAIN DEV.")
     tune_allocator()
     from unicloze.comparison.compare import compare_recipes
     from unicloze.comparison.page import page

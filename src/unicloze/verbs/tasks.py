@@ -4,42 +4,59 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from unicloze.errors import UsageError
+from unicloze.settings import Precision, PredictionFormat
 from unicloze.verbs.common import OF_FILES, RUNS, Overrides, PathLike, check_file, check_fixed, folder_at, opening
+from unicloze.verbs.options import JSON, Device, File, Folder, Model, Number, OfFiles, OneOf, Option, Settings, clean
 
 if TYPE_CHECKING:
     from unicloze.finetuning.seeds import FinetuneSummary
-    from unicloze.settings import Precision
     from unicloze.tasks.records import Record
-    from unicloze.tasks.task import Prediction
+    from unicloze.tasks.task import Predictions
     from unicloze.tasks.unanswerable import Written
     from unicloze.training.models import LoadedModel
 
+SOURCES = OneOf("sources", required=True)
+
 
 def finetune(
-    task: PathLike,
-    model: PathLike | LoadedModel,
-    train: PathLike,
-    dev: PathLike | None = None,
-    out: PathLike | None = None,
-    seeds: int = 1,
+    task: Annotated[PathLike, Option("NAME|FILE", otherwise="classification")],
+    model: Model,
+    train: File,
+    dev: File | None = None,
+    out: Folder | None = None,
+    seeds: Number = 1,
     quiet: bool = False,
-    overrides: Overrides | None = None,
-) -> FinetuneSummary:
-    """Fine-tune a trained model on labelled records, or go on with the run that the directory holds.
+    overrides: Annotated[
+        Overrides | None,
+        Settings(
+            ("task.fields", "task.labels", "task.metrics", "task.max_length", "task.head", "finetuning.epochs",
+             "finetuning.patience", "training.batch_size", "training.learning_rate", "training.seed", "model.dropout"),
+            recipe="task",
+        ),
+    ] = None,
+) -> FinetuneSummary:  # fmt: skip
+    """Fine-tune a trained model on labelled records, or go on with an interrupted run; the best is kept.
 
     Args:
-        task: Name or file of a recipe of a task.
-        model: A run directory, a checkpoint, a folder of another library's, or a loaded model to start from.
-        train: Records to train on.
-        dev: Records to evaluate on; they choose the checkpoint that is kept.
-        out: The run's directory; `runs/NAME` if not given.
-        seeds: Number of runs, with seeds of their own.
+        task: Recipe of the task.
+        model: Directory of a run, one of its checkpoints, or a folder of another library's, to start from; in Python also
+            a loaded model.
+        train: Records to train on, a file or a folder of files: .jsonl, .tsv, .csv or the task's own, also .gz.
+        dev: Records to evaluate on and to choose the best checkpoint by.
+        out: Directory of the run; runs/NAME if not given.
+        seeds: Runs with seeds of their own.
         quiet: Show no progress.
         overrides: Settings by dotted name.
+
+    Examples:
+        unicloze finetune --task classification --model runs/quickstart --train train.jsonl --dev dev.jsonl
+        unicloze finetune --task regression --model runs/quickstart --train train.tsv --dev dev.tsv --seeds 5
+            --training.learning_rate 1e-4 --out runs/mine
 
     Raises:
         UsageError: The task or a setting cannot be or would have no effect, or the directory holds a run with other settings.
@@ -74,33 +91,37 @@ def finetune(
 
 
 def predict(
-    model: PathLike | LoadedModel,
-    file: PathLike,
-    out: PathLike | None = None,
-    format: str | None = None,
-    device: str = "auto",
+    model: Model,
+    file: File,
+    out: File | None = None,
+    format: Annotated[PredictionFormat, JSON] | None = None,
+    device: Device = "auto",
     precision: Precision | None = None,
     quiet: bool = False,
-    overrides: Overrides | None = None,
-) -> list[Prediction]:
+    overrides: OfFiles = None,
+) -> Predictions:
     """Predictions of a fine-tuned model for a file of records.
 
     Args:
-        model: Directory of a fine-tuning run, one of its checkpoints, or a loaded model.
+        model: Directory of a fine-tuning run or one of its checkpoints; in Python also a loaded model.
         file: Records; they need no labels.
-        out: Write the predictions into this file too. The lines of a .jsonl that are generated stand in `OUT.part` until all
-            are made, and the same call goes on behind those that an interrupted one has left there.
-        format: How: `jsonl`, a JSON object a line, `json`, as the official scripts of SQuAD and CoQA read them, or `glue`, as
-            the benchmark's server does, a table; as the file's name ends if not given: .jsonl, .json or .tsv.
-        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
-            where it is.
-        precision: `fp32`, `bf16`, or `auto`: bf16 where it is faster. If not given `fp32`, and texts are generated in that
-            of the recipe's `decoding`. Fine-tuning measures in that of its training.
+        out: File of predictions to write. The lines of a .jsonl that are generated stand in OUT.part until all are made,
+            and the same command goes on behind those that an interrupted one has left there.
+        format: How they are written or printed: jsonl, an object a line; json, as the official scripts of SQuAD and CoQA
+            read them; glue, a table, as GLUE's server does. If not given as the file's name ends, .jsonl, .json or .tsv,
+            and printed jsonl.
+        device: Where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one; in Python a loaded model
+            stays where it is.
+        precision: Of the forward passes; auto is bf16 where it is faster. If not given fp32, and texts are generated in
+            that of the recipe's `decoding`. Fine-tuning measures in that of its training.
         quiet: Show no progress.
-        overrides: `task.fields` and `task.format` of the file.
+        overrides: Settings `task.fields` and `task.format` of the file, by dotted name.
 
     Returns:
         One for each record, in their order.
+
+    Examples:
+        unicloze predict --model runs/classification --file test.jsonl --out predictions.jsonl
 
     Raises:
         UsageError: The model is not fine-tuned, there is no such format or device, the name of the file tells none, or
@@ -114,57 +135,74 @@ def predict(
     from unicloze.finetuning.texts import generate_into
     from unicloze.tasks import TASKS
     from unicloze.tasks.records import read_records
+    from unicloze.tasks.task import Predictions, written
 
     check_file(out)
     chosen = room.format_of(out if out is None else Path(out), format)
+    shown = room.PREDICTION_FORMATS[chosen] if out is None else partial(written, out, "predictions")
     check_fixed(overrides, OF_FILES)
     loaded = _with(open_model(opening(model, device, precision)), overrides)
     task_model = room.load_task_model(loaded)
     records = read_records(Path(file), loaded.recipe.task)
     room.check_format(chosen, loaded.recipe, records)
     if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].predict is None:
-        return generate_into(Path(out), loaded, records, None, progress=not quiet)
+        return Predictions(generate_into(Path(out), loaded, records, None, progress=not quiet), shown)
     data = encoded(records, loaded.recipe, loaded.tokenizer, answers=False)
     predictions = room.predict(task_model, data, progress=not quiet)
     if out is not None:
         room.write_predictions(predictions, Path(out), chosen)
-    return predictions
+    return Predictions(predictions, shown)
 
 
 def generate(
-    model: PathLike | LoadedModel,
-    text: str | Sequence[str] | None = None,
-    file: PathLike | None = None,
-    out: PathLike | None = None,
-    into: str | None = None,
-    device: str = "auto",
+    model: Model,
+    text: Annotated[str | Sequence[str], Option("TEXT", clean, repeated=True), SOURCES] | None = None,
+    file: Annotated[PathLike, Option("FILE"), SOURCES] | None = None,
+    out: File | None = None,
+    into: Annotated[str, Option("FIELD")] | None = None,
+    device: Device = "auto",
     quiet: bool = False,
-    overrides: Overrides | None = None,
-) -> list[Prediction]:
-    """Texts that a model generates: fine-tuned for it, or as it was pre-trained, going on with a text.
+    overrides: Annotated[
+        Overrides | None,
+        Settings(
+            ("decoding.beams", "decoding.max_length", "decoding.min_length", "decoding.length_penalty",
+             "decoding.no_repeat_ngram", "decoding.sample", "decoding.temperature", "decoding.top_k", "decoding.top_p",
+             "decoding.num_results", "decoding.parallel", "decoding.seed", "decoding.precision", "task.fields"),
+        ),
+    ] = None,
+) -> Predictions:  # fmt: skip
+    """Texts that a model generates for sources it was fine-tuned on, or that go on with a prompt.
 
     Args:
-        model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
-        text: One source; several texts are its parts (`generation.source`), such as a passage and an answer.
-        file: A file of sources instead, in any format of records; a .txt has one a line.
-        out: Write a JSON object a line into this file. Until all are made they stand in `OUT.part`, and the same call goes on
+        model: Directory of a run, one of its checkpoints, or a folder of another library's; in Python also a loaded model.
+        text: Source, or the beginning of a text for a model without sources; once for each part of a source of several
+            (generation.source), such as a passage and an answer.
+        file: File of sources: .jsonl, .tsv, .csv, or .txt with one a line, also .gz.
+        out: File to write, a JSON object a line. Until all are made they stand in OUT.part, and the same command goes on
             behind those that an interrupted one has left there.
         into: Put what is generated into this field of the record it is for, and write these records.
-        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
-            where it is.
+        device: As of `predict`.
         quiet: Show no progress.
         overrides: Settings of `decoding` by dotted name, or `task.fields` and `task.format` of the file.
 
     Returns:
         One for each source, in their order: `id`, `prediction`, and `candidates` if there are several.
 
+    Examples:
+        unicloze generate --model runs/quickstart --text "Return a copy of the" --decoding.beams 5
+        unicloze generate --model runs/quickstart --text "If the" --stream --decoding.sample true --decoding.top_p 0.9
+        unicloze generate --model runs/quickstart --file sentences.txt --out generated.jsonl
+        unicloze generate --model runs/quickstart --file sentences.txt --into continued --out continued.jsonl
+
     Raises:
         UsageError: Neither or both of `text` and `file` are given, there is no such device, the model cannot generate, a
             setting would have no effect, or `into` is given and `decoding.num_results` asks for several texts.
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
     """
-    from unicloze.finetuning.texts import generate_for_records, generate_into, with_field
+    from unicloze.finetuning.predict import as_json_lines
+    from unicloze.finetuning.texts import as_text, generate_for_records, generate_into, with_field
     from unicloze.tasks.records import read_records
+    from unicloze.tasks.task import Predictions, written
 
     if (text is None) == (file is None):
         raise UsageError("Give a text or a file of sources to generate from, and not both.")
@@ -176,18 +214,27 @@ def generate(
             f"decoding.num_results is {several}, but into writes one text per record: leave one of them out."
         )
     records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
+    progress, one = file is not None and not quiet, text is not None and into is None
     if out is not None:
-        return generate_into(Path(out), loaded, records, into, progress=not quiet)
-    return with_field(records, generate_for_records(loaded, records, progress=not quiet), into)
+        made = generate_into(Path(out), loaded, records, into, progress=progress)
+        return Predictions(made, partial(written, out, "texts"), one=one)
+    made = with_field(records, generate_for_records(loaded, records, progress=progress), into)
+    return Predictions(made, as_text if one else as_json_lines, one=one)
 
 
 def stream(
-    model: PathLike | LoadedModel,
+    model: Model,
     text: str | Sequence[str],
-    device: str = "auto",
-    overrides: Overrides | None = None,
+    device: Device = "auto",
+    overrides: Annotated[Overrides | None, Settings()] = None,
 ) -> Iterator[str]:
-    """The text that `generate` gives for a source, piece by piece as soon as each is settled.
+    """Give the text of one source piece by piece, as soon as each is settled.
+
+    Args:
+        model: As of `generate`.
+        text: As of `generate`.
+        device: As of `predict`.
+        overrides: Settings of `decoding` by dotted name.
 
     Raises:
         UsageError: As `generate`, or `decoding.num_results` asks for several texts.
@@ -199,22 +246,29 @@ def stream(
 
 
 def unanswerable(
-    file: PathLike, out: PathLike, share: float = 0.8, seed: int = 0, overrides: Overrides | None = None
+    file: File,
+    out: File,
+    share: Annotated[float, Option("X")] = 0.8,
+    seed: Number = 0,
+    overrides: OfFiles = None,
 ) -> Written:
-    """Records with passage, question and answer, and unanswerable ones made of them, to learn extraction from.
+    """Questions with their answers and, made of them, questions without one, to learn extraction from.
 
     A question is put to another passage of its article that does not hold its answer (UniLM v1, Section 3.3, learns from four
     such questions to five with an answer).
 
     Args:
-        file: Records with `context`, `question` and `answers`, as `generate` writes them with `into="question"`.
-        out: The .jsonl to write.
+        file: Records with context, question and answers, as `generate` writes them into the field question.
+        out: File of both kinds to write, a .jsonl.
         share: Unanswerable questions for each answerable one.
         seed: Names the draws.
         overrides: Settings `task.fields` and `task.format` of the file, by dotted name.
 
     Returns:
         How many records were written, and how many left out: without a question, or without an answer in their passage.
+
+    Examples:
+        unicloze unanswerable --file made.jsonl --out made-train.jsonl
 
     Raises:
         UsageError: The share or the seed is none, `out` is no .jsonl, or there is no folder to write it in.

@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.verbs.common import OF_FILES, Overrides, PathLike, check_fixed, opening
+from unicloze.settings import Order, Pooling, Precision
+from unicloze.verbs.common import PathLike, opening
+from unicloze.verbs.options import Device, Model, OneOf, Option, clean
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from unicloze.decoding.embed import Pooling
-    from unicloze.decoding.infill import FillResult, Order
-    from unicloze.decoding.likelihood import TextScore
-    from unicloze.evaluation.blimp import BlimpResult, Mode
-    from unicloze.evaluation.choices import PromptResult
-    from unicloze.evaluation.lambada import LambadaResult
-    from unicloze.evaluation.metrics.result import MetricResult
-    from unicloze.finetuning.scores import TaskScores
-    from unicloze.settings import Precision
-    from unicloze.training.models import LoadedModel
+    from unicloze.decoding.infill import FillResult
+    from unicloze.decoding.likelihood import Scores
+
+TEXTS = OneOf("texts", required=True)
 
 
 def fill(
-    model: PathLike | LoadedModel, text: str, top_k: int = 5, order: Order | None = None, device: str = "auto"
+    model: Model,
+    text: Annotated[str, Option("TEXT", clean)],
+    top_k: Annotated[int, Option("K")] = 5,
+    order: Order | None = None,
+    device: Device = "auto",
 ) -> FillResult:
-    """Fill the masks of a text; see `unicloze.decoding.infill.fill`.
+    """Fill the [MASK]s of a text: candidates for each at once, or one after the other in an order.
+
+    See `unicloze.decoding.infill.fill`.
 
     Args:
-        model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
-        text: Has `[MASK]` where a token is missing.
+        model: Directory of a run, one of its checkpoints, or a folder of another library's; in Python also a loaded model.
+        text: Text with "[MASK]" where a token is missing.
         top_k: Candidates to list for each mask.
-        order: `confidence`, `left-to-right` or `span` fill step by step by PAR; AE fills all at once if not given.
-        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
-            where it is.
+        order: Fill one mask after the other by PAR in this order; all at once by AE if not given.
+        device: Where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one; in Python a loaded model
+            stays where it is.
+
+    Examples:
+        unicloze fill --model runs/quickstart --text "Return a [MASK] of the given list."
+        unicloze fill --model runs/quickstart --text "If the [MASK] does not [MASK], an error is raised."
+            --order confidence --json
 
     Raises:
         UsageError: There is nothing to fill, the model was not trained for the order, or there is no such device.
@@ -50,19 +57,24 @@ def fill(
 
 
 def score(
-    model: PathLike | LoadedModel,
-    text: str | Sequence[str] | None = None,
-    file: PathLike | None = None,
-    device: str = "auto",
-) -> list[TextScore]:
-    """Log-likelihood and pseudo-log-likelihood of texts; see `unicloze.decoding.likelihood.score`.
+    model: Model,
+    text: Annotated[str | Sequence[str], Option("TEXT", clean), TEXTS] | None = None,
+    file: Annotated[PathLike, Option("FILE"), TEXTS] | None = None,
+    device: Device = "auto",
+) -> Scores:
+    """Log-likelihood of a text by the chain rule of its steps, and its pseudo-log-likelihood.
+
+    See `unicloze.decoding.likelihood.score`.
 
     Args:
-        model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
-        text: One text, or several.
-        file: A file of texts instead: a .txt with one a line, or any other file of documents a corpus may have.
-        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
-            where it is.
+        model: As of `fill`.
+        text: Text to score; in Python also several.
+        file: Texts: .txt with one a line, .jsonl, .parquet, also .gz, .zst.
+        device: As of `fill`.
+
+    Examples:
+        unicloze score --model runs/quickstart --text "Return a copy of the list."
+        unicloze score --model runs/quickstart --file sentences.txt --json
 
     Raises:
         UsageError: Neither or both of `text` and `file` are given, a text is blank or no string, or there is no such
@@ -78,7 +90,7 @@ def score(
     if strange is not None or not texts:
         given = "no text" if strange is None else f"something of type {type(strange).__name__}"
         raise UsageError(f"the texts to score hold {given}: give strings.")
-    return likelihood.score(opening(model, device), texts)
+    return likelihood.Scores(likelihood.score(opening(model, device), texts))
 
 
 def _texts(file: PathLike | None) -> list[str]:
@@ -93,177 +105,8 @@ def _texts(file: PathLike | None) -> list[str]:
     return texts
 
 
-def evaluate(
-    model: PathLike | LoadedModel | None = None,
-    blimp: PathLike | None = None,
-    mode: Mode | None = None,
-    limit: int | None = None,
-    filter: PathLike | None = None,
-    quiet: bool = False,
-    metric: str | None = None,
-    predictions: PathLike | None = None,
-    references: PathLike | Sequence[PathLike] = (),
-    na_probabilities: PathLike | None = None,
-    options: Mapping[str, str] | None = None,
-    task: PathLike | None = None,
-    lambada: PathLike | None = None,
-    stop_words: PathLike | None = None,
-    cbt: PathLike | None = None,
-    prompt: PathLike | None = None,
-    records: PathLike | None = None,
-    examples: PathLike | None = None,
-    shots: int = 0,
-    seed: int = 0,
-    device: str = "auto",
-    precision: Precision | None = None,
-    overrides: Overrides | None = None,
-) -> BlimpResult | MetricResult | TaskScores | LambadaResult | PromptResult:
-    """Measure a model on what it was not trained for, or predictions by a metric.
-
-    A model is measured on BLiMP's minimal pairs, LAMBADA's last words, the Children's Book Test, or by prompts made of any
-    records; see `unicloze.evaluation`. A metric compares files and needs no model; see `unicloze.evaluation.metrics`.
-
-    Args:
-        model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
-        blimp: The folder of BLiMP's .jsonl files, an archive of them, or one of them.
-        mode: `pseudo` compares pseudo-log-likelihoods, `chain` those of the chain rule, `both` both; `pseudo` if not given
-            and the model's objective defines it, else `chain`.
-        limit: Take only so many pairs of each set, passages, questions or records.
-        filter: Keep only pairs of known words: a list of them, or `corpus`, the words of the model's own corpus.
-        quiet: Show no progress.
-        metric: Name of a metric; those of `unicloze.evaluation.metrics.registry.METRICS`. Those of the task if not given.
-        predictions: File of predictions; see `unicloze.evaluation.metrics.read_files`.
-        references: File of references, or several where each prediction has several. `diversity` needs none.
-        na_probabilities: For `squad`: file of how sure the model is of each question that it has no answer.
-        options: Settings of the metric by name, such as `{"profile": "cnndm"}`.
-        task: Name or file of a recipe of a task, or the directory of a fine-tuning run: the references are its labelled
-            records, the predictions what `predict` writes of them, and the metric has the task's options.
-        lambada: LAMBADA's passages; see `unicloze.evaluation.lambada.lambada`.
-        stop_words: Words that cannot be LAMBADA's last: a list, or `english`.
-        cbt: A file of the Children's Book Test; see `unicloze.evaluation.childrens_books.childrens_books`.
-        prompt: A prompt file; see `unicloze.evaluation.prompting.prompted`.
-        records: The records to prompt with.
-        examples: Labelled records to draw the examples of each prompt from.
-        shots: Examples in each prompt.
-        seed: Names their draws.
-        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
-            where it is.
-        precision: `fp32`, `bf16`, or `auto`: bf16 where it is faster. `fp32` if not given. Texts that a prompt file lets
-            the model write are written in that of its `generate`, where it names one.
-        overrides: `task.fields` and `task.format` of the records of a task, by dotted name.
-
-    Raises:
-        UsageError: The model's objective does not define the mode, there is no such metric, option or device, or an
-            argument is missing or of the other use.
-        UniclozeError: There is no whole checkpoint, a file cannot be read, files do not match, or an extra is absent.
-    """
-    asked: dict[str, dict[str, Any]] = {
-        "blimp": {"mode": mode, "filter": filter},
-        "lambada": {"stop-words": stop_words},
-        "cbt": {},
-        "prompt": {"records": records, "examples": examples, "shots": shots or None, "seed": seed or None},
-    }
-    if overrides and task is None:
-        raise UsageError(f"{next(iter(overrides))} goes with a task: name one, or leave it out.")
-    check_fixed(overrides, OF_FILES)
-    if metric is not None or task is not None:
-        others = {"model": model, "limit": limit, "blimp": blimp, "lambada": lambada, "cbt": cbt, "prompt": prompt}
-        others |= {"device": None if device == "auto" else device, "precision": precision}
-        others |= {option: value for options_of in asked.values() for option, value in options_of.items()}
-        strange = next((option for option, value in others.items() if value is not None), None)
-        if strange is not None:
-            raise UsageError(f"A metric compares files: leave out {strange}.")
-        if task is not None:
-            return _measure_task(task, metric, predictions, references, na_probabilities, options or {}, overrides)
-        return _measure(metric or "", predictions, references, na_probabilities, options or {})
-    if predictions is not None or references or na_probabilities is not None or options:
-        raise UsageError("Predictions and references need a metric or a task: name one.")
-    named = [name for name, path in zip(asked, (blimp, lambada, cbt, prompt), strict=True) if path is not None]
-    if model is None or len(named) != 1:
-        raise UsageError(
-            f"Give a model and one of {', '.join(asked)}, or a metric or a task with predictions and references."
-        )
-    for other in asked.keys() - set(named):
-        strange = next((option for option, value in asked[other].items() if value is not None), None)
-        if strange is not None:
-            raise UsageError(f"{strange} goes with {other}, not with {named[0]}: leave it out.")
-    from unicloze.training.allocator import tune_allocator
-
-    tune_allocator()
-    opened = opening(model, device, precision)
-    if lambada is not None:
-        from unicloze.evaluation import lambada as last_words
-
-        return last_words.lambada(opened, lambada, stop_words=stop_words, limit=limit, progress=not quiet)
-    if cbt is not None:
-        from unicloze.evaluation.childrens_books import childrens_books
-
-        return childrens_books(opened, cbt, limit=limit, progress=not quiet)
-    if prompt is not None:
-        if records is None:
-            raise UsageError("A prompt needs records: name their file.")
-        from unicloze.evaluation.prompting import prompted
-
-        return prompted(
-            opened, prompt, records, examples=examples, shots=shots, seed=seed, limit=limit, progress=not quiet
-        )
-    from unicloze.evaluation import blimp as room
-
-    return room.blimp(opened, blimp or "", mode=mode, limit=limit, filter_by=filter, progress=not quiet)
-
-
-def _measure(
-    name: str,
-    predictions: PathLike | None,
-    references: PathLike | Sequence[PathLike],
-    na_probabilities: PathLike | None,
-    options: Mapping[str, str],
-) -> MetricResult:
-    from unicloze.evaluation.metrics.read_files import read_pairs, read_predictions
-    from unicloze.evaluation.metrics.registry import metric
-
-    chosen = metric(name)
-    files = [references] if isinstance(references, str | Path) else references
-    if predictions is None:
-        raise UsageError(f"The metric {name} needs predictions: name their file.")
-    if not files and not chosen.needs_references:
-        if na_probabilities is not None:
-            raise UsageError("Only the metric squad takes certainties that there is no answer: leave them out.")
-        return chosen(read_predictions(Path(predictions)), [], **options)
-    certainties = None if na_probabilities is None else Path(na_probabilities)
-    found, wanted = read_pairs(
-        Path(predictions), [Path(file) for file in files], chosen.compares, na_probabilities=certainties
-    )
-    return chosen(found, wanted, **options)
-
-
-def _measure_task(
-    task: PathLike,
-    name: str | None,
-    predictions: PathLike | None,
-    references: PathLike | Sequence[PathLike],
-    na_probabilities: PathLike | None,
-    options: Mapping[str, str],
-    overrides: Overrides | None,
-) -> TaskScores:
-    from unicloze.finetuning.scores import measure_file
-    from unicloze.recipes import load_recipe
-    from unicloze.recipes.rules_unread import given_settings
-    from unicloze.tasks import TASKS
-    from unicloze.tasks.roles import check_fields
-    from unicloze.training.process import RECIPE
-
-    files = [references] if isinstance(references, str | Path) else list(references)
-    if predictions is None or len(files) != 1 or na_probabilities is not None:
-        raise UsageError("A task compares one file of predictions with one of its records: give these and no other.")
-    recipe = load_recipe(Path(task) / RECIPE if Path(task).is_dir() else task, overrides)
-    if "task.fields" in given_settings(overrides):
-        check_fields(recipe, TASKS.get(recipe.task.kind))
-    return measure_file(Path(predictions), Path(files[0]), recipe, name, options)
-
-
 def embed(
-    model: PathLike | LoadedModel,
+    model: Model,
     texts: Sequence[str],
     pooling: Pooling | None = None,
     batch_size: int = 32,
@@ -273,12 +116,11 @@ def embed(
     """Vectors of texts; see `unicloze.decoding.embed.embed`. No verb of the command line.
 
     Args:
-        model: A run directory, a checkpoint, a folder of another library's, or a loaded model.
+        model: As of `fill`.
         texts: The texts.
         pooling: `mean` of the last hidden states, or that of the `first` or `last` token; the recipe's if not given.
         batch_size: Most rows of one forward pass.
-        device: Where to compute: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, but a loaded model
-            where it is.
+        device: As of `fill`.
         precision: `fp32`, `bf16`, or `auto`: bf16 where it is faster. `fp32` if not given.
 
     Returns:

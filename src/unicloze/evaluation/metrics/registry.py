@@ -154,12 +154,18 @@ def metric(name: str) -> Metric:
     return METRICS[name]
 
 
-def described() -> str:
-    """All metrics, a line each."""
-    width = max(map(len, METRICS))
-    lines = []
-    for name, one in METRICS.items():
-        options = f"; {', '.join(one.options)}" if one.options else ""
-        needs = f"; needs unicloze[{one.extra}]" if one.extra else ""
-        lines.append(f"{name:<{width}}  {one.purpose} ({one.compares}{options}{needs})")
-    return "\n".join(lines)
+class MetricTable(dict[str, Metric]):
+    """Metrics by name; as `str` a line each."""
+
+    def to_dict(self) -> dict[str, str]:
+        """What each is for, fit for JSON."""
+        return {name: one.purpose for name, one in self.items()}
+
+    def __str__(self) -> str:
+        width = max(map(len, self))
+        lines = []
+        for name, one in self.items():
+            options = f"; {', '.join(one.options)}" if one.options else ""
+            needs = f"; needs unicloze[{one.extra}]" if one.extra else ""
+            lines.append(f"{name:<{width}}  {one.purpose} ({one.compares}{options}{needs})")
+        return "\n".join(lines)

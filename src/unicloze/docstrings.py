@@ -1,0 +1,33 @@
+"""Reading Google docstrings: one text serves the reader of the code and the help of the command line."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+
+
+def purpose(documented: object) -> str:
+    """The first line of a docstring."""
+    return _text(documented).partition("\n")[0]
+
+
+def arguments(documented: object) -> Mapping[str, str]:
+    """What `Args` says of each argument, in one line each."""
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", _section(documented, "Args"), flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
+def examples(documented: object) -> tuple[str, ...]:
+    """The lines of `Examples`; a line that is indented further continues the one before."""
+    lines = re.findall(r"^ {4}(\S.*(?:\n {5,}.*)*)", _section(documented, "Examples"), flags=re.MULTILINE)
+    return tuple(re.sub(r"\s*\n\s*", " ", line) for line in lines)
+
+
+def _section(documented: object, title: str) -> str:
+    found = re.search(rf"^{title}:\n((?: .*\n?|\n)*)", _text(documented), flags=re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _text(documented: object) -> str:
+    return inspect.cleandoc(documented.__doc__ or "")

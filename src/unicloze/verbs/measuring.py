@@ -1,0 +1,276 @@
+"""Measuring a model on what it was not trained for, and predictions by metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from unicloze.errors import UsageError
+from unicloze.settings import Mode, Precision
+from unicloze.verbs.common import OF_FILES, PathLike, check_fixed, opening
+from unicloze.verbs.options import Device, File, Model, NamedValues, Number, OfFiles, Option
+
+if TYPE_CHECKING:
+    from unicloze.evaluation.blimp import BlimpResult
+    from unicloze.evaluation.choices import PromptResult
+    from unicloze.evaluation.lambada import LambadaResult
+    from unicloze.evaluation.metrics.registry import MetricTable
+    from unicloze.evaluation.metrics.result import MetricResult
+    from unicloze.finetuning.scores import TaskScores
+
+References = Annotated[PathLike | Sequence[PathLike], Option("FILE", several=True)]
+
+
+def evaluate_blimp(
+    model: Model,
+    pairs: Annotated[PathLike, Option("PATH", word=True)],
+    mode: Mode | None = None,
+    limit: Number | None = None,
+    filter: Annotated[PathLike, Option("FILE|corpus")] | None = None,
+    device: Device = "auto",
+    precision: Precision | None = None,
+    quiet: bool = False,
+) -> BlimpResult:
+    """Measure a model on BLiMP: which sentence of a pair is grammatical.
+
+    See `unicloze.evaluation.blimp.blimp`.
+
+    Args:
+        model: Directory of a run, one of its checkpoints, or a folder of another library's; in Python also a loaded model.
+        pairs: Folder of BLiMP's .jsonl files, an archive of them, or one of them.
+        mode: Compare sentences by their pseudo-log-likelihood or by the chain rule; if not given, pseudo where the model
+            defines it, else chain.
+        limit: Take only the first N pairs of each set.
+        filter: Keep only pairs of known words: of a list, one a line, or those that occur twice or more in the corpus the
+            model was trained on.
+        device: Where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one; in Python a loaded model
+            stays where it is.
+        precision: Of the forward passes; auto is bf16 where it is faster. If not given fp32.
+        quiet: Show no progress.
+
+    Examples:
+        unicloze evaluate blimp blimp.tar.gz --model runs/quickstart --limit 20
+        unicloze evaluate blimp blimp --model runs/quickstart --mode both --filter words.txt --json
+        unicloze evaluate blimp blimp --model runs/quickstart --filter corpus
+
+    Raises:
+        UsageError: The model's objective does not define the mode, or there is no such device.
+        UniclozeError: There is no whole checkpoint, or the pairs cannot be read.
+    """
+    from unicloze.training.allocator import tune_allocator
+
+    tune_allocator()
+    from unicloze.evaluation.blimp import blimp
+
+    opened = opening(model, device, precision)
+    return blimp(opened, pairs, mode=mode, limit=limit, filter_by=filter, progress=not quiet)
+
+
+def evaluate_lambada(
+    model: Model,
+    passages: Annotated[PathLike, Option("FILE", word=True)],
+    stop_words: Annotated[PathLike, Option("FILE|english")] | None = None,
+    limit: Number | None = None,
+    device: Device = "auto",
+    precision: Precision | None = None,
+    quiet: bool = False,
+) -> LambadaResult:
+    """Measure a model on LAMBADA: accuracy and perplexity of the last word of a passage.
+
+    See `unicloze.evaluation.lambada.lambada`.
+
+    Args:
+        model: As of `evaluate_blimp`.
+        passages: LAMBADA's passages.
+        stop_words: Words that cannot be the last: a list, one a line, or english.
+        limit: Take only the first N passages.
+        device: As of `evaluate_blimp`.
+        precision: As of `evaluate_blimp`.
+        quiet: Show no progress.
+
+    Examples:
+        unicloze evaluate lambada lambada.jsonl --model runs/quickstart --stop-words english
+
+    Raises:
+        UsageError: The model's objective does not define a last word, or there is no such device.
+        UniclozeError: There is no whole checkpoint, or the passages cannot be read.
+    """
+    from unicloze.training.allocator import tune_allocator
+
+    tune_allocator()
+    from unicloze.evaluation.lambada import lambada
+
+    opened = opening(model, device, precision)
+    return lambada(opened, passages, stop_words=stop_words, limit=limit, progress=not quiet)
+
+
+def evaluate_cbt(
+    model: Model,
+    questions: Annotated[PathLike, Option("FILE", word=True)],
+    limit: Number | None = None,
+    device: Device = "auto",
+    precision: Precision | None = None,
+    quiet: bool = False,
+) -> PromptResult:
+    """Measure a model on the Children's Book Test: which of ten words is missing.
+
+    See `unicloze.evaluation.childrens_books.childrens_books`.
+
+    Args:
+        model: As of `evaluate_blimp`.
+        questions: A file of the Children's Book Test.
+        limit: Take only the first N questions.
+        device: As of `evaluate_blimp`.
+        precision: As of `evaluate_blimp`.
+        quiet: Show no progress.
+
+    Examples:
+        unicloze evaluate cbt questions.txt --model runs/quickstart
+
+    Raises:
+        UsageError: There is no such device.
+        UniclozeError: There is no whole checkpoint, or the questions cannot be read.
+    """
+    from unicloze.training.allocator import tune_allocator
+
+    tune_allocator()
+    from unicloze.evaluation.childrens_books import childrens_books
+
+    return childrens_books(opening(model, device, precision), questions, limit=limit, progress=not quiet)
+
+
+def evaluate_prompt(
+    model: Model,
+    prompt: Annotated[PathLike, Option("FILE", word=True)],
+    records: File,
+    examples: File | None = None,
+    shots: Annotated[int, Option("K")] = 0,
+    seed: Number = 0,
+    limit: Number | None = None,
+    device: Device = "auto",
+    precision: Precision | None = None,
+    quiet: bool = False,
+) -> PromptResult:
+    """Measure a model by prompts made of records, without training it.
+
+    See `unicloze.evaluation.prompting.prompted`.
+
+    Args:
+        model: As of `evaluate_blimp`.
+        prompt: Prompt file in YAML or JSON: how a record becomes a prompt.
+        records: Records to prompt with: .jsonl, .tsv or .csv, also .gz.
+        examples: Labelled records to draw the examples of each prompt from.
+        shots: Examples in each prompt.
+        seed: Names the draws of examples.
+        limit: Take only the first N records.
+        device: As of `evaluate_blimp`.
+        precision: Of the forward passes; auto is bf16 where it is faster. If not given fp32. Texts that a prompt file lets
+            the model write are written in that of its `generate`, where it names one.
+        quiet: Show no progress.
+
+    Examples:
+        unicloze evaluate prompt lengths.yaml --model runs/quickstart --records dev.jsonl --examples train.jsonl --shots 2
+
+    Raises:
+        UsageError: The prompt file cannot be used, or there is no such device.
+        UniclozeError: There is no whole checkpoint, or a file cannot be read.
+    """
+    from unicloze.training.allocator import tune_allocator
+
+    tune_allocator()
+    from unicloze.evaluation.prompting import prompted
+
+    opened, progress = opening(model, device, precision), not quiet
+    return prompted(opened, prompt, records, examples=examples, shots=shots, seed=seed, limit=limit, progress=progress)
+
+
+def measure(
+    metric: Annotated[str, Option("METRIC", word=True)],
+    predictions: File,
+    references: References = (),
+    na_probabilities: File | None = None,
+    options: NamedValues | None = None,
+) -> MetricResult:
+    """Compare predictions with references by a metric: ROUGE, BLEU, SQuAD's F1, accuracy and others.
+
+    See `unicloze.evaluation.metrics.read_files`.
+
+    Args:
+        metric: Name of the metric; `unicloze metrics` lists them.
+        predictions: Predictions: .txt, .tsv, .jsonl or .json, also .gz.
+        references: References, or several files where each prediction has several; diversity needs none.
+        na_probabilities: For squad: how sure the model is that there is no answer, {id: number}.
+        options: Setting of the metric, such as profile=cnndm, tokenize=none or positive=yes; may be given again.
+
+    Examples:
+        unicloze measure rouge --predictions summaries.txt --references gold.txt --option profile=xsum
+        unicloze measure squad --predictions answers.json --references dev-v2.0.json --json
+
+    Raises:
+        UsageError: There is no such metric or option, or references are missing.
+        UniclozeError: A file cannot be read, files do not match, or an extra is absent.
+    """
+    from unicloze.evaluation.metrics.read_files import read_pairs, read_predictions
+    from unicloze.evaluation.metrics.registry import metric as named
+
+    chosen, found = named(metric), Path(predictions)
+    files = [references] if isinstance(references, str | Path) else references
+    if not files and not chosen.needs_references:
+        if na_probabilities is not None:
+            raise UsageError("Only the metric squad takes certainties that there is no answer: leave them out.")
+        return chosen(read_predictions(found), [], **(options or {}))
+    certainties = None if na_probabilities is None else Path(na_probabilities)
+    pairs = read_pairs(found, [Path(file) for file in files], chosen.compares, na_probabilities=certainties)
+    return chosen(*pairs, **(options or {}))
+
+
+def measure_task(
+    task: Annotated[PathLike, Option("TASK", word=True)],
+    predictions: File,
+    references: File,
+    metric: Annotated[str, Option("NAME")] | None = None,
+    options: NamedValues | None = None,
+    overrides: OfFiles = None,
+) -> TaskScores:
+    """Compare predictions with the labelled records of a task, by its metrics and with standard errors.
+
+    Args:
+        task: Name or file of the recipe of the task, or the directory of a fine-tuning run.
+        predictions: Predictions, as `predict` writes them.
+        references: Labelled records of the task.
+        metric: One metric instead of those of the task; it has the task's options.
+        options: Setting of the metrics, such as profile=cnndm or positive=yes; may be given again.
+        overrides: Settings `task.fields` and `task.format` of the records, by dotted name.
+
+    Examples:
+        unicloze measure-task classification --predictions predictions.jsonl --references test.tsv
+
+    Raises:
+        UsageError: There is no such task, metric or option.
+        UniclozeError: A file cannot be read, or files do not match.
+    """
+    from unicloze.finetuning.scores import measure_file
+    from unicloze.recipes import load_recipe
+    from unicloze.recipes.rules_unread import given_settings
+    from unicloze.tasks import TASKS
+    from unicloze.tasks.roles import check_fields
+    from unicloze.training.process import RECIPE
+
+    check_fixed(overrides, OF_FILES)
+    recipe = load_recipe(Path(task) / RECIPE if Path(task).is_dir() else task, overrides)
+    if "task.fields" in given_settings(overrides):
+        check_fields(recipe, TASKS.get(recipe.task.kind))
+    return measure_file(Path(predictions), Path(references), recipe, metric, options or {})
+
+
+def metrics() -> MetricTable:
+    """List the metrics: what they compare, their options, and what they need.
+
+    Examples:
+        unicloze metrics
+        unicloze metrics --json
+    """
+    from unicloze.evaluation.metrics.registry import METRICS, MetricTable
+
+    return MetricTable(METRICS)
