@@ -47,7 +47,7 @@ SCENES = {
     "writer": _finetune("generation", "sources", "--finetuning.epochs 20 --finetuning.evaluations 0.05"),
     "predict": Scene("predict --model {TASK:classes} --file {classes.jsonl} --quiet"),
     "unanswerable": Scene("unanswerable --file {answered.jsonl} --out made.jsonl"),
-    "measure": Scene("evaluate --task classification --predictions {said.jsonl} --references {classes.jsonl}"),
+    "measure": Scene("measure-task classification --predictions {said.jsonl} --references {classes.jsonl}"),
     "compare": Scene("compare {unilmv2.yaml} --budget steps=2 --seeds 1 --out all --quiet"),
     "go on": Scene("generate --model {RUN:causal} --text 'The small' --json"),
     "rewrite": Scene("generate --model {TASK:writer} --file {sources.jsonl} --json --quiet"),
@@ -254,7 +254,7 @@ VERBS = {
     "predict": "predict",
     "generate": "rewrite",
     "unanswerable": "unanswerable",
-    "evaluate": "measure",
+    "measure-task": "measure",
 }
 """A scene of each verb that takes settings, but for `compare`."""
 
@@ -270,6 +270,9 @@ NO_EFFECT = {
     ("inspect", "model.num_segments"): RULES,
     ("inspect", "objective.pairs"): "a single text is never paired with another; " + RULES,
     **{("finetune", f"provenance.{name}"): TITLE for name in ("paper", "place", "note")},
-    ("evaluate", "task.fields"): "predictions are compared with labels; a role that the task does not have is refused",
+    (
+        "measure-task",
+        "task.fields",
+    ): "predictions are compared with labels; a role that the task does not have is refused",
 }
 """Settings that a verb takes and that change nothing in its scene, and why."""

@@ -43,14 +43,15 @@ BLIMP_COMPARED = f"{COMPARE} --blimp {{blimp}}"
 PROBED = "--probe classification {classes.jsonl} {classes.jsonl} --probe.finetuning.epochs 1"
 FILL = "fill --model {RUN:unilmv2} --text 'The [MASK] cat [MASK] the house.'"
 SCORE = "score --model {RUN:unilmv2} --text 'The old cat sees the house.'"
-PROMPT = "evaluate --model {RUN:unilmv2} --prompt {prompt.yaml} --records {classes.jsonl} --quiet --json"
+PROMPT = "evaluate prompt {prompt.yaml} --model {RUN:unilmv2} --records {classes.jsonl} --quiet --json"
 SHOTS = f"{PROMPT} --examples {{more.jsonl}} --shots 2"
-MEASURE = "evaluate --model {RUN:unilmv2} --quiet"
-BLIMP = f"{MEASURE} --blimp {{blimp}} --json"
-LAMBADA = f"{MEASURE} --lambada {{lambada.jsonl}} --json"
-FILES = "evaluate --metric rouge --predictions {texts.txt} --references {texts-2.txt} --json"
-OF_A_TASK = "evaluate --task classification --predictions {said.jsonl} --references {classes.jsonl}"
-SQUAD = "evaluate --metric squad --predictions {answers.json} --references {gold.json} --json"
+MODEL = "--model {RUN:unilmv2} --quiet --json"
+BLIMP = f"evaluate blimp {{blimp}} {MODEL}"
+LAMBADA = f"evaluate lambada {{lambada.jsonl}} {MODEL}"
+BOOKS = f"evaluate cbt {{lambada.cbt}} {MODEL}"
+FILES = "measure rouge --predictions {texts.txt} --references {texts-2.txt} --json"
+OF_A_TASK = "measure-task classification --predictions {said.jsonl} --references {classes.jsonl}"
+SQUAD = "measure squad --predictions {answers.json} --references {gold.json} --json"
 FINETUNE = f"finetune --model {{RUN:unilmv2}} {TUNE} --finetuning.epochs 1"
 CLASSES = f"{FINETUNE} --train {{classes.jsonl}} --dev {{classes.jsonl}}"
 PREDICT = "predict --model {TASK:classes} --file {classes.jsonl} --quiet"
@@ -100,29 +101,49 @@ OPTIONS = {
     ("score", "--file"): either("score --model {RUN:unilmv2} --file", "{texts.txt}", "{texts-3.txt}"),
     ("score", "--device"): with_or_without(SCORE, NO_SUCH_DEVICE),
     ("score", "--json"): with_or_without(SCORE, "--json"),
-    ("evaluate", "--model"): Calls(LAMBADA, LAMBADA.replace("unilmv2", "causal")),
-    ("evaluate", "--blimp"): Calls(BLIMP, BLIMP.replace("{blimp}", "{blimp-2}")),
-    ("evaluate", "--mode"): with_or_without(BLIMP, "--mode chain"),
-    ("evaluate", "--limit"): with_or_without(BLIMP, "--limit 1"),
-    ("evaluate", "--filter"): with_or_without(BLIMP, "--filter {words.txt}"),
-    ("evaluate", "--lambada"): Calls(LAMBADA, LAMBADA.replace("lambada.", "lambada-2.")),
-    ("evaluate", "--stop-words"): with_or_without(LAMBADA, "--stop-words {words.txt}"),
-    ("evaluate", "--cbt"): either(f"{MEASURE} --json --cbt", "{lambada.cbt}", "{lambada-2.cbt}"),
-    ("evaluate", "--prompt"): Calls(PROMPT, PROMPT.replace("prompt.yaml", "prompt-2.yaml")),
-    ("evaluate", "--records"): Calls(PROMPT, PROMPT.replace("classes.jsonl", "more.jsonl")),
-    ("evaluate", "--examples"): Calls(SHOTS, SHOTS.replace("more.jsonl", "classes.jsonl")),
-    ("evaluate", "--shots"): Calls(SHOTS, SHOTS.replace("shots 2", "shots 1")),
-    ("evaluate", "--seed"): with_or_without(SHOTS, "--seed 1"),
-    ("evaluate", "--metric"): Calls(FILES, FILES.replace("rouge", "bleu")),
-    ("evaluate", "--task"): Calls(OF_A_TASK, OF_A_TASK.replace("classification", "glue-cola")),
-    ("evaluate", "--predictions"): Calls(FILES, FILES.replace("{texts.txt}", "{texts-3.txt}")),
-    ("evaluate", "--references"): Calls(FILES, FILES.replace("{texts-2.txt}", "{texts-3.txt}")),
-    ("evaluate", "--na-probabilities"): either(f"{SQUAD} --na-probabilities", "{sure.json}", "{unsure.json}"),
-    ("evaluate", "--option"): with_or_without(FILES, "--option profile=xsum"),
-    ("evaluate", "--device"): with_or_without(LAMBADA, NO_SUCH_DEVICE),
-    ("evaluate", "--precision"): with_or_without(LAMBADA, "--precision bf16"),
-    ("evaluate", "--quiet"): with_or_without("evaluate --model {RUN:unilmv2} --lambada {lambada.jsonl}", "--quiet"),
-    ("evaluate", "--json"): Calls(LAMBADA.removesuffix(" --json"), LAMBADA),
+    ("evaluate blimp", "pairs"): Calls(BLIMP, BLIMP.replace("{blimp}", "{blimp-2}")),
+    ("evaluate blimp", "--mode"): with_or_without(BLIMP, "--mode chain"),
+    ("evaluate blimp", "--filter"): with_or_without(BLIMP, "--filter {words.txt}"),
+    ("evaluate lambada", "passages"): Calls(LAMBADA, LAMBADA.replace("lambada.", "lambada-2.")),
+    ("evaluate lambada", "--stop-words"): with_or_without(LAMBADA, "--stop-words {words.txt}"),
+    ("evaluate cbt", "questions"): Calls(BOOKS, BOOKS.replace("lambada.", "lambada-2.")),
+    ("evaluate prompt", "prompt"): Calls(PROMPT, PROMPT.replace("prompt.yaml", "prompt-2.yaml")),
+    ("evaluate prompt", "--records"): Calls(PROMPT, PROMPT.replace("classes.jsonl", "more.jsonl")),
+    ("evaluate prompt", "--examples"): Calls(SHOTS, SHOTS.replace("more.jsonl", "classes.jsonl")),
+    ("evaluate prompt", "--shots"): Calls(SHOTS, SHOTS.replace("shots 2", "shots 1")),
+    ("evaluate prompt", "--seed"): with_or_without(SHOTS, "--seed 1"),
+    **{
+        (f"evaluate {what}", option): calls
+        for what, words in (("blimp", BLIMP), ("lambada", LAMBADA), ("cbt", BOOKS), ("prompt", PROMPT))
+        for option, calls in {
+            "--model": Calls(words, words.replace("unilmv2", "causal")),
+            "--limit": with_or_without(words, "--limit 1"),
+            "--device": with_or_without(words, NO_SUCH_DEVICE),
+            "--precision": with_or_without(words, "--precision bf16"),
+            "--quiet": Calls(words.replace(" --quiet", ""), words),
+            "--json": Calls(words.removesuffix(" --json"), words),
+        }.items()
+    },
+    ("evaluate blimp", "--precision"): with_or_without(BLIMP, "--precision fp16"),  # so few pairs agree in bf16
+    ("measure", "metric"): Calls(FILES, FILES.replace("rouge", "bleu")),
+    ("measure", "--predictions"): Calls(FILES, FILES.replace("{texts.txt}", "{texts-3.txt}")),
+    ("measure", "--references"): Calls(FILES, FILES.replace("{texts-2.txt}", "{texts-3.txt}")),
+    ("measure", "--na-probabilities"): either(f"{SQUAD} --na-probabilities", "{sure.json}", "{unsure.json}"),
+    ("measure", "--option"): with_or_without(FILES, "--option profile=xsum"),
+    ("measure", "--json"): Calls(FILES.removesuffix(" --json"), FILES),
+    ("measure-task", "task"): Calls(OF_A_TASK, OF_A_TASK.replace("classification", "glue-cola")),
+    ("measure-task", "--predictions"): Calls(OF_A_TASK, OF_A_TASK.replace("said.jsonl", "texts.txt")),
+    ("measure-task", "--references"): Calls(OF_A_TASK, OF_A_TASK.replace("classes.jsonl", "more.jsonl")),
+    ("measure-task", "--metric"): with_or_without(OF_A_TASK, "--metric macro-f1"),
+    ("measure-task", "--option"): with_or_without(f"{OF_A_TASK} --metric f1", "--option positive=same"),
+    ("measure-task", "--json"): with_or_without(OF_A_TASK, "--json"),
+    ("metrics", "--json"): with_or_without("metrics", "--json"),
+    ("prepare", "--json"): with_or_without(f"{PREPARE} --out data", "--json"),
+    ("pretrain", "--json"): with_or_without(f"{PRETRAIN} --out run", "--json"),
+    ("report", "--json"): with_or_without("report {RUN:unilmv2} --out page.html", "--json"),
+    ("predict", "--json"): with_or_without(PREDICT, "--json"),
+    ("import", "--json"): with_or_without("import {released} --out model", "--json"),
+    ("export", "--json"): with_or_without("export {RUN:masked} --to unicloze --out hf", "--json"),
     ("finetune", "--task"): Calls(f"{CLASSES} --task classification", f"{CLASSES} --task regression"),
     ("finetune", "--model"): Calls(CLASSES, CLASSES.replace("RUN:unilmv2", "RUN:masked")),
     ("finetune", "--train"): either(FINETUNE, "--train {classes.jsonl}", "--train {more.jsonl}"),
@@ -206,7 +227,9 @@ REFUSED = {
     f"{WRITE} --decoding.beams 1 --decoding.early_stop first": "no effect without decoding.beams above 1",
     f"{WRITE} --decoding.beams 1 --decoding.length_penalty 2": "no effect without decoding.beams above 1",
     f"{WRITE} --decoding.no_repeat_ngram 0 --decoding.may_repeat the": "without decoding.no_repeat_ngram above 0",
-    "evaluate --metric list --model somewhere": "leave --model out",
-    "evaluate --metric list --task.format jsonl": "leave --task.format out",
+    "metrics --model somewhere": "there is no option --model",
+    f"{FILES} --task.format jsonl": "what is '--task.format'?",
+    f"{PREDICT} --format glue --json": "not allowed with argument --format",
+    f"{WRITE} --stream --out said.jsonl": "leave --out out",
 }
 """Commands of which a part would change nothing, and what is said of it."""

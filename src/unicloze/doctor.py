@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from unicloze.cores import usable_cores
 
-REQUIRED = ("torch", "numpy", "tokenizers", "safetensors", "jsonargparse", "pyyaml", "tqdm", "pyarrow")
+REQUIRED = ("torch", "numpy", "tokenizers", "safetensors", "jsonargparse", "pyyaml", "tqdm", "pyarrow", "filelock")
 EXTRAS = {
     "hf": ("transformers",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
