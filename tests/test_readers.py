@@ -251,8 +251,8 @@ def test_a_file_without_blank_lines_is_cut_at_white_space(tmp_path: Path, monkey
 def test_a_blank_line_behind_a_cut_still_ends_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "LONGEST_DOCUMENT", 1000)
     monkeypatch.setattr(readers, "_BLOCK", 100)
-    path = write(tmp_path / "a.txt", b"word " * 260 + b"end\n\nsecond\n\nthird")
-    assert texts(path) == [("word " * 200).strip(), "word " * 60 + "end", "second", "third"]
+    path = write(tmp_path / "a.txt", b"word " * 220 + b"end\n\nsecond\n\nthird")
+    assert texts(path) == [("word " * 200).strip(), "word " * 20 + "end", "second", "third"]
 
 
 def test_a_cut_is_at_a_late_line_or_else_at_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
