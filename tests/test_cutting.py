@@ -57,6 +57,12 @@ def test_characters_stay_whole_where_nothing_else_parts_them(text: str) -> None:
     assert all(text[at:].startswith(text[:2]) for at in (tail_start(text, size) for size in range(2, 40)))
 
 
+def test_a_text_is_cut_at_punctuation_only_where_it_is_too_long() -> None:
+    """SentencePiece begins a piece with a space of its own."""
+    assert list(pieces_of("a,b" * 42)) == ["a,b" * 42]
+    assert {piece[-1] for piece in list(pieces_of("a,b" * 100))[:-1]} == {","}
+
+
 def test_marks_without_end_are_cut_all_the_same() -> None:
     text = "aa" + "\u0301" * 1000
     pieces = list(pieces_of(text))

@@ -59,6 +59,7 @@ def test_parquet(tmp_path: Path) -> None:
     tally = Tally()
     assert texts(tmp_path / "a.parquet", tally=tally) == DOCUMENTS
     assert tally.empty == 1
+    assert [document.line for document in read_documents(tmp_path / "a.parquet")] == [1, 2, 3]
     with pytest.raises(UniclozeError, match=r'no column "body".*--data.text_field.*id, text'):
         texts(tmp_path / "a.parquet", "body")
     with pytest.raises(UniclozeError, match=r'"id" .* holds int64, not text'):
@@ -174,6 +175,8 @@ def test_jsonl_escapes_are_mended_too(tmp_path: Path) -> None:
     tally = Tally()
     assert texts(path, tally=tally) == ["half \ufffd pair", "nul"]
     assert (tally.replaced, tally.nul, tally.first_bad) == (1, 1, f"{path}:1")
+    texts(path, tally=tally)
+    assert (tally.replaced, tally.nul, tally.first_bad) == (2, 2, f"{path}:1")
 
 
 def test_text_that_holds_replacement_characters_is_not_counted(tmp_path: Path) -> None:
@@ -243,6 +246,21 @@ def test_a_file_without_blank_lines_is_cut_at_white_space(tmp_path: Path, monkey
     assert "".join(document.text for document in documents) == path.read_text()
     assert all(len(document.text) <= 1000 and document.text.endswith("\n") for document in documents)
     assert documents[1].line == documents[0].text.count("\n") + 1
+
+
+def test_a_blank_line_behind_a_cut_still_ends_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "LONGEST_DOCUMENT", 1000)
+    monkeypatch.setattr(readers, "_BLOCK", 100)
+    path = write(tmp_path / "a.txt", b"word " * 220 + b"end\n\nsecond\n\nthird")
+    assert texts(path) == [("word " * 200).strip(), "word " * 20 + "end", "second", "third"]
+
+
+def test_a_cut_is_at_a_late_line_or_else_at_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "LONGEST_DOCUMENT", 100)
+    early = write(tmp_path / "a.txt", b"x" * 30 + b"\n" + b"word " * 50)
+    assert [len(document.text) for document in read_documents(early)][:2] == [96, 100]
+    late = write(tmp_path / "b.txt", b"x" * 60 + b"\n" + b"word " * 50)
+    assert [len(document.text) for document in read_documents(late)][:2] == [61, 100]
 
 
 @pytest.mark.parametrize("character", ["\u00fc", "\u6f22", "\U0001f600"])

@@ -37,6 +37,17 @@ def test_two_lanes_by_hand(tmp_path: Path) -> None:
     assert windows.continues.tolist() == [flag for step in zip(*goes_on, strict=True) for flag in step]
 
 
+def test_a_source_that_is_entered_in_the_middle_of_a_document_continues_nothing(tmp_path: Path) -> None:
+    """Half of ten windows a pass: every second time the epoch begins with window 5 of the source's only document."""
+    half, whole = make_source(tmp_path, [30], name="half"), make_source(tmp_path, [30], name="whole")
+    sampler = make_sampler(half, whole, window=5, weights=[0.5, 1.0], **STREAMS)
+    windows = sampler.read(0, 6 * sampler.epoch_size, lanes=1)
+    assert windows.continues is not None
+    entered = np.flatnonzero(np.diff(windows.source, prepend=1) < 0)
+    assert {0, 5} <= set(windows.index[entered].tolist())
+    assert not windows.continues[entered].any()
+
+
 @pytest.mark.parametrize("documents", ["separate", "joined"])
 @pytest.mark.parametrize("weights", [None, [0.3, 2.5]])
 @pytest.mark.parametrize("lanes", [1, 4, 7])

@@ -262,11 +262,21 @@ def test_an_empty_source_beside_a_full_one(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"data\.weights has no effect on e: no document there is long enough"):
         sampler = make_sampler(empty, make_source(tmp_path), weights=[2.0, 1.0])
     assert set(sampler.read(0, sampler.epoch_size).source.tolist()) == {1}
+    assert make_sampler(empty, make_source(tmp_path)).num_windows == sampler.num_windows, (
+        "and without weights no warning"
+    )
 
 
-def test_ids_the_tokenizer_has_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("weight", "windows"), [(0.58, 6), (0.55, 6), (0.54, 5), (1.46, 15)])
+def test_a_weight_is_rounded_to_the_nearest_number_of_windows(tmp_path: Path, weight: float, windows: int) -> None:
+    source = make_source(tmp_path, [10] * 10)
+    assert make_sampler(source, window=13, weights=[weight]).epoch_size == windows
+
+
+@pytest.mark.parametrize("token", [3000, 4000])
+def test_ids_the_tokenizer_has_not(tmp_path: Path, token: int) -> None:
     with ShardWriter(tmp_path / "a.ds", vocab_size=5000, tokenizer_name="toy") as writer:
-        writer.write(np.array([10, 4000, 11]), 5)
+        writer.write(np.array([10, token, 2999]), 5)
     source = TokenSource(name="a", shards=(TokenShard.open(tmp_path / "a.ds"),))
-    with pytest.raises(UniclozeError, match="holds token id 4000, the tokenizer only 3000 ids"):
+    with pytest.raises(UniclozeError, match=f"holds token id {token}, the tokenizer only 3000 ids"):
         make_sampler(source).read(0, 1)

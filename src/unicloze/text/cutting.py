@@ -66,5 +66,5 @@ def _between_characters(text: str, first: int, last: int) -> int:
 
 def _belongs_together(left: str, right: str) -> bool:
     """Whether two characters are seen as one: a letter and its mark, the parts of a Korean syllable, joined emoji."""
-    joined = _JOINER in (left, right) or left + right == "\r\n"
-    return joined or "\u1160" <= right <= "\u11ff" or unicodedata.category(right).startswith("M")
+    joined = _JOINER in (left, right) or "\u1160" <= right <= "\u11ff"
+    return joined or unicodedata.category(right).startswith("M")
