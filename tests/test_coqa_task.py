@@ -142,6 +142,25 @@ def test_windows_without_the_rationale_say_unknown(start: LoadedModel) -> None:
         assert any(window.labels and window.labels["answer"] == kind_of(record.id) for window in mine)
 
 
+def test_the_window_with_most_of_a_rationale_learns_yes_or_no(start: LoadedModel) -> None:
+    """Where no window holds all of it; the answer counts as out of reach where it is a span."""
+    recipe = recipe_for(start, "coqa-extractive", task__max_length=30, task__max_question=8, task__stride=6)
+    story = "the red door . " * 4 + "Bo sees a tree and " * 6 + "the red door . " * 4
+    first, last = story.index("Bo"), story.rindex("and") + 3
+    fields = {"context": story, "question": "who?", "rationale": story[first:last], "rationale_start": first}
+    with pytest.warns(UserWarning, match="of 1 records 1 passages are longer .* in windows$"):
+        windows = encode([Record("0", {**fields, "answers": ["yes"]}, "here")], start.tokenizer, recipe)
+    span = windows[0].passage.covering(first, last)
+    assert span is not None
+    shared = [min(window.last, span[1] + 1) - max(window.first, span[0]) for window in windows]
+    assert max(shared) < span[1] + 1 - span[0]
+    kinds = [ANSWERS[window.labels["answer"]] for window in windows if window.labels]
+    assert kinds == ["yes" if count == max(shared) else "unknown" for count in shared] and "unknown" in kinds
+    everything = {**fields, "answers": [story[first:last]]}
+    with pytest.warns(UserWarning, match="1 answers fit in no window, which are learned as having none"):
+        encode([Record("0", everything, "here")], start.tokenizer, recipe)
+
+
 def test_the_window_that_knows_best_decides(start: LoadedModel) -> None:
     recipe = recipe_for(start, "coqa-extractive", task__max_length=30, task__max_question=8)
     record = Record("0", {"context": "the red door sees a tree . " * 6, "question": "who?"}, "here")

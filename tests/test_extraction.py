@@ -348,6 +348,13 @@ def test_the_threshold_is_the_best_of_the_official_script(start: LoadedModel, tm
     assert (again, kept) == (chosen, decided)
 
 
+def test_an_answer_is_given_up_to_the_threshold() -> None:
+    said = {"id": "0", "score": 2.0, "no_answer_score": 3.5, "n_best": [{"text": "Bo", "start": 0, "score": 2.0}]}
+    for threshold, text, sure in ((1.5, "Bo", 0.5), (1.0, "", 1 / (1 + np.exp(-0.5))), (2.5, "Bo", 1 / (1 + np.e))):
+        (decided,) = with_threshold([said], threshold)
+        assert (decided["prediction"], decided["na_probability"]) == (text, pytest.approx(sure))
+
+
 def test_whether_questions_may_have_no_answer_follows_from_the_records() -> None:
     assert with_unanswerable(SETTINGS, records_of(questions(3))).unanswerable is False
     assert with_unanswerable(SETTINGS, records_of(questions(3, answerable=2))).unanswerable is True

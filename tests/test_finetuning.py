@@ -14,8 +14,12 @@ import torch
 from corpora import write_corpus
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.registry import METRICS
+from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning.data import block_sizes, finetuning_steps, open_records
 from unicloze.finetuning.run import finetune_run
+from unicloze.finetuning.scores import headline
+from unicloze.finetuning.seeds import _spread
 from unicloze.finetuning.start import task_recipe
 from unicloze.recipes import load_recipe
 from unicloze.tasks.rows import Row, cut_pair, lay_out
@@ -140,6 +144,24 @@ def test_seeds_give_mean_and_spread(start: LoadedModel, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "runs" / "results.json").read_text()) == json.loads(json.dumps(summary.to_dict()))
 
 
+def test_the_spread_is_that_of_a_sample() -> None:
+    spread = _spread([1.0, 2.0, 6.0])
+    assert (spread.mean, spread.deviation) == (3.0, pytest.approx(7**0.5)) and _spread([4.0]).deviation is None
+
+
+def test_a_value_that_is_no_number_chooses_nothing(start: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_for(start, "regression", task__metrics=["correlation"])
+
+    def worth(value: float) -> float:
+        values = {"pearson": 1.0, "spearman": value}
+        return headline({"correlation": MetricResult(metric="correlation", values=values, items=2)}, recipe)
+
+    assert worth(5.0) == 5.0 and worth(float("nan")) == -np.inf
+    lower = {"correlation": dataclasses.replace(METRICS["correlation"], higher_is_better=False)}
+    monkeypatch.setattr("unicloze.evaluation.metrics.registry.METRICS", lower)
+    assert worth(5.0) == -5.0 and worth(float("nan")) == -np.inf
+
+
 def test_blocks_cover_a_step_and_change_only_the_padding(start: LoadedModel, tmp_path: Path) -> None:
     """The gradient is that of one padded pass."""
     records = [{"text": "a " * (1 + i % 7 * 4), "label": str(i % 2)} for i in range(24)]
@@ -178,6 +200,21 @@ def test_micro_batches_of_a_step_have_at_most_so_many_rows(start: LoadedModel, t
     data = open_records(train, recipe, start.tokenizer)
     (step,) = finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 0)
     assert [len(each.examples) for each in step] == [4, 4, 2]
+
+
+def test_every_epoch_has_all_rows_in_an_order_of_its_own(start: LoadedModel, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", [{"text": "a " * (i + 1), "label": str(i % 2)} for i in range(11)])
+    recipe = recipe_for(start, training__batch_size=4)
+    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["0", "1"]))
+    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=9))
+    data = open_records(train, recipe, start.tokenizer)
+    number = {row.slots: row.record for row in data.rows}
+    steps = finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 0)
+    seen = [sorted(number[int(length)] for length in step[0].examples.lengths) for step in steps]
+    assert len(seen) == 9 and [len(step) for step in seen] == [4, 4, 3] * 3
+    epochs = [seen[first : first + 3] for first in (0, 3, 6)]
+    assert all(sorted(row for step in epoch for row in step) == list(range(11)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
 
 
 def test_packed_sequences_read_themselves_only(start: LoadedModel) -> None:

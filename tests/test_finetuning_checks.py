@@ -69,6 +69,14 @@ def test_an_option_that_no_metric_has_is_refused_and_one_of_another_metric_left_
     assert list(scores.results) == ["accuracy"]
 
 
+def test_white_space_around_a_label_does_not_count_in_a_file_of_predictions(start: LoadedModel, tmp_path: Path) -> None:
+    labels = ["a ", " b", "a ", " b"]
+    gold = nlu_toys.write(tmp_path / "gold.jsonl", [{"text": "anna", "label": label} for label in labels])
+    said = nlu_toys.write(tmp_path / "said.jsonl", [{"prediction": label} for label in labels])
+    recipe = recipe_for(start, task__labels=["a ", " b"])
+    assert measure_file(said, gold, recipe).results["accuracy"].values == {"accuracy": 100.0}
+
+
 def test_a_development_file_without_labels_is_refused_before_anything_is_learned(
     start: LoadedModel, tmp_path: Path
 ) -> None:

@@ -355,6 +355,13 @@ def test_a_run_does_not_go_on_with_other_files_or_from_another_model(start: Load
             finetune_run(recipe, start, train, other, out, progress=False)
     with pytest.raises(UniclozeError, match="another model"):
         finetune_run(recipe, nlu_toys.start(training__seed=3), train, dev, out, progress=False)
+    renamed = dataclasses.replace(start, tokenizer=nlu_toys.start(tokenizer__lowercase=False).tokenizer)
+    renamed.tokenizer.fingerprint = "other words for the same ids"
+    with pytest.raises(UniclozeError, match="another model"):
+        finetune_run(recipe, renamed, train, dev, out, progress=False)
+    nlu_toys.write(dev, [{"id": f"x{number}", **record} for number, record in enumerate(records(9))])
+    with pytest.raises(UniclozeError, match="another development file"):
+        finetune_run(recipe, start, train, dev, out, progress=False)
     nlu_toys.write(train, records(labels="ba"))
     with pytest.raises(UniclozeError, match="another training file"):
         finetune_run(recipe, start, train, dev, out, progress=False)
@@ -409,6 +416,16 @@ def test_seeds_whose_metrics_have_other_values_have_those_in_common(
     summary = finetune_seeds(recipe_for(start), start, tmp_path, None, tmp_path, seeds=2)
     assert list(summary.scores["entity-f1"]) == ["f1"]
     assert summary.scores["entity-f1"]["f1"].mean == 50.5
+
+
+def test_a_seed_that_was_stopped_is_the_last_one(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, dev = files(tmp_path)
+    stop_behind(monkeypatch, 2)
+    summary = finetune_seeds(recipe_for(start), start, train, dev, tmp_path / "runs", seeds=3, progress=False)
+    assert [(run.out.name, run.step) for run in summary.runs] == [("seed-0", 2)]
+    assert not (tmp_path / "runs" / "seed-1").exists()
 
 
 def test_a_folder_holds_one_run_or_those_of_several_seeds(start: LoadedModel, tmp_path: Path) -> None:

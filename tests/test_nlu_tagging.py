@@ -176,6 +176,18 @@ def test_a_record_that_cannot_be_tagged_is_named(bert: LoadedModel, fields: dict
         rows_of(bert, recipe_with(bert, ["O", "B-X"]), record(**fields))
 
 
+def test_a_long_predicate_leaves_half_a_row_to_the_sentence(bert: LoadedModel) -> None:
+    recipe = recipe_with(bert, ["O", "B-X"], task__predicate="repeat", task__max_length=16)
+    words = ["anna", "zorroxylofonzebra", "sees"]
+    with pytest.warns(UserWarning, match="are read in windows"):
+        rows = rows_of(bert, recipe, record(tokens=words, tags=["O", "B-X", "O"], predicate=1))
+    pieces = bert.tokenizer.encode_batch(words[1:2])[0]
+    assert len(pieces) > 7
+    for row in rows:
+        assert row.slots <= 16 and row.input_ids[-8:-1].tolist() == pieces[:7].tolist(), "half of 14 tokens"
+    assert sum(len(row.targets["tags"].slots) for row in rows) == 3
+
+
 def test_a_model_of_one_segment_has_the_predicate_repeated(gpt: LoadedModel) -> None:
     one = record(tokens=["anna", "sees"], predicate=1)
     with pytest.raises(UsageError, match=r"fine-tune with --task\.predicate repeat"):
