@@ -516,7 +516,7 @@ def test_a_run_keeps_the_discriminator_for_use(corpus: Path, tmp_path: Path) -> 
     places = [
         place for event in events if event["event"] == "samples" for s in event["samples"] for place in s["masked"]
     ]
-    assert all(set(place) == {"position", "step", "truth", "ae"} for place in places)
+    assert all(set(place) == {"position", "step", "truth", "word", "ae", "top"} for place in places)
 
     loaded = load_model(out)
     saved = load_file(loaded.path / "model.safetensors")

@@ -377,7 +377,7 @@ def test_a_corpus_too_small_to_measure_is_said_and_has_no_perplexity(
     assert result.perplexity == {"ae": None, "par": None}
     line, verdict = str(result).split("\n")
     assert line.endswith("trained to step 2, no held-out perplexity, nothing to measure")
-    assert verdict == "  not judged, for there is no held-out perplexity; too little text: 24 bytes"
+    assert verdict == "  not judged: there is no held-out perplexity; too little text: 24 bytes"
     assert "step 1: no held-out perplexity, nothing to measure (window 32)" in capsys.readouterr().err
     (*_, event) = (e for e in read_ledger(tmp_path / "run" / "ledger.jsonl") if e["event"] == "evaluate")
     nothing = {"ae": None, "par": None}

@@ -62,7 +62,9 @@ FREE_TO_CHANGE = {
 
 Corpus and tokenizer may have moved; whether they are the same is for the fingerprint to say.
 """
-CURE_OF_LITTLE = "a language takes 1 MB or more, so give more text, or start from a trained model (--init)"
+CURE_OF_LITTLE = (
+    "a model needs 1 MB or more to learn a language, so give more text or start from a trained one (--init)"
+)
 TOO_SMALL = "the corpus is too small to hold anything out: {}; give more text, or a larger data.heldout_share"
 
 
@@ -144,7 +146,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
         if checkpoint is not None:
             set_aside_newer(checkpoint.path)
         elif little:
-            warnings.warn(f"{little}: {CURE_OF_LITTLE}", stacklevel=2)
+            warnings.warn(f"{little}; {CURE_OF_LITTLE}", stacklevel=2)
         prepared.tokenizer.save(out)
         if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
             save_recipe(recipe, out / "recipe.yaml")

@@ -119,7 +119,7 @@ def verdict_on(
     measured = {name: value for name, value in perplexities.items() if value is not None and is_token(name)}
     overfitted = _overfitted(course)
     if not counts or not measured:
-        failed, said = True, ["not judged, for there is no held-out perplexity"]
+        failed, said = True, ["not judged: there is no held-out perplexity"]
     else:
         failure, figures = _against(measured, counts, words)
         cure = "give more text" if overfitted else "train longer or give more text"
