@@ -189,7 +189,7 @@ SETTINGS = {
     "task.kind": Row("classes", "choice"),
     "task.format": Row("classes", "tsv"),
     "task.fields": Row("classes", "'{text: pair}'"),
-    "task.optional": Row("classes", "[]"),
+    "task.optional": Row("classes", "pair predicate"),
     "task.labels": Row("classes", "same other third"),
     "task.metrics": Row("classes", "matthews"),
     "task.max_length": Row("classes", "8"),

@@ -27,7 +27,6 @@ from unicloze.finetuning.start import start_weights
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks.rows import Row, lay_out
-from unicloze.terminal import finetune_text
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.ledger import Ledger
 from unicloze.training.models import LoadedModel, load_model, ready_model
@@ -463,7 +462,7 @@ def test_what_chose_the_checkpoint_is_said_first_and_many_values_stand_below(
         return FinetuneResult(Path(out), 1200, 800, 0, scores, headline)
 
     def said(*runs: FinetuneResult) -> list[str]:
-        return finetune_text(FinetuneSummary(Path("run"), runs, _spreads(runs))).splitlines()
+        return str(FinetuneSummary(Path("run"), runs, _spreads(runs))).splitlines()
 
     assert said(result("f1", 2, "f1")) == [
         "run: trained to step 1,200, best by f1 at step 800: f1 50.00 (standard error 2.50), value_0 0.00, value_1 10.00, "

@@ -63,7 +63,7 @@ def by_own_cache(backbone: Backbone, ids: Tensor) -> list[Tensor]:
     for first, last in ((0, FIRST), (FIRST, SLOTS)):
         positions = torch.arange(first, last).expand(ROWS, -1)
         real, target = torch.ones(ROWS, last, dtype=torch.bool), torch.zeros(ROWS, last - first, dtype=torch.bool)
-        reads = continuation_mask(real, target, both_ways=False)
+        reads = continuation_mask(real, target, earlier=first, both_ways=False)
         reader = OwnCache(cache=cache, positions=positions, reads=reads, local_width=WIDTH)
         parts.append(list(backbone.read(ids[:, first:last], positions, torch.zeros_like(positions), reader)))
         cache.filled = last

@@ -14,7 +14,7 @@ import torch
 
 from corpora import write_corpus
 from decoding_toys import Slot, context, loaded, probabilities, wordpiece
-from unicloze import terminal, verbs
+from unicloze import verbs
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.content_words import ContentWords
@@ -218,7 +218,7 @@ def test_a_run_counts_once_and_ends_with_a_verdict(tmp_path: Path, monkeypatch: 
     assert result.verdict.endswith("too little text: 44 kB")
     assert result.words is not None and end["content_words"] == result.words.to_dict()
     assert result.words.counts_top_5 > result.words.top_5 and 50 <= result.words.words <= 400
-    said = terminal.run_text(result).split("\n")
+    said = str(result).split("\n")
     assert said[0].endswith(f"(counts: unigram {result.counts['unigram']:.1f}, bigram {result.counts['bigram']:.1f})")
     assert said[1:] == [f"  {result.verdict}"]
 

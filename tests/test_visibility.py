@@ -164,7 +164,7 @@ def test_continuations_follow_the_definition(both_ways: bool, earlier: int) -> N
     rng = np.random.default_rng(earlier)
     real = torch.from_numpy(rng.random((20, 8)) < 0.7)
     in_target = torch.from_numpy(np.arange(8) >= rng.integers(0, 9, 20)[:, None])[:, earlier:]
-    found = masks.continuation_mask(real, in_target, both_ways=both_ways)
+    found = masks.continuation_mask(real, in_target, earlier=earlier, both_ways=both_ways)
     keys = group("x", 8)
     for row in range(20):
 

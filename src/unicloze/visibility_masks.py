@@ -54,22 +54,23 @@ def source_mask(real: Tensor, *, both_ways: bool) -> Tensor:
     return mask
 
 
-def continuation_mask(real: Tensor, in_target: Tensor, *, both_ways: bool) -> Tensor:
+def continuation_mask(real: Tensor, in_target: Tensor, *, earlier: int, both_ways: bool) -> Tensor:
     """`prefix` or `left_to_right` for the newest slots of rows whose padding may stand anywhere.
 
     Args:
         real: Which slots are no padding, the earlier ones first. *Shape:* (rows, keys)
         in_target: Which of the newest slots belong to the target; the others belong to the source. *Shape:* (rows, slots)
+        earlier: Slots before the newest ones. Given, since their difference would fix whether a traced program has any.
         both_ways: Whether the source reads itself in both directions; a source must then be new as a whole.
 
     Returns:
         Every slot reads itself, padding too. *Shape:* (rows, slots, keys)
     """
     (rows, slots), keys = in_target.shape, real.shape[1]
-    key, query = torch.arange(keys, device=real.device), torch.arange(slots, device=real.device) + (keys - slots)
+    key, query = torch.arange(keys, device=real.device), torch.arange(slots, device=real.device) + earlier
     read = (key <= query[:, None]).expand(rows, slots, keys)
     if both_ways:
-        in_source = torch.cat([real.new_zeros(rows, keys - slots), ~in_target], dim=1)
+        in_source = torch.cat([real.new_zeros(rows, earlier), ~in_target], dim=1)
         read = read | (~in_target[:, :, None] & in_source[:, None, :])
     return (read & real[:, None, :]) | (key == query[:, None])
 

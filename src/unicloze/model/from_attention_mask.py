@@ -183,9 +183,9 @@ def slots_of(
     return Slots(
         input_ids=input_ids,
         segment_ids=named_segments(rule.segment_ids, in_target),
-        positions=key_positions.narrow(1, earlier, slots),
+        positions=key_positions.index_select(1, torch.arange(slots, device=device) + earlier),
         key_positions=key_positions,
-        visible=masks.continuation_mask(real, in_target, both_ways=rule.source == "bidirectional"),
+        visible=masks.continuation_mask(real, in_target, earlier=earlier, both_ways=rule.source == "bidirectional"),
     )
 
 
