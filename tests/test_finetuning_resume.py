@@ -27,10 +27,10 @@ from unicloze.finetuning.start import start_weights
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks.rows import Row, lay_out
-from unicloze.terminal import finetune_text
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.ledger import Ledger
 from unicloze.training.models import LoadedModel, load_model, ready_model
+from unicloze.training.run import refuse_changes
 from unicloze.visibility import bool_mask
 
 SHORT = {"finetuning__epochs": 3, "finetuning__evaluations": 1, "training__batch_size": 8}
@@ -463,7 +463,7 @@ def test_what_chose_the_checkpoint_is_said_first_and_many_values_stand_below(
         return FinetuneResult(Path(out), 1200, 800, 0, scores, headline)
 
     def said(*runs: FinetuneResult) -> list[str]:
-        return finetune_text(FinetuneSummary(Path("run"), runs, _spreads(runs))).splitlines()
+        return str(FinetuneSummary(Path("run"), runs, _spreads(runs))).splitlines()
 
     assert said(result("f1", 2, "f1")) == [
         "run: trained to step 1,200, best by f1 at step 800: f1 50.00 (standard error 2.50), value_0 0.00, value_1 10.00, "
@@ -540,3 +540,14 @@ def test_local_layers_read_nearby_slots_of_their_own_sequence() -> None:
     assert examples.local is not None
     near = [[i // 4 == j // 4 and 0 <= i - j <= 2 for j in range(7)] for i in range(7)]
     assert bool_mask(examples.local[0], 7).tolist() == near
+
+
+def test_a_refusal_names_the_setting_that_others_follow_from() -> None:
+    former, asked = (
+        load_recipe("classification", {"finetuning.epochs": epochs, "training.warmup_steps": warmup})
+        for epochs, warmup in ((1, 0), (3, 1))
+    )
+    with pytest.raises(
+        UsageError, match=r"^out holds a run with finetuning\.epochs 1.*, this one asks for 3[^a]*: give"
+    ):
+        refuse_changes(former, asked, Path("out"), "leave it out")
