@@ -208,6 +208,20 @@ def test_a_probe_of_other_files_or_settings_is_not_gone_on_with(
     assert (done.out / "comparison.json").read_text() == before
 
 
+def test_columns_of_other_names_are_found_as_by_finetune(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, count in (("train", 24), ("dev", 10)):
+        records = [{"sentence": one["text"], "label": one["label"]} for one in sentences(count)]
+        write(tmp_path / f"{name}.jsonl", records)
+    probe = open_probe("classification", tmp_path / "train.jsonl", tmp_path / "dev.jsonl", {})
+    assert probe.recipe.task.fields == {"text": "sentence"}
+    assert "reading text from 'sentence' (--probe.task.fields says otherwise)" in capsys.readouterr().err
+    unlabelled = write(tmp_path / "new.jsonl", [{"sentence": "the old man"}])
+    with pytest.raises(UniclozeError, match=r"the field 'label' is missing .*--probe\.task\.fields"):
+        open_probe("classification", tmp_path / "train.jsonl", unlabelled, {})
+
+
 UNLABELLED = [{key: value for key, value in record.items() if key in ("text", "source")} for record in sentences(4)]
 SECTIONS = "task, generation, decoding, finetuning, training"
 

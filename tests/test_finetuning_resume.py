@@ -30,6 +30,7 @@ from unicloze.tasks.rows import Row, lay_out
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.ledger import Ledger
 from unicloze.training.models import LoadedModel, load_model, ready_model
+from unicloze.training.run import refuse_changes
 from unicloze.visibility import bool_mask
 
 SHORT = {"finetuning__epochs": 3, "finetuning__evaluations": 1, "training__batch_size": 8}
@@ -539,3 +540,14 @@ def test_local_layers_read_nearby_slots_of_their_own_sequence() -> None:
     assert examples.local is not None
     near = [[i // 4 == j // 4 and 0 <= i - j <= 2 for j in range(7)] for i in range(7)]
     assert bool_mask(examples.local[0], 7).tolist() == near
+
+
+def test_a_refusal_names_the_setting_that_others_follow_from() -> None:
+    former, asked = (
+        load_recipe("classification", {"finetuning.epochs": epochs, "training.warmup_steps": warmup})
+        for epochs, warmup in ((1, 0), (3, 1))
+    )
+    with pytest.raises(
+        UsageError, match=r"^out holds a run with finetuning\.epochs 1.*, this one asks for 3[^a]*: give"
+    ):
+        refuse_changes(former, asked, Path("out"), "leave it out")

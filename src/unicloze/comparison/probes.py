@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ import numpy as np
 
 from unicloze.comparison.plan import flops_of
 from unicloze.comparison.results import ProbeColumn
-from unicloze.errors import UsageError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.automatic import with_chosen
 from unicloze.finetuning.checks import check_answers, check_labels, check_metrics
-from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, open_records
+from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, open_records, reading_columns
 from unicloze.finetuning.start import task_recipe
 from unicloze.model.build import shapes_only
 from unicloze.recipes import load_recipe
@@ -100,7 +101,7 @@ class FittedProbe(Probe):
         )
 
 
-def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any]) -> Probe:
+def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any], progress: bool = True) -> Probe:
     """A task and its records, all of them read and found labelled.
 
     Args:
@@ -108,6 +109,7 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any]) 
         train: Records to train on.
         dev: Records to measure on.
         overrides: Settings of it by dotted name.
+        progress: Print which columns were guessed.
 
     Raises:
         UsageError: There is no such task or setting, or the comparison decides on it.
@@ -130,12 +132,14 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any]) 
         )
     check_metrics(recipe)
     check_smoothing(recipe)
-    records, measured = read_records(train, recipe.task), read_records(dev, recipe.task)
-    learned = dataclasses.replace(recipe, task=resolved(recipe.task, records))
-    check_labels(records, learned)
-    check_answers(TaskData(measured, (), ""), learned)
-    for each in (records, measured):
-        check_roles(each, TASKS[recipe.task.kind], learned)
+    with _settings_as_given():
+        records, measured = read_records(train, recipe.task), read_records(dev, recipe.task)
+        recipe = reading_columns(recipe, records, progress, PREFIX)
+        learned = dataclasses.replace(recipe, task=resolved(recipe.task, records))
+        check_labels(records, learned)
+        check_answers(TaskData(measured, (), ""), learned)
+        for each in (records, measured):
+            check_roles(each, TASKS[recipe.task.kind], learned)
     return Probe(recipe=recipe, overridden=tuple(overrides), files=(train, dev), records=(len(records), len(measured)))
 
 
@@ -153,7 +157,17 @@ def fit_probes(probes: Sequence[Probe], recipes: Sequence[Recipe], tokenizer: To
             f"two probes are named {again[0]}: give one of them a recipe file of its own (base: {again[0]})."
         )
     starts = [_untrained(recipe, tokenizer) for recipe in recipes] if probes else []
-    return [_fitted(probe, starts) for probe in probes]
+    with _settings_as_given():
+        return [_fitted(probe, starts) for probe in probes]
+
+
+@contextmanager
+def _settings_as_given() -> Iterator[None]:
+    """Name settings of a task in errors by the options that set them here."""
+    try:
+        yield
+    except UniclozeError as error:
+        raise type(error)(str(error).replace("--task.", f"--{PREFIX}task.")) from error
 
 
 def _untrained(recipe: Recipe, tokenizer: Tokenizer) -> LoadedModel:

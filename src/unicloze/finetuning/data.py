@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tqdm import tqdm
 
 from unicloze import keyed
 from unicloze.digest import digest
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
+from unicloze.tasks.columns import with_columns
 from unicloze.tasks.records import Record, read_records
 from unicloze.tasks.roles import check_roles
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
@@ -50,6 +53,23 @@ def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer, *, answers: b
     """Read and encode a file of records, or a folder of such files; arguments and errors as of `encoded`."""
     records = read_records(path, recipe.task)
     return encoded(records, recipe, tokenizer, answers=answers)
+
+
+def reading_columns(recipe: Recipe, records: Sequence[Record], progress: bool, prefix: str = "") -> Recipe:
+    """The recipe with the columns that hold text and label; what was guessed is printed.
+
+    Args:
+        recipe: Of the task.
+        records: Of the training file.
+        progress: Whether to print it.
+        prefix: Stands before the names of settings here.
+    """
+    task = with_columns(recipe.task, records)
+    guessed = {role: name for role, name in task.fields.items() if recipe.task.fields.get(role) != name}
+    if guessed and progress:
+        each = ", ".join(f"{role} from '{name}'" for role, name in guessed.items())
+        tqdm.write(f"reading {each} (--{prefix}task.fields says otherwise)", file=sys.stderr)
+    return dataclasses.replace(recipe, task=task)
 
 
 def encoded(records: Sequence[Record], recipe: Recipe, tokenizer: Tokenizer, *, answers: bool = True) -> TaskData:

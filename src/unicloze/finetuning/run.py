@@ -34,6 +34,7 @@ from unicloze.finetuning.data import (
     encoded,
     finetuning_steps,
     open_records,
+    reading_columns,
     sample,
     segments_of,
     steps_per_epoch,
@@ -49,8 +50,7 @@ from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS, resolved
-from unicloze.tasks.columns import with_columns
-from unicloze.tasks.records import Record, read_records
+from unicloze.tasks.records import read_records
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import MicroBatch
@@ -124,7 +124,7 @@ def finetune_run(
         checkpoint = load_newest(out / "checkpoints")
         check_metrics(recipe)
         records = read_records(train, recipe.task)
-        recipe = _with_columns(recipe, records, progress)
+        recipe = reading_columns(recipe, records, progress)
         recipe = dataclasses.replace(recipe, task=resolved(recipe.task, records))
         check_labels(records, recipe)
         training = encoded(records, recipe, start.tokenizer)
@@ -157,16 +157,6 @@ def finetune_run(
     if run.signal and not result.stopped_by:
         signal.raise_signal(run.signal)
     return result
-
-
-def _with_columns(recipe: Recipe, records: Sequence[Record], progress: bool) -> Recipe:
-    """The recipe with the columns that hold text and label; what was guessed is printed."""
-    task = with_columns(recipe.task, records)
-    guessed = {role: name for role, name in task.fields.items() if recipe.task.fields.get(role) != name}
-    if guessed and progress:
-        each = ", ".join(f"{role} from '{name}'" for role, name in guessed.items())
-        tqdm.write(f"reading {each} (--task.fields says otherwise)", file=sys.stderr)
-    return dataclasses.replace(recipe, task=task)
 
 
 def with_steps(recipe: Recipe, rows: int) -> Recipe:

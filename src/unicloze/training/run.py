@@ -21,6 +21,7 @@ from unicloze.example import Examples
 from unicloze.mixtures import parts, phases
 from unicloze.model.model import perplexity
 from unicloze.recipes import load_recipe, save_recipe
+from unicloze.recipes.rules_unread import DECIDED_IN_A_TASK
 from unicloze.settings import Recipe
 from unicloze.text.agreement import as_prepared
 from unicloze.text.collocations import open_phrases
@@ -204,6 +205,8 @@ def refuse_changes(former: Recipe, recipe: Recipe, out: Path, instead: str) -> N
     keys = {**new, **old}  # a mapping may have lost a key, or got one
     changed = [key for key in keys if old.get(key) != new.get(key) and key not in FREE_TO_CHANGE]
     changed = [key for key in changed if not key.startswith("provenance.")]
+    if recipe.task.kind:
+        changed = [key for key in changed if key not in DECIDED_IN_A_TASK] or changed  # what others follow from
     if changed:
         first = changed[0]
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""

@@ -376,7 +376,7 @@ def compare(
         like=None if like is None else str(like),
         overrides=given,
         evaluators={} if blimp is None else {_check_blimp(blimp, blimp_limit): judged_by_blimp},
-        probes=[open_probe(str(task), Path(train), Path(dev), of_probes) for task, train, dev in probes],
+        probes=[open_probe(str(task), Path(train), Path(dev), of_probes, not quiet) for task, train, dev in probes],
         progress=not quiet,
         say=(lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr)),
     )
