@@ -216,7 +216,7 @@ REFUSED = {
     f"{CLASSES} --objective.static_copies 3": "it is that of the model to start from",
     f"{CLASSES} --task.unanswerable true": "no effect without task.kind extraction",
     f"{CLASSES} --training.label_smoothing 0.3": "which predict tokens",
-    f"{CLASSES} --task.fields '{{lable: label}}'": "task.fields names the role 'lable'; those of a task of the kind classification are",
+    f"{CLASSES} --task.fields '{{lable: label}}'": "names the role 'lable'",
     f"{CLASSES} --task.metric_options '{{positive: same}}'": "accuracy has no option positive",
     f"{PREDICT} --task.fields '{{lable: label}}'": "names the role 'lable'",
     f"{UNANSWERABLE} --task.fields '{{passage: context}}'": "names the role 'passage'",

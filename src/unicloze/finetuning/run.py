@@ -134,11 +134,12 @@ def finetune_run(
         former = None if checkpoint is None else load_recipe(checkpoint.path / RECIPE)
         weights, asked = start.model.num_parameters(), recipe
         recipe = automatic.with_chosen(recipe, weights, len(training.rows), former)
-        if warning := automatic.too_low_a_rate(recipe, weights):
-            warnings.warn(warning, stacklevel=2)
-        choices = automatic.what_was_chosen(asked, recipe, weights, len(training.rows))
-        if choices and progress:
-            tqdm.write(f"chosen: {choices}", file=sys.stderr)
+        if former is None:
+            if warning := automatic.too_low_a_rate(recipe, weights):
+                warnings.warn(warning, stacklevel=2)
+            choices = automatic.what_was_chosen(asked, recipe, weights, len(training.rows))
+            if choices and progress:
+                tqdm.write(f"chosen: {choices}", file=sys.stderr)
         recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps: what is saved must be read again
         origin = origin_of(start, training, development)
@@ -264,7 +265,9 @@ class _Run(RunProcess):
             lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
             self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.measured.records, self.recipe)
         chosen_by = metric(self.recipe.task.metrics[0]).headline if self.scores else ""
-        verdict = verdict_on(self.scores, self.headlines, self.baseline, self.recipe) if self.scores else ""
+        verdict = "not judged: there is no development file" if self.dev is None else ""
+        if self.scores:
+            verdict = verdict_on(self.scores, self.headlines, self.baseline, self.recipe)
         if not stopped and not ended:
             self.write_end(verdict=verdict)
         return FinetuneResult(

@@ -147,9 +147,11 @@ def _against(measured: Mapping[str, float], counts: Mapping[str, float], words: 
         guesses_less = difference <= 0
         if 0 < difference <= STANDARD_ERRORS * words.error:
             figures += f", which is within {STANDARD_ERRORS:g} standard errors"
-    if below == "unigram" or guesses_less:
+    if below == "unigram" or (guesses_less and best >= counts["bigram"]):
         return "no better than counting words", figures
-    return "" if best < counts["bigram"] else "no better than counting pairs of words", figures
+    if best >= counts["bigram"]:
+        return "no better than counting pairs of words", figures
+    return "no better than counting at content words" if guesses_less else "", figures
 
 
 def _overfitted(course: Course) -> str:
