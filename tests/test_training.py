@@ -310,7 +310,8 @@ def test_a_folder_of_other_files_can_hold_a_run_and_a_run_is_held_again(tmp_path
     with hold_run(tmp_path):
         (tmp_path / "recipe.yaml").write_text("ours")
     with hold_run(tmp_path):
-        pass
+        assert (tmp_path / "recipe.yaml").read_text() == "ours"
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("micro_batch", [0, 1, 2])
