@@ -113,6 +113,8 @@ def test_the_mask_rate_moves_from_a_phase_s_first_step_to_its_last() -> None:
         assert found == pytest.approx(np.linspace(0.2, 0.6, 10))
     alone = recipe(steps=1, mask_rate=0.2, final_mask_rate=0.6)
     assert rate_of(objective, alone, 0, 0) == 0.2
+    two = recipe(steps=2, mask_rate=0.2, final_mask_rate=0.6)
+    assert [rate_of(objective, two, 0, step) for step in range(2)] == pytest.approx([0.2, 0.6])
     constant = dataclasses.replace(objective, final_mask_rate=None)
     assert {rate_of(constant, made, 1, step) for step in range(10, 20)} == {0.2}
 

@@ -67,6 +67,16 @@ def gradient_of(model: UnifiedModel) -> dict[str, torch.Tensor]:
     return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
 
 
+def test_speed_is_tokens_by_the_seconds_of_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = TrainingSettings(steps=2, warmup_steps=0, save_every=0)
+    clock, speeds = itertools.count(100.0, 4.0), []
+    monkeypatch.setattr("unicloze.training.loop.time.perf_counter", lambda: next(clock))
+    hooks = nothing(log=lambda _, measures: speeds.append(measures["text_tokens_per_second"]))
+    fit(state_of(settings), steps_of(2), settings, CPU, hooks)
+    tokens = [sum(each.text_tokens for each in micro_batches(2, seed=step)) for step in range(2)]
+    assert speeds == [count / 4.0 for count in tokens]
+
+
 def test_dropout_is_named_by_seed_step_and_micro_batch() -> None:
     settings = TrainingSettings(steps=5, warmup_steps=0, seed=7, save_every=0)
     state = state_of(settings)
