@@ -538,14 +538,15 @@ def test_weights_go_from_run_to_run_through_the_network_that_is_used(corpus: Pat
 
     onward = {"training.initialize_from": str(first), "training.learning_rate": 1e-12, "training.weight_decay": 0.0}
     with pytest.warns(
-        UserWarning, match=r"has 0 of the generator's own 31 tensors in the right shape: the others start as"
+        UserWarning,
+        match=r"has 0 of the generator's own 31 tensors in the right shape: the others are newly initialised",
     ):
         pretrain_run(load_recipe("electra-small", toy(corpus) | onward), second, progress=False)
     for name, tensor in load_model(second).model.state_dict().items():
         torch.testing.assert_close(tensor, weights[name], atol=1e-6, rtol=0)
 
     alone = {"objective.targets": ["ae"], "objective.coefficients": {}, "model.generator_size": 0.0}
-    with pytest.warns(UserWarning, match=r"has no token_head.*start as drawn"):
+    with pytest.warns(UserWarning, match=r"has no token_head.*newly initialised"):
         pretrain_run(load_recipe("electra-small", toy(corpus) | onward | alone), plain, progress=False)
     found = load_model(plain).model.state_dict()
     assert {name for name in found if name in weights} == {name for name in weights if name.startswith("backbone.")}
@@ -560,7 +561,7 @@ def test_both_networks_start_from_a_masked_language_model_of_their_size(corpus: 
     pretrain_run(load_recipe("electra-small", toy(corpus) | alone), tmp_path / "first", progress=False)
     still = {"training.learning_rate": 1e-12, "training.weight_decay": 0.0, "model.generator_size": 1.0}
     onward = {"training.initialize_from": str(tmp_path / "first"), **still}
-    with pytest.warns(UserWarning, match=r"has no replaced_head.*start as drawn"):
+    with pytest.warns(UserWarning, match=r"has no replaced_head.*newly initialised"):
         pretrain_run(load_recipe("electra-small", toy(corpus) | onward), tmp_path / "second", progress=False)
     weights = load_model(tmp_path / "first").model.state_dict()
     saved = load_newest(tmp_path / "second" / "checkpoints")
@@ -577,7 +578,7 @@ def test_both_networks_start_from_a_masked_language_model_of_their_size(corpus: 
         "training.weight_decay": 0.1,
         "training.frozen": ["generator"],
     }
-    with pytest.warns(UserWarning, match="as drawn"):
+    with pytest.warns(UserWarning, match="newly initialised"):
         pretrain_run(load_recipe("electra-small", toy(corpus) | learning), tmp_path / "frozen", progress=False)
     saved = load_newest(tmp_path / "frozen" / "checkpoints")
     assert saved is not None

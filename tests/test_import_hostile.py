@@ -111,10 +111,12 @@ def test_tensors_missing_unexpected_and_of_another_shape(folder: Path) -> None:
     with pytest.warns(UserWarning) as said:
         loaded = import_checkpoint(folder, allow=["classifier.*", "*.key.bias"])
     drawn, unread = (str(each.message) for each in said)
-    assert drawn.startswith(f"3 tensors of {folder} did not fit, as allowed, and start as drawn: bert.encoder.layer.1.")
+    assert drawn.startswith(
+        f"3 tensors of {folder} did not fit, as allowed, and are newly initialised: bert.encoder.layer.1."
+    )
     assert unread == f"2 tensors of {folder} left out, as allowed: classifier.bias, classifier.weight"
     bias = loaded.model.backbone.layers[1].attention.qkv.bias  # type: ignore[union-attr]
-    assert not bias.any(), "of fused tensors all parts start as drawn"
+    assert not bias.any(), "of fused tensors all parts are newly initialised"
     stored = load_file(folder / WEIGHTS)
     assert torch.equal(
         loaded.model.backbone.layers[1].attention.output.bias,
@@ -125,7 +127,9 @@ def test_tensors_missing_unexpected_and_of_another_shape(folder: Path) -> None:
 def test_another_shape_may_be_allowed(folder: Path) -> None:
     change(folder, max_position_embeddings=64)
     refused(folder, "1 tensor of another shape")
-    with pytest.warns(UserWarning, match="1 tensor of .* start as drawn: bert.embeddings.position_embeddings.weight$"):
+    with pytest.warns(
+        UserWarning, match="1 tensor of .* are newly initialised: bert.embeddings.position_embeddings.weight$"
+    ):
         loaded = import_checkpoint(folder, allow=["*position_embeddings*"])
     assert loaded.model.backbone.embeddings.positions is not None
     weight = loaded.model.backbone.embeddings.positions.weight

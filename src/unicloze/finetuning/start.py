@@ -56,7 +56,7 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
 
 
 def _refuse_other_models(recipe: Recipe, start: LoadedModel, overridden: Sequence[str]) -> None:
-    """Refuse settings of which the model has its own: with another shape, weights would start as drawn, or do other things.
+    """Refuse settings of which the model has its own: another shape would leave weights newly initialised.
 
     Raises:
         UsageError: One has another value.

@@ -76,7 +76,9 @@ def said_of_allowed(place: Path, weights: Weights, table: Table, held: Table) ->
     drawn = dict.fromkeys(name for entry in table.entries for name in entry.theirs if name not in read)
     unread = _unread(weights, table)
     said = (
-        [f"{_counted(drawn)} of {place} did not fit, as allowed, and start as drawn: {listed(drawn)}"] if drawn else []
+        [f"{_counted(drawn)} of {place} did not fit, as allowed, and are newly initialised: {listed(drawn)}"]
+        if drawn
+        else []
     )
     return said + ([f"{_counted(unread)} of {place} left out, as allowed: {listed(unread)}"] if unread else [])
 

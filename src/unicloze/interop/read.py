@@ -71,7 +71,7 @@ def import_checkpoint(
     Args:
         path: Folder with its configuration, weights and tokenizer.
         allow: Patterns of tensor names, such as `classifier.*`: where their tensors are missing or of another shape, ours
-            start as drawn; what is more than a model here has is left out.
+            are newly initialised; what is more than a model here has is left out.
         pickle: Read weights out of a `.bin`, nothing but tensors, where there are no safetensors.
         positions: Rows of the position table; more than there are repeat those.
         tokenizer: A `vocab.txt` or `tokenizer.json` of another vocabulary: shared tokens keep their rows, others start at

@@ -87,7 +87,9 @@ def _cards(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
         card("training records", count(records.get("train")), f"{passes}, {batch} at a time"),
         card("steps", done, f"from {Path(str(start.get('model', '-'))).name} of {_short_path(start.get('model'))}"),
         card(
-            "parameters", count(start.get("parameters")), f"{len(sequence(start.get('drawn')))} tensors start as drawn"
+            "parameters",
+            count(start.get("parameters")),
+            f"{len(sequence(start.get('drawn')))} tensors newly initialised",
         ),
         time_card(history),
         machine_card(history),

@@ -161,7 +161,7 @@ def initialize_from(model: Model, other: LoadedModel, tokenizer: Tokenizer, reci
         if left and network is not model.for_use():
             said.append(
                 f"{other.path} has {len(fitting)} of the generator's own {len(own)} tensors in the right shape: the others "
-                "start as drawn"
+                "are newly initialised"
             )
     if not fitting:
         raise UniclozeError(f"no weight of {other.path} fits the recipe's model: give it the same sizes")
@@ -171,7 +171,7 @@ def initialize_from(model: Model, other: LoadedModel, tokenizer: Tokenizer, reci
         said.append(f"{other.path} knows no segments: their embeddings start at 0")
     if left:
         names = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
-        said.append(f"{other.path} has no {names} of the right shape: they start as drawn")
+        said.append(f"{other.path} has no {names} of the right shape: they are newly initialised")
     for sentence in said:
         warnings.warn(sentence, stacklevel=2)
 
