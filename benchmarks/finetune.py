@@ -57,7 +57,8 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
     from unicloze.finetuning.start import task_recipe
     from unicloze.interop.read import load_any
     from unicloze.recipes import load_recipe
-    from unicloze.tasks.records import Record, read_records
+    from unicloze.records import read_records
+    from unicloze.records.record import Record
     from unicloze.training import process
     from unicloze.training.loop import fit
     from unicloze.training.models import load_model
@@ -122,8 +123,8 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
     from unicloze.finetuning.data import ORDER
     from unicloze.finetuning.run import with_steps
     from unicloze.recipes import load_recipe
+    from unicloze.records import read_records
     from unicloze.tasks import TASKS
-    from unicloze.tasks.records import read_records
     from unicloze.training.optimizers import schedule_factor
     from unicloze.training.precision import choose_precision
 

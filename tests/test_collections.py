@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from unicloze.errors import UniclozeError
+from unicloze.records import read_records
+from unicloze.records.collections import PYTHON_DOCS_PARTS
+from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
-from unicloze.tasks.collections import PYTHON_DOCS_PARTS
-from unicloze.tasks.records import Record, read_records
 from unicloze.tasks.texts import reference, targets_of, texts_of
 from unicloze.text import python_docs
 

@@ -24,9 +24,9 @@ from unicloze.finetuning.data import encoded, finetuning_steps, open_records
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.model.flops import backbone_flops
 from unicloze.recipes import load_recipe, parse_options, toy_overrides
+from unicloze.records import read_records
 from unicloze.settings import UseSettings
 from unicloze.tasks import TASKS
-from unicloze.tasks.records import read_records
 from unicloze.tasks.rows import pooling_of
 from unicloze.training.models import LoadedModel
 

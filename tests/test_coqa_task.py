@@ -15,9 +15,10 @@ from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.answers import token_f1
 from unicloze.evaluation.metrics.coqa import Turn
 from unicloze.finetuning.run import finetune_run
+from unicloze.records import read_records
+from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
 from unicloze.tasks.conversation import ANSWERS, closest_span, encode, kind_of, lay_out, predict
-from unicloze.tasks.records import Record, read_records
 from unicloze.training.models import LoadedModel
 
 SETTINGS = TaskSettings(kind="conversation")

@@ -25,12 +25,13 @@ from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, task_names
 from unicloze.recipes.rules_task import TASK_KINDS
+from unicloze.records import read_records
+from unicloze.records.record import Record
 from unicloze.settings import TaskSettings, TokenizerSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.extraction import Answer as Given
 from unicloze.tasks.extraction import answers_of, encode, locate, predict, span_of, with_threshold, with_unanswerable
 from unicloze.tasks.passages import best_of_windows, best_spans, encode_passages, lay_out_windows, window_bounds
-from unicloze.tasks.records import Record, read_records
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.models import LoadedModel, build_model, load_model, ready_model
 
@@ -416,7 +417,8 @@ def test_a_record_that_cannot_be_used_is_named(
 
 @pytest.mark.parametrize(("text", "message"), [
     ("{", "this is no JSON"),
-    ('{"data": [{"paragraphs": [{"qas": []}]}]}', "article '': 'context' is missing"),
+    ('{"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}', "article '': 'context' is missing or of another type"),
+    ('{"data": [{"paragraphs": [{"qas": [{"id": "a", "answers": []}]}]}]}', "question a: the field 'context' is missing"),
     ('{"data": [3]}', "'paragraphs' is missing"),
     ("{}", "'data' is missing"),
     ("[3]", "entry 1: a record is a JSON object"),

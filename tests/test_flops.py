@@ -25,9 +25,9 @@ from unicloze.model import visibility_plan as planning
 from unicloze.model.build import Model
 from unicloze.objectives import make_examples
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
+from unicloze.records import read_records
 from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TokenizerSettings
 from unicloze.tasks import TASKS
-from unicloze.tasks.records import read_records
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.batches import read_windows
 from unicloze.training.models import build_model

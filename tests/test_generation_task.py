@@ -26,6 +26,7 @@ from unicloze.finetuning.start import task_recipe
 from unicloze.model import heads
 from unicloze.model.heads import cross_entropy
 from unicloze.recipes import load_recipe, task_names
+from unicloze.records.record import Record
 from unicloze.settings import (
     DecodingSettings,
     GenerationSettings,
@@ -39,7 +40,6 @@ from unicloze.settings import (
 from unicloze.tasks import TASKS, generation
 from unicloze.tasks.generation import SourceTarget, lay_out
 from unicloze.tasks.parts import chunk, cut_parts
-from unicloze.tasks.records import Record
 from unicloze.tasks.texts import targets_of
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loop import Compute

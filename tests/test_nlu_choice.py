@@ -19,9 +19,10 @@ from unicloze.example import collate
 from unicloze.finetuning.data import open_records
 from unicloze.finetuning.predict import TaskModel, outputs_of
 from unicloze.finetuning.run import finetune_run
+from unicloze.records import read_records
+from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS, choice, classification
-from unicloze.tasks.records import Record, read_records
 from unicloze.tasks.rows import Row
 from unicloze.training.loop import Compute
 from unicloze.training.models import LoadedModel, ready_model

@@ -21,10 +21,11 @@ from unicloze.finetuning.predict import as_glue
 from unicloze.finetuning.run import finetune_run
 from unicloze.recipes import load_recipe, task_names
 from unicloze.recipes.rules_task import TASK_KINDS
+from unicloze.records import FORMATS, read_records
+from unicloze.records.glue_files import LAYOUTS
+from unicloze.records.record import Record
 from unicloze.settings import TaskSettings, TrainingSettings
 from unicloze.tasks import TASKS
-from unicloze.tasks.glue import LAYOUTS
-from unicloze.tasks.records import FORMATS, Record, read_records
 from unicloze.training.checkpoint import load_checkpoint, save_checkpoint
 from unicloze.training.models import LoadedModel
 from unicloze.training.optimizers import build_optimizers

@@ -15,9 +15,10 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.tags import tag_accuracy
 from unicloze.finetuning.run import finetune_run
+from unicloze.records import read_records
+from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS, tagging
-from unicloze.tasks.records import Record, read_records
 from unicloze.tasks.rows import Row
 from unicloze.training.models import LoadedModel
 

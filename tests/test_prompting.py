@@ -23,9 +23,10 @@ from unicloze.evaluation.choices import PromptResult
 from unicloze.evaluation.lambada import LambadaResult, lambada, spelling
 from unicloze.evaluation.prompt_files import read_prompt
 from unicloze.evaluation.prompting import draw_examples, prompted
+from unicloze.records import read_records
+from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings, TaskSettings
 from unicloze.tasks.choice import right_choice
-from unicloze.tasks.records import Record, read_records
 from unicloze.training.models import LoadedModel
 
 CAUSAL: dict[str, Any] = {"name": "causal", "targets": ["lm"], "visibility": "left_to_right"}

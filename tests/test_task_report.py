@@ -18,11 +18,11 @@ from unicloze import verbs
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.spread import bootstrap_errors, standard_errors
 from unicloze.finetuning.samples import SAMPLES, is_right, samples
+from unicloze.records.record import Record
 from unicloze.report.charts import by_class, confusion, deviations, lengths, scatter
 from unicloze.report.page import build_report
 from unicloze.report.task_history import TaskRun
 from unicloze.settings import TaskSettings
-from unicloze.tasks.records import Record
 
 WORDS = ["a", "bc", "def", "gh", "ij", "klm", "no", "pq"]
 

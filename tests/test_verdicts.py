@@ -16,12 +16,12 @@ from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.seeds import finetune_seeds
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
 from unicloze.recipes import load_recipe, task_names
+from unicloze.records.record import Record
 from unicloze.report.task_history import TaskRun
 from unicloze.report.task_page import task_page
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.columns import with_columns
-from unicloze.tasks.records import Record
 
 
 def records(*fields: dict[str, Any]) -> list[Record]:

@@ -395,7 +395,7 @@ class TaskSettings:
 
     Args:
         kind: A key of `unicloze.tasks.TASKS`; nothing in a recipe for pre-training.
-        format: How a file holds its records: a key of `unicloze.tasks.records.FORMATS`, or `auto` by its name (.jsonl, .tsv,
+        format: How a file holds its records: a key of `unicloze.records.FORMATS`, or `auto` by its name (.jsonl, .tsv,
             .csv, .json, also .gz).
         fields: Where the file keeps what the task calls `text`, `pair`, `label`, ...; under that name if not given.
         optional: What else than the necessary records hold: `pair`, `question` (choice), `predicate` (tagging); what those of

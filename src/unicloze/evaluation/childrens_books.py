@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from unicloze.decoding.texts import open_model
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.choices import Choice, Normaliser, PromptResult, choose
-from unicloze.evaluation.metrics.plain_files import read_text
+from unicloze.records.plain_files import read_text
 
 if TYPE_CHECKING:
     from unicloze.decoding.texts import ModelLike

@@ -23,8 +23,9 @@ from unicloze.decoding.texts import open_model
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.known_words import listed_words
 from unicloze.evaluation.metrics.spread import binomial_error
+from unicloze.records import read_records
+from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
-from unicloze.tasks.records import Record, read_records
 from unicloze.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:

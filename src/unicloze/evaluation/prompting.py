@@ -19,8 +19,9 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.choices import Choice, PromptResult, choose, measure
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.prompt_files import IN_FILE, LABEL, Prompt, read_prompt
+from unicloze.records import read_records
+from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings
-from unicloze.tasks.records import Record, read_records
 
 if TYPE_CHECKING:
     from unicloze.decoding.texts import ModelLike

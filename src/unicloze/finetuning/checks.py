@@ -11,10 +11,9 @@ import torch
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import METRICS, metric
 from unicloze.finetuning.data import TaskData
+from unicloze.records.record import Record, refuse_repeated
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
-from unicloze.tasks.extraction import refuse_repeated
-from unicloze.tasks.records import Record
 from unicloze.training.models import LoadedModel
 
 Origin = Mapping[str, str | None]

@@ -16,10 +16,11 @@ from tqdm import tqdm
 from unicloze import keyed
 from unicloze.digest import digest
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
+from unicloze.records import read_records
+from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.columns import with_columns
-from unicloze.tasks.records import Record, read_records
 from unicloze.tasks.roles import check_roles
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 from unicloze.training.batches import MicroBatch

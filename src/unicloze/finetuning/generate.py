@@ -17,10 +17,10 @@ from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData, blocks_by_length
 from unicloze.model.readers import check_steps
+from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, generation
 from unicloze.tasks.conversation import turn_of
-from unicloze.tasks.records import Record
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 

@@ -18,10 +18,10 @@ from unicloze.files import write_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
 from unicloze.finetuning.generate import generated
 from unicloze.model.model import UnifiedModel
+from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.conversation import turn_of
-from unicloze.tasks.records import Record
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loop import Compute

@@ -48,9 +48,9 @@ from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
+from unicloze.records import read_records
 from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS, resolved
-from unicloze.tasks.records import read_records
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import MicroBatch

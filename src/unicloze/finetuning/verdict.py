@@ -9,9 +9,9 @@ from typing import Any
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning.scores import headline, measure
+from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
-from unicloze.tasks.records import Record
 
 STANDARD_ERRORS = 2.0
 """A difference counts from so many standard errors on."""

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from unicloze.example import Examples
 from unicloze.model.task_heads import HeadSettings
+from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import baselines, choice, classification, conversation, extraction, generation, tagging
 from unicloze.tasks.passages import Window, lay_out_windows
-from unicloze.tasks.records import Record
 from unicloze.tasks.roles import with_optional
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.tasks.task import Task

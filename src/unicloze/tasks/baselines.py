@@ -7,11 +7,11 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from unicloze.records.answers import needed_answers
+from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks.choice import right_choice
 from unicloze.tasks.classification import label_of, quantity_of
-from unicloze.tasks.extraction import needed_answers
-from unicloze.tasks.records import Record
 from unicloze.tasks.tagging import tags_of
 from unicloze.tasks.task import Baseline
 from unicloze.tasks.texts import texts_of

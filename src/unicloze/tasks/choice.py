@@ -22,9 +22,9 @@ import numpy as np
 
 from unicloze.errors import UniclozeError
 from unicloze.model.task_heads import HeadSettings
+from unicloze.records.choice_files import GAP
+from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings
-from unicloze.tasks.choice_formats import GAP
-from unicloze.tasks.records import Record
 from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, pooling_of, text_row
 from unicloze.tasks.task import Outputs, Prediction, cut_note
 from unicloze.text.tokenizers import Tokenizer

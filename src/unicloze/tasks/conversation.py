@@ -17,6 +17,8 @@ import numpy.typing as npt
 from unicloze.errors import UniclozeError
 from unicloze.example import Examples
 from unicloze.model.task_heads import HeadSettings
+from unicloze.records.answers import Answer, answers_of, needed_answers
+from unicloze.records.record import Record, refuse_repeated
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import extraction
 from unicloze.tasks.passages import (
@@ -31,7 +33,6 @@ from unicloze.tasks.passages import (
     span_labels,
     window_bounds,
 )
-from unicloze.tasks.records import Record
 from unicloze.tasks.rows import Ints
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
@@ -58,7 +59,7 @@ def checked(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
         UniclozeError: A record has no answer to learn; the message names it.
     """
     for record in records:
-        if not extraction.needed_answers(record, settings):
+        if not needed_answers(record, settings):
             raise UniclozeError(f"{record.place}: there is no answer to learn: mend the record or leave it out")
     return settings
 
@@ -74,7 +75,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         UniclozeError: A record lacks a field, or two have the same id; the message names the record.
     """
     task = recipe.task
-    extraction.refuse_repeated(records)
+    refuse_repeated(records)
     passages = encode_passages([record.text(task, "context") for record in records], tokenizer)
     dialogues = [[*history_of(record, task), record.text(task, "question")] for record in records]
     unique = list(dict.fromkeys(text for dialogue in dialogues for text in dialogue))
@@ -85,7 +86,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     for number, (record, dialogue, passage) in enumerate(zip(records, dialogues, passages, strict=True)):
         question = _last_tokens([known[text] for text in dialogue], room)
         bounds = window_bounds(len(passage), task.max_length - SPECIALS - len(question), task.stride)
-        answers = extraction.answers_of(record, task)
+        answers = answers_of(record, task)
         labels: Sequence[Mapping[str, int] | None] = [None] * len(bounds)
         if answers is not None:
             labels = _labels(answers, record, passage, bounds, task)
@@ -125,7 +126,7 @@ def kind_of(answer: str) -> int:
 
 
 def _labels(
-    answers: Sequence[extraction.Answer],
+    answers: Sequence[Answer],
     record: Record,
     passage: Passage,
     bounds: Sequence[tuple[int, int]],
@@ -158,7 +159,7 @@ def _rationale(record: Record, passage: Passage, settings: TaskSettings) -> tupl
     if not isinstance(text, str) or not text.strip():
         return 0, len(passage.text)
     known = start if isinstance(start, int) and start >= 0 else None
-    place = extraction.locate(extraction.Answer(text, known), passage.text)
+    place = extraction.locate(Answer(text, known), passage.text)
     return (0, len(passage.text)) if place is None else (place, place + len(text))
 
 
@@ -246,7 +247,7 @@ def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 
 def reference(record: Record, settings: TaskSettings) -> dict[str, Any]:
     """The answers of all annotators, and the domain of the story."""
-    answers = [answer.text for answer in extraction.needed_answers(record, settings)]
+    answers = [answer.text for answer in needed_answers(record, settings)]
     if not answers:
         raise UniclozeError(
             f"{record.place}: there is no right answer to compare with: mend the record or leave it out"

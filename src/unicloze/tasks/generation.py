@@ -32,9 +32,9 @@ from unicloze.mixtures import parts
 from unicloze.model.task_heads import HeadSettings
 from unicloze.objectives import masked, masking, seq2seq, unilmv2
 from unicloze.objectives.layout import MaskedTokens, without_unknown
+from unicloze.records.record import Record
 from unicloze.settings import ObjectiveSettings, Recipe, TaskSettings
 from unicloze.tasks.parts import cut_parts, join_parts
-from unicloze.tasks.records import Record
 from unicloze.tasks.rows import Ints
 from unicloze.tasks.texts import TARGET, has_target, targets_of, texts_of
 from unicloze.text.tokenizers import Tokenizer, Vocabulary

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings
-from unicloze.tasks.records import Record
 from unicloze.tasks.task import Task
 
 

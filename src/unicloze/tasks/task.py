@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from unicloze.example import Examples
 from unicloze.model.task_heads import HeadSettings
+from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings
-from unicloze.tasks.records import Record
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
 Outputs = Mapping[str, npt.NDArray[np.float32]]

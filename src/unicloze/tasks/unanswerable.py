@@ -18,9 +18,10 @@ import numpy as np
 from unicloze import keyed
 from unicloze.errors import UniclozeError
 from unicloze.files import replace_file
+from unicloze.records import read_records
+from unicloze.records.answers import Answer, answers_of
 from unicloze.settings import TaskSettings
-from unicloze.tasks.extraction import Answer, answers_of, locate
-from unicloze.tasks.records import read_records
+from unicloze.tasks.extraction import locate
 
 SHARE = 0.8
 """Unanswerable questions for each answerable one, as in UniLM v1."""

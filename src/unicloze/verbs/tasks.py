@@ -15,7 +15,7 @@ from unicloze.verbs.options import JSON, Device, File, Folder, Model, Number, Of
 
 if TYPE_CHECKING:
     from unicloze.finetuning.seeds import FinetuneSummary
-    from unicloze.tasks.records import Record
+    from unicloze.records.record import Record
     from unicloze.tasks.task import Predictions
     from unicloze.tasks.unanswerable import Written
     from unicloze.training.models import LoadedModel
@@ -133,8 +133,8 @@ def predict(
     from unicloze.finetuning import predict as room
     from unicloze.finetuning.data import encoded
     from unicloze.finetuning.texts import generate_into
+    from unicloze.records import read_records
     from unicloze.tasks import TASKS
-    from unicloze.tasks.records import read_records
     from unicloze.tasks.task import Predictions, written
 
     check_file(out)
@@ -201,7 +201,7 @@ def generate(
     """
     from unicloze.finetuning.predict import as_json_lines
     from unicloze.finetuning.texts import as_text, generate_for_records, generate_into, with_field
-    from unicloze.tasks.records import read_records
+    from unicloze.records import read_records
     from unicloze.tasks.task import Predictions, written
 
     if (text is None) == (file is None):
@@ -333,7 +333,7 @@ def _generator(
 def _record(model: LoadedModel, text: str | Sequence[str]) -> Record:
     """A record of the parts of one source."""
     from unicloze.decoding.texts import check_text
-    from unicloze.tasks.records import Record
+    from unicloze.records.record import Record
 
     roles, parts = model.recipe.generation.source, [text] if isinstance(text, str) else list(text)
     if len(parts) != len(roles):

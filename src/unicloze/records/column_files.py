@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError
-from unicloze.tasks.plain_formats import Reader
+from unicloze.records.line_files import Reader
 
 DOCUMENT = "-DOCSTART-"
 """First column of the line that begins a document; it is no word."""

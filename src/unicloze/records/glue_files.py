@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError
-from unicloze.tasks.plain_formats import Reader
+from unicloze.records.line_files import Reader
 
 
 @dataclass(frozen=True, kw_only=True)
