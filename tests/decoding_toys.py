@@ -13,6 +13,8 @@ import torch
 
 from toys import model as toy_model
 from unicloze import objectives, visibility
+from unicloze.decoding.generate import generate_parts
+from unicloze.decoding.search import Hypothesis
 from unicloze.example import Examples, Kind, Target, collate
 from unicloze.objectives import Objective
 from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TokenizerSettings, UseSettings
@@ -43,6 +45,11 @@ WORDS = [
 PIECES = ["##ing", "##s", "##ed"]
 PUNCTUATION = list(".,!()-")
 TEXT = "the list of items is empty and not given to the value"
+
+
+def generate_tokens(*arguments: Any, **settings: Any) -> list[list[Hypothesis]]:
+    """The hypotheses of all sources, see `generate_parts`."""
+    return [found for part in generate_parts(*arguments, **settings) for found in part.results]
 
 
 def wordpiece() -> Tokenizer:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import toys
+from decoding_toys import generate_tokens
 from toys import EOS, MASK, PSEUDO, SOS
 from unicloze.decoding.branches import Branches
-from unicloze.decoding.generate import generate_tokens
 from unicloze.decoding.layout import GenerationLayout
 from unicloze.decoding.search import Hypothesis
 from unicloze.errors import UsageError

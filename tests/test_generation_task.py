@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional
 
 import toys
+from decoding_toys import generate_tokens
 from unicloze import keyed, verbs, visibility
-from unicloze.decoding.generate import generate_tokens
 from unicloze.decoding.layout import layout_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Kind, collate

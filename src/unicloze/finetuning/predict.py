@@ -16,7 +16,7 @@ from unicloze.errors import UsageError
 from unicloze.example import collate
 from unicloze.files import write_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
-from unicloze.finetuning.generate import generated
+from unicloze.finetuning.generate import generated, predictions_of
 from unicloze.model.model import UnifiedModel
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
@@ -66,7 +66,8 @@ def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list
     """A prediction for each record, in their order."""
     task = TASKS[model.recipe.task.kind]
     if task.predict is None:
-        return generated(model, data, progress=progress)
+        parts = generated(model, data, progress=progress)
+        return [one for some in predictions_of(parts, data.records, model.recipe, model.tokenizer) for one in some]
     return task.predict(data.records, data.rows, outputs_of(model, data.rows, progress=progress), model.recipe)
 
 

@@ -218,7 +218,8 @@ def generate(
     if out is not None:
         made = generate_into(Path(out), loaded, records, into, progress=progress)
         return Predictions(made, partial(written, out, "texts"), one=one)
-    made = with_field(records, generate_for_records(loaded, records, progress=progress), into)
+    parts = generate_for_records(loaded, records, progress=progress)
+    made = with_field(records, [one for some in parts for one in some], into)
     return Predictions(made, as_text if one else as_json_lines, one=one)
 
 
