@@ -140,7 +140,7 @@ def test_there_and_back_is_the_same_bit_for_bit(pair: tuple[str, Path, Any, Load
     assert all(table.ignores(name) for name in stored.keys() - theirs.keys())
     assert {name: tuple(t.shape) for name, t in theirs.items()} == {name: tuple(stored[name].shape) for name in theirs}
     assert all(torch.equal(tensor, stored[name]) for name, tensor in theirs.items())
-    again = table.to_ours(theirs)
+    again = dict(table.ours(theirs))
     assert again.keys() == ours.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in ours.items())
 

@@ -193,7 +193,7 @@ def test_a_bias_of_the_keys_is_left_out_without_a_difference(tmp_path: Path) -> 
             layer.attention.qkv.bias[HIDDEN : 2 * HIDDEN].normal_()  # type: ignore[union-attr]
         before = loaded.model.backbone(batch)[-1][real]
         _, table = table_of(tmp_path)
-        loaded.model.load_state_dict(table.to_ours(table.to_theirs(loaded.model.state_dict())))
+        loaded.model.load_state_dict(dict(table.ours(table.to_theirs(loaded.model.state_dict()))))
         assert float(loaded.model.backbone.layers[0].attention.qkv.bias[HIDDEN : 2 * HIDDEN].abs().sum()) == 0  # type: ignore[union-attr]
         torch.testing.assert_close(loaded.model.backbone(batch)[-1][real], before, atol=1e-5, rtol=1e-5)
 
@@ -206,7 +206,7 @@ def test_a_model_with_segments_folds_into_a_family_without(tmp_path: Path) -> No
     expected = ours.backbone.embeddings.positions.weight + ours.backbone.embeddings.segments.weight[0]  # type: ignore[union-attr]
     found = theirs["mpnet.embeddings.position_embeddings.weight"]
     assert torch.equal(found[2:], expected) and not found[:2].any()
-    again = table.to_theirs(table.to_ours(theirs))
+    again = table.to_theirs(dict(table.ours(theirs)))
     assert all(torch.equal(again[name], tensor) for name, tensor in theirs.items())
 
 

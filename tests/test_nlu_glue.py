@@ -13,7 +13,6 @@ import torch
 from nlu_toys import recipe_for, start
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.glue import GLUE
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.spread import binomial_error, bootstrap_errors
@@ -147,6 +146,10 @@ def test_a_recipe_of_a_task_says_where_its_values_come_from(name: str) -> None:
     assert set(recipe.task.fields) <= {*TASKS[recipe.task.kind].roles, "id"}
 
 
+UNILM_V1_TABLE_8 = {"cola": "matthews", "mrpc": "f1", "qqp": "f1", "sts-b": "spearman"}
+"""What it reports of each task, accuracy of all others."""
+
+
 @pytest.mark.parametrize("task", LAYOUTS)
 def test_the_recipes_of_glue_are_those_of_both_papers(task: str) -> None:
     second, first = load_recipe(f"glue-{task}"), load_recipe(f"glue-{task}-v1")
@@ -154,7 +157,7 @@ def test_the_recipes_of_glue_are_those_of_both_papers(task: str) -> None:
         assert (recipe.task.format, recipe.task.head) == (f"glue-{task}", "plain")
         assert recipe.task.kind == ("regression" if task == "sts-b" else "classification")
         assert (recipe.training.schedule, recipe.finetuning.warmup_share) == ("linear", 0.1)
-        assert GLUE[task].metric in recipe.task.metrics
+        assert UNILM_V1_TABLE_8.get(task, "accuracy") in [METRICS[name].headline for name in recipe.task.metrics]
         assert len(recipe.task.labels or ()) == {"mnli": 3, "sts-b": 0}.get(task, 2)
     training = second.training
     assert training.batch_size in (16, 32) and training.learning_rate in (5e-6, 1e-5, 1.5e-5, 2e-5, 3e-5)  # Table 9

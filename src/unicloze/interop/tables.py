@@ -213,14 +213,6 @@ class Table:
         for entry in self.entries:
             yield from zip(entry.ours, entry.change.forward([theirs[name] for name in entry.theirs]), strict=True)
 
-    def to_ours(self, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our state of theirs.
-
-        Raises:
-            KeyError: Theirs lack a tensor.
-        """
-        return dict(self.ours(theirs))
-
     def to_theirs(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Their tensors of our state, each once and contiguous; copies of tied ones are left out.
 

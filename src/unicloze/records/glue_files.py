@@ -60,7 +60,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "rte": _TWO_SENTENCES,
     "wnli": _TWO_SENTENCES,
 }  # fmt: skip
-"""By the name of the task, as `unicloze.evaluation.metrics.glue` has it."""
+"""By the name of the task."""
 
 NAMED = 5
 """So many broken lines are named in a message."""
