@@ -12,7 +12,7 @@ import torch
 from unicloze.cli import main
 from unicloze.decoding.embed import embed
 from unicloze.errors import UsageError
-from unicloze.interop.read import load_any
+from unicloze.interop.opening import open_model
 from unicloze.objectives.masked import masked
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.windows import windows_of
@@ -48,7 +48,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> LoadedModel:
-    return load_any(folder)
+    return open_model(folder)
 
 
 @pytest.fixture(scope="module")

@@ -204,7 +204,7 @@ def test_ctrl_c_says_what_stays_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("unicloze.verbs.tasks.opening", lambda *_: start)
+    monkeypatch.setattr("unicloze.interop.opening.open_model", lambda *_: start)
     options = [word for key, value in DRAWN.items() for word in (f"--{key}", str(value).lower())]
     out = str(tmp_path / "out.jsonl")
     words = ["generate", "--model", "x", "--file", str(sources), "--out", out, "--quiet", *options]

@@ -358,7 +358,7 @@ def test_what_cannot_be_spelled_behind_the_blank_tells_answers_not_apart(name: s
         ]
 
 
-def test_metrics_that_do_not_fit_a_prompt_are_refused_before_a_model_is_opened(tmp_path: Path) -> None:
+def test_metrics_that_do_not_fit_a_prompt_are_refused_before_the_model_is_asked(tmp_path: Path) -> None:
     records = write(tmp_path / "r.jsonl", LABELLED)
     for keys, message in (
         ({"metrics": ["rouge"]}, "chooses answers, and rouge compares texts: name metrics of labels"),
@@ -432,7 +432,7 @@ def test_settings_of_generation_have_their_types(tmp_path: Path) -> None:
 def test_a_seed_needs_examples_to_draw(tmp_path: Path) -> None:
     prompt, records = prompt_file(tmp_path), write(tmp_path / "r.jsonl", LABELLED)
     with pytest.raises(UsageError, match="seed is 7, but no examples are drawn: give examples and shots"):
-        verbs.evaluate_prompt("no model", prompt, records, seed=7, quiet=True)
+        verbs.evaluate_prompt(decoding_toys.loaded(**CAUSAL), prompt, records, seed=7, quiet=True)
 
 
 @pytest.mark.parametrize(("label", "message"), [

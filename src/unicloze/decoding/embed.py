@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from unicloze.decoding.abilities import objective_of
-from unicloze.decoding.texts import by_length, check_numbers, cut, one_segment, open_model
+from unicloze.decoding.texts import by_length, check_numbers, cut, one_segment
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, collate
 from unicloze.mixtures import parts
@@ -19,11 +19,11 @@ from unicloze.text.windows import Windows
 from unicloze.visibility import bidirectional_rows, left_to_right_rows, nearby
 
 if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
+    from unicloze.training.models import LoadedModel
 
 
 def embed(
-    model: ModelLike, texts: Sequence[str], *, pooling: Pooling | None = None, batch_size: int = 32
+    model: LoadedModel, texts: Sequence[str], *, pooling: Pooling | None = None, batch_size: int = 32
 ) -> npt.NDArray[np.float32]:
     """The vector of each text, read with nothing masked, in the direction the model's recipe says (`use.visibility`).
 
@@ -31,7 +31,7 @@ def embed(
     reads at once are cut into consecutive windows.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: The model.
         texts: The texts; names of special tokens in them are plain text.
         pooling: `mean` over the last hidden states of all tokens of all windows, [SOS] and [EOS] included; `first`
             takes that of the first window's [SOS], `last` that of the last window's [EOS]. As the recipe says
@@ -47,10 +47,9 @@ def embed(
     """
     if pooling is not None and pooling not in get_args(Pooling):
         raise UsageError(f"pooling is {pooling!r}: give one of {', '.join(get_args(Pooling))}")
-    loaded = open_model(model)
-    pooling = pooling or loaded.recipe.use.pooling
-    backbone = loaded.model.backbone
-    tokens, pieces = cut(loaded, texts)
+    pooling = pooling or model.recipe.use.pooling
+    backbone = model.model.backbone
+    tokens, pieces = cut(model, texts)
     if pooling == "first":
         pieces = [piece for piece in pieces if piece.first == 0]
     elif pooling == "last":
@@ -58,10 +57,10 @@ def embed(
     sums = np.zeros((len(tokens), backbone.settings.hidden_size), dtype=np.float64)
     counts = np.zeros(len(tokens), dtype=np.int64)
     for block in by_length([len(piece) for piece in pieces], batch_size):
-        windows = one_segment([pieces[i].tokens for i in block], loaded.tokenizer.vocabulary)
-        examples = rows_to_encode(windows, loaded.recipe)
-        with torch.inference_mode(), loaded.compute.autocast():
-            encoded = backbone(collate(examples, device=loaded.compute.device))[-1]
+        windows = one_segment([pieces[i].tokens for i in block], model.tokenizer.vocabulary)
+        examples = rows_to_encode(windows, model.recipe)
+        with torch.inference_mode(), model.compute.autocast():
+            encoded = backbone(collate(examples, device=model.compute.device))[-1]
         check_numbers(encoded)
         hidden = encoded.double().cpu().numpy()
         for row, i in enumerate(block):

@@ -20,7 +20,7 @@ from unicloze.decoding.choices import Rules
 from unicloze.decoding.layout import GenerationLayout, layout_of
 from unicloze.decoding.parallel import fill_in_parallel
 from unicloze.decoding.search import Hypothesis, Settled, search
-from unicloze.decoding.texts import check_text, open_model
+from unicloze.decoding.texts import check_text
 from unicloze.errors import UsageError
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
@@ -29,7 +29,6 @@ from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.precision import choose_precision
 
 if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
     from unicloze.training.models import LoadedModel
 
 Ids = npt.NDArray[np.integer]
@@ -232,11 +231,10 @@ def _batch(
 
 
 def generate(
-    model: ModelLike,
+    model: LoadedModel,
     sources: Sequence[str],
     settings: DecodingSettings | None = None,
     *,
-    layout: GenerationLayout | None = None,
     keep: Literal["beginning", "end"] | None = None,
     progress: bool = False,
 ) -> list[Generation]:
@@ -245,10 +243,9 @@ def generate(
     Sources too long for the model are cut; a warning says so once.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: The model.
         sources: The sources; names of special tokens in them are plain text.
         settings: How; greedily if not given.
-        layout: Where source and target stand and what predicts; as the model's recipe says if not given.
         keep: What stays of a source that is too long; if not given the beginning, or the end if the model only goes on
             with a text.
         progress: Show progress on stderr.
@@ -256,11 +253,12 @@ def generate(
     Raises:
         UsageError: The model's objective cannot generate, the settings contradict each other, or a source is blank.
     """
-    loaded, settings, layout, tokens = ready(model, sources, settings, layout, keep)
-    parts = generate_parts(loaded.model, tokens, settings, layout, progress=progress)
+    settings = settings or DecodingSettings()
+    layout, tokens = ready(model, sources, settings, keep)
+    parts = generate_parts(model.model, tokens, settings, layout, progress=progress)
     found = [hypotheses for part in parts for hypotheses in part.results]
     return [
-        Generation(source=source, candidates=[_candidate(one, loaded.tokenizer) for one in hypotheses])
+        Generation(source=source, candidates=[_candidate(one, model.tokenizer) for one in hypotheses])
         for source, hypotheses in zip(sources, found, strict=True)
     ]
 
@@ -285,34 +283,30 @@ def stream_text(parts: Iterable[Part], tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def ready(
-    model: ModelLike,
+    model: LoadedModel,
     sources: Sequence[str],
-    settings: DecodingSettings | None,
-    layout: GenerationLayout | None,
+    settings: DecodingSettings,
     keep: Literal["beginning", "end"] | None = None,
-) -> tuple[LoadedModel, DecodingSettings, GenerationLayout, list[Ids]]:
-    """What generating needs, the sources as tokens cut to what the model can read; see `generate`.
+) -> tuple[GenerationLayout, list[Ids]]:
+    """How a model generates, and the sources as tokens cut to what it can read; see `generate`.
 
     Raises:
         UsageError: As `generate`.
     """
     if isinstance(sources, str):
         raise UsageError("sources is one string: give a list of texts")
-    settings = settings or DecodingSettings()
-    check_settings(settings)
+    layout = layout_of(model.recipe, model.tokenizer.vocabulary)
+    check_settings(settings, layout)
     for i, source in enumerate(sources):
         check_text(source, f"source {i + 1} of {len(sources)}")
-    loaded = open_model(model)
-    layout = layout or layout_of(loaded.recipe, loaded.tokenizer.vocabulary)
-    check_settings(settings, layout)
-    layout = with_token_ids(layout, settings, loaded.tokenizer)
-    room = loaded.model.max_positions - settings.max_length - layout.specials
+    layout = with_token_ids(layout, settings, model.tokenizer)
+    room = model.model.max_positions - settings.max_length - layout.specials
     if room < 1:
         raise UsageError(
-            f"max_length is {settings.max_length} and the model has {loaded.model.max_positions} positions for source and "
-            f"target: give a max_length of at most {loaded.model.max_positions - layout.specials - 1}"
+            f"max_length is {settings.max_length} and the model has {model.model.max_positions} positions for source and "
+            f"target: give a max_length of at most {model.model.max_positions - layout.specials - 1}"
         )
-    tokens: list[Ids] = list(loaded.tokenizer.encode_batch(sources))
+    tokens: list[Ids] = list(model.tokenizer.encode_batch(sources))
     long = sum(len(ids) > room for ids in tokens)
     keep = keep or ("end" if layout.decoder_only else "beginning")
     if long:
@@ -321,7 +315,7 @@ def ready(
             f"{len(tokens)}) are cut off, the {keep} stays",
             stacklevel=3,
         )
-    return loaded, settings, layout, [ids[-room:] if keep == "end" else ids[:room] for ids in tokens]
+    return layout, [ids[-room:] if keep == "end" else ids[:room] for ids in tokens]
 
 
 def with_token_ids(layout: GenerationLayout, settings: DecodingSettings, tokenizer: Tokenizer) -> GenerationLayout:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
-from unicloze.decoding.texts import Piece, by_length, check_numbers, cut, one_segment, open_model
+from unicloze.decoding.texts import Piece, by_length, check_numbers, cut, one_segment
 from unicloze.errors import UsageError
 from unicloze.example import Examples, collate, select_rows
 from unicloze.mixtures import parts
@@ -24,7 +24,6 @@ from unicloze.objectives import defined
 from unicloze.settings import ObjectiveSettings
 
 if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
     from unicloze.training.models import LoadedModel
 
 Logs = npt.NDArray[np.float64]
@@ -115,7 +114,7 @@ class Scores(list[TextScore]):
         return "\n".join(map(str, [*self, together(self)] if len(self) > 1 else self))
 
 
-def score(model: ModelLike, texts: Sequence[str], *, batch_size: int = 32) -> list[TextScore]:
+def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> list[TextScore]:
     """Score texts: one forward pass for the chain rule of a window, one row of a batch for each token masked alone.
 
     A text's score depends neither on the other texts nor on `batch_size`, up to rounding. Tokens the model never
@@ -123,7 +122,7 @@ def score(model: ModelLike, texts: Sequence[str], *, batch_size: int = 32) -> li
     windows.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: The model.
         texts: The texts; names of special tokens in them are plain text.
         batch_size: Most rows of one forward pass.
 
@@ -131,17 +130,16 @@ def score(model: ModelLike, texts: Sequence[str], *, batch_size: int = 32) -> li
         UsageError: A text is blank, or `batch_size` is below 1.
         UniclozeError: The model predicts nan.
     """
-    loaded = open_model(model)
-    tokens, pieces = cut(loaded, texts)
+    tokens, pieces = cut(model, texts)
     chain, pseudo = (
-        _by_text(len(texts), pieces, log_probabilities(loaded, pieces, measure, batch_size=batch_size))
-        if defines(objective_of(loaded.recipe), measure)
+        _by_text(len(texts), pieces, log_probabilities(model, pieces, measure, batch_size=batch_size))
+        if defines(objective_of(model.recipe), measure)
         else [None] * len(texts)
         for measure in ("chain", "pseudo")
     )
     windows = Counter(piece.text for piece in pieces)
     return [
-        _text_score(loaded, text, ids, chain[i], pseudo[i], windows[i])
+        _text_score(model, text, ids, chain[i], pseudo[i], windows[i])
         for i, (text, ids) in enumerate(zip(texts, tokens, strict=True))
     ]
 

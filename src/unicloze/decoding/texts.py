@@ -1,13 +1,11 @@
-"""What the verbs of a trained model share: the model, texts as windows it can read, a check of what it says."""
+"""What the verbs of a trained model share: texts as windows it can read, a check of what it says."""
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from unicloze.training.models import LoadedModel
-
-    ModelLike: TypeAlias = str | os.PathLike[str] | LoadedModel | Callable[[], LoadedModel]
 
 Ints = npt.NDArray[np.int32]
 
@@ -49,21 +45,6 @@ class Piece:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-
-def open_model(model: ModelLike) -> LoadedModel:
-    """The model itself, loaded if a path is given, opened if a function is that opens one.
-
-    Raises:
-        UniclozeError: There is no whole checkpoint at the path.
-    """
-    if callable(model):
-        return model()
-    if isinstance(model, str | os.PathLike):
-        from unicloze.training.models import load_model
-
-        return load_model(Path(model))
-    return model
 
 
 def longest_text(model: LoadedModel) -> int:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from unicloze import keyed
-from unicloze.decoding.texts import open_model
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.choices import Choice, PromptResult, choose, measure
 from unicloze.evaluation.metrics.registry import metric
@@ -24,7 +23,6 @@ from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings
 
 if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
     from unicloze.training.models import LoadedModel
 
 SHOTS = 1
@@ -32,7 +30,7 @@ SHOTS = 1
 
 
 def prompted(
-    model: ModelLike,
+    model: LoadedModel,
     prompt: str | Path | Prompt,
     records: str | Path,
     *,
@@ -46,7 +44,7 @@ def prompted(
     """Answer a file of records by a prompt.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: The model.
         prompt: A prompt file, see `unicloze.evaluation.prompt_files`.
         records: The records.
         examples: Records with labels, to draw the examples of each prompt from.
@@ -68,11 +66,10 @@ def prompted(
     drawn = draw_examples(asked, chosen, None if examples is None else Path(examples), shots, seed)
     if not asked.has_blank:
         references = [_references(asked, record) for record in chosen]
-        return _generated(open_model(model), asked, chosen, drawn, references, shots, batch_size, progress)
-    loaded = open_model(model)
+        return _generated(model, asked, chosen, drawn, references, shots, batch_size, progress)
     choices = [_choice(asked, record, few) for record, few in zip(chosen, drawn, strict=True)]
     return choose(
-        loaded, choices, task=asked.name, metrics=asked.metrics, normalise=asked.normalise, shots=shots,
+        model, choices, task=asked.name, metrics=asked.metrics, normalise=asked.normalise, shots=shots,
         batch_size=batch_size, progress=progress,
     )  # fmt: skip
 

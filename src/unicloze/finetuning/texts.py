@@ -57,13 +57,13 @@ def stream_for_record(model: LoadedModel, record: Record) -> Iterator[str]:
 
 def _parts(model: LoadedModel, records: Sequence[Record], *, first: int = 0, progress: bool = False) -> Iterator[Part]:
     recipe = model.recipe
-    layout = layout_of(recipe, model.tokenizer.vocabulary)
     if recipe.task.kind:
+        layout_of(recipe, model.tokenizer.vocabulary)  # refuses other tasks before their records are read
         data = encoded(records, recipe, model.tokenizer, answers=False)
         return generated(load_task_model(model), data, first=first, progress=progress)
     prompts = [record.text(recipe.task, recipe.generation.source[0]) for record in records]
-    _, settings, layout, tokens = ready(model, prompts, recipe.decoding, layout)
-    return generate_parts(model.model, tokens, settings, layout, first=first, progress=progress)
+    layout, tokens = ready(model, prompts, recipe.decoding)
+    return generate_parts(model.model, tokens, recipe.decoding, layout, first=first, progress=progress)
 
 
 def as_text(predictions: Sequence[Prediction]) -> str:

@@ -8,18 +8,14 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from unicloze.decoding.texts import open_model
 from unicloze.errors import UsageError
+from unicloze.interop.opening import ModelLike, open_model
 from unicloze.interop.programs import Encoder, Part, Step, compare, module_of, trace
 from unicloze.interop.rules import step_rule
-
-if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
 
 _LARGEST_FILE = 2**31 - 2**20
 """Bytes of weights that one file can hold: protobuf counts to 2 GiB."""

@@ -12,7 +12,7 @@ of the other slots only. `token_type_ids` tells source (0) from target (1). Rows
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +20,14 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional
 
 from unicloze.decoding.abilities import objective_of
-from unicloze.decoding.texts import open_model
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.interop.opening import ModelLike, open_model
 from unicloze.interop.rules import encoding_rule, step_rule
 from unicloze.mixtures import describe
 from unicloze.model.from_attention_mask import EncodingRule, StepRule, encoding_batch, slots_of
 from unicloze.model.model import UnifiedModel
 from unicloze.model.readers import GivenKeys, check_steps
 from unicloze.training.models import LoadedModel
-
-if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
 
 Part = Literal["encoder", "step"]
 

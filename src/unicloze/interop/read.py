@@ -39,17 +39,7 @@ from unicloze.training.initial import (
     said_of_tokens,
     shared_tokens,
 )
-from unicloze.training.models import LoadedModel, load_model
-
-
-def load_any(path: str | os.PathLike[str]) -> LoadedModel:
-    """A model by the place that names it: a run or checkpoint of ours, or the folder of another library's checkpoint.
-
-    Raises:
-        UniclozeError: There is no model, or it cannot be read.
-    """
-    place = Path(path)
-    return import_checkpoint(place) if is_foreign(place) else load_model(place)
+from unicloze.training.models import LoadedModel
 
 
 def is_foreign(place: Path) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UsageError
-from unicloze.interop.read import is_foreign, load_any
+from unicloze.interop.opening import open_model
+from unicloze.interop.read import is_foreign
 from unicloze.recipes.schema import flatten
 from unicloze.settings import Recipe
 from unicloze.text.agreement import OF_A_TRAINED_TOKENIZER
@@ -24,7 +25,7 @@ class Start:
 
     def open(self, place: str) -> LoadedModel:
         """The model at a place, for its weights; it is not kept."""
-        return self._opened.pop(place, None) or load_any(place)
+        return self._opened.pop(place, None) or open_model(place)
 
     def settings(self, recipe: Recipe, given: Mapping[str, Any], *, new_tokenizer: bool) -> dict[str, Any]:
         """Settings the run has from the model, by dotted name; says where the model's shape is not the recipe's.
@@ -46,7 +47,7 @@ class Start:
                 f"{unread[0]} is for a tokenizer that is trained, and the run has that of {place}: give --new-tokenizer to "
                 "train one, or leave it out"
             )
-        loaded = self._opened[place] = load_any(place)
+        loaded = self._opened[place] = open_model(place)
         changes, said = inherited(recipe, loaded, asked)
         if said:
             warnings.warn(said, stacklevel=3)

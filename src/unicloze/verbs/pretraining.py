@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike, folder_at, opening
+from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike, folder_at
 from unicloze.verbs.options import JSON, File, Folder, Number, Option, RecipeName, Settings, clean
 
 if TYPE_CHECKING:
@@ -364,8 +364,9 @@ def compare(
 
     def judged_by_blimp(run: Path) -> dict[str, float | None]:
         from unicloze.evaluation.blimp import accuracies
+        from unicloze.interop.opening import open_model
 
-        return accuracies(opening(run, device), blimp or "", limit=blimp_limit, progress=not quiet)
+        return accuracies(open_model(run, device), blimp or "", limit=blimp_limit, progress=not quiet)
 
     folder = folder_at(out, RUNS / "compare")
     comparison = compare_recipes(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from unicloze.errors import UsageError
 from unicloze.settings import Precision, PredictionFormat
-from unicloze.verbs.common import OF_FILES, RUNS, Overrides, PathLike, check_file, check_fixed, folder_at, opening
+from unicloze.verbs.common import OF_FILES, RUNS, Overrides, PathLike, check_file, check_fixed, folder_at
 from unicloze.verbs.options import JSON, Device, File, Folder, Model, Number, OfFiles, OneOf, Option, Settings, clean
 
 if TYPE_CHECKING:
@@ -72,13 +72,13 @@ def finetune(
     refuse_decided_in_task(given)
     recipe = load_recipe(task, overrides)
     tune_allocator()
-    from unicloze.decoding.texts import open_model
     from unicloze.finetuning.checks import check_given_options
     from unicloze.finetuning.seeds import finetune_seeds
     from unicloze.finetuning.start import task_recipe
+    from unicloze.interop.opening import open_model
     from unicloze.tasks.generation import with_learning
 
-    start = open_model(opening(model))
+    start = open_model(model)
     recipe = task_recipe(recipe, start, list(given))
     refuse_unread_in_task([with_learning(recipe)], given)
     if "task.metric_options" in given:
@@ -129,10 +129,10 @@ def predict(
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
         OSError: The file cannot be written.
     """
-    from unicloze.decoding.texts import open_model
     from unicloze.finetuning import predict as room
     from unicloze.finetuning.data import encoded
     from unicloze.finetuning.texts import generate_into
+    from unicloze.interop.opening import open_model
     from unicloze.records import read_records
     from unicloze.tasks import TASKS
     from unicloze.tasks.task import Predictions, written
@@ -141,7 +141,7 @@ def predict(
     chosen = room.format_of(out if out is None else Path(out), format)
     shown = room.PREDICTION_FORMATS[chosen] if out is None else partial(written, out, "predictions")
     check_fixed(overrides, OF_FILES)
-    loaded = _with(open_model(opening(model, device, precision)), overrides)
+    loaded = _with(open_model(model, device, precision), overrides)
     task_model = room.load_task_model(loaded)
     records = read_records(Path(file), loaded.recipe.task)
     room.check_format(chosen, loaded.recipe, records)
@@ -315,14 +315,14 @@ def _with(model: LoadedModel, overrides: Overrides | None) -> LoadedModel:
 def _generator(
     model: PathLike | LoadedModel, device: str, overrides: Overrides | None, *, of_a_file: bool
 ) -> LoadedModel:
-    from unicloze.decoding.texts import open_model
+    from unicloze.interop.opening import open_model
     from unicloze.recipes.rules_unread import given_settings, refuse_unread_in_generation
 
     given = given_settings(overrides)
     check_fixed(given, ("decoding", *OF_FILES))
     if not of_a_file and (strange := next((key for key in OF_FILES if key in given), None)):
         raise UsageError(f"{strange} says how a file is read, and a text is given: leave it out.")
-    loaded = _with(open_model(opening(model, device)), overrides)
+    loaded = _with(open_model(model, device), overrides)
     recipe = loaded.recipe
     refuse_unread_in_generation(recipe, given)
     if not recipe.task.kind and "decoding.max_length" not in given:  # it was made for no length
