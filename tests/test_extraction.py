@@ -26,11 +26,12 @@ from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, task_names
 from unicloze.recipes.rules_task import TASK_KINDS
 from unicloze.records import read_records
+from unicloze.records.answers import Answer as Given
+from unicloze.records.answers import answers_of
 from unicloze.records.record import Record
 from unicloze.settings import TaskSettings, TokenizerSettings
 from unicloze.tasks import TASKS
-from unicloze.tasks.extraction import Answer as Given
-from unicloze.tasks.extraction import answers_of, encode, locate, predict, span_of, with_threshold, with_unanswerable
+from unicloze.tasks.extraction import encode, locate, predict, span_of, with_threshold, with_unanswerable
 from unicloze.tasks.passages import best_of_windows, best_spans, encode_passages, lay_out_windows, window_bounds
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.models import LoadedModel, build_model, load_model, ready_model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,8 @@ from unicloze.example import Examples, Kind, collate
 from unicloze.mixtures import parts
 from unicloze.settings import Pooling, Recipe
 from unicloze.text.windows import Windows
+from unicloze.training.models import LoadedModel
 from unicloze.visibility import bidirectional_rows, left_to_right_rows, nearby
-
-if TYPE_CHECKING:
-    from unicloze.training.models import LoadedModel
 
 
 def embed(

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,8 @@ from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
 from unicloze.settings import DecodingSettings, TrainingSettings
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.models import LoadedModel
 from unicloze.training.precision import choose_precision
-
-if TYPE_CHECKING:
-    from unicloze.training.models import LoadedModel
 
 Ids = npt.NDArray[np.integer]
 

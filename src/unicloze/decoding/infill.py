@@ -9,22 +9,20 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from unicloze.decoding.abilities import lacks, objective_of, part_with
-from unicloze.decoding.texts import check_numbers, check_text, longest_text, one_segment, rows_at_once
+from unicloze.decoding.texts import check_numbers, check_text, logits_of, longest_text, one_segment, rows_at_once
 from unicloze.errors import UsageError
-from unicloze.example import Examples, Target, collate
+from unicloze.example import Examples, Target
 from unicloze.objectives import LayOut, defined
 from unicloze.settings import ObjectiveSettings, Order
 from unicloze.text.tokenizers import MASK, Tokenizer
-
-if TYPE_CHECKING:
-    from unicloze.training.models import LoadedModel
+from unicloze.training.models import LoadedModel
 
 Guesses = list[tuple[int, float]]
 
@@ -374,14 +372,10 @@ class _Filler:
         row_steps[:, 1:-1] = [steps[start : start + self.limit] for start in starts]
         return row_steps, self.lay_out(windows, row_steps, vocabulary, self.settings)
 
-    @torch.inference_mode()
     def _guesses(self, examples: Examples) -> list[list[Guesses]]:
         """The most likely ordinary tokens of each prediction of each row."""
-        compute = self.loaded.compute
         ordinary = torch.from_numpy(self.loaded.tokenizer.vocabulary.ordinary).long()
-        with compute.autocast():
-            (predicted,) = self.loaded.model.logits(collate(examples, device=compute.device)).values()
-        logits = predicted.float().cpu()
+        logits = logits_of(self.loaded, examples)[0].float().cpu()
         best = torch.softmax(logits[:, :, ordinary], dim=-1).topk(min(self.top_k, len(ordinary)), dim=-1)
         check_numbers(best.values)
         ids = ordinary[best.indices].tolist()

@@ -7,26 +7,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
-from unicloze.decoding.texts import Piece, by_length, check_numbers, cut, one_segment
+from unicloze.decoding.texts import Logs, Piece, by_length, cut, log_probability, logits_of, one_segment
 from unicloze.errors import UsageError
-from unicloze.example import Examples, collate, select_rows
+from unicloze.example import select_rows
 from unicloze.mixtures import parts
-from unicloze.model.heads import cross_entropy
 from unicloze.model.model import perplexity
 from unicloze.objectives import defined
 from unicloze.settings import ObjectiveSettings
+from unicloze.training.models import LoadedModel
 
-if TYPE_CHECKING:
-    from unicloze.training.models import LoadedModel
-
-Logs = npt.NDArray[np.float64]
 Measure = Literal["pseudo", "chain"]
 Progress = Callable[[int], object]
 
@@ -195,7 +190,7 @@ def _chain(
     result = [np.full(len(piece), np.nan) for piece in pieces]
     for block in by_length([len(piece) for piece in pieces], batch_size, slots_per_token=3):
         windows = one_segment([pieces[i].tokens for i in block], vocabulary)
-        logs = _log_probabilities(loaded, lay_out(windows, vocabulary, settings))
+        logs = log_probability(*logits_of(loaded, lay_out(windows, vocabulary, settings)))
         for row, i in enumerate(block):
             scored = windows.maskable[row, 1 : len(pieces[i]) + 1]
             result[i][scored] = logs[row, : scored.sum()]
@@ -223,24 +218,11 @@ def _pseudo(
         windows = select_rows(one_segment([pieces[i].tokens for i in together], vocabulary), row_of)
         steps = np.full(windows.token_ids.shape, -1, dtype=np.int32)
         steps[np.arange(len(block)), place_of[block] + 1] = 0
-        asked[block] = _log_probabilities(loaded, lay_out(windows, steps, vocabulary, settings))[:, 0]
+        asked[block] = log_probability(*logits_of(loaded, lay_out(windows, steps, vocabulary, settings)))[:, 0]
         progress(len(block))
     result = np.full(len(scored), np.nan)
     result[scored] = asked
     return np.split(result, first[1:])
-
-
-@torch.inference_mode()
-def _log_probabilities(loaded: LoadedModel, examples: Examples) -> Logs:
-    """log p of the label of each prediction of the only target. *Shape:* (rows, predictions)"""
-    batch = collate(examples, device=loaded.compute.device)
-    with loaded.compute.autocast():
-        ((name, logits),) = loaded.model.logits(batch).items()
-    labels = batch.targets[name].labels
-    losses = cross_entropy(logits.flatten(0, 1), labels.flatten()).unflatten(0, labels.shape)
-    check_numbers(losses)
-    logs: Logs = -losses.double().cpu().numpy()
-    return logs
 
 
 def _by_text(count: int, pieces: Sequence[Piece], logs: Sequence[Logs]) -> list[Logs | None]:

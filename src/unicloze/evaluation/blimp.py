@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.known_words import frequent_words, keep_known, listed_words, words_of
 from unicloze.evaluation.minimal_pairs import PairSet, read_pairs
 from unicloze.settings import Mode, ObjectiveSettings
-
-if TYPE_CHECKING:
-    from unicloze.training.models import LoadedModel
+from unicloze.training.models import LoadedModel
 
 Scores = npt.NDArray[np.float64]
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.choices import Choice, Normaliser, PromptResult, choose
 from unicloze.records.plain_files import read_text
-
-if TYPE_CHECKING:
-    from unicloze.training.models import LoadedModel
+from unicloze.training.models import LoadedModel
 
 BLANK = "XXXXX"
 _LINE = re.compile(r"(\d+) (.*)")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,7 @@ from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
 from unicloze.text.tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from unicloze.training.models import LoadedModel
+from unicloze.training.models import LoadedModel
 
 ENGLISH = "english"
 """As a list of stop words: the function words below."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +20,7 @@ from unicloze.evaluation.prompt_files import IN_FILE, LABEL, Prompt, read_prompt
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings
-
-if TYPE_CHECKING:
-    from unicloze.training.models import LoadedModel
+from unicloze.training.models import LoadedModel
 
 SHOTS = 1
 """What a key is for: the examples of a record."""

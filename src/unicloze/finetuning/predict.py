@@ -16,7 +16,7 @@ from unicloze.errors import UsageError
 from unicloze.example import collate
 from unicloze.files import write_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
-from unicloze.finetuning.generate import generated, predictions_of
+from unicloze.finetuning.generate import SLOTS_AT_ONCE, generated, predictions_of
 from unicloze.model.model import UnifiedModel
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
@@ -26,9 +26,6 @@ from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loop import Compute
 from unicloze.training.models import LoadedModel
-
-SLOTS_AT_ONCE = 8192
-"""Slots of a forward pass, padding counted."""
 
 OTHER_FORMAT = "give an --out that ends in .jsonl, or --format jsonl"
 """The cure where predictions do not fit in the lines of a table."""
