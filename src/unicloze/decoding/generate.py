@@ -96,7 +96,7 @@ class Part:
     results: Sequence[list[Hypothesis]] = ()
 
 
-def check_settings(settings: DecodingSettings, layout: GenerationLayout | None = None) -> None:
+def check_settings(settings: DecodingSettings, layout: GenerationLayout) -> None:
     """Refuse settings that contradict each other, or the way a model generates.
 
     Raises:
@@ -142,7 +142,7 @@ def check_settings(settings: DecodingSettings, layout: GenerationLayout | None =
     if settings.parallel is not None:
         if settings.sample or settings.beams > 1 or settings.no_repeat_ngram:
             raise UsageError("parallel fills positions in any order: leave sample, beams and no_repeat_ngram out")
-        if layout is not None and (layout.predicts != "pseudo" or layout.decoder_only):
+        if layout.predicts != "pseudo" or layout.decoder_only:
             raise UsageError(
                 "parallel needs a model that predicts by pseudo masks behind a source, such as unilmv2 with the target par: "
                 "leave it out"

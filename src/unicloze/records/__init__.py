@@ -1,12 +1,14 @@
 """Labelled records, read from the files people have them in: for tasks, metrics and benchmarks alike.
 
-plain_files                      a whole file as text, text as JSON
-    |
-line_files, json_files           JSON lines, tables with a header; JSON documents, of SQuAD and CoQA among them
-column_files, glue_files         tagged sentences; GLUE's tables
-choice_files, collections        multiple choice; records that are in no file one after the other
-    |
-record, answers                  a record and what it holds
+    plain_files                      a whole file as text, text as JSON
+        |
+    line_files, json_files           JSON lines, tables with a header; JSON documents, of SQuAD and CoQA among them
+    column_files, glue_files         tagged sentences; GLUE's tables
+    choice_files, collections        multiple choice; records that are in no file one after the other
+        |
+    record, answers                  a record and what it holds
+
+A format is a function from the text of a file to the fields of each record and the line it stands in, for messages.
 """
 
 from __future__ import annotations
