@@ -55,7 +55,7 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
     from unicloze.finetuning.predict import load_task_model, predict
     from unicloze.finetuning.scores import measure, with_errors
     from unicloze.finetuning.start import task_recipe
-    from unicloze.interop.read import load_any
+    from unicloze.interop.opening import open_model
     from unicloze.recipes import load_recipe
     from unicloze.records import read_records
     from unicloze.records.record import Record
@@ -64,7 +64,7 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
     from unicloze.training.models import load_model
 
     settings = {**spec["settings"], "training.seed": spec["seed"]}
-    start = load_any(Path(spec["model"]))
+    start = open_model(spec["model"])
     recipe = task_recipe(load_recipe(spec["task"], settings), start, list(settings))
     spent = {}
 
