@@ -403,7 +403,7 @@ def test_pairs_that_cannot_be_read(here: Path, tmp_path: Path, command: Command)
     assert said.code == 1 and str(tmp_path / "nowhere") in said.sentence
     (tmp_path / "broken.jsonl").write_text(PAIRS + '{"sentence_good": "A', encoding="utf-8")
     said = command(*words, tmp_path)
-    assert said.code == 1 and f"{tmp_path / 'broken.jsonl'}:3 is not JSON" in said.sentence
+    assert said.code == 1 and f"{tmp_path / 'broken.jsonl'}, line 3: this is no JSON" in said.sentence
     (tmp_path / "broken.jsonl").write_text(PAIRS, encoding="utf-8")
     (tmp_path / "words.txt").write_text("zebra\n", encoding="utf-8")
     said = command(*words, tmp_path, "--filter", tmp_path / "words.txt")
