@@ -121,7 +121,7 @@ def prepared(place: Path) -> Path:
     [
         (
             {"data.corpus": "texts"},
-            r"option --data\.corpus: .*'texts'.*prepared was made with .*corpus.*leave data\.corpus out",
+            r"option --data\.corpus: .*'texts'.*prepared was made with .*corpus.*leave out data\.corpus",
         ),
         ({"data.corpus": ["corpus", "corpus"]}, "was made with"),
         ({"tokenizer.vocab_size": 500}, r"option --tokenizer\.vocab_size: .* is 500, .* was made with 300: leave"),
@@ -151,7 +151,7 @@ def test_a_loaded_vocabulary_says_itself_whether_it_lower_cases(place: Path, tmp
     for name, value in {"lowercase": True, "strip_accents": True, "vocab_size": 300, "kind": "bpe"}.items():
         refused = overrides | {f"tokenizer.{name}": value}
         for act in (verbs.prepare, verbs.pretrain):
-            with pytest.raises(UsageError, match=rf"option --tokenizer\.{name}: it is for a tokenizer that is trained"):
+            with pytest.raises(UsageError, match=rf"option --tokenizer\.{name} applies to training a tokenizer"):
                 act("quickstart", tmp_path / "refused", quiet=True, overrides=refused)
     assert not (tmp_path / "refused").exists()
 
@@ -231,7 +231,7 @@ def test_what_a_loaded_tokenizer_prepared_has_no_settings_of_training(prepared: 
     again = {"data.corpus": str(place / "corpus"), "tokenizer.path": str(prepared / "tokenizer.json")}
     data = verbs.prepare(out=place / "loaded", quiet=True, overrides=again).folder
     with pytest.raises(
-        UsageError, match=r"tokenizer\.kind is of training a tokenizer, and data\.prepared .* a loaded one"
+        UsageError, match=r"tokenizer\.kind applies to training a tokenizer, but data\.prepared .* a loaded one"
     ):
         given = {"data.prepared": str(data), "tokenizer.kind": "bpe"}
         verbs.pretrain("quickstart", place / "no", toy=True, quiet=True, overrides=given)
