@@ -109,7 +109,7 @@ def test_an_imported_model_with_another_vocabulary(bert: Path, tmp_path: Path) -
 def test_rows_beyond_the_vocabulary_are_left_out_and_said(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     peer = save("BertForMaskedLM", tmp_path, vocab_size=56)
-    with pytest.warns(UserWarning, match=r"has 56 rows of tokens and its tokenizer 50 tokens: the other 6 rows"):
+    with pytest.warns(UserWarning, match=r"has 56 token rows but its tokenizer only 50 tokens: the other 6 rows"):
         loaded = load_any(tmp_path)
     batch, real = batch_of(loaded.tokenizer.vocabulary, segments=True)
     with torch.no_grad():
@@ -352,7 +352,7 @@ def test_an_imported_model_is_fine_tuned_on_pairs(kind: str, changes: dict[str, 
 
 def test_what_a_start_refuses(bert: Path, corpus: Path, tmp_path: Path) -> None:
     given = {"data.corpus": [str(corpus)], "data.heldout_share": 0.2}
-    with pytest.raises(UsageError, match=r"tokenizer.vocab_size is for a tokenizer that is trained.*--new-tokenizer"):
+    with pytest.raises(UsageError, match=r"tokenizer.vocab_size applies to training a tokenizer.*--new-tokenizer"):
         pretrain("bert-base", tmp_path / "a", toy=True, overrides={**given, "tokenizer.vocab_size": 99}, init=bert)
     with pytest.raises(UsageError, match="A new tokenizer is trained anyway"):
         pretrain("bert-base", tmp_path / "b", toy=True, overrides=given, new_tokenizer=True)
