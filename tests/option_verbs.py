@@ -197,7 +197,7 @@ REFUSED = {
     f"{PRETRAIN} --out run {MIXED}": "each entry of objective.mixture sets it",
     f"{PRETRAIN} --out run --training.phases '[{{data.window: 16}}]' --data.window 20": "each entry of training.phases",
     f"{PRETRAIN} --out run --finetuning.epochs 3": "give it to `unicloze finetune`",
-    f"{PRETRAIN} --out run --training.attention flex --model.attention_dropout 0": "learns on a GPU only",
+    f"{PRETRAIN} --out run --training.attention flex --model.attention_dropout 0": "trains only on a GPU",
     f"{PREPARE} --out data --training.steps 5": "or give it to `unicloze pretrain`",
     f"{PREPARE} --out data --tokenizer.kind bpe --tokenizer.lowercase false": "without tokenizer.kind wordpiece",
     f"{PREPARE} --out data --tokenizer.path {{vocab.txt}} --tokenizer.vocab_size 90": "applies to training a tokenizer",

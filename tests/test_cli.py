@@ -321,7 +321,7 @@ def test_pretrain_prints_its_result_and_quiet_nothing_else(here: Path, tmp_path:
     run = copied(here / "runs" / "quickstart", tmp_path / "run")
     said = command("pretrain", "--out", run, "--training.steps", "3", "--quiet")
     assert said.code == 0
-    assert "training.steps goes from 2 to 3" in said.err
+    assert "training.steps changes from 2 to 3" in said.err
     assert len(said.err.splitlines()) == 1
     assert said.out.startswith(f"{run}: trained to step 3, held-out perplexity ae ")
     done = command("pretrain", "--out", run, "--quiet")
@@ -336,7 +336,7 @@ def test_pretrain_tells_a_signal(command: Command, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(verbs, "pretrain", lambda **_: stopped)
     said = command("pretrain")
     assert (said.code, said.err) == (143, "")
-    assert said.out == "runs/mine: stopped and saved at step 12; the same command goes on from there\n"
+    assert said.out == "runs/mine: stopped and saved at step 12; run the same command to resume\n"
 
 
 def test_inspect_as_text_and_json(here: Path, command: Command) -> None:
@@ -592,7 +592,7 @@ def test_no_whole_checkpoint_is_said(run: Path, command: Command) -> None:
     for checkpoint in (run / "checkpoints").iterdir():
         flip(checkpoint / "model.safetensors")
     said = command("score", "--model", run, "--text", "the cat")
-    assert said.code == 1 and "model.safetensors" in said.sentence and "no earlier one is whole" in said.sentence
+    assert said.code == 1 and "model.safetensors" in said.sentence and "no earlier one is intact" in said.sentence
     assert command("score", "--model", newest(run), "--text", "the cat").code == 1
 
 

@@ -93,7 +93,7 @@ def test_an_imported_model_with_another_vocabulary(bert: Path, tmp_path: Path) -
     old = load_any(bert).model.state_dict()
     other = write_vocabulary(tmp_path / "other", [*SPECIALS, "z", "new", "a", "##a"])
     with pytest.warns(
-        UserWarning, match=r"^10 of 11 tokens have their rows from .*bert, the other 1 start at the mean$"
+        UserWarning, match=r"^10 of 11 tokens take their rows from .*bert, the other 1 start at the mean$"
     ):
         loaded = import_checkpoint(bert, tokenizer=other)
     new = loaded.model.state_dict()
@@ -281,7 +281,7 @@ def test_a_run_with_a_vocabulary_of_its_own(bert: Path, corpus: Path, tmp_path: 
     shared = shared_tokens(start.tokenizer, found.tokenizer)
     count = int((shared >= 0).sum())
     assert 20 < count < len(found.tokenizer)
-    assert any(f"{count} of {len(found.tokenizer)} tokens have their rows from" in str(one.message) for one in said)
+    assert any(f"{count} of {len(found.tokenizer)} tokens take their rows from" in str(one.message) for one in said)
     same(found, start, but=(TOKENS, "token_head.bias"))
     rows, old = found.model.state_dict()[TOKENS], start.model.state_dict()[TOKENS]
     torch.testing.assert_close(rows[shared >= 0], old[shared[shared >= 0]], atol=1e-6, rtol=0)
@@ -320,7 +320,7 @@ def test_each_family_starts_a_run_of_its_own_objective(
     save(kind, tmp_path / "theirs", padding=2 if kind[:2] in ("Ro", "MP") else 0, **changes)
     start = load_any(tmp_path / "theirs")
     if start.recipe.model.num_segments == 0 and kind.startswith("Distil"):
-        with pytest.warns(UserWarning, match=r"knows no segments: their embeddings start at 0"):
+        with pytest.warns(UserWarning, match=r"has no segments: their embeddings start at 0"):
             found = run(recipe, tmp_path / "theirs", tmp_path / "run", corpus)
         assert not found.model.state_dict()[SEGMENTS].abs().max() > 1e-6
     else:

@@ -173,7 +173,7 @@ def test_there_and_back_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> No
 
 
 def test_the_table_of_relative_positions_has_two_names(tmp_path: Path) -> None:
-    """As released, and as code that goes on from there names it."""
+    """As released, and as later code names it."""
     state = released(tmp_path, **VARIANTS["v2"])  # type: ignore[arg-type]
     table = state.pop("bert.encoder.rel_pos_bias.weight")
     save_file(state | {"bert.rel_pos_bias.weight": table}, tmp_path / "model.safetensors")

@@ -108,7 +108,7 @@ def _use(loaded: LoadedModel, architecture: str, imports: str) -> str:
     said = "\n".join(["```python", *lines, "```"]) + f"\n\n{_names(loaded)}"
     if loaded.recipe.task.kind:
         return said
-    said += '\n\n`SentenceTransformer("THIS FOLDER")` gives the same vectors as `unicloze embed`, for texts that fit in one row.'
+    said += '\n\n`SentenceTransformer("THIS FOLDER")` gives the same vectors as `unicloze embed`, for texts of up to one row.'
     if not imports and not (hasattr(loaded.model, "pooler") or hasattr(loaded.model, "pair_head")):
         said += " The layer behind `pooler_output` of `AutoModel` is untrained: use `last_hidden_state`."
     return said
