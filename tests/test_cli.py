@@ -532,7 +532,7 @@ def corpus_of(folder: Path, name: str, content: bytes) -> Path:
         ("blank.txt", b"\n \n\n\t\n", "no text"),
         ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "broken.jsonl:2"),
         ("other.jsonl", b'{"body": "a"}\n', "--data.text_field"),
-        ("cut.txt.gz", b"\x1f\x8b\x08\x00", "cut.txt.gz is cut off"),
+        ("cut.txt.gz", b"\x1f\x8b\x08\x00", "cut.txt.gz is truncated"),
     ],
 )
 def test_a_bad_corpus(name: str | None, content: bytes, says: str, tmp_path: Path, command: Command) -> None:

@@ -187,8 +187,8 @@ def test_a_stopped_comparison_goes_on_and_does_nothing_twice(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"probe_overrides": FAST | {"finetuning.epochs": 1}}, r"finetuning.epochs 2.0, but this one has 1.0: give"),
-        ({"probe_overrides": FAST | {"model.dropout": 0.0}}, r"model.dropout None, but this one has 0.0"),
+        ({"probe_overrides": FAST | {"finetuning.epochs": 1}}, r"finetuning.epochs 2.0, this one asks for 1.0: give"),
+        ({"probe_overrides": FAST | {"model.dropout": 0.0}}, r"model.dropout None, this one asks for 0.0"),
         ({"train": 23}, r"another training file, or one that has changed since"),
         ({"dev": 9}, r"another development file, or one that has changed"),
     ],

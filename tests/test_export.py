@@ -253,7 +253,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no embedding norm": ("bert", dict(embedding_norm=False), "model.embedding_norm is false"),
     "head": ("bert", dict(head="linear"), "model.head is linear.*dense layer before its output matrix"),
     "bias": ("bert", dict(head_bias=False), "model.head_bias is false"),
-    "activation": ("mpnet", dict(relative_bias=True, activation="relu"), "model.activation is relu.* has gelu in its head"),
+    "activation": ("mpnet", dict(relative_bias=True, activation="relu"), "model.activation is relu.* uses gelu in its head"),
     "format": ("gpt", {}, "--to is 'gpt': give one of bert, mpnet, roberta, electra, albert, unicloze"),
 }  # fmt: skip
 

@@ -142,8 +142,8 @@ def _explain_os_error(error: OSError) -> str:
     cures = {
         errno.ENOSPC: "free some space and run it again; what was already written is still there",
         errno.EDQUOT: "free some space and run it again; what was already written is still there",
-        errno.EACCES: "give yourself the permission, or name another place",
-        errno.EPERM: "give yourself the permission, or name another place",
+        errno.EACCES: "change its permissions, or name another place",
+        errno.EPERM: "change its permissions, or name another place",
         errno.EROFS: "name another place",
         errno.ENOENT: "check the name",
         errno.EEXIST: "name another place",

@@ -33,7 +33,7 @@ def read_json(path: Path, *, largest: int = LARGEST_FILE) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:
-        UniclozeError: The file cannot be read, is too large, or is not a JSON object.
+        UniclozeError: The file is missing, too large, or not a JSON object.
     """
     try:
         size = path.stat().st_size
@@ -66,7 +66,7 @@ class Config:
         """Read a configuration file.
 
         Raises:
-            UniclozeError: It cannot be read, or refers to custom code.
+            UniclozeError: It refers to custom code.
         """
         config = cls(path, read_json(path))
         if config.values.get("auto_map"):

@@ -24,8 +24,8 @@ AGAIN = "fine-tune it with"
 PREDICT = "predict with `unicloze predict`"
 HEADS: Mapping[Head, str] = {
     "token": "the head that predicts tokens",
-    "next": "the head that tells whether a segment follows",
-    "order": "the head that tells whether segments are in order",
+    "next": "the head that predicts whether a segment follows",
+    "order": "the head that predicts whether segments are in order",
     "replaced": "the head that finds replaced tokens",
 }
 """Description of each pre-training head."""
@@ -142,7 +142,7 @@ def _pretraining(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
     if not settings.head_bias:
         yield Limit("model.head_bias", settings.head_bias, "has a bias at its output matrix")
     if "token" in stock.family.gelu_heads and settings.activation != "gelu":
-        yield Limit("model.activation", settings.activation, "has gelu in its head")
+        yield Limit("model.activation", settings.activation, "uses gelu in its head")
 
 
 def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:

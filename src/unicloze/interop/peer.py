@@ -1,4 +1,4 @@
-"""Loads an exported folder with Transformers, without unicloze classes."""
+"""Loads an exported folder with Transformers, to compare it with the model."""
 
 from __future__ import annotations
 

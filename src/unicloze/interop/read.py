@@ -43,11 +43,7 @@ from unicloze.training.models import LoadedModel, load_model
 
 
 def load_any(path: str | os.PathLike[str]) -> LoadedModel:
-    """Load a model from a run or checkpoint of ours, or from another library's checkpoint folder.
-
-    Raises:
-        UniclozeError: There is no model, or it cannot be read.
-    """
+    """Load a model from a run or checkpoint of ours, or from another library's checkpoint folder."""
     place = Path(path)
     return import_checkpoint(place) if is_foreign(place) else load_model(place)
 
@@ -151,7 +147,6 @@ def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> LoadedModel
 
     Raises:
         UsageError: `out` is not empty.
-        UniclozeError: It cannot be written.
     """
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -36,7 +36,6 @@ class Start:
 
         Raises:
             UsageError: Tokenizer-training settings are given, but no tokenizer is to be trained.
-            UniclozeError: The model cannot be opened.
         """
         place = recipe.training.initialize_from or ""
         asked = flatten(given, lambda key: key)

@@ -73,7 +73,7 @@ class StockExport:
         """Write weights, configuration, tokenizer and the files of sentence-transformers.
 
         Raises:
-            UniclozeError: Ids of the tokenizer cannot be swapped.
+            UniclozeError: Ids must be swapped, but the order of the tokenizer's tokens is fixed (Unigram).
         """
         model, recipe = self.loaded.model, self.loaded.recipe
         config = self.stock.config(

@@ -64,7 +64,7 @@ def write_tokenizer(
         segments: `token_type_ids` of the two texts of a pair; None if the model takes none.
 
     Raises:
-        UniclozeError: Its ids cannot be swapped.
+        UniclozeError: `swapped` is given, but the order of its tokens is fixed (Unigram).
     """
     tokenizer.save(folder)
     document, config = folder / "tokenizer.json", folder / "tokenizer_config.json"

@@ -13,8 +13,8 @@ from unicloze.settings import ModelSettings
 class RelativeBias(nn.Module):
     """T5's relative position bias: one learned number per head and distance bucket, shared by all layers.
 
-    Half the buckets are for keys right of the query. In each half, the shorter distances have a bucket each; longer ones
-    share logarithmically growing ranges up to `relative_max_distance` (Raffel et al. 2020, Section 2.1).
+    Half the buckets are for keys right of the query. Distances below a quarter of the number of buckets have one
+    each; longer ones share logarithmically growing ranges up to `relative_max_distance` (Raffel et al. 2020, Section 2.1).
     """
 
     def __init__(self, settings: ModelSettings) -> None:

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterator
 
 PIECE = 2**16
-"""Smallest number of characters in a piece; texts from twice that on are cut."""
+"""Smallest number of characters in a piece; texts longer than twice that are cut."""
 _LONGEST = 16
 _PLACES = (
     re.compile(r"() (?<=\w )(?=\w)"),
@@ -23,7 +23,7 @@ _GAP = re.compile(r"\s\S")
 
 
 def pieces_of(text: str) -> Iterator[str]:
-    """Cut a text into pieces of 64 Ki characters up to the next place where a cut changes no token, at most 1 Mi characters.
+    """Cut a text into pieces: 64 Ki characters up to the next place where a cut changes no token, at most 1 Mi characters.
 
     Without such a place it is cut after punctuation, else between two characters, never before a combining mark.
     """

@@ -68,7 +68,7 @@ def draw_negative(keys: keyed.Bits) -> npt.NDArray[np.bool_]:
 def other_documents(
     source: Ints, places: Places, keys: keyed.Bits, *, windows: Ints, shares: npt.NDArray[np.float64]
 ) -> tuple[Ints, Ints]:
-    """Draw a window of another document for each row, uniformly over all sources except its own document.
+    """Draw a window of another document for each row, uniformly over the windows of all other documents.
 
     One draw suffices: the windows of a document have consecutive numbers, which are excluded from the range.
 
@@ -105,8 +105,8 @@ def other_documents(
 def next_sentence(segments: Segments, others: Text, other_lengths: Ints, negative: npt.NDArray[np.bool_]) -> Segments:
     """Replace S2 of the negative rows with the end of another document's piece (BERT, Section 3.1).
 
-    In positive rows too, S2 is at most one token shorter than the other piece; S1 then starts later in its piece by the
-    difference. So S2 is always the end of a piece and never begins a document, whatever the label.
+    In positive rows too, S2 is shorter than the other piece: it is limited to one token less, and S1 starts later in its
+    piece by as many tokens as S2 loses. So S2 is always the end of a piece and never begins a document, whatever the label.
 
     Args:
         segments: Result of `contiguous`.

@@ -71,9 +71,6 @@ def open_baselines(recipe: Recipe, prepared: Prepared, folder: Path) -> Baseline
         recipe: Recipe at the end of the run.
         prepared: The prepared text.
         folder: The run directory.
-
-    Raises:
-        UniclozeError: They cannot be written.
     """
     way, sources = way_to_ask(recipe.objective), trained_sources(recipe, prepared)
     made_from = {

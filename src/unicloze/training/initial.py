@@ -196,7 +196,7 @@ def _adapted(
         rows = rows_of_segments(recipe, len(state[SEGMENT_ROWS]))
         if len(rows) > len(state[SEGMENT_ROWS]):
             ids = ", ".join(map(str, rows.tolist()))
-            said.append(f"the segments 0 to {len(rows) - 1} start as the segments {ids} of {other.path}")
+            said.append(f"segments 0 to {len(rows) - 1} start as copies of segments {ids} of {other.path}")
         state[SEGMENT_ROWS] = state[SEGMENT_ROWS].index_select(0, rows)
     return state, said
 

@@ -27,11 +27,7 @@ class Ledger:
                 self._file.write(b"\n")
 
     def write(self, event: str, **values: Any) -> None:
-        """Append one event, unbuffered.
-
-        Raises:
-            UniclozeError: It cannot be written; the message names the file.
-        """
+        """Append one event, unbuffered."""
         line = json.dumps(
             {"schema": SCHEMA, "event": event, "time": round(time.time(), 3), **values}, ensure_ascii=False
         )

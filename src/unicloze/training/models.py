@@ -106,7 +106,7 @@ def check_smoothing(recipe: Recipe) -> None:
     """
     smoothing = recipe.training.label_smoothing
     if smoothing and set(_targets(recipe)) <= WITHOUT_VOCABULARY:
-        what = f"a task of the kind {recipe.task.kind}" if recipe.task.kind else "this objective"
+        what = f"a {recipe.task.kind} task" if recipe.task.kind else "this objective"
         raise UsageError(
             f"training.label_smoothing is {smoothing}, but {what} predicts no tokens, and only token labels are smoothed: "
             "set it to 0"

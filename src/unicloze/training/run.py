@@ -220,7 +220,7 @@ def _moves_with_the_steps(recipe: Recipe) -> list[str]:
     rates = [part.settings.final_mask_rate for phase in phases(recipe) for part in parts(phase.recipe.objective)]
     moves = {
         "the learning rate": recipe.training.schedule != "constant",
-        "the borders of training.phases": bool(recipe.training.phases),
+        "the boundaries of training.phases": bool(recipe.training.phases),
         "the mask rate": any(rate is not None for rate in rates),
     }
     return [name for name, moved in moves.items() if moved]
