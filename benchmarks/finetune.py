@@ -119,7 +119,6 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
 
     from unicloze import keyed
     from unicloze.evaluation.metrics.registry import metric
-    from unicloze.finetuning.data import ORDER
     from unicloze.finetuning.run import with_steps
     from unicloze.recipes import load_recipe
     from unicloze.tasks import TASKS
@@ -170,7 +169,9 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
     began, done, epoch = now(), 0, 0
     model.train()
     while done < training.steps:
-        shuffled = keyed.permutation(np.arange(len(rows)), len(rows), keyed.key(spec["seed"], ORDER, epoch)[0])
+        shuffled = keyed.permutation(
+            np.arange(len(rows)), len(rows), keyed.key(spec["seed"], keyed.Purpose.RECORD_ORDER, epoch)[0]
+        )
         epoch += 1
         for chosen in torch.from_numpy(shuffled).split(training.batch_size):
             if done == training.steps:

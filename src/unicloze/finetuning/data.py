@@ -24,9 +24,6 @@ from unicloze.tasks.roles import check_roles
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 from unicloze.training.batches import MicroBatch
 
-ORDER, DRAWS, AUXILIARY = 1, 2, 3
-"""What keys are for: the order of an epoch's rows, the draws of a row, and those of the objective beside the task."""
-
 ROWS_SEEN = 256
 """Rows that tell how many segments all have."""
 
@@ -133,14 +130,16 @@ def finetuning_steps(
     for step in range(first_step, recipe.training.steps):
         epoch, number = divmod(step, each_epoch)
         places = np.arange(number * batch_size, min((number + 1) * batch_size, len(data.rows)))
-        chosen = keyed.permutation(places, len(data.rows), keyed.key(seed, ORDER, epoch)[0])
+        chosen = keyed.permutation(places, len(data.rows), keyed.key(seed, keyed.Purpose.RECORD_ORDER, epoch)[0])
         lengths = np.array([data.rows[number].slots for number in chosen])
         chosen, most = chosen[np.argsort(-lengths, kind="stable")], recipe.training.micro_batch_size or len(chosen)
         step_batches: list[MicroBatch] = []
         for first in range(0, len(chosen), most):
             numbers = chosen[first : first + most]
-            batch = _micro_batch(data, numbers, recipe, vocabulary, keyed.key(seed, DRAWS, epoch, numbers), device)
-            keys = keyed.key(seed, AUXILIARY, epoch, numbers)
+            batch = _micro_batch(
+                data, numbers, recipe, vocabulary, keyed.key(seed, keyed.Purpose.RECORD, epoch, numbers), device
+            )
+            keys = keyed.key(seed, keyed.Purpose.RECORD_OF_AUXILIARY, epoch, numbers)
             step_batches += [batch] if beside is None else with_auxiliary(batch, beside, weights, vocabulary, keys)
         yield step_batches
 

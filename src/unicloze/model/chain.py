@@ -65,7 +65,7 @@ class ReplacedTokenModel(nn.Module):
     def initialize(self, seed: int) -> None:
         """Draw the weights of both networks."""
         self.discriminator.initialize(seed)
-        self.generator.initialize(int(keyed.key(seed, 1)[0] >> 1))
+        self.generator.initialize(int(keyed.key(seed, keyed.Purpose.GENERATOR_WEIGHTS)[0] >> 1))
 
     def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
         """Losses of every target of a batch.
@@ -162,7 +162,7 @@ def draws_of_rows(batch: Batch) -> Tensor:
     named = keyed.key(shown, asked.slots.cpu().numpy())
     rows = np.where(real, named, np.uint64(0)).sum(axis=1, dtype=np.uint64)  # wraps around
     row, prediction = batch.targets["ae"].weights.nonzero(as_tuple=True)
-    drawn = keyed.bits(rows[row.cpu().numpy()], 0, prediction.cpu().numpy())
+    drawn = keyed.bits(rows[row.cpu().numpy()], keyed.Stream.ONLY, prediction.cpu().numpy())
     return torch.from_numpy(keyed.uniform(drawn))
 
 

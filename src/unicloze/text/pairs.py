@@ -15,7 +15,6 @@ import numpy.typing as npt
 from unicloze import keyed
 from unicloze.errors import UsageError
 from unicloze.text.pieces import Ints, Places
-from unicloze.text.windows import SPLIT_STREAM
 
 if TYPE_CHECKING:
     from unicloze.text.sampler import WindowSampler
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 Pairs = Literal["contiguous", "next_sentence", "sentence_order"]
 Text = npt.NDArray[np.int32]
 
-_NEGATIVE, _OTHER_SOURCE, _OTHER_WINDOW, _SENTENCE = range(2**20, 2**20 + 4)  # beyond all streams of masking proposals
 _ONE = np.zeros(1, dtype=np.int64)
 _CHECKED_WINDOWS = 256
 
@@ -57,12 +55,12 @@ def contiguous(text: Text, lengths: Ints, keys: keyed.Bits) -> Segments:
 
 
 def _uniform_cuts(lengths: Ints, keys: keyed.Bits) -> Ints:
-    return keyed.below(keyed.bits(keys, SPLIT_STREAM, _ONE), lengths - 1) + 1
+    return keyed.below(keyed.bits(keys, keyed.Stream.SEGMENT_BORDER, _ONE), lengths - 1) + 1
 
 
 def draw_negative(keys: keyed.Bits) -> npt.NDArray[np.bool_]:
     """Which rows are negative: each with probability 0.5. *Shape:* (rows,)"""
-    return keyed.uniform(keyed.bits(keys, _NEGATIVE, _ONE)) < 0.5
+    return keyed.uniform(keyed.bits(keys, keyed.Stream.NEGATIVE, _ONE)) < 0.5
 
 
 def other_documents(
@@ -95,10 +93,10 @@ def other_documents(
             "separate them in .txt files), raise --data.heldout_share if it is the held-out text, or set "
             "--objective.pairs contiguous."
         )
-    draws = keyed.uniform(keyed.bits(keys, _OTHER_SOURCE, _ONE)) * bounds[:, -1]
+    draws = keyed.uniform(keyed.bits(keys, keyed.Stream.OTHER_SOURCE, _ONE)) * bounds[:, -1]
     other = (bounds <= draws[:, None]).sum(axis=1)
     own = np.where(other == source, own, 0)
-    index = keyed.below(keyed.bits(keys, _OTHER_WINDOW, _ONE), windows[other] - own)
+    index = keyed.below(keyed.bits(keys, keyed.Stream.OTHER_WINDOW, _ONE), windows[other] - own)
     return other, np.where(index >= places.first, index + own, index)
 
 
@@ -161,7 +159,7 @@ def sentence_order(
     inner = ends & (columns >= first[:, None]) & (columns < last[:, None] - 1)
     count = inner.sum(axis=1)
     whole = count > 0
-    which = keyed.below(keyed.bits(keys, _SENTENCE, _ONE), np.maximum(count, 1))
+    which = keyed.below(keyed.bits(keys, keyed.Stream.SENTENCE_BORDER, _ONE), np.maximum(count, 1))
     at_end = (np.cumsum(inner, axis=1) > which[:, None]).argmax(axis=1) + 1
     start, stop = _longest_stretch(ends, lengths)
     first, last = np.where(whole, first, start), np.where(whole, last, stop)

@@ -26,7 +26,7 @@ from unicloze.text.tokenizers import Tokenizer, Vocabulary
 SCHEMA = 1
 """Version of the files of a phrase table."""
 
-_WORD_KEY, _PIECE_FACTOR, _WORD_FACTOR = 0x50A5, 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
+_PIECE_FACTOR, _WORD_FACTOR = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 _SIEVE_BITS = 20
 MOST_WORDS = 64
 """Words of a phrase at most."""
@@ -77,7 +77,7 @@ class Words:
         starts = np.flatnonzero(begins)
         of_token = np.cumsum(begins) - 1
         place = np.minimum(np.arange(len(token_ids)) - starts[of_token], len(_PIECE_POWERS) - 1)
-        pieces = keyed.key(_WORD_KEY, np.arange(vocabulary.size))[token_ids] * _PIECE_POWERS[place]
+        pieces = keyed.key(keyed.Purpose.PHRASE_WORD, np.arange(vocabulary.size))[token_ids] * _PIECE_POWERS[place]
         hashes = np.add.reduceat(pieces, starts) if len(starts) else pieces
         return cls(starts, of_token, hashes, np.asarray(rows)[starts].astype(np.int64), maskable[starts])
 

@@ -27,9 +27,6 @@ from unicloze.text.shards import TokenSource
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
-_HELDOUT_KEY = 0x4E1D
-_SOURCE_ORDER, _STATIC = 2, 4
-
 
 @dataclass(frozen=True, kw_only=True)
 class WindowName:
@@ -176,7 +173,7 @@ class WindowSampler:
         if static_copies is None:
             keys = keyed.key(self.seed, epochs, samples)
         else:
-            keys = keyed.key(self.seed, _STATIC, source, index, passes % static_copies)
+            keys = keyed.key(self.seed, keyed.Purpose.STATIC_COPY, source, index, passes % static_copies)
         return self._windows(source, index, keys, pairs, self._quotas, begins)
 
     def sequential(self, count: int, *, pairs: Pairs = "contiguous", lanes: int = 1) -> Windows:
@@ -195,7 +192,9 @@ class WindowSampler:
         bounds = np.cumsum(self.source_windows)
         source = np.searchsorted(bounds, numbers, side="right")
         index = numbers - (bounds - self.source_windows)[source]
-        return self._windows(source, index, keyed.key(_HELDOUT_KEY, source, index), pairs, self.source_windows, begins)
+        return self._windows(
+            source, index, keyed.key(keyed.Purpose.HELDOUT_WINDOW, source, index), pairs, self.source_windows, begins
+        )
 
     def name(self, source: int, index: int) -> WindowName:
         """Where a window is from; the document of its first token if there are several.
@@ -224,7 +223,7 @@ class WindowSampler:
         for number in np.flatnonzero(self._quotas % self.source_windows.clip(1)):
             for one_pass in np.unique(passes[source == number]):
                 rows = (source == number) & (passes == one_pass)
-                order = keyed.key(self.seed, _SOURCE_ORDER, int(number), int(one_pass))[0]
+                order = keyed.key(self.seed, keyed.Purpose.SOURCE_ORDER, int(number), int(one_pass))[0]
                 index[rows] = keyed.permutation(index[rows], int(self.source_windows[number]), order)
 
     def _place(self, source: Ints, index: Ints) -> Places:
