@@ -52,9 +52,10 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
 
     from unicloze.finetuning import run as room
     from unicloze.finetuning.data import open_records
-    from unicloze.finetuning.predict import load_task_model, predict
+    from unicloze.finetuning.predict import predict
     from unicloze.finetuning.scores import measure, with_errors
     from unicloze.finetuning.start import task_recipe
+    from unicloze.finetuning.task_model import load_task_model
     from unicloze.interop.read import load_any
     from unicloze.recipes import load_recipe
     from unicloze.tasks.records import Record, read_records

@@ -20,8 +20,9 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.squad import Answer, squad
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData
-from unicloze.finetuning.predict import TaskModel, outputs_of
+from unicloze.finetuning.predict import outputs_of
 from unicloze.finetuning.run import finetune_run
+from unicloze.finetuning.task_model import TaskModel
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, task_names
 from unicloze.recipes.rules_task import TASK_KINDS

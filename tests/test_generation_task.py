@@ -20,9 +20,9 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Kind, collate
 from unicloze.finetuning.data import encoded, sample
 from unicloze.finetuning.generate import target_loss
-from unicloze.finetuning.predict import TaskModel
 from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.start import task_recipe
+from unicloze.finetuning.task_model import TaskModel
 from unicloze.model import heads
 from unicloze.model.heads import cross_entropy
 from unicloze.recipes import load_recipe, task_names

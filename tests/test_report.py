@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from unicloze.comparison.page import page as comparison_page
-from unicloze.comparison.results import Comparison, Row
+from unicloze.comparison.results import Row
+from unicloze.comparison.table import Comparison
 from unicloze.errors import UniclozeError
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.report.curves import Line, apart, line_chart, log_ticks, nice_ticks, running_mean, short, thin

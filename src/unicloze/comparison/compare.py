@@ -19,8 +19,9 @@ from typing import Any
 from unicloze.comparison.measures import masked_steps
 from unicloze.comparison.plan import Budget, Contestant, check_text, contestants, plan, with_one_precision
 from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
-from unicloze.comparison.results import Comparison, ProbeColumn, Row, Spent, Spread
+from unicloze.comparison.results import ProbeColumn, Row, Spent, Spread
 from unicloze.comparison.runs import PROBES, SCHEMA, Evaluator, fine_tune, run_once, scores_of
+from unicloze.comparison.table import Comparison
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import write_file
 from unicloze.mixtures import describe, longest_window

@@ -40,10 +40,11 @@ from unicloze.finetuning.data import (
     steps_per_epoch,
 )
 from unicloze.finetuning.generate import target_loss
-from unicloze.finetuning.predict import TaskModel, as_json_lines, predict
+from unicloze.finetuning.predict import as_json_lines, predict
 from unicloze.finetuning.samples import samples, with_references
 from unicloze.finetuning.scores import headline, measure, with_errors
 from unicloze.finetuning.start import start_weights
+from unicloze.finetuning.task_model import TaskModel
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
 from unicloze.recipes import load_recipe, save_recipe

@@ -7,7 +7,7 @@ alike for either kind of row, so that lengths tell nothing about the label.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,10 @@ from unicloze import keyed
 from unicloze.errors import UsageError
 from unicloze.text.pieces import Ints, Places
 
-if TYPE_CHECKING:
-    from unicloze.text.sampler import WindowSampler
-
 Pairs = Literal["contiguous", "next_sentence", "sentence_order"]
 Text = npt.NDArray[np.int32]
 
 _ONE = np.zeros(1, dtype=np.int64)
-_CHECKED_WINDOWS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,24 +188,3 @@ def _longest_stretch(ends: npt.NDArray[np.bool_], lengths: Ints) -> tuple[Ints, 
     start, stop = starts[longest, rows], stops[longest, rows]
     short = stop - start < 2
     return np.where(short, 0, start), np.where(short, lengths, stop)
-
-
-def check_pairs(sampler: WindowSampler, pairs: Pairs) -> None:
-    """Refuse text that segments cannot be paired from.
-
-    Raises:
-        UsageError: A single document has no other to draw from (`next_sentence`), or fewer than half of the windows hold
-            two whole sentences (`sentence_order`).
-    """
-    windows = sampler.sequential(_CHECKED_WINDOWS, pairs=pairs)
-    if pairs != "sentence_order" or windows.negative is None:
-        return
-    # The segment that stands first in the text ends with its row's cut.
-    cuts = windows.lengths - windows.segment_ids.sum(axis=1) - 2
-    ends = np.where(windows.negative, windows.lengths - 2, cuts)
-    share = sampler.vocabulary.ends_sentence[windows.token_ids[np.arange(len(windows)), ends]].mean()
-    if share < 0.5:
-        raise UsageError(
-            f"objective.pairs is sentence_order, but only {share:.0%} of the windows hold two whole sentences: raise "
-            "--data.window, or give text with sentences in it."
-        )

@@ -27,6 +27,8 @@ from unicloze.text.shards import TokenSource
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
+_CHECKED_WINDOWS = 256
+
 
 @dataclass(frozen=True, kw_only=True)
 class WindowName:
@@ -321,3 +323,24 @@ class WindowSampler:
         np.copyto(token_ids, np.int32(vocabulary.pad), where=columns > last)
         np.put_along_axis(token_ids, last, vocabulary.eos, axis=1)
         return token_ids, segment_ids
+
+
+def check_pairs(sampler: WindowSampler, pairs: Pairs) -> None:
+    """Refuse text that segments cannot be paired from.
+
+    Raises:
+        UsageError: A single document has no other to draw from (`next_sentence`), or fewer than half of the windows hold
+            two whole sentences (`sentence_order`).
+    """
+    windows = sampler.sequential(_CHECKED_WINDOWS, pairs=pairs)
+    if pairs != "sentence_order" or windows.negative is None:
+        return
+    # The segment that stands first in the text ends with its row's cut.
+    cuts = windows.lengths - windows.segment_ids.sum(axis=1) - 2
+    ends = np.where(windows.negative, windows.lengths - 2, cuts)
+    share = sampler.vocabulary.ends_sentence[windows.token_ids[np.arange(len(windows)), ends]].mean()
+    if share < 0.5:
+        raise UsageError(
+            f"objective.pairs is sentence_order, but only {share:.0%} of the windows hold two whole sentences: raise "
+            "--data.window, or give text with sentences in it."
+        )

@@ -12,7 +12,7 @@ from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike, fol
 from unicloze.verbs.options import JSON, File, Folder, Number, Option, RecipeName, Settings, clean
 
 if TYPE_CHECKING:
-    from unicloze.comparison.results import Comparison
+    from unicloze.comparison.table import Comparison
     from unicloze.report.example_view import ExampleView
     from unicloze.settings import Recipe
     from unicloze.text.prepare import Prepared
