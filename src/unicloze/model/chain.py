@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from unicloze import keyed
 from unicloze.example import Batch
-from unicloze.model.backbone import Embeddings
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import TargetLoss, UnifiedModel
+from unicloze.model.sharing import borrow
 from unicloze.settings import ModelSettings
 
 SHARED = "tokens", "positions", "segments", "norm"
@@ -51,7 +51,7 @@ class ReplacedTokenModel(nn.Module):
         self.generator = UnifiedModel(
             generator_settings(settings), vocab_size=vocab_size, max_positions=max_positions, targets=("ae",)
         )
-        _borrow(self.generator.backbone.embeddings, self.discriminator.backbone.embeddings)
+        borrow(self.generator.backbone.embeddings, self.discriminator.backbone.embeddings, SHARED)
 
     @property
     def networks(self) -> tuple[UnifiedModel, ...]:
@@ -202,10 +202,3 @@ def with_samples(batch: Batch, samples: Tensor) -> Batch:
     return dataclasses.replace(
         batch, input_ids=input_ids, targets={**others, "rtd": dataclasses.replace(asked, labels=replaced)}
     )
-
-
-def _borrow(embeddings: Embeddings, owner: Embeddings) -> None:
-    """Embed with the owner's modules, which stay registered there alone: each tensor has one name in a checkpoint."""
-    for name in SHARED:
-        delattr(embeddings, name)
-        object.__setattr__(embeddings, name, getattr(owner, name))
