@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 
 from unicloze.comparison.plan import flops_of
 from unicloze.comparison.results import ProbeColumn
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UsageError, options_begin_with
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.automatic import with_chosen
 from unicloze.finetuning.checks import check_answers, check_labels, check_metrics
@@ -122,19 +121,17 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any], 
                 f"probes there are settings of {', '.join(SHARED)}, and {' and '.join(_DROPOUTS)}."
             )
     refuse_decided_in_task(overrides, f"option --{PREFIX}")
-    try:
+    with options_begin_with(PREFIX):
         recipe = load_recipe(task, overrides)
-    except UsageError as error:
-        raise UsageError(str(error).replace("option --", f"option --{PREFIX}", 1)) from error
     if not recipe.task.kind:
         raise UsageError(
             f"recipe {recipe.name} is for pre-training: give --probe a task (`unicloze recipes` lists them)."
         )
-    check_metrics(recipe)
-    check_smoothing(recipe)
-    with _settings_as_given():
+    with options_begin_with(PREFIX):
+        check_metrics(recipe)
+        check_smoothing(recipe)
         records, measured = read_records(train, recipe.task), read_records(dev, recipe.task)
-        recipe = reading_columns(recipe, records, progress, PREFIX)
+        recipe = reading_columns(recipe, records, progress)
         learned = dataclasses.replace(recipe, task=resolved(recipe.task, records))
         check_labels(records, learned)
         check_answers(TaskData(measured, (), ""), learned)
@@ -157,17 +154,8 @@ def fit_probes(probes: Sequence[Probe], recipes: Sequence[Recipe], tokenizer: To
             f"two probes are named {again[0]}: give one of them a recipe file of its own (base: {again[0]})."
         )
     starts = [_untrained(recipe, tokenizer) for recipe in recipes] if probes else []
-    with _settings_as_given():
+    with options_begin_with(PREFIX):
         return [_fitted(probe, starts) for probe in probes]
-
-
-@contextmanager
-def _settings_as_given() -> Iterator[None]:
-    """Name settings of a task in errors by the options that set them here."""
-    try:
-        yield
-    except UniclozeError as error:
-        raise type(error)(str(error).replace("--task.", f"--{PREFIX}task.")) from error
 
 
 def _untrained(recipe: Recipe, tokenizer: Tokenizer) -> LoadedModel:

@@ -21,6 +21,7 @@ from unicloze.model.model import perplexity
 from unicloze.recipes import load_recipe
 from unicloze.report.history import History
 from unicloze.settings import Recipe
+from unicloze.tasks.task import RecordsCut
 from unicloze.text.prepare import Prepared
 from unicloze.text.windows import Windows
 from unicloze.training.loop import Compute
@@ -33,8 +34,6 @@ SCORES = "scores.json"
 PROBES = "probes"
 """Folder of the fine-tunings of a run, and what files call their settings and scores."""
 
-CUT = r"\d+ of \d+ records are longer than"
-"""How the warning begins that `unicloze.tasks.task.cut_note` gives."""
 
 Evaluator = Callable[[Path], Mapping[str, float | None]]
 """More scores of a run, from its directory."""
@@ -92,7 +91,7 @@ def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bo
     """
     start, out, (train, dev) = load_model(run), run / PROBES / probe.name, probe.files
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=CUT)  # the same for every run: said when the probe was fitted
+        warnings.simplefilter("ignore", RecordsCut)  # the same for every run: said when the probe was fitted
         result = finetune_run(recipe_for(probe, start), start, train, dev, out, progress=progress)
         if result.stopped_by:
             raise Interrupted(result.stopped_by, out)

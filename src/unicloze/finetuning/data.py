@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from unicloze import keyed
 from unicloze.digest import digest
+from unicloze.errors import option_of
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
@@ -52,20 +53,19 @@ def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer, *, answers: b
     return encoded(records, recipe, tokenizer, answers=answers)
 
 
-def reading_columns(recipe: Recipe, records: Sequence[Record], progress: bool, prefix: str = "") -> Recipe:
+def reading_columns(recipe: Recipe, records: Sequence[Record], progress: bool) -> Recipe:
     """The recipe with the columns that hold text and label; what was guessed is printed.
 
     Args:
         recipe: Of the task.
         records: Of the training file.
         progress: Whether to print it.
-        prefix: Stands before the names of settings here.
     """
     task = with_columns(recipe.task, records)
     guessed = {role: name for role, name in task.fields.items() if recipe.task.fields.get(role) != name}
     if guessed and progress:
         each = ", ".join(f"{role} from '{name}'" for role, name in guessed.items())
-        tqdm.write(f"reading {each} (--{prefix}task.fields says otherwise)", file=sys.stderr)
+        tqdm.write(f"reading {each} ({option_of('task.fields')} says otherwise)", file=sys.stderr)
     return dataclasses.replace(recipe, task=task)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.settings import PYTHON_DOCS, TaskSettings
 from unicloze.tasks import collections
 from unicloze.tasks.choice_formats import CHOICE_FORMATS
@@ -19,7 +19,7 @@ from unicloze.tasks.json_files import json_records
 from unicloze.tasks.plain_formats import Reader, comma_separated, jsonl, tsv
 from unicloze.tasks.text_file import read_text
 
-OPTION = "--task.{} '{}'"
+OPTION = "{option} '{1}'"
 """How a user says to a verb in which fields and format a file has its records: the setting, its value."""
 
 SHOWN = 40
@@ -97,11 +97,15 @@ class Record:
             return UniclozeError(f"{self.place}: {found}: mend the record or leave it out")
         has = ", ".join(map(str, self.fields)) or "nothing"
         has += ", as the first line is read as the header" * self.headed
-        said = self.cure and f"say where it is with {self.cure.format('fields', f'{{{role}: NAME}}')}"
+        said = self.cure and f"say where it is with {_said(self.cure, 'fields', f'{{{role}: NAME}}')}"
         return UniclozeError(
             f"{self.place}: the field '{name}' is missing (it has {has}); {said or 'rename the one that holds it'}"
             + ", or put a header above the first record" * self.headed
         )
+
+
+def _said(cure: str, setting: str, value: str) -> str:
+    return cure.format(setting, value, option=option_of(f"task.{setting}"))
 
 
 def _held(fields: Mapping[str, Any], name: str) -> Any:
@@ -158,7 +162,7 @@ def _read_file(path: Path, settings: TaskSettings, first: int, cure: str | None)
     name, name_of_id = _format_of(path, settings), settings.fields.get("id", "id")
     if name not in FORMATS and name not in COLLECTIONS:
         known = ", ".join([*FORMATS, *COLLECTIONS])
-        said = "give a file of" if cure is None else f"say it with {cure.format('format', 'NAME')}, NAME being"
+        said = "give a file of" if cure is None else f"say it with {_said(cure, 'format', 'NAME')}, NAME being"
         raise UsageError(f"{path}: '{name}' is no known format of records: {said} one of {known}")
     try:
         lines = COLLECTIONS[name](path) if name in COLLECTIONS else FORMATS[name](read_text(path), path)
