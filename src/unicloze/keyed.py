@@ -77,7 +77,8 @@ class Purpose(IntEnum):
     GENERATOR_WEIGHTS = 1
 
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 over the golden ratio, whose multiples are spread evenly."""
 _MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
@@ -97,7 +98,7 @@ def key(*parts: int | npt.NDArray[np.integer]) -> Bits:
     result = np.zeros(1, dtype=np.uint64)
     with np.errstate(over="ignore"):
         for part in parts:
-            result = _mix(result + _GOLDEN + _mix(np.asarray(part).astype(np.uint64) * _GOLDEN + _GOLDEN))
+            result = _mix(result + GOLDEN + _mix(np.asarray(part).astype(np.uint64) * GOLDEN + GOLDEN))
     return result
 
 
@@ -111,7 +112,7 @@ def bits(keys: Bits, stream: int, counters: npt.NDArray[np.integer]) -> Bits:
     """
     with np.errstate(over="ignore"):
         start = _mix(keys + np.uint64(stream + 1) * _MULTIPLIERS[1])
-        return _mix(start + (counters + 1).astype(np.uint64) * _GOLDEN)
+        return _mix(start + (counters + 1).astype(np.uint64) * GOLDEN)
 
 
 def uniform(random_bits: Bits) -> npt.NDArray[np.float64]:

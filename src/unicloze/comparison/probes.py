@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from unicloze.comparison.plan import flops_of
+from unicloze.comparison.plan import SAMPLED_STEPS, flops_of
 from unicloze.comparison.results import ProbeColumn
 from unicloze.errors import UsageError, options_begin_with
 from unicloze.evaluation.metrics.registry import metric
@@ -26,7 +26,7 @@ from unicloze.finetuning.start import task_recipe
 from unicloze.model.build import shapes_only
 from unicloze.recipes import load_recipe
 from unicloze.recipes.rules_task import OF_ONE_SLOT
-from unicloze.recipes.rules_unread import refuse_decided_in_task, refuse_unread_in_task
+from unicloze.recipes.rules_unread import POOLED, refuse_decided_in_task, refuse_unread_in_task
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, resolved
 from unicloze.tasks.generation import with_learning
@@ -45,9 +45,6 @@ SHARED = "task", "generation", "decoding", "finetuning", "training"
 _SHOWN = "finetuning.epochs", "training.batch_size", "training.learning_rate", "task.max_length"
 _DROPOUTS = "model.dropout", "model.attention_dropout"
 _DECIDED = "training.seed", "training.steps", "training.warmup_steps", "training.initialize_from", "task.pooling"
-_POOLED = "classification", "regression", "choice"
-"""Kinds of tasks with a slot that stands for a text; only these are pooled as the model's recipe says."""
-_SAMPLED_STEPS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +206,7 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
     inherited = {key: getattr(own, key) for key in ("device", "precision") if f"training.{key}" not in probe.overridden}
     training = dataclasses.replace(recipe.training, seed=own.seed, **inherited)
     task = recipe.task
-    if task.kind in _POOLED:
+    if task.kind in POOLED:
         pooling = None if task.kind == "choice" and start.recipe.use.pooling == "mean" else start.recipe.use.pooling
         task = dataclasses.replace(task, pooling=pooling)
     elif task.kind in OF_ONE_SLOT:
@@ -271,7 +268,7 @@ def finetuning_flops(recipe: Recipe, train: Path, tokenizer: Tokenizer, steps: i
     data = open_records(train, recipe, tokenizer)
     with shapes_only():
         model = shape_model(recipe, tokenizer.vocabulary.size)
-    numbers = np.linspace(0, steps - 1, min(steps, _SAMPLED_STEPS)).round().astype(int)
+    numbers = np.linspace(0, steps - 1, min(steps, SAMPLED_STEPS)).round().astype(int)
     sampled = [next(finetuning_steps(data, recipe, tokenizer.vocabulary, "cpu", int(number))) for number in numbers]
     blocks = [micro_batch.examples for step in sampled for micro_batch in step]
     return steps * sum(flops_of(model, block) for block in blocks) / len(sampled)

@@ -20,6 +20,7 @@ from unicloze.finetuning.run import finetune_run
 from unicloze.model.model import perplexity
 from unicloze.recipes import load_recipe
 from unicloze.report.history import History
+from unicloze.run_files import CHECKPOINTS, RECIPE
 from unicloze.settings import Recipe
 from unicloze.tasks.task import RecordsCut
 from unicloze.text.prepare import Prepared
@@ -95,7 +96,7 @@ def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bo
         result = finetune_run(recipe_for(probe, start), start, train, dev, out, progress=progress)
         if result.stopped_by:
             raise Interrupted(result.stopped_by, out)
-        flops = finetuning_flops(load_recipe(out / "recipe.yaml"), train, start.tokenizer, result.step)
+        flops = finetuning_flops(load_recipe(out / RECIPE), train, start.tokenizer, result.step)
     column = probe.column("")
     score = result.scores[column.metric]
     known[PROBES][probe.name] = {
@@ -107,7 +108,7 @@ def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bo
         "results": {name: dict(found.values) for name, found in result.scores.items()},
     }
     write_file(run / SCORES, json.dumps(known, indent=1))
-    shutil.rmtree(out / "checkpoints")  # the best one stays, for `predict`
+    shutil.rmtree(out / CHECKPOINTS)  # the best one stays, for `predict`
 
 
 def _fingerprint(recipe: Recipe) -> str:

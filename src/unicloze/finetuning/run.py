@@ -49,6 +49,7 @@ from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
+from unicloze.run_files import BEST, CHECKPOINTS, DEV_PREDICTIONS, DEV_SAMPLES, LEDGER, RECIPE
 from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS, resolved
 from unicloze.tasks.records import read_records
@@ -65,16 +66,12 @@ from unicloze.training.checkpoint import (
 from unicloze.training.ledger import read_ledger, trained_on
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, Hooks, TrainState
-from unicloze.training.models import BEST, LoadedModel, ready_model
+from unicloze.training.models import LoadedModel, ready_model
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device, choose_precision
-from unicloze.training.process import RECIPE, RunProcess
+from unicloze.training.process import RunProcess
 from unicloze.training.run import refuse_changes
 
-DEV_PREDICTIONS = "dev_predictions.jsonl"
-"""Predictions of the best checkpoint, each beside its reference."""
-DEV_SAMPLES = "dev_samples.jsonl"
-"""Some of them with the text of their records, for people to look at."""
 OF_THE_BEST = DEV_PREDICTIONS, DEV_SAMPLES
 """Files that lie in the best checkpoint and, where people look for them, in the run's directory."""
 
@@ -122,7 +119,7 @@ def finetune_run(
         UsageError: The directory holds a run with other settings.
     """
     with hold_run(out):
-        checkpoint = load_newest(out / "checkpoints")
+        checkpoint = load_newest(out / CHECKPOINTS)
         check_metrics(recipe)
         records = read_records(train, recipe.task)
         recipe = reading_columns(recipe, records, progress)
@@ -298,7 +295,7 @@ class _Run(RunProcess):
 
     def _former_events(self) -> list[dict[str, Any]]:
         """What the ledger says of this run, without one that began in the same directory and left no checkpoint."""
-        events = list(read_ledger(self.out / "ledger.jsonl"))
+        events = list(read_ledger(self.out / LEDGER))
         begins = [n for n, event in enumerate(events) if event["event"] == "start" and event["resumed_from"] is None]
         return events[begins[-1] :] if begins else events
 

@@ -12,9 +12,8 @@ from unicloze.finetuning.scores import headline, measure
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.records import Record
+from unicloze.training.verdict import STANDARD_ERRORS
 
-STANDARD_ERRORS = 2.0
-"""A difference counts from so many standard errors on."""
 RISE = 0.5
 """A last rise counts from so many points on."""
 FALL = 2.0

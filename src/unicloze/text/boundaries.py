@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.text.joining import IDEOGRAPH
+from unicloze.characters import IDEOGRAPH
 
 BYTE_LEVEL, SENTENCEPIECE = "\u0120", "\u2581"
 """How vocabularies write the space a token begins with: those of bytes, and SentencePiece's."""

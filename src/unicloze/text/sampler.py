@@ -24,6 +24,7 @@ from unicloze.text.pairs import Pairs
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.pieces import Ints, Pieces, Places
 from unicloze.text.shards import TokenSource
+from unicloze.text.tokenised import check_ids
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
@@ -244,11 +245,7 @@ class WindowSampler:
         for number in np.unique(source if rows is None else source[rows]):
             mine = source == number if rows is None else rows & (source == number)
             text[mine] = self._pieces[number].take(places.run[mine], places.start[mine])
-            if (largest := int(text[mine].max())) >= self.vocabulary.size:
-                raise UniclozeError(
-                    f"{self.sources[number].shards[0].path} holds token id {largest}, the tokenizer only "
-                    f"{self.vocabulary.size} ids: give --tokenizer.path the tokenizer of these shards."
-                )
+            check_ids(self.sources[number].shards[0].path, text[mine], self.vocabulary.size)
         return text
 
     def _segments(

@@ -12,11 +12,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from unicloze.errors import UniclozeError
+from unicloze.run_files import DEV_PREDICTIONS, LEDGER, RECIPE, RESULTS, TOKENIZER, TOKENIZER_CONFIG
 
 LOCK, HOLDER = "lock", "lock.holder"
 """Files of a run: what the system locks, and who holds it, which stays behind as a sign that the run is ours."""
-LEDGER = "ledger.jsonl"
-WRITTEN = "recipe.yaml", "tokenizer.json", "tokenizer_config.json", "results.json", "dev_predictions.jsonl"
+WRITTEN = RECIPE, TOKENIZER, TOKENIZER_CONFIG, RESULTS, DEV_PREDICTIONS
 """Names of files that runs replace, and that people give to files of their own."""
 
 

@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from unicloze.errors import UniclozeError
+from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import Recipe, TrainingSettings, chosen
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import Checkpoint, save_checkpoint
@@ -23,10 +24,6 @@ from unicloze.training.models import fit_weights
 from unicloze.training.optimizers import schedule_factor
 from unicloze.training.recurrence import pack, unpack
 from unicloze.version import __version__
-
-RECIPE = "recipe.yaml"
-LEDGER = "ledger.jsonl"
-CHECKPOINTS = "checkpoints"
 
 
 class RunProcess:
@@ -151,7 +148,7 @@ class RunProcess:
                 "vocab_size": state.model.vocab_size,
                 "max_positions": state.model.max_positions,
             },
-            files=[recipe, *(self.out / name for name in ("tokenizer.json", "tokenizer_config.json")), *more],
+            files=[recipe, *(self.out / name for name in (TOKENIZER, TOKENIZER_CONFIG)), *more],
             keep=keep,
             memories=pack(state.memories) if optimizers else None,
         )

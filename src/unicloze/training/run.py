@@ -22,6 +22,7 @@ from unicloze.mixtures import parts, phases
 from unicloze.model.model import perplexity
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.rules_unread import DECIDED_IN_A_TASK
+from unicloze.run_files import CHECKPOINTS, LEDGER, LINEAGE, RECIPE
 from unicloze.settings import Recipe
 from unicloze.text.agreement import as_prepared
 from unicloze.text.collocations import open_phrases
@@ -40,7 +41,7 @@ from unicloze.training.loop import Compute, Hooks, TrainState, evaluate
 from unicloze.training.models import load_model, ready_model
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device, choose_precision
-from unicloze.training.process import LEDGER, RunProcess
+from unicloze.training.process import RunProcess
 from unicloze.training.samples import heldout_samples
 from unicloze.training.verdict import Course, shown, too_little_text, verdict_on
 
@@ -140,7 +141,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
         UsageError: The directory holds a run with other settings.
     """
     with hold_run(out):
-        checkpoint = load_newest(out / "checkpoints")
+        checkpoint = load_newest(out / CHECKPOINTS)
         recipe = _with_former_settings(recipe, out, checkpoint)
         prepared = _open_data(recipe, out, checkpoint, progress)
         little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
@@ -150,7 +151,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
             warnings.warn(f"{little}; {CURE_OF_LITTLE}", stacklevel=2)
         prepared.tokenizer.save(out)
         if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
-            save_recipe(recipe, out / "recipe.yaml")
+            save_recipe(recipe, out / RECIPE)
         phrases = phrases_for(recipe, prepared, out, progress=progress)
         with _Run(recipe, out, prepared, checkpoint, phrases, progress, open_model) as run:
             result = run.train()
@@ -171,7 +172,7 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
     if checkpoint is None:
         precision: Any = choose_precision(training, choose_device(training))
         return dataclasses.replace(recipe, training=dataclasses.replace(training, precision=precision))
-    former = load_recipe(checkpoint.path / "recipe.yaml")
+    former = load_recipe(checkpoint.path / RECIPE)
     if lineage is not None:  # whether the run's data are these is for the fingerprint to say
         former = as_prepared(former, lineage)
     if training.precision == "auto":
@@ -237,7 +238,7 @@ def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progres
     if checkpoint is None:
         return open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress)
     trained_on = checkpoint.state["fingerprint"]
-    was_there = (folder / "lineage.json").is_file()
+    was_there = (folder / LINEAGE).is_file()
     if was_there and recipe.data.prepared is None and _of_older_code(read_lineage(folder), trained_on, recipe):
         return Prepared.load(folder)
     cure = f"give this corpus another --out, the run in {out} goes on with its old one only (--data.prepared {folder})"
