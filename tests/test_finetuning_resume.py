@@ -27,10 +27,10 @@ from unicloze.finetuning.start import start_weights
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks.rows import Row, lay_out
+from unicloze.training.changes import refuse_changes
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.ledger import Ledger
 from unicloze.training.models import LoadedModel, load_model, ready_model
-from unicloze.training.run import refuse_changes
 from unicloze.visibility import bool_mask
 
 SHORT = {"finetuning__epochs": 3, "finetuning__evaluations": 1, "training__batch_size": 8}

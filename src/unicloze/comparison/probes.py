@@ -33,8 +33,8 @@ from unicloze.tasks.generation import with_learning
 from unicloze.tasks.records import read_records
 from unicloze.tasks.roles import check_roles
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.changes import FREE_TO_CHANGE
 from unicloze.training.models import LoadedModel, check_smoothing, shape_model
-from unicloze.training.run import FREE_TO_CHANGE
 
 PREFIX = "probe."
 """Of the options that are settings of the probes."""
