@@ -142,5 +142,15 @@ def test_metrics_know_no_model(file: Path) -> None:
     assert rooms_imported(file) <= {"characters", "errors", "keyed"}
 
 
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_no_module_changes_what_another_says(file: Path) -> None:
+    """Warnings are silenced by their class, and errors raised as they are or with a cause."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called != "warnings.filterwarnings" and not called.startswith("str(error).replace"), node.lineno
+        assert not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith(".args")), node.lineno
+
+
 def test_the_package_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
