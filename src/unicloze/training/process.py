@@ -100,7 +100,9 @@ class RunProcess:
     def former_events(self) -> list[dict[str, Any]]:
         """What the ledger says of this run, without one that began in the same directory and left no checkpoint."""
         events = list(read_ledger(self.out / LEDGER))
-        begins = [n for n, event in enumerate(events) if event["event"] == "start" and event.get("resumed_from") is None]
+        begins = [
+            n for n, event in enumerate(events) if event["event"] == "start" and event.get("resumed_from") is None
+        ]
         return events[begins[-1] :] if begins else events
 
     def heed(self, stopped_by: int) -> None:
