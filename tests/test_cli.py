@@ -285,7 +285,7 @@ def test_pretrain_prints_its_result_and_quiet_nothing_else(here: Path, tmp_path:
     run = copied(here / "runs" / "quickstart", tmp_path / "run")
     said = command("pretrain", "--out", run, "--training.steps", "3", "--quiet")
     assert said.code == 0
-    assert "training.steps goes from 2 to 3" in said.err
+    assert "training.steps changes from 2 to 3" in said.err
     assert len(said.err.splitlines()) == 1
     assert said.out.startswith(f"{run}: trained to step 3, held-out perplexity ae ")
     done = command("pretrain", "--out", run, "--quiet")
@@ -300,7 +300,7 @@ def test_pretrain_tells_a_signal(command: Command, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(verbs, "pretrain", lambda **_: stopped)
     said = command("pretrain")
     assert (said.code, said.err) == (143, "")
-    assert said.out == "runs/mine: stopped and saved at step 12; the same command goes on from there\n"
+    assert said.out == "runs/mine: stopped and saved at step 12; run the same command to resume\n"
 
 
 def test_inspect_as_text_and_json(here: Path, command: Command) -> None:

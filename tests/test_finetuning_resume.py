@@ -303,7 +303,7 @@ def test_damaged_checkpoints_are_set_aside_and_made_anew(start: LoadedModel, tmp
     for name in ("step-00000006", "step-00000009"):
         shutil.copytree(folder / "step-00000005", folder / name)
         (folder / name / "model.safetensors").write_bytes(b"damaged")
-    with pytest.warns(UserWarning, match="going back to step-00000005"):
+    with pytest.warns(UserWarning, match="using step-00000005 instead"):
         resumed = finetune_run(recipe, start, train, dev, out, progress=False)
     assert resumed.step == 9
     assert sorted(path.name for path in folder.iterdir()) == [

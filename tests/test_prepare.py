@@ -244,7 +244,7 @@ def test_prepared_needs_no_corpus(corpus: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
     other = Tokenizer.train([sentence(0)], TokenizerSettings(vocab_size=150))
     other.save(tmp_path)
-    with pytest.raises(UniclozeError, match=rf"{other.fingerprint[:16]}: leave --tokenizer\.path out"):
+    with pytest.raises(UniclozeError, match=rf"{other.fingerprint[:16]}: leave out --tokenizer\.path"):
         open_or_prepare(data, TokenizerSettings(path=str(tmp_path / "tokenizer.json")), tmp_path / "other")
 
 
@@ -272,9 +272,7 @@ def test_nothing_is_held_out_if_so_asked(corpus: Path, tmp_path: Path) -> None:
 
 def test_several_sources(corpus: Path, tmp_path: Path) -> None:
     data = DataSettings(corpus=[str(corpus / "a.jsonl"), str(corpus / "b.jsonl"), str(corpus / "a.jsonl")])
-    with pytest.warns(
-        UserWarning, match=r"a\.jsonl gives nothing to train on: sources before it hold the same documents"
-    ):
+    with pytest.warns(UserWarning, match=r"a\.jsonl has no training text: earlier sources hold the same documents"):
         with_repeats = prepare_data(data, TOKENIZER, tmp_path / "out", progress=False)
     assert [source.name for source in with_repeats.train] == ["a", "b", "a-2"]
     assert with_repeats.train[2].num_documents == 0, "every document was in the first source"
@@ -316,7 +314,7 @@ def test_a_folder_in_which_one_source_overwrote_another_is_refused(corpus: Path,
     lineage = json.loads((out / "lineage.json").read_text())
     lineage["sources"][1]["name"] = "a"
     (out / "lineage.json").write_text(json.dumps(lineage))
-    with pytest.raises(UniclozeError, match=r"train/a has .* documents .* lineage\.json says .*: remove the folder"):
+    with pytest.raises(UniclozeError, match=r"train/a has .* documents .* lineage\.json records .*: remove the folder"):
         Prepared.load(out)
 
 
@@ -361,7 +359,7 @@ def test_mended_text_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "a.txt"
     path.write_bytes(b"\n\n".join(sentence(i).encode() + b" \xff\0" for i in range(20)))
     run(path, tmp_path / "out")
-    assert capsys.readouterr().err.count("20 places that are no UTF-8") == 1
+    assert capsys.readouterr().err.count("20 invalid UTF-8 sequences") == 1
     entry = Prepared.load(tmp_path / "out").lineage["sources"][0]
     assert (entry["replaced"], entry["nul"]) == (20, 20)
 
@@ -369,7 +367,7 @@ def test_mended_text_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_files_that_are_left_out_are_said_once_and_recorded(corpus: Path, tmp_path: Path) -> None:
     for name in ("a.md", "b.md", "c.html"):
         (corpus / name).write_text("text", encoding="utf-8")
-    with pytest.warns(UserWarning, match=r"corpus: 3 files of other kinds are left out: 2 \.md, 1 \.html$"):
+    with pytest.warns(UserWarning, match=r"corpus: 3 files of other kinds are ignored: 2 \.md, 1 \.html$"):
         prepared = run(corpus, tmp_path / "out")
     assert prepared.lineage["sources"][0]["left_out"] == {".md": 2, ".html": 1}
     assert run(corpus, tmp_path / "out").fingerprint == prepared.fingerprint
@@ -379,7 +377,7 @@ def test_empty_corpora_and_bad_settings(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" \n\n")
     with pytest.raises(UniclozeError, match=r"a\.txt holds no text"):
         run(tmp_path / "a.txt", tmp_path / "out")
-    with pytest.raises(UniclozeError, match="There is no text at"):
+    with pytest.raises(UniclozeError, match="There is no text file at"):
         run(tmp_path / "missing", tmp_path / "out")
     with pytest.raises(UsageError, match=r"data\.heldout_share is 1\.5"):
         run(tmp_path / "a.txt", tmp_path / "out", heldout_share=1.5)
@@ -398,7 +396,7 @@ def test_datatroves_folder_is_read_where_it_lies(tmp_path: Path) -> None:
         (folder / f"{shard:05}_shuffled.ds").write_bytes(tokens.astype("<u2").tobytes())
         (folder / f"{shard:05}_shuffled.ds.index").write_bytes(struct.pack("<30Q", *ends))
         (folder / f"{shard:05}_shuffled.ds.metadata").write_text("toy|2\n300\n300 T")
-    with pytest.raises(UsageError, match=r"datatrove holds tokens: set --tokenizer\.path"):
+    with pytest.raises(UsageError, match=r"datatrove holds token shards: set --tokenizer\.path"):
         run(folder, tmp_path / "out")
     prepared = run(folder, tmp_path / "out", TokenizerSettings(path=str(folder)))
     (train,), (heldout,) = prepared.train, prepared.heldout
@@ -410,7 +408,7 @@ def test_datatroves_folder_is_read_where_it_lies(tmp_path: Path) -> None:
     (folder / "00000_shuffled.ds").write_bytes(np.full(300, 5000, dtype="<u2").tobytes())
     with pytest.raises(UniclozeError, match=r"00000_shuffled\.ds has changed"):
         run(folder, tmp_path / "out", TokenizerSettings(path=str(folder)))
-    with pytest.raises(UniclozeError, match="holds token id 5000, the tokenizer only"):
+    with pytest.raises(UniclozeError, match="holds token id 5000, but the tokenizer has only"):
         run(folder, tmp_path / "other", TokenizerSettings(path=str(folder)))
 
 

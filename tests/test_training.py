@@ -258,7 +258,7 @@ def test_other_settings_are_not_continued(corpus: Path, tmp_path: Path) -> None:
     pretrain_run(load_recipe("quickstart", toy), tmp_path / "run", progress=False)
     with pytest.raises(UsageError, match=r"training\.learning_rate"):
         pretrain_run(load_recipe("quickstart", toy | {"training.learning_rate": 0.5}), tmp_path / "run", progress=False)
-    with pytest.warns(UserWarning, match=r"training\.steps goes from 2 to 3"):
+    with pytest.warns(UserWarning, match=r"training\.steps changes from 2 to 3"):
         longer = pretrain_run(load_recipe("quickstart", toy | {"training.steps": 3}), tmp_path / "run", progress=False)
     assert longer.step == 3
     with pytest.warns(UserWarning, match="trained to step 3"):
@@ -316,5 +316,5 @@ def test_frozen_parts_stay_as_they_are_and_the_others_learn(tmp_path: Path) -> N
             load_recipe("quickstart", overrides | {"training.frozen": ["encoder"]}), tmp_path / "a", progress=False
         )
     everything = overrides | {"training.frozen": ["backbone", "token_head"]}
-    with pytest.raises(UsageError, match="leave out what shall learn"):
+    with pytest.raises(UsageError, match="leave out those to train"):
         pretrain_run(load_recipe("quickstart", everything), tmp_path / "b", progress=False)

@@ -25,35 +25,35 @@ FREE_TO_CHANGE = {
     "training.keep_checkpoints",
     "training.initialize_from",
 }
-"""Settings a run may be continued with another value of; any other would make it a different run.
+"""Settings that may change when a run is resumed; any other change would make it a different run.
 
-Corpus and tokenizer may have moved; whether they are the same is for the fingerprint to say.
+Corpus and tokenizer may have moved; the fingerprint decides whether they are the same.
 """
 
 
 def refuse_changes(former: Recipe, recipe: Recipe, out: Path, instead: str) -> None:
-    """Refuse to go on with a run of other settings.
+    """Refuse to resume a run with other settings.
 
     Args:
         former: Settings of the run.
-        recipe: Settings asked for.
-        out: The run's directory.
-        instead: What to do beside giving another directory.
+        recipe: Requested settings.
+        out: The run directory.
+        instead: Advice besides giving another directory.
 
     Raises:
-        UsageError: One differs that is not free to change.
+        UsageError: A setting differs that must not change.
     """
     old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
-    keys = {**new, **old}  # a mapping may have lost a key, or got one
+    keys = {**new, **old}  # keys of a mapping may have been removed or added
     changed = [key for key in keys if old.get(key) != new.get(key) and key not in FREE_TO_CHANGE]
     changed = [key for key in changed if not key.startswith("provenance.")]
     if recipe.task.kind:
-        changed = [key for key in changed if key not in DECIDED_IN_A_TASK] or changed  # what others follow from
+        changed = [key for key in changed if key not in DECIDED_IN_A_TASK] or changed  # these determine the others
     if changed:
         first = changed[0]
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UsageError(
-            f"{out} holds a run with {first} {old.get(first)}, this one asks for {new.get(first)}{others}: give the new run "
+            f"{out} holds a run with {first} {old.get(first)}, but this one has {new.get(first)}{others}: give the new run "
             f"another --out, or {instead}"
         )
 
