@@ -52,9 +52,10 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
 
     from unicloze.finetuning import run as room
     from unicloze.finetuning.data import open_records
-    from unicloze.finetuning.predict import load_task_model, predict
+    from unicloze.finetuning.predict import predict
     from unicloze.finetuning.scores import measure, with_errors
     from unicloze.finetuning.start import task_recipe
+    from unicloze.finetuning.task_model import load_task_model
     from unicloze.interop.opening import open_model
     from unicloze.recipes import load_recipe
     from unicloze.records import read_records
@@ -120,7 +121,6 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
 
     from unicloze import keyed
     from unicloze.evaluation.metrics.registry import metric
-    from unicloze.finetuning.data import ORDER
     from unicloze.finetuning.run import with_steps
     from unicloze.recipes import load_recipe
     from unicloze.records import read_records
@@ -171,7 +171,9 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
     began, done, epoch = now(), 0, 0
     model.train()
     while done < training.steps:
-        shuffled = keyed.permutation(np.arange(len(rows)), len(rows), keyed.key(spec["seed"], ORDER, epoch)[0])
+        shuffled = keyed.permutation(
+            np.arange(len(rows)), len(rows), keyed.key(spec["seed"], keyed.Purpose.RECORD_ORDER, epoch)[0]
+        )
         epoch += 1
         for chosen in torch.from_numpy(shuffled).split(training.batch_size):
             if done == training.steps:

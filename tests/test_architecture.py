@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import toys
@@ -21,6 +25,7 @@ from unicloze.example import Batch, collate
 from unicloze.model import visibility_plan as planning
 from unicloze.model.layers import PARTS, SHARED_PARTS
 from unicloze.model.model import UnifiedModel
+from unicloze.model.sharing import owners
 from unicloze.objectives import make_examples
 from unicloze.objectives.causal import causal
 from unicloze.objectives.unilmv2 import unilmv2
@@ -103,10 +108,38 @@ def test_shared_weights_are_held_once(share: Any, tmp_path: Path) -> None:
     assert other.backbone.layers[2].attention is other.backbone.layers[0].attention or share == "feed_forward"
 
 
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """One process that shards as many do."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("share", ["none", *SHARED])
+def test_layers_that_share_weights_are_sharded_one_by_one(share: Any, mesh: DeviceMesh) -> None:
+    whole, model = toys.model(share_layers=share), toys.model(share_layers=share)
+    lending = owners(model)
+    assert lending == ([] if share == "none" else [model.backbone.layers[0]])
+    for layer in model.backbone.layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=layer not in lending)
+    fully_shard(model, mesh=mesh)
+    assert list(model.state_dict()) == list(whole.state_dict())
+    batch = masked_batch()
+    expected, loss = loss_of(whole, batch), loss_of(model, batch)
+    assert torch.equal(loss, expected)
+    loss.backward()
+    expected.backward()
+    for (name, own), parameter in zip(model.named_parameters(), whole.parameters(), strict=True):
+        assert isinstance(own.grad, DTensor) and parameter.grad is not None, name
+        assert torch.equal(own.grad.full_tensor(), parameter.grad), name
+
+
 def test_a_copy_shares_among_its_own_layers() -> None:
     model = toys.model(share_layers="all")
     twin = copy.deepcopy(model).double()
     layers = list(twin.backbone.layers)
+    assert owners(twin) == [layers[0]]
     assert all(layer.attention is layers[0].attention for layer in layers)
     assert layers[2].attention is not model.backbone.layers[2].attention
     assert layers[2].feed_forward.inner.weight.dtype == torch.float64

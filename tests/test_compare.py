@@ -20,8 +20,8 @@ from unicloze.comparison.compare import compare_recipes
 from unicloze.comparison.measures import held_out
 from unicloze.comparison.page import page
 from unicloze.comparison.plan import Budget, contestants, measure_slots, plan
-from unicloze.comparison.results import Comparison, Row, Spread
-from unicloze.comparison.table import as_markdown, as_text
+from unicloze.comparison.results import Row, Spread
+from unicloze.comparison.table import Comparison, as_markdown, as_text
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.model.flops import backbone_flops
 from unicloze.objectives.causal import causal

@@ -293,7 +293,7 @@ def test_spans_drawn_together_are_those_drawn_one_by_one(rate: float) -> None:
 
     def proposals(row: int) -> Iterator[tuple[int, int]]:
         for number in itertools.count():
-            stream, counter = masking.Stream.BLOCKS + number // 32, np.array([number % 32])
+            stream, counter = keyed.Stream.PROPOSED_BLOCKS + number // 32, np.array([number % 32])
             bits = keyed.bits(windows.keys[row : row + 1], stream, counter)
             length = law((bits & np.uint64(2**32 - 1)).astype(np.float64) / 2**32)
             yield int(keyed.below(bits, int(windows.lengths[row]))[0]), int(length[0])

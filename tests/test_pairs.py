@@ -26,9 +26,9 @@ from unicloze.objectives import make_examples
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import ModelSettings, ObjectiveSettings
 from unicloze.text import pairs as pairing
-from unicloze.text.pairs import Pairs, check_pairs
+from unicloze.text.pairs import Pairs
 from unicloze.text.pieces import Places
-from unicloze.text.sampler import WindowSampler
+from unicloze.text.sampler import WindowSampler, check_pairs
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.windows import Windows
 from unicloze.training.run import pretrain_run

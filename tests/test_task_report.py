@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from corpora import write_corpus
-from test_report import Page
+from report_toys import Page
 from unicloze import verbs
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.spread import bootstrap_errors, standard_errors

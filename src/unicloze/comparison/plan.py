@@ -35,14 +35,15 @@ SamplerOf = Callable[[Recipe], WindowSampler]
 BudgetKind = Literal["flops", "steps", "time", "tokens"]
 
 _UNITS = {"flops": "FLOPs", "steps": "step", "time": "seconds", "tokens": "text tokens"}
-_SAMPLED_STEPS = 24
+SAMPLED_STEPS = 24
 _WARMING_STEPS, _TIMED_STEPS = 3, 12
 
 _OWN = "data.segments", "model.generator_size", "model.layer_visibility"
 """What an objective cannot do without; all else comes from the recipe that the others are to be like."""
 
 
-RESERVED_NAMES = {"data", "phrases", "comparison.json", "table.md", "index.html"}
+PLAN = "comparison.json"
+RESERVED_NAMES = {"data", "phrases", PLAN, "table.md", "index.html"}
 """What else lies in the folder of a comparison."""
 
 
@@ -247,7 +248,7 @@ def _phases(recipe: Recipe) -> list[tuple[Phase, float]]:
 
 
 def _some_steps(recipe: Recipe, phase: Phase, sampler_of: SamplerOf) -> list[list[MicroBatch]]:
-    count = min(_SAMPLED_STEPS, phase.last_step - phase.first_step)
+    count = min(SAMPLED_STEPS, phase.last_step - phase.first_step)
     numbers = np.linspace(phase.first_step, phase.last_step - 1, count).round().astype(int)
     return [next(training_steps(recipe, sampler_of, int(number))) for number in numbers]
 

@@ -22,9 +22,6 @@ from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings
 from unicloze.training.models import LoadedModel
 
-SHOTS = 1
-"""What a key is for: the examples of a record."""
-
 
 def prompted(
     model: LoadedModel,
@@ -121,7 +118,7 @@ def draw_examples(
                 f"shots is {shots} and {path} has {len(known) - times[asked]} records{other}: give as many"
             )
         places = np.arange(shots + times[asked])
-        order = keyed.permutation(places, len(known), keyed.key(seed, SHOTS, number)[0])
+        order = keyed.permutation(places, len(known), keyed.key(seed, keyed.Purpose.SHOTS, number)[0])
         # The record itself, where it is among them, would tell its answer.
         drawn.append([known[place] for place in order.tolist() if said[place] != asked][:shots])
     return drawn

@@ -15,7 +15,7 @@ import numpy as np
 
 from unicloze import keyed
 from unicloze.capacity import positions
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, option_of
 from unicloze.example import Examples, Kind
 from unicloze.mixtures import parts
 from unicloze.objectives import make_examples
@@ -49,14 +49,15 @@ def auxiliary_objective(recipe: Recipe) -> ObjectiveSettings:
         if recipe.model.max_positions is not None and longest > recipe.model.max_positions:
             raise UsageError(
                 f"finetuning.auxiliary makes rows of {longest} positions out of {recipe.task.max_length} tokens, and the "
-                f"model has {recipe.model.max_positions}: lower --task.max_length"
+                f"model has {recipe.model.max_positions}: lower {option_of('task.max_length')}"
             )
         targets = [name for name in settings.targets if name in wanted]
         return dataclasses.replace(settings, targets=targets, pairs="contiguous")
-    cure = "learn the task alone with --finetuning.auxiliary '{}', or start from a model that was pre-trained for it"
+    alone = f"learn the task alone with {option_of('finetuning.auxiliary')} '{{}}'"
     raise UsageError(
         f"finetuning.auxiliary names {', '.join(wanted)}; the model's objective, read {reads}, has "
-        f"{' and '.join(known) or 'no target that a single row has'}: {cure}"
+        f"{' and '.join(known) or 'no target that a single row has'}: {alone}, or start from a model that "
+        "was pre-trained for it"
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +14,7 @@ from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData, blocks_by_length
+from unicloze.finetuning.task_model import SLOTS_AT_ONCE, TaskModel
 from unicloze.model.readers import check_steps
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
@@ -22,12 +22,6 @@ from unicloze.tasks import TASKS, generation
 from unicloze.tasks.conversation import turn_of
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from unicloze.finetuning.predict import TaskModel
-
-SLOTS_AT_ONCE = 8192
-"""Slots of a forward pass, padding counted."""
 
 
 def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,47 +15,16 @@ from unicloze.errors import UsageError
 from unicloze.example import collate
 from unicloze.files import write_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
-from unicloze.finetuning.generate import SLOTS_AT_ONCE, generated, predictions_of
-from unicloze.model.model import UnifiedModel
+from unicloze.finetuning.generate import generated, predictions_of
+from unicloze.finetuning.task_model import SLOTS_AT_ONCE, TaskModel
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.conversation import turn_of
 from unicloze.tasks.task import Outputs, Prediction
-from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.loop import Compute
-from unicloze.training.models import LoadedModel
 
 OTHER_FORMAT = "give an --out that ends in .jsonl, or --format jsonl"
 """The cure where predictions do not fit in the lines of a table."""
-
-
-@dataclass(frozen=True)
-class TaskModel:
-    """A model of a task, ready to predict.
-
-    Args:
-        model: Has the heads of the task.
-        tokenizer: Its tokenizer.
-        recipe: Has the task.
-        compute: Where and how to compute.
-    """
-
-    model: UnifiedModel
-    tokenizer: Tokenizer
-    recipe: Recipe
-    compute: Compute
-
-
-def load_task_model(loaded: LoadedModel) -> TaskModel:
-    """A fine-tuned model, ready to predict.
-
-    Raises:
-        UsageError: It has no task.
-    """
-    if not loaded.recipe.task.kind:
-        raise UsageError(f"{loaded.path} is no fine-tuned model: give the --out of `unicloze finetune`")
-    return TaskModel(loaded.model, loaded.tokenizer, loaded.recipe, loaded.compute)
 
 
 def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list[Prediction]:

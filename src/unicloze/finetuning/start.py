@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from unicloze.decoding.abilities import objective_of
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, option_of
 from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.generate import ready_to_generate
 from unicloze.settings import Recipe, TaskSettings
@@ -89,7 +89,7 @@ def _pooled(recipe: Recipe) -> Recipe:
         key = "use.pooling" if task.pooling is None else "task.pooling"
         raise UsageError(
             f"{key} is first, and the model reads from left to right, so that its first slot has read nothing of a text: set "
-            "--task.pooling last"
+            f"{option_of('task.pooling')} last"
         )
     return recipe
 

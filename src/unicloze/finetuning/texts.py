@@ -14,7 +14,7 @@ from unicloze.finetuning.checks import model_fingerprint
 from unicloze.finetuning.data import encoded, records_fingerprint
 from unicloze.finetuning.generate import generated, predictions_of
 from unicloze.finetuning.part_file import PartFile
-from unicloze.finetuning.predict import load_task_model
+from unicloze.finetuning.task_model import load_task_model
 from unicloze.records.record import Record
 from unicloze.tasks.task import Prediction
 from unicloze.training.models import LoadedModel

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from unicloze.interop.decoding import goes_on, longest_source
+from unicloze.run_files import BEST, CHECKPOINTS, LEDGER
 from unicloze.settings import Recipe
 from unicloze.training.ledger import read_ledger
 from unicloze.training.models import LoadedModel
@@ -173,7 +174,7 @@ def _training(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
 def _run(place: str) -> str:
     """Name of a checkpoint's run, or of the folder itself."""
     path = Path(place)
-    return path.parent.parent.name if path.parent.name in ("checkpoints", "best") else path.name
+    return path.parent.parent.name if path.parent.name in (CHECKPOINTS, BEST) else path.name
 
 
 def _command(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
@@ -256,5 +257,5 @@ def _difference(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
 
 def _events(loaded: LoadedModel) -> list[Mapping[str, Any]]:
     """The ledger of a checkpoint's run; empty without a run."""
-    ledger = loaded.path.parent.parent / "ledger.jsonl"
+    ledger = loaded.path.parent.parent / LEDGER
     return list(read_ledger(ledger)) if ledger.is_file() else []

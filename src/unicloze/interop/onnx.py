@@ -106,14 +106,13 @@ def _check_installed() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the exporter's messages about missing packages and its own deprecations."""
+    """Keep from the user what torch logs of absent packages and warns of in itself; the file is checked afterwards."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r".*LeafSpec.* is deprecated", category=FutureWarning)
-            warnings.filterwarnings("ignore", message=r"# The axis name: \w+ will not be used", category=UserWarning)
+            warnings.simplefilter("ignore")
             yield
     finally:
         log.setLevel(level)

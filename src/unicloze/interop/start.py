@@ -11,6 +11,7 @@ from unicloze.errors import UsageError
 from unicloze.interop.opening import open_model
 from unicloze.interop.read import is_foreign
 from unicloze.recipes.schema import flatten
+from unicloze.run_files import TOKENIZER
 from unicloze.settings import Recipe
 from unicloze.text.agreement import OF_A_TRAINED_TOKENIZER
 from unicloze.training.initial import inherited
@@ -58,5 +59,5 @@ def _tokenizer(place: Path, loaded: LoadedModel) -> dict[str, Any]:
     if is_foreign(place):
         settings = loaded.recipe.tokenizer
         return {"tokenizer.path": settings.path, "tokenizer.lowercase": settings.lowercase}
-    files = [folder / "tokenizer.json" for folder in (place, loaded.path)]
+    files = [folder / TOKENIZER for folder in (place, loaded.path)]
     return {"tokenizer.path": str(next(file for file in files if file.is_file()))}

@@ -14,10 +14,9 @@ from unicloze.capacity import corrupted_spans, masked_fragment, row_bounds
 from unicloze.errors import UsageError
 from unicloze.example import Examples
 from unicloze.objectives.masking import Flags, Rates, rates_of
-from unicloze.objectives.masking import Stream as MaskingStream
 from unicloze.objectives.noise import apply_noise, sentences
 from unicloze.objectives.seq2seq import Ragged, lay_out, text_of
-from unicloze.objectives.spans import Counts, Stream, partition, per_row
+from unicloze.objectives.spans import Counts, partition, per_row
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
@@ -51,8 +50,8 @@ def draw_noise(text: Ragged, keys: keyed.Bits, settings: ObjectiveSettings, rate
     """Which tokens of the texts are noise. *Shape:* (tokens of all rows,)"""
     noise, spans = per_row(functools.partial(corrupted_spans, mean_span=settings.mean_span), text.counts, rates)
     parts = np.maximum(spans, 1)
-    kept_sizes = partition(text.counts - noise, parts, keys, Stream.KEPT_SPANS)
-    noise_sizes = partition(noise, parts, keys, Stream.NOISE_SPANS)
+    kept_sizes = partition(text.counts - noise, parts, keys, keyed.Stream.KEPT_SPANS)
+    noise_sizes = partition(noise, parts, keys, keyed.Stream.NOISE_SPANS)
     sizes = np.stack([kept_sizes, noise_sizes], axis=1).ravel()
     return np.repeat(np.arange(len(sizes)) % 2 == 1, sizes)
 
@@ -178,7 +177,7 @@ def masked_span(
     """
     rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     size = per_row(masked_fragment, text.counts, rates)
-    draws = keyed.bits(windows.keys, Stream.FRAGMENT, np.zeros(1, np.int64))
+    draws = keyed.bits(windows.keys, keyed.Stream.FRAGMENT, np.zeros(1, np.int64))
     first = keyed.below(draws, text.counts - size + 1)
     return mask_span(windows, text, first, size, vocabulary, settings, rates)
 
@@ -207,8 +206,8 @@ def mask_span(
     inside = (rank >= np.repeat(first, text.counts)) & (rank < np.repeat(first + size, text.counts))
     target = Ragged(text.values[inside], size)
     keys, place = np.repeat(windows.keys, size), rank[inside]
-    draw = keyed.uniform(keyed.bits(keys, MaskingStream.CORRUPTION, place))
-    which = keyed.below(keyed.bits(keys, MaskingStream.RANDOM_TOKEN, place), len(vocabulary.ordinary))
+    draw = keyed.uniform(keyed.bits(keys, keyed.Stream.CORRUPTION, place))
+    which = keyed.below(keyed.bits(keys, keyed.Stream.RANDOM_TOKEN, place), len(vocabulary.ordinary))
     shown = np.where(draw < settings.mask_share + settings.random_share, vocabulary.ordinary[which], target.values)
     source = text.values.copy()
     source[inside] = np.where(draw < settings.mask_share, np.int32(vocabulary.mask), shown)

@@ -13,7 +13,6 @@ expectation is exactly the bound of a sampler that fills all that is left at tha
 from __future__ import annotations
 
 import dataclasses
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -32,13 +31,6 @@ LOWEST_LEVEL = 1e-3
 """The least noise, the `sampling_eps` of MDLM's released code: no weight is above its inverse."""
 
 Levels = npt.NDArray[np.float64]
-
-
-class Stream(IntEnum):
-    """Independent streams of a row's draws, apart from those of `masking.Stream`."""
-
-    LEVEL = 201
-    NOISE = 202
 
 
 def masked_diffusion(
@@ -112,14 +104,14 @@ def causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings
 
 def noise_levels(keys: keyed.Bits, count: int) -> Levels:
     """Levels of the blocks of each row, uniform in [0, 1) and then raised to `LOWEST_LEVEL`. *Shape:* (rows, count)"""
-    draws = keyed.uniform(keyed.bits(keys[:, None], Stream.LEVEL, np.arange(count)))
+    draws = keyed.uniform(keyed.bits(keys[:, None], keyed.Stream.NOISE_LEVEL, np.arange(count)))
     return np.maximum(draws, LOWEST_LEVEL)
 
 
 def _noised_rows(windows: Windows, levels: Levels, vocabulary: Vocabulary, *, block_size: int, clean: int) -> Examples:
     """Rows to train on: each text token masked with the level of its position, after `clean` copies without noise."""
     rows, window = windows.token_ids.shape
-    draws = keyed.uniform(keyed.bits(windows.keys[:, None], Stream.NOISE, np.arange(window)))
+    draws = keyed.uniform(keyed.bits(windows.keys[:, None], keyed.Stream.DIFFUSED, np.arange(window)))
     noised = windows.maskable & (draws < levels)
     masked = np.zeros((rows, clean + 1, window), dtype=bool)
     masked[:, clean] = noised

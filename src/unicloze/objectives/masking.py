@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -43,16 +42,6 @@ def rates_of(windows: Windows, settings: ObjectiveSettings, rates: Rates | None)
 def highest_rate(settings: ObjectiveSettings, rates: Rates) -> float:
     """The highest mask rate of a run, from which the width of its rows follows, whichever rows are made at once."""
     return max(settings.mask_rate, settings.final_mask_rate or 0.0, float(rates.max(initial=0)))
-
-
-class Stream(IntEnum):
-    """Independent streams of a row's draws."""
-
-    ORDER = 1
-    CORRUPTION = 2
-    RANDOM_TOKEN = 3
-    TOKENS = 4
-    BLOCKS = 16  # and upwards: one for every PROPOSALS_OF_A_STREAM proposals
 
 
 @dataclass(frozen=True)
@@ -183,7 +172,9 @@ def spans(
     proposal = 0
     while len(active):
         stream, number = divmod(proposal, PROPOSALS_OF_A_STREAM)
-        bits = keyed.bits(keys[active], Stream.BLOCKS + stream, number + np.arange(PROPOSALS_AT_ONCE)[:, None])
+        bits = keyed.bits(
+            keys[active], keyed.Stream.PROPOSED_BLOCKS + stream, number + np.arange(PROPOSALS_AT_ONCE)[:, None]
+        )
         first = keyed.below(bits, lengths[active]) + active * window
         accepted = np.ones(first.shape, dtype=bool)
         if units is not None:
@@ -254,7 +245,7 @@ def single_tokens(
     count = maskable.sum(axis=1)
     wanted = np.minimum(count, np.maximum(1, np.round(rates * count).astype(np.int64)))
     drawable = maskable if units is None else units.maskable
-    row, column, rank = _shuffled(drawable, keys, Stream.TOKENS)
+    row, column, rank = _shuffled(drawable, keys, keyed.Stream.MASKED_TOKENS)
     place, before = row * drawable.shape[1] + column, rank
     if units is not None:
         sizes = units.sizes.reshape(-1)[place]
@@ -266,7 +257,7 @@ def single_tokens(
     return steps if units is None else units.spread(steps)
 
 
-def _shuffled(which: Flags, keys: keyed.Bits, stream: Stream) -> tuple[Places, Places, Places]:
+def _shuffled(which: Flags, keys: keyed.Bits, stream: keyed.Stream) -> tuple[Places, Places, Places]:
     """The flagged columns of each row in a uniformly random order: row, column and rank of each, row by row."""
     row, column, counts = flagged(which)
     # A draw carries its column in its lowest bits.
@@ -277,7 +268,7 @@ def _shuffled(which: Flags, keys: keyed.Bits, stream: Stream) -> tuple[Places, P
 
 def shuffle_tokens(steps: Steps, keys: keyed.Bits) -> Steps:
     """Split the blocks: the same masked tokens, each a step of its own, in a uniformly random order (AR)."""
-    row, column, rank = _shuffled(steps >= 0, keys, Stream.ORDER)
+    row, column, rank = _shuffled(steps >= 0, keys, keyed.Stream.FACTORIZATION)
     shuffled = np.full(steps.shape, -1, dtype=np.int32)
     shuffled.reshape(-1)[row * steps.shape[1] + column] = rank
     return shuffled

@@ -27,7 +27,7 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
 from unicloze.objectives.layout import unknown_words, without_unknown
 from unicloze.objectives.masking import Flags, Rates, rates_of
-from unicloze.objectives.spans import Counts, Stream, per_row, within
+from unicloze.objectives.spans import Counts, per_row, within
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
@@ -191,7 +191,7 @@ def prefix(
     """
     rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     shortest, longest = per_row(predicted_suffix, text.counts, rates)
-    draws = keyed.bits(windows.keys, Stream.SPLIT, np.zeros(1, np.int64))
+    draws = keyed.bits(windows.keys, keyed.Stream.SOURCE_END, np.zeros(1, np.int64))
     return _split(windows, text, shortest + keyed.below(draws, longest - shortest + 1), vocabulary, settings, rates)
 
 

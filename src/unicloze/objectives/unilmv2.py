@@ -138,8 +138,8 @@ def corrupt(
     """
     keys = windows.keys[masked.row]
     named = masked.step if settings.corruption_unit == "span" else masked.position
-    draw = keyed.uniform(keyed.bits(keys, masking.Stream.CORRUPTION, named))
-    which = keyed.below(keyed.bits(keys, masking.Stream.RANDOM_TOKEN, masked.position), len(vocabulary.ordinary))
+    draw = keyed.uniform(keyed.bits(keys, keyed.Stream.CORRUPTION, named))
+    which = keyed.below(keyed.bits(keys, keyed.Stream.RANDOM_TOKEN, masked.position), len(vocabulary.ordinary))
     random = vocabulary.ordinary[which]
     shown = np.where(draw < settings.mask_share + settings.random_share, random, original)
     as_mask = draw < settings.mask_share

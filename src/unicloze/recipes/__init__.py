@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError
 
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, option_of
 from unicloze.files import write_file
 from unicloze.recipes.entries import typed_mixture, typed_phases
 from unicloze.recipes.schema import KEYS, SECTIONS, Setting, expected, flatten, nested, parse_options, recipe_parser
@@ -72,7 +72,7 @@ def load_recipe(name_or_file: str | os.PathLike[str], overrides: Mapping[str, An
             message names the file and line, or the option.
     """
     layers = _layers(_find(name_or_file), ())
-    layers.append(flatten(overrides or {}, lambda key: f"option --{key}"))
+    layers.append(flatten(overrides or {}, lambda key: f"option {option_of(key)}"))
     return _built({key: setting for layer in layers for key, setting in layer.items()}, name_or_file)
 
 

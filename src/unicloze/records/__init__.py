@@ -25,7 +25,7 @@ from unicloze.records.glue_files import GLUE_FORMATS
 from unicloze.records.json_files import json_records
 from unicloze.records.line_files import Reader, comma_separated, jsonl, tsv
 from unicloze.records.plain_files import read_text
-from unicloze.records.record import OPTION, Record, as_records
+from unicloze.records.record import OPTION, Record, as_records, spelled
 from unicloze.settings import PYTHON_DOCS, TaskSettings
 
 
@@ -66,7 +66,7 @@ def _read_file(path: Path, settings: TaskSettings, first: int, cure: str | None)
     name, id_field = _format_of(path, settings), settings.fields.get("id", "id")
     if name not in FORMATS and name not in COLLECTIONS:
         known = ", ".join([*FORMATS, *COLLECTIONS])
-        said = "give a file of" if cure is None else f"say it with {cure.format('format', 'NAME')}, NAME being"
+        said = "give a file of" if cure is None else f"say it with {spelled(cure, 'format', 'NAME')}, NAME being"
         raise UsageError(f"{path}: '{name}' is no known format of records: {said} one of {known}")
     lines = COLLECTIONS[name](path) if name in COLLECTIONS else FORMATS[name](read_text(path), path)
     return as_records(lines, path, first=first, id_field=id_field, cure=cure, headed=name in HEADED)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unicloze.errors import UniclozeError
+from unicloze.errors import UniclozeError, option_of
 from unicloze.settings import TaskSettings
 
-OPTION = "--task.{} '{}'"
+OPTION = "{option} '{1}'"
 """How a user says to a verb in which fields and format a file has its records: the setting, its value."""
 
 SHOWN = 40
@@ -89,7 +89,7 @@ class Record:
             return UniclozeError(f"{self.place}: {found}: mend the record or leave it out")
         has = ", ".join(map(str, self.fields)) or "nothing"
         has += ", as the first line is read as the header" * self.headed
-        said = self.cure and f"say where it is with {self.cure.format('fields', f'{{{role}: NAME}}')}"
+        said = self.cure and f"say where it is with {spelled(self.cure, 'fields', f'{{{role}: NAME}}')}"
         return UniclozeError(
             f"{self.place}: the field '{name}' is missing (it has {has}); {said or 'rename the one that holds it'}"
             + ", or put a header above the first record" * self.headed
@@ -111,6 +111,11 @@ def _inside(value: Any, path: Sequence[str]) -> Any:
         else:
             return None
     return value
+
+
+def spelled(cure: str, setting: str, value: str) -> str:
+    """How to give a task's setting, in the words of `cure`."""
+    return cure.format(setting, value, option=option_of(f"task.{setting}"))
 
 
 def as_records(

@@ -14,6 +14,7 @@ from unicloze.recipes import load_recipe
 from unicloze.report.example_view import ExampleView, example_of, example_title
 from unicloze.report.history import History, mapping, sequence
 from unicloze.report.picture import draw_mask
+from unicloze.run_files import RECIPE, TOKENIZER
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
 
 _PICTURE_WINDOW = 28
@@ -57,9 +58,9 @@ class Fed:
         Raises:
             UniclozeError: The run's recipe or tokenizer cannot be read, or no row can be made.
         """
-        recipe = load_recipe(history.run / "recipe.yaml")
+        recipe = load_recipe(history.run / RECIPE)
         trained_on = recipe.data.window
-        if (history.run / "tokenizer.json").is_file():
+        if (history.run / TOKENIZER).is_file():
             tokenizer = Tokenizer.load(history.run)
         else:
             tokenizer = whitespace_tokenizer(_SENTENCE, recipe.tokenizer.extra_tokens)

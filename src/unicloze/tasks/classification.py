@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from unicloze.errors import UniclozeError
+from unicloze.errors import UniclozeError, option_of
 from unicloze.model.task_heads import HeadSettings
 from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings
@@ -53,7 +53,7 @@ def label_of(record: Record, settings: TaskSettings) -> str:
         known = ", ".join(settings.labels)
         raise UniclozeError(
             f"{record.place}: the label '{label}' is none of those of the task ({known}): mend the record, or fine-tune with "
-            "--task.labels that name all"
+            f"{option_of('task.labels')} that name all"
         )
     return label
 

@@ -19,7 +19,6 @@ import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Literal
 
 import numpy as np
@@ -46,13 +45,6 @@ SOURCE_SPECIALS = 2
 """[SOS] and the [EOS] that ends a source."""
 SEGMENTS_OF_UNILM_V1 = 6
 """Rows of the segment table of UniLM v1, which names sequence-to-sequence rows by segments of their own."""
-
-
-class Stream(IntEnum):
-    """Independent streams of a row's draws, beside those of the objectives."""
-
-    NOISED = 2001
-    NOISE = 2002
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,10 +230,10 @@ def _add_noise(
     """Let a share of the target's own tokens show, in place, what a masked token shows; drawn anew for each."""
     row, position = masked_tokens.row, masked_tokens.position
     slot = examples.mutual[row] + masked_tokens.rank
-    keys = keyed.bits(windows.keys, Stream.NOISE, np.zeros(1, np.int64))
+    keys = keyed.bits(windows.keys, keyed.Stream.NOISE_OF_TARGET, np.zeros(1, np.int64))
     own = windows.token_ids[row, position]
     noise = unilmv2.corrupt(dataclasses.replace(windows, keys=keys), masked_tokens, own, vocabulary, settings)[0]
-    noised = keyed.uniform(keyed.bits(windows.keys[row], Stream.NOISED, position)) < share
+    noised = keyed.uniform(keyed.bits(windows.keys[row], keyed.Stream.NOISED_TARGET, position)) < share
     examples.input_ids[row[noised], slot[noised]] = noise[noised]
 
 

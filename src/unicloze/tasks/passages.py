@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.example import Examples
-from unicloze.settings import Recipe
-from unicloze.tasks.rows import Ints, Pooling, Row, RowTarget, lay_out, pooled_slots, pooling_of, text_row
+from unicloze.settings import Pooling, Recipe
+from unicloze.tasks.rows import Ints, Row, RowTarget, lay_out, pooled_slots, pooling_of, text_row
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
 SPECIALS = 3

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from unicloze.example import Examples, Kind, Target
-from unicloze.settings import Recipe
+from unicloze.settings import Pooling, Recipe
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.visibility import nearby, packed_rows
 
 Ints = npt.NDArray[np.int32]
-Pooling = Literal["first", "last", "mean"]
 
 
 @dataclass(frozen=True, kw_only=True)

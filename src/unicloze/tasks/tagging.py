@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.model.task_heads import HeadSettings
 from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings
@@ -64,7 +64,7 @@ def tags_of(record: Record, settings: TaskSettings) -> list[str]:
     if wrong is not None:
         raise UniclozeError(
             f"{record.place}: the tag '{wrong}' is none of B-KIND, I-KIND and O, whose entities are counted; for tags "
-            "of single words fine-tune with --task.metrics tag-accuracy"
+            f"of single words fine-tune with {option_of('task.metrics')} tag-accuracy"
         )
     return tags
 
@@ -174,7 +174,7 @@ def _answers(records: Sequence[Record], settings: TaskSettings) -> list[list[int
         if unknown is not None:
             raise UniclozeError(
                 f"{record.place}: the tag '{unknown}' is none of those of the task ({', '.join(numbers)}): mend the "
-                "record, or fine-tune with --task.labels that name all"
+                f"record, or fine-tune with {option_of('task.labels')} that name all"
             )
         found.append([numbers[tag] for tag in tags])
     return found
@@ -193,7 +193,8 @@ def _predicates(records: Sequence[Record], recipe: Recipe) -> list[int | None]:
             raise UniclozeError(f"{record.place}: the predicate is {place!r}; it must be {known}")
     if task.predicate == "segment" and recipe.model.num_segments < 2:
         raise UsageError(
-            "the model has no second segment to mark a predicate with: fine-tune with --task.predicate repeat"
+            "the model has no second segment to mark a predicate with: fine-tune with "
+            f"{option_of('task.predicate')} repeat"
         )
     return found
 

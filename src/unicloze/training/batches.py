@@ -14,8 +14,7 @@ from unicloze.example import Batch, Examples, collate, select_rows
 from unicloze.mixtures import Part, Phase, parts, phases
 from unicloze.objectives import defined, make_examples, without_noise
 from unicloze.settings import ObjectiveSettings, Recipe
-from unicloze.text.pairs import check_pairs
-from unicloze.text.sampler import WindowSampler
+from unicloze.text.sampler import WindowSampler, check_pairs
 from unicloze.text.windows import Windows
 
 WINDOWS_AT_ONCE = 512

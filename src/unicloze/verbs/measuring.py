@@ -257,9 +257,9 @@ def measure_task(
     from unicloze.finetuning.scores import measure_file
     from unicloze.recipes import load_recipe
     from unicloze.recipes.rules_unread import given_settings
+    from unicloze.run_files import RECIPE
     from unicloze.tasks import TASKS
     from unicloze.tasks.roles import check_fields
-    from unicloze.training.process import RECIPE
 
     check_fixed(overrides, OF_FILES)
     recipe = load_recipe(Path(task) / RECIPE if Path(task).is_dir() else task, overrides)

@@ -131,6 +131,7 @@ def predict(
     """
     from unicloze.finetuning import predict as room
     from unicloze.finetuning.data import encoded
+    from unicloze.finetuning.task_model import load_task_model
     from unicloze.finetuning.texts import generate_into
     from unicloze.interop.opening import open_model
     from unicloze.records import read_records
@@ -142,7 +143,7 @@ def predict(
     shown = room.PREDICTION_FORMATS[chosen] if out is None else partial(written, out, "predictions")
     check_fixed(overrides, OF_FILES)
     loaded = _with(open_model(model, device, precision), overrides)
-    task_model = room.load_task_model(loaded)
+    task_model = load_task_model(loaded)
     records = read_records(Path(file), loaded.recipe.task)
     room.check_format(chosen, loaded.recipe, records)
     if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].predict is None:
