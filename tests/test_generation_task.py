@@ -25,12 +25,12 @@ from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.start import task_recipe
 from unicloze.model import heads
 from unicloze.model.heads import cross_entropy
+from unicloze.objectives import settings_of
 from unicloze.recipes import load_recipe, task_names
 from unicloze.settings import (
     DecodingSettings,
     GenerationSettings,
     ModelSettings,
-    ObjectiveSettings,
     Recipe,
     TaskSettings,
     TokenizerSettings,
@@ -95,7 +95,7 @@ def recipe_of(objective: str = "unilmv2", **settings: Any) -> Recipe:
     """A recipe for toy rows of toy tokens."""
     targets = {"unilmv2": ["ae", "par"], "causal": ["lm"], "prefix": ["lm"], "masked": ["ae"]}[objective]
     return Recipe(
-        objective=ObjectiveSettings(name=objective, targets=targets),
+        objective=settings_of(name=objective, targets=targets),
         task=TaskSettings(kind="generation", max_length=64, metrics=["coco"]),
         generation=GenerationSettings(**settings),
     )
@@ -548,7 +548,7 @@ def test_generate_says_what_is_wrong(start: LoadedModel, tmp_path: Path) -> None
     classifier = dataclasses.replace(start.recipe, task=TaskSettings(kind="classification", labels=["a", "b"]))
     with pytest.raises(UsageError, match="fine-tuned for classification cannot generate text"):
         verbs.generate(dataclasses.replace(start, recipe=classifier), "alpha")
-    bert = dataclasses.replace(start.recipe, objective=ObjectiveSettings(name="masked", targets=["ae"]))
+    bert = dataclasses.replace(start.recipe, objective=settings_of(name="masked", targets=["ae"]))
     with pytest.raises(UsageError, match="cannot generate text"):
         verbs.generate(dataclasses.replace(start, recipe=bert), "alpha")
     records = write(tmp_path / "x.jsonl", [{"source": "alpha beta", "id": "7"}])

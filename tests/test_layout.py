@@ -17,9 +17,13 @@ PACKAGE = Path(unicloze.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
-    {"errors", "settings", "files", "yaml_loader", "cores", "digest", "docstrings", "version"},
-    {"capacity", "keyed", "mixtures", "ragged", "recipes", "visibility", "visibility_masks", "example", "blocks"},
-    {"text", "objectives", "tasks", "model"},
+    {"errors", "settings", "rules", "registry", "files", "yaml_loader", "cores", "digest", "docstrings", "version"},
+    {"keyed", "ragged", "visibility", "visibility_masks", "example", "blocks"},
+    {"text", "model"},
+    {"objectives"},
+    {"mixtures"},
+    {"tasks"},
+    {"recipes"},
     {"training", "decoding"},
     {"evaluation", "interop"},
     {"finetuning", "hf", "report"},

@@ -196,9 +196,9 @@ def _refuse_unknown_options(name: str, verb: Verb, parser: Parser, words: list[s
 
 def _names_setting(option: str) -> bool:
     """Whether it is a setting without its section, which is suggested then unless an option is nearly the same."""
-    from unicloze.recipes.schema import KEYS
+    from unicloze.recipes.schema import every_key
 
-    return option[2:].replace("-", "_") in {key.rpartition(".")[2] for key in KEYS}
+    return option[2:].replace("-", "_") in {key.rpartition(".")[2] for key in every_key()}
 
 
 def _settings_apart(verb: Verb, parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:
@@ -226,9 +226,9 @@ def _settings_apart(verb: Verb, parser: Parser, words: list[str]) -> tuple[list[
 
 def _room(setting: str, following: list[str]) -> int:
     """How many of the words that follow a setting are its value, at most."""
-    from unicloze.recipes.schema import KEYS
+    from unicloze.recipes.schema import find_key
 
-    key = KEYS.get(setting.replace("-", "_"))
+    key = find_key(setting.replace("-", "_"))
     if key is None or not key.several:
         is_switch = key is not None and key.type is bool
         return int(not is_switch or following in (["true"], ["false"]))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from unicloze.decoding.abilities import objective_of
 from unicloze.errors import UsageError
 from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.generate import ready_to_generate
+from unicloze.recipes import with_overrides
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.rows import pooling_of
@@ -20,23 +22,31 @@ FREE = "dropout", "attention_dropout", "initializer_range"
 """Settings of `model` that are a task's own: nothing that is trained depends on them."""
 
 
-def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = ()) -> Recipe:
+def task_recipe(
+    recipe: Recipe,
+    start: LoadedModel,
+    overridden: Sequence[str] = (),
+    objective: Mapping[str, Any] | None = None,
+) -> Recipe:
     """A recipe of a task for one model: data, tokenizer, objective and model are the model's.
 
     Args:
         recipe: Of the task.
         start: The model.
         overridden: Dotted keys that the recipe keeps, such as `model.dropout`.
+        objective: Settings of the model's objective by dotted key, which only the model tells.
 
     Raises:
         UsageError: The recipe has no task, an overridden setting is the model's own, the model has no such auxiliary
-            objective, or what stands for a text has not read it.
+            objective or its objective no such setting, or what stands for a text has not read it.
     """
     if not recipe.task.kind:
         raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
     _refuse_other_models(recipe, start, overridden)
-    own, sections = dataclasses.replace(start.recipe, objective=objective_of(start.recipe)), {}
-    for section in ("data", "tokenizer", "objective", "model", "use"):
+    own = dataclasses.replace(start.recipe, objective=objective_of(start.recipe))
+    of_model = with_overrides(own, objective).objective if objective else own.objective
+    sections: dict[str, Any] = {"objective": of_model}
+    for section in ("data", "tokenizer", "model", "use"):
         kept = [key.partition(".")[2] for key in overridden if key.startswith(f"{section}.")]
         values = {name: getattr(getattr(recipe, section), name) for name in kept}
         sections[section] = dataclasses.replace(getattr(own, section), **values)

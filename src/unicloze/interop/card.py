@@ -72,7 +72,7 @@ def model_card(
 
 def _front(recipe: Recipe, architecture: str, imports: str) -> str:
     kind = next((tag for name, tag in _TAGS.items() if architecture.endswith(name)), "feature-extraction")
-    tags = ["unicloze", recipe.task.kind or recipe.objective.name.replace("none", "embeddings")]
+    tags = ["unicloze", recipe.task.kind or (recipe.objective.name if recipe.objective.trains else "embeddings")]
     front = yaml.safe_dump(
         {"library_name": "unicloze" if imports else "transformers", "pipeline_tag": kind, "tags": tags}, sort_keys=False
     )
@@ -184,7 +184,7 @@ def _command(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
         files = start.get("files") or {"train": "TRAIN", "dev": "DEV"}
         named = {"model": _run(str(start.get("model", "MODEL")))} | {k: Path(v).name for k, v in files.items() if v}
         return "unicloze finetune --task recipe.yaml " + " ".join(f"--{k} {shlex.quote(v)}" for k, v in named.items())
-    if recipe.objective.name == "none" or recipe.provenance.place.startswith(IMPORTED):
+    if not recipe.objective.trains or recipe.provenance.place.startswith(IMPORTED):
         return ""
     corpus = " ".join(shlex.quote(Path(name).name) for name in recipe.data.corpus)
     return f"unicloze pretrain --recipe recipe.yaml  # on {corpus}"

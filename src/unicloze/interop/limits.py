@@ -11,7 +11,7 @@ from unicloze.errors import UsageError
 from unicloze.interop.families import Head
 from unicloze.interop.stock import DENSE, STOCK, TASK_CLASSES, Stock, TaskClass
 from unicloze.mixtures import all_targets
-from unicloze.model.task_heads import HeadSettings
+from unicloze.settings import HeadSettings
 from unicloze.tasks import task_heads
 from unicloze.tasks.rows import pooling_of
 from unicloze.training.models import LoadedModel

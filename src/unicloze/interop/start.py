@@ -11,7 +11,7 @@ from unicloze.errors import UsageError
 from unicloze.interop.read import is_foreign, load_any
 from unicloze.recipes.schema import flatten
 from unicloze.settings import Recipe
-from unicloze.text.agreement import OF_A_TRAINED_TOKENIZER
+from unicloze.training.agreement import OF_A_TRAINED_TOKENIZER
 from unicloze.training.initial import inherited
 from unicloze.training.models import LoadedModel
 

@@ -11,8 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from unicloze.model.chain import ReplacedTokenModel
 from unicloze.model.model import UnifiedModel
-from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import ModelSettings
+from unicloze.settings import HeadSettings, ModelSettings
 
 Model: TypeAlias = UnifiedModel | ReplacedTokenModel
 """What the loop trains: a batch in, losses by target out. `for_use` gives the one network that is used afterwards."""

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.example import Examples
-from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import Recipe, TaskSettings
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks import baselines, choice, classification, conversation, extraction, generation, tagging
 from unicloze.tasks.passages import Window, lay_out_windows
 from unicloze.tasks.records import Record

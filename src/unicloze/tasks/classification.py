@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from unicloze.errors import UniclozeError
-from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import Recipe, TaskSettings
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.records import Record
 from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, pooling_of, text_row
 from unicloze.tasks.task import Outputs, Prediction, cut_note

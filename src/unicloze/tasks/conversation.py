@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from unicloze.errors import UniclozeError
 from unicloze.example import Examples
-from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import Recipe, TaskSettings
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks import extraction
 from unicloze.tasks.passages import (
     NOWHERE,

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from unicloze.errors import UniclozeError
-from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import Recipe, TaskSettings
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.passages import (
     SPECIALS,
     Passage,

@@ -74,7 +74,7 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
     packed = [row.lengths or (row.slots,) for row in rows]
     both_ways = recipe.use.visibility == "bidirectional"
     intervals = packed_rows(packed, both_ways=both_ways, capacity=shape[1])
-    width = None if both_ways else recipe.objective.local_width
+    width = None if both_ways else recipe.objective.reading.local_width
     alone = np.array([len(inner) == 1 for inner in packed])
     return Examples(
         input_ids=input_ids,

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import Recipe, TaskSettings
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.records import Record
 from unicloze.tasks.rows import Ints, Row, RowTarget, pair_marks, pooled_slots, pooling_of, text_row
 from unicloze.tasks.task import Outputs, Prediction

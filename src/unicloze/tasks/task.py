@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.example import Examples
-from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import Recipe, TaskSettings
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.records import Record
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 

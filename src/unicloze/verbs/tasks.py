@@ -70,7 +70,8 @@ def finetune(
         raise UsageError(f"seeds is {seeds}: give 1 or more.")
     given = given_settings(overrides)
     refuse_decided_in_task(given)
-    recipe = load_recipe(task, overrides)
+    of_objective = {key: value for key, value in given.items() if key.startswith("objective.")}
+    recipe = load_recipe(task, {key: value for key, value in given.items() if key not in of_objective})
     tune_allocator()
     from unicloze.decoding.texts import open_model
     from unicloze.finetuning.checks import check_given_options
@@ -79,7 +80,7 @@ def finetune(
     from unicloze.tasks.generation import with_learning
 
     start = open_model(opening(model))
-    recipe = task_recipe(recipe, start, list(given))
+    recipe = task_recipe(recipe, start, list(given), of_objective)
     refuse_unread_in_task([with_learning(recipe)], given)
     if "task.metric_options" in given:
         check_given_options(recipe)
