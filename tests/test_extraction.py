@@ -24,7 +24,6 @@ from unicloze.finetuning.predict import TaskModel, outputs_of
 from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, task_names
-from unicloze.recipes.rules_task import TASK_KINDS
 from unicloze.settings import TaskSettings, TokenizerSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.extraction import Answer as Given
@@ -439,10 +438,6 @@ def test_answers_are_needed_to_learn_and_to_measure(start: LoadedModel, tmp_path
 
 
 # Recipes
-
-
-def test_the_kinds_of_tasks_are_those_there_are() -> None:
-    assert set(TASK_KINDS) == set(TASKS)
 
 
 def test_squad_recipes_hold_what_the_papers_state() -> None:

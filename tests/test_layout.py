@@ -28,7 +28,7 @@ FLOORS = (
     {"evaluation", "interop"},
     {"finetuning", "hf", "report"},
     {"comparison"},
-    {"verbs", "doctor"},
+    {"verbs", "doctor", "plugins"},
     {"terminal"},
     {"cli", "__main__", "__init__"},
 )

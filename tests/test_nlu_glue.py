@@ -20,7 +20,6 @@ from unicloze.evaluation.metrics.spread import binomial_error, bootstrap_errors
 from unicloze.finetuning.predict import as_glue
 from unicloze.finetuning.run import finetune_run
 from unicloze.recipes import load_recipe, task_names
-from unicloze.recipes.rules_task import TASK_KINDS
 from unicloze.settings import TaskSettings, TrainingSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.glue import LAYOUTS
@@ -131,10 +130,6 @@ def test_the_real_files_are_read_whole(
 
 
 # Recipes
-
-
-def test_the_kinds_of_tasks_are_known_without_torch() -> None:
-    assert set(TASK_KINDS) == set(TASKS)
 
 
 @pytest.mark.parametrize("name", task_names())

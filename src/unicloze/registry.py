@@ -28,6 +28,9 @@ class Registry(Generic[Thing]):
     def __iter__(self) -> Iterator[str]:
         return iter([*self._modules, *self._added])
 
+    def __len__(self) -> int:
+        return len(self._modules) + len(self._added)
+
     def __contains__(self, name: object) -> bool:
         return name in self._modules or name in self._added
 
@@ -43,6 +46,12 @@ class Registry(Generic[Thing]):
             raise UsageError(f"there is no {self.kind} {name!r}; {self.unknown()}")
         found: Thing = getattr(importlib.import_module(self._modules[name]), self.table)[name]
         return found
+
+    def get(self, name: str) -> Thing | None:
+        """The thing of a name, None if there is none."""
+        if name not in self:
+            return None
+        return self[name]
 
     def unknown(self) -> str:
         """What to do about a name that is not here."""

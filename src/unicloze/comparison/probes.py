@@ -29,10 +29,10 @@ from unicloze.recipes import load_recipe
 from unicloze.recipes.rules_task import OF_ONE_SLOT
 from unicloze.recipes.rules_unread import refuse_decided_in_task, refuse_unread_in_task
 from unicloze.settings import Recipe
-from unicloze.tasks import TASKS, resolved
+from unicloze.tasks import TASKS
 from unicloze.tasks.generation import with_learning
 from unicloze.tasks.records import read_records
-from unicloze.tasks.roles import check_roles
+from unicloze.tasks.roles import check_roles, resolved
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.models import LoadedModel, check_smoothing, shape_model
 from unicloze.training.run import FREE_TO_CHANGE

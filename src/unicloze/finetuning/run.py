@@ -49,8 +49,9 @@ from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe, chosen
-from unicloze.tasks import TASKS, resolved
+from unicloze.tasks import TASKS
 from unicloze.tasks.records import read_records
+from unicloze.tasks.roles import resolved
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import MicroBatch

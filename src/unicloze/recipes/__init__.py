@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import yaml
 from unicloze.errors import UsageError
 from unicloze.files import write_file
 from unicloze.recipes.dumps import SCHEMA, without_foreign
-from unicloze.recipes.entries import kind_of, parsed, typed_mixture, typed_phases
+from unicloze.recipes.entries import kind_of, named, parsed, typed_mixture, typed_phases
 from unicloze.recipes.schema import KEYS, SECTIONS, Setting, flatten, keys_of, parse_options
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe
@@ -213,10 +213,17 @@ def _layers(path: Path, seen: tuple[Path, ...]) -> list[dict[str, Setting]]:
         except UsageError as error:
             raise UsageError(f"{path}, line {lines['base']}: base: {error}") from error
         layers = _layers(parent, (*seen, path.resolve()))
+    _check_objective(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
     own = flatten(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
     if schema is None:
         own = without_foreign(own)
     return [*layers, {"name": Setting(path.stem, str(path)), **own}]
+
+
+def _check_objective(values: Mapping[str, Any], origin: Callable[[str], str]) -> None:
+    """Refuse an objective that is not known before its settings are: they are not known either."""
+    if named(values) is not None:
+        kind_of(named(values), origin("objective.name"), ())
 
 
 def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

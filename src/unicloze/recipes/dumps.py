@@ -37,9 +37,9 @@ def without_foreign(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     return kept
 
 
-def _is_own(key: str, value: Any, name: str) -> bool:
+def _is_own(key: str, value: Any, name: Any) -> bool:
     """Whether an objective has a setting, or had it and it changed something."""
-    if key not in FORMER or key in KEYS or name not in OBJECTIVES:
+    if key not in FORMER or key in KEYS or not isinstance(name, str) or name not in OBJECTIVES:
         return True
     return key in keys_of("objective", OBJECTIVES[name].settings) or value != READ_BY_ALL.get(key, value)
 

@@ -54,10 +54,12 @@ def typed_mixture(entries: list[Any], origin: str, objective: str) -> list[dict[
         changes = {f"objective.{key}": value for key, value in entry.items() if key not in PART_KEYS}
         if "objective.mixture" in changes:
             raise UsageError(f"{place}: a part is itself no mixture; list its parts beside the others.")
+        name = entry.get("name", objective)
+        kind_of(name, place, ())
         for key in changes:
             if find_key(key) is None:
                 raise unknown_key(key, place)
-        kind = kind_of(entry.get("name", objective), place, changes)
+        kind = kind_of(name, place, changes)
         given = {key: listed(key, value) for key, value in changes.items()}
         values = typed(given, place, objective=kind).get("objective", {})
         label = beside.get("label", values.get("name", f"part-{number}"))
@@ -81,13 +83,19 @@ def kind_of(name: Any, place: str, given: Collection[str]) -> type[ObjectiveSett
     Raises:
         UsageError: There is no such objective, or it has no such setting.
     """
-    if name not in OBJECTIVES:
+    if not isinstance(name, str) or name not in OBJECTIVES:
         raise UsageError(f"{place}: objective.name is {name!r}; {OBJECTIVES.unknown()}.")
     kind = OBJECTIVES[name].settings
     for key in given:
         if key.startswith("objective.") and key not in keys_of("objective", kind):
             raise UsageError(f"{place}: {foreign_key(key, name)}.")
     return kind
+
+
+def named(values: Mapping[str, Any]) -> Any:
+    """The objective that nested or dotted settings name, None if they name none."""
+    section = values.get("objective")
+    return section.get("name") if isinstance(section, Mapping) else values.get("objective.name")
 
 
 def typed_phases(entries: list[Any], origin: str, objective: str) -> list[dict[str, Any]]:
@@ -106,6 +114,7 @@ def typed_phases(entries: list[Any], origin: str, objective: str) -> list[dict[s
         place = f"{origin}, phase {number} of training.phases"
         _check_mapping(entry, place)
         _check_share(entry, place)
+        kind_of(named(entry) or objective, place, ())
         flat = flatten({key: value for key, value in entry.items() if key != "share"}, partial(_same, place))
         for key in flat:
             if not key.startswith("objective.") and key not in PHASE_SETTINGS:

@@ -6,9 +6,7 @@ import math
 from collections.abc import Iterator
 
 from unicloze.settings import GenerationSettings, Recipe
-
-TASK_KINDS = ("classification", "regression", "choice", "tagging", "extraction", "conversation", "generation")
-"""Keys of `unicloze.tasks.TASKS`, which takes torch to import."""
+from unicloze.tasks import TASKS
 
 OF_ONE_SLOT = {
     "choice": "a choice is scored",
@@ -28,8 +26,8 @@ def task_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     task, finetuning = recipe.task, recipe.finetuning
     if not task.kind:
         return
-    if task.kind not in TASK_KINDS:
-        yield "task.kind", f"known tasks: {', '.join(TASK_KINDS)}"
+    if task.kind not in TASKS:
+        yield "task.kind", TASKS.unknown()
     if not task.metrics:
         yield "task.metrics", "name at least one metric, which chooses the best checkpoint"
     if task.max_length < SHORTEST_ROW:

@@ -215,6 +215,8 @@ def nested(settings: Mapping[str, Setting]) -> dict[str, Any]:
 
 def unknown_key(key: str, origin: str) -> UsageError:
     """The error for a key that no recipe has, with the key that is most likely meant."""
+    if key == "plugin":
+        return UsageError(f"{origin}: a recipe names no plugin: give --plugin FILE on the command line.")
     near = _nearest(key)
     cure = f"did you mean '{near}'?" if near else f"a recipe has name, {', '.join(SECTIONS)}."
     return UsageError(f"{origin}: there is no setting '{key}'; {cure}")
