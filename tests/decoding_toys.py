@@ -15,6 +15,7 @@ from toys import model as toy_model
 from unicloze import objectives, visibility
 from unicloze.example import Examples, Kind, Target, collate
 from unicloze.objectives import Objective, settings_of
+from unicloze.objectives.groups import PseudoToken
 from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TokenizerSettings, UseSettings
 from unicloze.text.tokenizers import SPECIAL_TOKENS, Tokenizer, Vocabulary
 from unicloze.text.windows import Windows
@@ -106,9 +107,10 @@ def loaded(
 ) -> LoadedModel:
     """A model of random weights, as if trained with the given objective."""
     tokenizer = tokenizer or wordpiece()
-    if tokenizer.vocabulary.pseudo is None:
-        objective["pseudo_token"] = "mask"
-    recipe = Recipe(data=DataSettings(window=positions), objective=settings_of(**objective), use=use or UseSettings())
+    settings = settings_of(**objective)
+    if tokenizer.vocabulary.pseudo is None and isinstance(settings, PseudoToken):
+        settings = dataclasses.replace(settings, pseudo_token="mask")
+    recipe = Recipe(data=DataSettings(window=positions), objective=settings, use=use or UseSettings())
     model = toy_model(
         vocab=tokenizer.vocabulary.size, positions=positions, num_layers=2, num_heads=2, relative_bias=relative
     )

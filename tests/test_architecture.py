@@ -233,7 +233,7 @@ def test_selecting_slots_early_or_late_changes_nothing(
 
 def test_where_few_of_many_predictions_are_real_only_these_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of masked diffusion: one predicts nearly everywhere, others hardly anywhere."""
-    objective = settings_of(name="masked_diffusion", targets=["diffusion"], mask_share=1.0, random_share=0.0)
+    objective = settings_of(name="masked_diffusion", targets=["diffusion"])
     batch = collate(make_examples(random_windows(6, 24), vocabulary(), objective))
     (target,) = batch.targets.values()
     assert target.slots.numel() > 0.8 * batch.input_ids.numel() > (target.weights > 0).sum()

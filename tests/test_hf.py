@@ -82,9 +82,12 @@ def test_states_and_gradients_are_the_backbones_whatever_side_is_padded(shape: d
     own = ours(model)
     windows = random_windows(5, 24, short=True, seed=2)
     visibility = shape.get("visibility", "bidirectional")
-    objective = {"name": "causal", "targets": ["lm"], "visibility": visibility} if visibility != "bidirectional" else {}
+    objective: dict[str, Any] = {}
+    if visibility != "bidirectional":
+        width = shape.get("local_width")
+        objective = {"name": "causal", "targets": ["lm"], "visibility": visibility, "local_width": width}
     recipe = Recipe(
-        objective=settings_of(**objective, local_width=shape.get("local_width")),
+        objective=settings_of(**objective),
         use=UseSettings(visibility=visibility),
         model=ModelSettings(num_segments=2),
     )

@@ -22,7 +22,7 @@ from unicloze import visibility
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Batch, Memory, collate
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import make_examples, settings_of
+from unicloze.objectives import changed, make_examples, settings_of
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import TrainingSettings
@@ -70,7 +70,7 @@ def test_text_slots_hold_the_text_in_order() -> None:
     windows = random_windows(20, 24, short=True)
     for examples in (
         make_examples(windows, vocabulary(), OBJECTIVE),
-        make_examples(windows, vocabulary(), dataclasses.replace(OBJECTIVE, name="compensated")),
+        make_examples(windows, vocabulary(), changed(OBJECTIVE, {"name": "compensated"})),
         unilmv2(windows, vocabulary(), settings_of()),
     ):
         slots = examples.text_slots()

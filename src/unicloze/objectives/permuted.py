@@ -46,9 +46,9 @@ class PermutedSettings(Masking, PseudoToken, Pairs):
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Targets without `par`, whose predictions the rows hold whatever else is asked for."""
-        yield from super().problems(recipe)
         if "par" not in self.targets:
             yield "objective.targets", f"objective {self.name} always predicts 'par'; name it"
+        yield from super().problems(recipe)
 
 
 @dataclass(frozen=True, kw_only=True)

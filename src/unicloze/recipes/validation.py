@@ -71,7 +71,8 @@ def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
     for variant, first in zip(found, firsts, strict=True):
         if first is not None:
             key, problem = first
-            of_all = key not in variant.set_by and all(other == first for other in firsts)
+            having = [other for one, other in zip(found, firsts, strict=True) if _has(one.recipe, key)]
+            of_all = key not in variant.set_by and all(other == first for other in having)
             said = f"{key} is {_value(variant.recipe, key)!r}; {problem}"
             raise error(variant.set_by.get(key, key), said, "" if of_all else variant.place)
         rows = variant.share * variant.recipe.training.batch_size
@@ -150,6 +151,12 @@ def _problems_of_phases(recipe: Recipe) -> Iterator[Problem]:
             f"model.memory is {recipe.model.memory}, but training.phases changes data.window or training.batch_size, "
             "after which rows do not go on from those before; keep both, or set model.memory to 0",
         )
+
+
+def _has(recipe: Recipe, key: str) -> bool:
+    """Whether a recipe has a setting: of another objective it may not."""
+    section, _, name = key.rpartition(".")
+    return hasattr(getattr(recipe, section) if section else recipe, name)
 
 
 def _value(recipe: Recipe, key: str) -> Any:
