@@ -111,7 +111,11 @@ def test_another_comparison_is_not_gone_on_with(corpus: Path, tmp_path: Path) ->
     for options in ({"budget": "steps=3"}, {"overrides": {"model.num_layers": 1}}, {"names": NAMES[1:2]}):
         with pytest.raises(UsageError, match="is the plan of another comparison"):
             run(corpus, tmp_path / "c", **({"budget": "steps=2", "names": NAMES[:1]} | options))  # type: ignore[arg-type]
-    (tmp_path / "c" / "comparison.json").write_text("{")
+    plan = tmp_path / "c" / "comparison.json"
+    plan.write_text(plan.read_text().replace('"schema": 2', '"schema": 1'))
+    with pytest.raises(UsageError, match="written by another version of unicloze, whose recipes hold other settings"):
+        run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
+    plan.write_text("{")
     with pytest.raises(UniclozeError, match=r"comparison.json is damaged"):
         run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 
 from unicloze.interop.decoding import goes_on, longest_source
-from unicloze.settings import Recipe
+from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.training.ledger import read_ledger
 from unicloze.training.models import LoadedModel
 from unicloze.version import __version__
@@ -226,7 +227,8 @@ def _export(to: str, differences: Mapping[str, float], said: Sequence[str]) -> s
 
 def _recipe(recipe: Recipe) -> str:
     """What of a recipe differs from the defaults, without folders of the machine it was made on."""
-    different = _difference(recipe.to_dict(), Recipe().to_dict())
+    same = Recipe(objective=dataclasses.replace(type(recipe.objective)(), name=ObjectiveSettings().name))
+    different = _difference(recipe.to_dict(), same.to_dict())
     for section, key in PLACES:
         named = different.get(section, {})
         if isinstance(named.get(key), list):
