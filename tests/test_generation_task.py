@@ -32,11 +32,10 @@ from unicloze.settings import (
     GenerationSettings,
     ModelSettings,
     Recipe,
-    TaskSettings,
     TokenizerSettings,
     UseSettings,
 )
-from unicloze.tasks import TASKS, generation
+from unicloze.tasks import TASKS, generation, task_settings
 from unicloze.tasks.generation import SourceTarget, lay_out
 from unicloze.tasks.parts import chunk, cut_parts
 from unicloze.tasks.records import Record
@@ -96,7 +95,7 @@ def recipe_of(objective: str = "unilmv2", **settings: Any) -> Recipe:
     targets = {"unilmv2": ["ae", "par"], "causal": ["lm"], "prefix": ["lm"], "masked": ["ae"]}[objective]
     return Recipe(
         objective=settings_of(name=objective, targets=targets),
-        task=TaskSettings(kind="generation", max_length=64, metrics=["coco"]),
+        task=task_settings(kind="generation", max_length=64, metrics=["coco"]),
         generation=GenerationSettings(**settings),
     )
 
@@ -545,7 +544,7 @@ def test_generate_says_what_is_wrong(start: LoadedModel, tmp_path: Path) -> None
     ):
         with pytest.raises(UsageError, match=message):
             verbs.generate(tuned, **arguments)
-    classifier = dataclasses.replace(start.recipe, task=TaskSettings(kind="classification", labels=["a", "b"]))
+    classifier = dataclasses.replace(start.recipe, task=task_settings(kind="classification", labels=["a", "b"]))
     with pytest.raises(UsageError, match="fine-tuned for classification cannot generate text"):
         verbs.generate(dataclasses.replace(start, recipe=classifier), "alpha")
     bert = dataclasses.replace(start.recipe, objective=settings_of(name="masked", targets=["ae"]))

@@ -21,8 +21,7 @@ from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.evaluation.metrics.result import Metric
 from unicloze.objectives import OBJECTIVES, Objective
-from unicloze.recipes.schema import find_key, keys_of
-from unicloze.settings import ObjectiveSettings
+from unicloze.recipes.schema import VARIED, find_key, keys_of
 from unicloze.tasks import TASKS
 from unicloze.tasks.task import Task
 
@@ -49,8 +48,9 @@ def register(plugin: str | os.PathLike[str]) -> None:
     if name in _registered:
         return
     tables = _tables(said, _from_file(Path(said), name) if is_file else _from_module(said))
-    for objective, found in tables["OBJECTIVES"].items():
-        _check_settings(said, objective, found.settings)
+    for section, table in (("objective", "OBJECTIVES"), ("task", "TASKS")):
+        for one, found in tables[table].items():
+            _check_settings(said, one, found.settings, section)
     for registry, table in ((OBJECTIVES, "OBJECTIVES"), (TASKS, "TASKS"), (METRICS, "METRICS")):
         taken = next((one for one in tables[table] if one in registry), None)
         if taken is not None:
@@ -106,12 +106,13 @@ def _tables(plugin: str, module: ModuleType) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _check_settings(plugin: str, objective: str, kind: type[ObjectiveSettings]) -> None:
-    """A setting of one name is of one type in all objectives: the command line is read before the objective is known."""
-    default = kind().name
-    if default != objective:
-        raise UsageError(f"--plugin {plugin}: {kind.__name__} has the name {default!r} and is that of {objective!r}.")
-    for key, known in keys_of("objective", kind).items():
-        other = find_key(key)
+def _check_settings(plugin: str, name: str, kind: type, section: str) -> None:
+    """A setting of one name is of one type everywhere: the command line is read before the objective or task is known."""
+    _, key = VARIED[section]
+    default = getattr(kind(), key)
+    if default != name:
+        raise UsageError(f"--plugin {plugin}: {kind.__name__} has the {key} {default!r} and is that of {name!r}.")
+    for one, known in keys_of(section, kind).items():
+        other = find_key(one)
         if other is not None and other.type != known.type:
-            raise UsageError(f"--plugin {plugin}: {key} is of another type in other objectives: give it another name.")
+            raise UsageError(f"--plugin {plugin}: {one} is of another type in other {section}s: give it another name.")

@@ -32,6 +32,9 @@ Mode = Literal["pseudo", "chain", "both"]
 Pooling = Literal["mean", "first", "last"]
 """What of the last hidden states is the vector of a text: their mean, or that of its first or last token."""
 
+SHORTEST_ROW = 8
+"""Special tokens and some text of a task."""
+
 PredictionFormat = Literal["jsonl", "json", "glue"]
 """How predictions are written: an object a line, as official scripts read them, or as GLUE's server does."""
 
@@ -484,6 +487,9 @@ class DecodingSettings:
 class TaskSettings:
     """What labelled records are and how they become rows; for fine-tuning.
 
+    These settings all tasks have. Each kind has a class of its own, beside its functions, with what it has besides and what
+    its values must be.
+
     Args:
         kind: A key of `unicloze.tasks.TASKS`; nothing in a recipe for pre-training.
         format: How a file holds its records: a key of `unicloze.tasks.records.FORMATS`, or `auto` by its name (.jsonl, .tsv,
@@ -491,30 +497,9 @@ class TaskSettings:
         fields: Where the file keeps what the task calls `text`, `pair`, `label`, ...; under that name if not given.
         optional: What else than the necessary records hold: `pair`, `question` (choice), `predicate` (tagging); what those of
             the training file hold if not given. Other files must hold the same.
-        labels: The classes, in the order of their numbers; those of the training file, sorted, if not given.
         metrics: What is measured on the development file, keys of `unicloze.evaluation.metrics.METRICS`; the first one
             chooses the best checkpoint.
         max_length: Most tokens of a row, special tokens included; what is longer is cut or windowed.
-        head: `dense` puts BERT's dense layer and tanh before the output layer (it can be exported), `plain` does not (as
-            both UniLM papers say).
-        pooling: What stands for a text: its `first` slot, its `last`, or the `mean` of all; as the model's recipe says
-            (`use.pooling`) if not given. In tagging: what stands for a word; for a choice, no answer and the kind of an
-            answer: one slot. These are the `last` of a model that reads from left to right, else the `first`, if not given.
-        head_dropout: Dropout of what the output layer reads; `model.dropout` if not given.
-        delimiter: Put a token of its own between two texts and give both one segment, as GPT does, instead of [EOS] and
-            segments.
-        both_orders: Read each pair in both orders and sum what stands for it, as GPT does where the order has no meaning.
-        predicate: How a tagged sentence shows its predicate, where it has one: by `segment` 1, or `repeat`ed behind it.
-        max_question: Most tokens of a question, that of a conversation with the turns before it; the rest of a row is for
-            the passage.
-        stride: Tokens of the passage from the beginning of one window to that of the next; half a window where that is
-            less.
-        max_answer: Most tokens of an extracted answer.
-        n_best: How many answers a prediction lists.
-        unanswerable: Whether questions may have no answer in their passage (SQuAD 2.0); whether one of the training file
-            has none if not given.
-        no_answer_threshold: How far the score of no answer must lie above that of the best answer for there to be none;
-            chosen on the development file if not given, 0 without one.
         metric_options: Options of the metrics by name, such as `profile`; each metric gets those it has.
         evaluate_records: So many records of the development file are predicted and measured, evenly spread over it; all if
             not given.
@@ -524,23 +509,24 @@ class TaskSettings:
     format: str = "auto"
     fields: dict[str, str] = field(default_factory=dict)
     optional: list[str] | None = None
-    labels: list[str] | None = None
     metrics: list[str] = field(default_factory=list)
     max_length: int = 128
-    head: Literal["dense", "plain"] = "dense"
-    pooling: Literal["first", "last", "mean"] | None = None
-    head_dropout: float | None = None
-    delimiter: bool = False
-    both_orders: bool = False
-    predicate: Literal["segment", "repeat"] = "segment"
-    max_question: int = 64
-    stride: int = 128
-    max_answer: int = 30
-    n_best: int = 5
-    unanswerable: bool | None = None
-    no_answer_threshold: float | None = None
     metric_options: dict[str, str] = field(default_factory=dict)
     evaluate_records: int | None = None
+
+    ranges: ClassVar[Mapping[str, Range]] = {}
+    """As of `ObjectiveSettings`."""
+    needs: ClassVar[Mapping[str, tuple[Needs, ...]]] = {}
+    """As of `ObjectiveSettings`."""
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """Keys with a value that cannot work in a recipe, and what it must be."""
+        if not self.metrics:
+            yield "task.metrics", "name at least one metric, which chooses the best checkpoint"
+        if self.max_length < SHORTEST_ROW:
+            yield "task.max_length", f"the special tokens and some text need {SHORTEST_ROW} or more"
+        if self.evaluate_records is not None and self.evaluate_records < 1:
+            yield "task.evaluate_records", "measure one record or more, or leave it out for all"
 
 
 @dataclass(frozen=True, kw_only=True)

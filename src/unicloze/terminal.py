@@ -76,9 +76,9 @@ def all_settings(recipe: str | None, overrides: dict[str, Any]) -> str:
         if section == "provenance":
             continue
         lines += ["", f"{section}: {(settings.__doc__ or '').partition(chr(10))[0]}"]
-        own = settings
-        if section == "objective":
-            own = OBJECTIVES[chosen.objective.name if chosen else KEYS["objective.name"].default].settings
+        own = type(getattr(chosen, section)) if chosen else settings
+        if chosen is None and section == "objective":
+            own = OBJECTIVES[KEYS["objective.name"].default].settings
         for key, known in keys_of(section, own).items():
             value = getattr(getattr(chosen, section), key.rpartition(".")[2]) if chosen else known.default
             lines += _setting(key, _spelled(value), known.description)

@@ -26,11 +26,11 @@ from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, open_r
 from unicloze.finetuning.start import task_recipe
 from unicloze.model.build import shapes_only
 from unicloze.recipes import load_recipe
-from unicloze.recipes.rules_task import OF_ONE_SLOT
 from unicloze.recipes.rules_unread import refuse_decided_in_task, refuse_unread_in_task
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.generation import with_learning
+from unicloze.tasks.groups import Headed
 from unicloze.tasks.records import read_records
 from unicloze.tasks.roles import check_roles, resolved
 from unicloze.text.tokenizers import Tokenizer
@@ -221,10 +221,10 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
     inherited = {key: getattr(own, key) for key in ("device", "precision") if f"training.{key}" not in probe.overridden}
     training = dataclasses.replace(recipe.training, seed=own.seed, **inherited)
     task = recipe.task
-    if task.kind in _POOLED:
-        pooling = None if task.kind == "choice" and start.recipe.use.pooling == "mean" else start.recipe.use.pooling
+    if isinstance(task, Headed) and task.kind in _POOLED:
+        pooling = None if task.one_slot and start.recipe.use.pooling == "mean" else start.recipe.use.pooling
         task = dataclasses.replace(task, pooling=pooling)
-    elif task.kind in OF_ONE_SLOT:
+    elif isinstance(task, Headed) and task.one_slot:
         task = dataclasses.replace(task, pooling=None)
     return task_recipe(dataclasses.replace(recipe, training=training, task=task), start, probe.overridden)
 

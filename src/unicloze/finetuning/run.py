@@ -50,6 +50,8 @@ from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS
+from unicloze.tasks.extraction import ExtractionSettings
+from unicloze.tasks.groups import task_of
 from unicloze.tasks.records import read_records
 from unicloze.tasks.roles import resolved
 from unicloze.tasks.task import Prediction
@@ -345,7 +347,7 @@ class _Run(RunProcess):
                 headline=value,
                 results={name: result.to_dict() for name, result in results.items()},
                 records=len(predictions),
-                **({} if recipe is self.recipe else {"no_answer_threshold": recipe.task.no_answer_threshold}),
+                **({} if recipe is self.recipe else _threshold_of(recipe)),
             )
             if self.progress:
                 shown = ", ".join(f"{k} {v:.2f}" for result in results.values() for k, v in result.values.items())
@@ -393,3 +395,7 @@ class _Run(RunProcess):
 
 def _describe(micro_batch: MicroBatch) -> str:
     return micro_batch.place
+
+
+def _threshold_of(recipe: Recipe) -> dict[str, float | None]:
+    return {"no_answer_threshold": task_of(recipe, ExtractionSettings).no_answer_threshold}

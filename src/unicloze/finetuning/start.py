@@ -15,6 +15,7 @@ from unicloze.finetuning.generate import ready_to_generate
 from unicloze.recipes import with_overrides
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
+from unicloze.tasks.groups import Headed, Labelled
 from unicloze.tasks.rows import pooling_of
 from unicloze.training.models import LoadedModel
 
@@ -90,18 +91,24 @@ def _pooled(recipe: Recipe) -> Recipe:
         UsageError: A model that reads from left to right is to predict from its first slot, which is alike in all rows.
     """
     task, causal = recipe.task, recipe.use.visibility == "left_to_right"
+    if not isinstance(task, Headed):
+        return recipe
     if task.pooling is None and task.kind in ("tagging", "extraction", "conversation") and causal:
         task = dataclasses.replace(task, pooling="last")
     if task.pooling is None and task.kind == "tagging":
         task = dataclasses.replace(task, pooling="first")
     recipe = dataclasses.replace(recipe, task=task)
-    if causal and task.kind not in ("tagging", "generation") and pooling_of(recipe) == "first":
+    if causal and task.kind != "tagging" and pooling_of(recipe) == "first":
         key = "use.pooling" if task.pooling is None else "task.pooling"
         raise UsageError(
             f"{key} is first, and the model reads from left to right, so that its first slot has read nothing of a text: set "
             "--task.pooling last"
         )
     return recipe
+
+
+def _labels(task: TaskSettings) -> list[str] | None:
+    return task.labels if isinstance(task, Labelled) else None
 
 
 def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings) -> list[str]:
@@ -115,7 +122,7 @@ def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings
     own, theirs = model.state_dict(), start.model.state_dict()
     fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
     for name in own:
-        if name.startswith("task_heads.") and ".output." in name and start.recipe.task.labels != task.labels:
+        if name.startswith("task_heads.") and ".output." in name and _labels(start.recipe.task) != _labels(task):
             fitting.pop(name, None)
         if name.startswith("task_heads.") and ".dense." in name:
             kind = name.rpartition(".")[2]

@@ -20,7 +20,7 @@ from unicloze.errors import UsageError
 from unicloze.files import write_file
 from unicloze.recipes.dumps import SCHEMA, without_foreign
 from unicloze.recipes.entries import kind_of, named, parsed, typed_mixture, typed_phases
-from unicloze.recipes.schema import KEYS, SECTIONS, Setting, flatten, keys_of, parse_options
+from unicloze.recipes.schema import KEYS, SECTIONS, VARIED, Setting, flatten, keys_of, parse_options
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe
 from unicloze.yaml_loader import Loader
@@ -98,32 +98,33 @@ def with_overrides(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
 def _built(layers: Sequence[Mapping[str, Setting]]) -> Recipe:
     """The recipe of settings in layers, each over those before it.
 
-    A layer sets settings of the objective that is in force in it. Where a later one names another objective, what that one
-    has not is dropped: a recipe may be built on one of another objective.
+    A layer sets settings of the objective and of the task that are in force in it. Where a later one names another, what that
+    one has not is dropped: a recipe may be built on one of another objective.
     """
-    name = KEYS["objective.name"].default
     settings: dict[str, Setting] = {}
+    names = {section: KEYS[f"{section}.{key}"].default for section, (_, key) in VARIED.items()}
     for layer in layers:
-        if "objective.name" in layer:
-            name = layer["objective.name"].value
-        for key, setting in layer.items():
-            if key.startswith("objective."):
-                kind_of(name, setting.origin, (key,))
+        for section, (_, key) in VARIED.items():
+            if f"{section}.{key}" in layer:
+                names[section] = layer[f"{section}.{key}"].value
+            for one, setting in layer.items():
+                if one.startswith(f"{section}."):
+                    kind_of(names[section], setting.origin, (one,), section)
         settings |= layer
-    origin = settings["objective.name"].origin if "objective.name" in settings else "the recipe"
-    kind = kind_of(name, origin, ())
-    own = keys_of("objective", kind)
-    settings = {key: one for key, one in settings.items() if key in own or not key.startswith("objective.")}
-    values = parsed(settings, kind)
+    kinds = {section: kind_of(name, "the recipe", (), section) for section, name in names.items()}
+    own = {key for section, kind in kinds.items() for key in keys_of(section, kind)}
+    settings = {key: one for key, one in settings.items() if key in own or key.partition(".")[0] not in kinds}
+    values, objective = parsed(settings, kinds), names["objective"]
     if "objective.mixture" in settings:
-        mixture = typed_mixture(values["objective"]["mixture"], settings["objective.mixture"].origin, name)
+        mixture = typed_mixture(values["objective"]["mixture"], settings["objective.mixture"].origin, objective)
         values["objective"]["mixture"] = mixture
     if "training.phases" in settings:
-        phases = typed_phases(values["training"]["phases"], settings["training.phases"].origin, name)
+        phases = typed_phases(values["training"]["phases"], settings["training.phases"].origin, objective)
         values["training"]["phases"] = phases
-    kinds = {**SECTIONS, "objective": kind}
-    values.setdefault("objective", {}).setdefault("name", name)
-    recipe = Recipe(**{key: kinds[key](**value) if key in kinds else value for key, value in values.items()})
+    for section, (_, key) in VARIED.items():
+        values.setdefault(section, {}).setdefault(key, names[section])
+    classes = {**SECTIONS, **kinds}
+    recipe = Recipe(**{key: classes[key](**value) if key in classes else value for key, value in values.items()})
     validate(recipe, {key: setting.origin for key, setting in settings.items()})
     return recipe
 
@@ -213,17 +214,19 @@ def _layers(path: Path, seen: tuple[Path, ...]) -> list[dict[str, Setting]]:
         except UsageError as error:
             raise UsageError(f"{path}, line {lines['base']}: base: {error}") from error
         layers = _layers(parent, (*seen, path.resolve()))
-    _check_objective(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
+    _check_names(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
     own = flatten(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
     if schema is None:
         own = without_foreign(own)
     return [*layers, {"name": Setting(path.stem, str(path)), **own}]
 
 
-def _check_objective(values: Mapping[str, Any], origin: Callable[[str], str]) -> None:
-    """Refuse an objective that is not known before its settings are: they are not known either."""
-    if named(values) is not None:
-        kind_of(named(values), origin("objective.name"), ())
+def _check_names(values: Mapping[str, Any], origin: Callable[[str], str]) -> None:
+    """Refuse an objective or a task that is not known before its settings are: they are not known either."""
+    for section, (_, key) in VARIED.items():
+        name = named(values, section, key)
+        if name is not None:
+            kind_of(name, origin(f"{section}.{key}"), (), section)
 
 
 def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

@@ -11,10 +11,10 @@ from jsonargparse import ArgumentError
 
 from unicloze.errors import UsageError
 from unicloze.mixtures import PART_KEYS, PHASE_SETTINGS
-from unicloze.objectives import OBJECTIVES
 from unicloze.recipes.schema import (
     KEYS,
     SECTIONS,
+    VARIED,
     Key,
     Setting,
     expected,
@@ -72,30 +72,35 @@ def typed_mixture(entries: list[Any], origin: str, objective: str) -> list[dict[
     return found
 
 
-def kind_of(name: Any, place: str, given: Collection[str]) -> type[ObjectiveSettings]:
-    """The class of an objective's settings.
+def kind_of(name: Any, place: str, given: Collection[str], section: str = "objective") -> type:
+    """The class of the settings of an objective, or of another section whose settings follow from a name.
 
     Args:
-        name: The objective.
+        name: The objective, or the kind of the task; "" for none.
         place: Where its settings stand, for messages.
         given: Dotted keys that are given there; those of other sections do not matter.
+        section: The section.
 
     Raises:
-        UsageError: There is no such objective, or it has no such setting.
+        UsageError: There is none of that name, or it has no such setting.
     """
-    if not isinstance(name, str) or name not in OBJECTIVES:
-        raise UsageError(f"{place}: objective.name is {name!r}; {OBJECTIVES.unknown()}.")
-    kind = OBJECTIVES[name].settings
-    for key in given:
-        if key.startswith("objective.") and key not in keys_of("objective", kind):
-            raise UsageError(f"{place}: {foreign_key(key, name)}.")
+    registry, key = VARIED[section]
+    if name == "" and section == "task":
+        kind: type = SECTIONS[section]
+    elif not isinstance(name, str) or name not in registry:
+        raise UsageError(f"{place}: {section}.{key} is {name!r}; {registry.unknown()}.")
+    else:
+        kind = registry[name].settings
+    for one in given:
+        if one.startswith(f"{section}.") and one not in keys_of(section, kind):
+            raise UsageError(f"{place}: {foreign_key(one, name or 'a recipe without task.kind')}.")
     return kind
 
 
-def named(values: Mapping[str, Any]) -> Any:
-    """The objective that nested or dotted settings name, None if they name none."""
-    section = values.get("objective")
-    return section.get("name") if isinstance(section, Mapping) else values.get("objective.name")
+def named(values: Mapping[str, Any], section: str = "objective", key: str = "name") -> Any:
+    """The objective, or the kind of a task, that nested or dotted settings name, None if they name none."""
+    held = values.get(section)
+    return held.get(key) if isinstance(held, Mapping) else values.get(f"{section}.{key}")
 
 
 def typed_phases(entries: list[Any], origin: str, objective: str) -> list[dict[str, Any]]:
@@ -157,33 +162,34 @@ def typed(values: Mapping[str, Any], place: str, *, objective: type = ObjectiveS
         UsageError: A value is of another type.
     """
     settings = {key: Setting(value, place) for key, value in values.items()}
-    found = parsed(settings, objective)
+    found = parsed(settings, {"objective": objective})
     return {section: found[section] for section in dict.fromkeys(key.partition(".")[0] for key in values)}
 
 
-def parsed(settings: Mapping[str, Setting], objective: type) -> dict[str, Any]:
+def parsed(settings: Mapping[str, Setting], kinds: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by dotted key as nested values of their types.
 
     Args:
-        settings: Their keys are those of settings; those of `objective` of its class.
-        objective: The class of the settings of `objective`.
+        settings: Their keys are those of settings; those of `objective` and `task` of their class.
+        kinds: The classes of these sections, where they are not those of `SECTIONS`.
 
     Raises:
         UsageError: A value is of another type.
     """
-    kinds: dict[str, Any] = {"": str, **SECTIONS, "objective": objective}
+    kinds = {"": str, **SECTIONS, **kinds}
     result: dict[str, Any] = {}
     for section in dict.fromkeys(key.rpartition(".")[0] for key in settings):
         given = {key: setting for key, setting in settings.items() if key.rpartition(".")[0] == section}
         for key, setting in given.items():
-            if setting.value is None and not _key(key, objective).optional:
-                raise _wrong_type(key, setting, objective)
-        values = _values(given, kinds[section], objective)
+            if setting.value is None and not _key(key, kinds).optional:
+                raise _wrong_type(key, setting, kinds)
+        values = _values(given, kinds)
         result |= {section: values} if section else values
     return result
 
 
-def _values(given: Mapping[str, Setting], kind: Any, objective: type) -> dict[str, Any]:
+def _values(given: Mapping[str, Setting], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    kind = kinds[next(iter(given)).rpartition(".")[0]]
     try:
         return _parse(given, kind)
     except ArgumentError as error:
@@ -191,7 +197,7 @@ def _values(given: Mapping[str, Setting], kind: Any, objective: type) -> dict[st
             try:
                 _parse({key: setting}, kind)
             except ArgumentError:
-                raise _wrong_type(key, setting, objective) from error
+                raise _wrong_type(key, setting, kinds) from error
         raise UsageError(f"{next(iter(given.values())).origin}: {error}") from error
 
 
@@ -201,10 +207,11 @@ def _parse(given: Mapping[str, Setting], kind: Any) -> dict[str, Any]:
     return found
 
 
-def _key(key: str, objective: type) -> Key:
-    return {**KEYS, **keys_of("objective", objective)}[key]
+def _key(key: str, kinds: Mapping[str, Any]) -> Key:
+    section = key.rpartition(".")[0]
+    return keys_of(section, kinds[section])[key] if section else KEYS[key]
 
 
-def _wrong_type(key: str, setting: Setting, objective: type) -> UsageError:
-    kind = expected(_key(key, objective).type)
+def _wrong_type(key: str, setting: Setting, kinds: Mapping[str, Any]) -> UsageError:
+    kind = expected(_key(key, kinds).type)
     return UsageError(f"{setting.origin}: {key} is {setting.value!r}; expected {kind}{NOTES.get(key, '')}.")

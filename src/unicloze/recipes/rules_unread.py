@@ -10,11 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from unicloze.errors import UsageError
-from unicloze.objectives import OBJECTIVES
-from unicloze.recipes.schema import KEYS, find_key, flatten, keys_of
+from unicloze.recipes.schema import KEYS, VARIED, find_key, flatten, having, keys_of
 from unicloze.recipes.validation import variants
 from unicloze.rules import Needs, declared
-from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.settings import ObjectiveSettings, Recipe, TaskSettings
 
 
 def _kind(*names: str) -> Needs:
@@ -24,10 +23,6 @@ def _kind(*names: str) -> Needs:
 def _or(names: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
-
-POOLED = "classification", "regression", "choice"
-READ_PASSAGES = "extraction", "conversation"
-WITH_HEADS = *POOLED, "tagging", *READ_PASSAGES
 
 _trained = Needs("a tokenizer that is trained (tokenizer.path null)", lambda recipe: recipe.tokenizer.path is None)
 _word_pieces = Needs("tokenizer.kind wordpiece", lambda recipe: recipe.tokenizer.kind == "wordpiece")
@@ -66,9 +61,6 @@ _draws = Needs(
     "generation.learning pseudo or masked", lambda recipe: recipe.generation.learning in ("pseudo", "masked")
 )
 _pseudo = Needs("generation.learning pseudo", lambda recipe: recipe.generation.learning == "pseudo")
-_no_answer = Needs(
-    "questions without an answer (task.unanswerable)", lambda recipe: recipe.task.unanswerable is not False
-)
 
 IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
     **ANYWHERE,
@@ -85,25 +77,6 @@ IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
         _kind("classification", "regression"),
         Needs("task.pooling null", lambda recipe: recipe.task.pooling is None),
     ),
-    "task.labels": (_kind("classification", "tagging"),),
-    "task.head": (_kind(*WITH_HEADS),),
-    "task.pooling": (_kind(*POOLED, "tagging"),),
-    "task.head_dropout": (_kind(*WITH_HEADS),),
-    "task.delimiter": (
-        _kind(*POOLED, "tagging"),
-        Needs(
-            "task.predicate repeat",
-            lambda recipe: recipe.task.kind != "tagging" or recipe.task.predicate == "repeat",
-        ),
-    ),
-    "task.both_orders": (_kind("classification", "regression"),),
-    "task.predicate": (_kind("tagging"),),
-    "task.max_question": (_kind(*READ_PASSAGES),),
-    "task.stride": (_kind(*READ_PASSAGES),),
-    "task.max_answer": (_kind(*READ_PASSAGES),),
-    "task.n_best": (_kind(*READ_PASSAGES),),
-    "task.unanswerable": (_kind("extraction"),),
-    "task.no_answer_threshold": (_kind("extraction"), _no_answer),
     **{key: (_generation,) for key in KEYS if key.startswith(("generation.", "decoding."))},
     "generation.mask_rate": (
         _generation,
@@ -206,7 +179,9 @@ def refuse_unread_in_task(recipes: Sequence[Recipe], given: Collection[str], pre
     """
     for key in given:
         section, _, name = key.partition(".")
-        needs: list[Sequence[Needs]] = [IN_A_TASK.get(key, ()) for _ in recipes]
+        needs: list[Sequence[Needs]] = [
+            _of_class(key, recipe.task) if section == "task" else IN_A_TASK.get(key, ()) for recipe in recipes
+        ]
         if section == "objective" and name not in OF_AN_AUXILIARY:
             raise UsageError(f"option --{prefix}{key}: it has no effect, as {_OF_THE_MODEL}: leave it out.")
         if section == "objective":
@@ -279,13 +254,16 @@ def refuse_beyond(verb: str, given: Collection[str], reads: Collection[str], ins
 
 def _in_pretraining(key: str, recipe: Recipe) -> Sequence[Needs]:
     """What a setting needs in a recipe, itself without parts and phases."""
+    return _of_class(key, recipe.objective) if key.startswith("objective.") else IN_PRETRAINING.get(key, ())
+
+
+def _of_class(key: str, settings: ObjectiveSettings | TaskSettings) -> Sequence[Needs]:
+    """What a setting of an objective or a task needs; if they have not got it, another one."""
     section, _, name = key.partition(".")
-    if section != "objective" or key in keys_of(section, ObjectiveSettings):
-        return IN_PRETRAINING.get(key, ())
-    if key not in keys_of(section, type(recipe.objective)):
-        having = [one for one in OBJECTIVES if key in keys_of(section, OBJECTIVES[one].settings)]
-        return (Needs(f"objective.name {_or(having)}", lambda _: False),)
-    needs: Sequence[Needs] = declared(type(recipe.objective), "needs").get(name, ())
+    if key not in keys_of(section, type(settings)):
+        _, named = VARIED[section]
+        return (Needs(f"{section}.{named} {_or(having(key))}", lambda _: False),)
+    needs: Sequence[Needs] = declared(type(settings), "needs").get(name, ())
     return needs
 
 

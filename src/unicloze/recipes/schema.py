@@ -20,8 +20,12 @@ from jsonargparse import ArgumentParser
 from unicloze import docstrings
 from unicloze.errors import UsageError
 from unicloze.objectives import OBJECTIVES
-from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.registry import Registry
+from unicloze.settings import Recipe
+from unicloze.tasks import TASKS
 
+VARIED: Mapping[str, tuple[Registry[Any], str]] = {"objective": (OBJECTIVES, "name"), "task": (TASKS, "kind")}
+"""Sections whose settings follow from one of them: what has their classes, and that setting."""
 SPELLED_LIST = re.compile(r"\[.*\]|null", re.DOTALL)
 """A word that is a whole list, or none, and not an item of one."""
 
@@ -88,35 +92,43 @@ SECTIONS, KEYS = _schema()
 
 
 def every_key() -> Mapping[str, Key]:
-    """Every dotted key, those that only some objectives have included."""
-    of_objectives: dict[str, Key] = {}
-    for name in OBJECTIVES:
-        of_objectives = {**keys_of("objective", OBJECTIVES[name].settings), **of_objectives}
-    return {
-        key: known
-        for section in ("", *SECTIONS)
-        for key, known in {**KEYS, **(of_objectives if section == "objective" else {})}.items()
-        if key.rpartition(".")[0] == section
-    }
+    """Every dotted key, those that only some objectives or tasks have included."""
+    found: dict[str, Key] = {key: known for key, known in KEYS.items() if "." not in key}
+    for section, kind in SECTIONS.items():
+        found |= keys_of(section, kind)
+        for one in _classes(section):
+            found |= {key: known for key, known in keys_of(section, one).items() if key not in found}
+    return found
 
 
 def find_key(key: str) -> Key | None:
-    """What a dotted key takes; None if no recipe has it. Objectives are imported for a key that only some have."""
-    if key not in KEYS and key.startswith("objective."):
-        return next((keys_of("objective", kind)[key] for kind in _kinds() if key in keys_of("objective", kind)), None)
-    return KEYS.get(key)
+    """What a dotted key takes; None if no recipe has it. Classes are imported for a key that only some have."""
+    if key in KEYS:
+        return KEYS[key]
+    section = key.partition(".")[0]
+    return next((keys_of(section, kind)[key] for kind in _classes(section) if key in keys_of(section, kind)), None)
 
 
-def _kinds() -> list[type[ObjectiveSettings]]:
-    return [OBJECTIVES[name].settings for name in OBJECTIVES]
+def _classes(section: str) -> list[type]:
+    if section not in VARIED:
+        return []
+    registry, _ = VARIED[section]
+    return [registry[name].settings for name in registry]
 
 
-def foreign_key(key: str, objective: str) -> str:
-    """Why an objective has no setting of a key that others have."""
-    having = [name for name in OBJECTIVES if key in keys_of("objective", OBJECTIVES[name].settings)]
-    have = "has" if len(having) == 1 else "have"
-    listed = " and ".join(filter(None, (", ".join(having[:-1]), having[-1])))
-    return f"{key.partition('.')[2]} is not a setting of {objective}; {listed} {have} it"
+def having(key: str) -> list[str]:
+    """The objectives or tasks that have a setting."""
+    section = key.partition(".")[0]
+    registry, _ = VARIED[section]
+    return [name for name in registry if key in keys_of(section, registry[name].settings)]
+
+
+def foreign_key(key: str, owner: str) -> str:
+    """Why an objective or a task has no setting of a key that others have."""
+    names = having(key)
+    have = "has" if len(names) == 1 else "have"
+    listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return f"{key.partition('.')[2]} is not a setting of {owner}; {listed} {have} it"
 
 
 @functools.cache

@@ -168,7 +168,11 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     """Keys with a value that cannot work, and what it must be."""
     data, tokenizer, objective = recipe.data, recipe.tokenizer, recipe.objective
     model, training = recipe.model, recipe.training
-    own = {f"objective.{name}": allowed for name, allowed in declared(type(objective), "ranges").items()}
+    own = {
+        f"{section}.{name}": allowed
+        for section, settings in (("objective", objective), ("task", recipe.task))
+        for name, allowed in declared(type(settings), "ranges").items()
+    }
     for key, allowed in {**_RANGES, **own}.items():
         value = _value(recipe, key)
         if value is not None and value != "auto" and not allowed.fits(value):

@@ -7,7 +7,7 @@ package imports none of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unicloze.registry import Registry
 from unicloze.settings import HeadSettings, Recipe
@@ -24,6 +24,20 @@ TASKS: Registry[Task] = Registry(
     ),
 )
 """Every kind of task, by `TaskSettings.kind`."""
+
+
+def task_settings(kind: str, **values: Any) -> Any:
+    """Settings of a kind of task of its own class.
+
+    Args:
+        kind: The kind.
+        values: Those that differ from the defaults.
+
+    Raises:
+        UsageError: There is no such kind.
+        TypeError: It has no such setting.
+    """
+    return TASKS[kind].settings(kind=kind, **values)
 
 
 def task_heads(recipe: Recipe) -> Mapping[str, HeadSettings]:

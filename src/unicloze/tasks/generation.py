@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
@@ -32,6 +32,7 @@ from unicloze.mixtures import parts
 from unicloze.objectives import OBJECTIVES, masked, masking, seq2seq, unilmv2
 from unicloze.objectives.groups import Corruption
 from unicloze.objectives.layout import MaskedTokens, without_unknown
+from unicloze.rules import Problem
 from unicloze.settings import HeadSettings, Reading, Recipe, TaskSettings
 from unicloze.tasks.parts import cut_parts, join_parts
 from unicloze.tasks.records import Record
@@ -42,6 +43,8 @@ from unicloze.text.windows import Windows, windows_of
 
 Learning = Literal["pseudo", "masked", "next"]
 
+SHORTEST_SOURCE = 4
+"""Tokens of the shortest source: special tokens and some text."""
 SOURCE_SPECIALS = 2
 """[SOS] and the [EOS] that ends a source."""
 SEGMENTS_OF_UNILM_V1 = 6
@@ -70,6 +73,33 @@ class SourceTarget:
     source: Ints
     target: Ints | None
     slots: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritingSettings(TaskSettings):
+    """Settings of a task that generates; those of `generation` are its own too."""
+
+    kind: str = "generation"
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """Values of `generation` that cannot work."""
+        yield from super().problems(recipe)
+        generation = recipe.generation
+        if not generation.source:
+            yield "generation.source", "name at least one role that the source is made of"
+        if generation.max_target < 2:
+            yield "generation.max_target", "a token and [EOS] need 2 or more"
+        if generation.max_source is not None and generation.max_source < SHORTEST_SOURCE:
+            yield "generation.max_source", f"[SOS], some text and [EOS] need {SHORTEST_SOURCE} or more"
+        for name in ("mask_rate", "mask_share", "random_share", "target_noise"):
+            if not 0 <= getattr(generation, name) <= 1:
+                yield f"generation.{name}", "it must lie between 0 and 1"
+        if generation.mask_share + generation.random_share > 1:
+            yield "generation.random_share", "with generation.mask_share it must be at most 1"
+        if generation.block_size < 1:
+            yield "generation.block_size", "predict one token or more in a step"
+        if generation.segment_ids is not None and len(generation.segment_ids) not in (1, 2):
+            yield "generation.segment_ids", "give one for source and target each"
 
 
 def learning_of(recipe: Recipe) -> Learning:

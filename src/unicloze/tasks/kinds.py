@@ -32,6 +32,7 @@ def _windows(
 TASKS: Mapping[str, Task] = {
     "classification": Task(
         purpose="One of several classes for a text or a pair of texts.",
+        settings=classification.ClassificationSettings,
         roles=("text", "pair", "label"),
         answers=("label",),
         optional=("pair",),
@@ -46,6 +47,7 @@ TASKS: Mapping[str, Task] = {
     ),
     "regression": Task(
         purpose="A quantity for a text or a pair of texts.",
+        settings=classification.RegressionSettings,
         roles=("text", "pair", "label"),
         answers=("label",),
         optional=("pair",),
@@ -60,6 +62,7 @@ TASKS: Mapping[str, Task] = {
     ),
     "generation": Task(
         purpose="A text for another: a summary, a question, an answer, a response, a translation.",
+        settings=generation.WritingSettings,
         roles=("source", "context", "history", "question", "answer", "target", "references"),
         answers=("target", "references"),
         resolve=generation.with_targets,
@@ -73,6 +76,7 @@ TASKS: Mapping[str, Task] = {
     ),
     "choice": Task(
         purpose="The best of several choices, each read with its context or within its sentence.",
+        settings=choice.ChoiceSettings,
         roles=("context", "question", "cloze", "choices", "label"),
         answers=("label",),
         optional=("question",),
@@ -87,6 +91,7 @@ TASKS: Mapping[str, Task] = {
     ),
     "tagging": Task(
         purpose="A tag for each word of a sentence.",
+        settings=tagging.TaggingSettings,
         roles=("tokens", "tags", "predicate"),
         answers=("tags",),
         optional=("predicate",),
@@ -101,6 +106,7 @@ TASKS: Mapping[str, Task] = {
     ),
     "extraction": Task(
         purpose="The span of a passage that answers a question, or none.",
+        settings=extraction.ExtractionSettings,
         roles=("context", "question", "answers"),
         answers=("answers",),
         resolve=extraction.with_unanswerable,
@@ -114,6 +120,7 @@ TASKS: Mapping[str, Task] = {
     ),
     "conversation": Task(
         purpose="The answer to a question of a conversation about a passage: a span of it, yes, no or unknown.",
+        settings=conversation.ConversationSettings,
         roles=("context", "question", "history", "answers", "rationale", "rationale_start", "story", "turn", "domain"),
         answers=("answers", "rationale", "rationale_start"),
         resolve=conversation.checked,

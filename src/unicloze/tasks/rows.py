@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from unicloze.example import Examples, Kind, Target
 from unicloze.settings import Recipe
+from unicloze.tasks.groups import Delimited, Headed
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.visibility import nearby, packed_rows
 
@@ -157,7 +158,7 @@ def pair_marks(recipe: Recipe, vocabulary: Vocabulary) -> tuple[tuple[int, int],
     With `task.delimiter` that token is one no causal model has read before (Radford et al. 2018, Section 3.3), and the
     segment is one. Models of a single segment (RoBERTa) have the token [EOS] alone.
     """
-    if recipe.task.delimiter:
+    if isinstance(recipe.task, Delimited) and recipe.task.delimiter:
         return (0, 0), vocabulary.mask if vocabulary.pseudo is None else vocabulary.pseudo
     return (0, 0 if recipe.model.num_segments == 1 else 1), vocabulary.eos
 
@@ -165,7 +166,7 @@ def pair_marks(recipe: Recipe, vocabulary: Vocabulary) -> tuple[tuple[int, int],
 def pooling_of(recipe: Recipe) -> Pooling:
     """Which slots stand for what a task predicts something of: a text, a choice, a word, or all of a question's row."""
     task, use = recipe.task, recipe.use
-    if task.pooling is not None:
+    if isinstance(task, Headed) and task.pooling is not None:
         return task.pooling
     if task.kind in ("classification", "regression"):
         return use.pooling

@@ -34,7 +34,7 @@ def finetune(
     overrides: Annotated[
         Overrides | None,
         Settings(
-            ("task.fields", "task.labels", "task.metrics", "task.max_length", "task.head", "finetuning.epochs",
+            ("task.fields", "task.metrics", "task.max_length", "finetuning.epochs",
              "finetuning.patience", "training.batch_size", "training.learning_rate", "training.seed", "model.dropout"),
             recipe="task",
         ),

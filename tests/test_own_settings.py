@@ -1,4 +1,4 @@
-"""Each objective has settings of its own: those of others are refused by name, and old dumps that hold all are read."""
+"""Objectives and tasks have settings of their own: those of others are refused, and old dumps that hold all are read."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ from unicloze.objectives import OBJECTIVES, changed, field_names, settings_of
 from unicloze.objectives.causal import CausalSettings
 from unicloze.objectives.denoising import SpanCorruptionSettings
 from unicloze.objectives.seq2seq import PrefixSettings
-from unicloze.recipes import load_recipe, recipe_names, save_recipe
+from unicloze.recipes import load_recipe, recipe_names, save_recipe, task_names
 from unicloze.recipes.dumps import FORMER
-from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.recipes.schema import every_key, keys_of
+from unicloze.settings import ObjectiveSettings, Recipe, TaskSettings
+from unicloze.tasks import TASKS, task_settings
+from unicloze.tasks.classification import ClassificationSettings
+from unicloze.tasks.extraction import ExtractionSettings
 
 DEFAULTS: dict[str, Any] = {
     name: value
     for kind in OBJECTIVES
     for name, value in vars(settings_of(kind)).items()
-    if f"objective.{name}" in FORMER and name != "name"
+    if name in FORMER["objective"] and name != "name"
+}
+
+OF_TASKS: dict[str, Any] = {
+    name: value for kind in TASKS for name, value in vars(task_settings(kind)).items() if name in FORMER["task"]
 }
 
 
@@ -114,6 +122,41 @@ def test_every_objective_answers_what_is_asked_of_it(name: str) -> None:
     assert getattr(plain, "random_share", 0.0) == 0.0
 
 
+# Tasks
+
+
+def test_a_setting_of_another_task_is_refused_with_its_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("base: classification\ntask:\n  stride: 8\n")
+    assert (
+        refusal(file)
+        == f"{file}, line 3: stride is not a setting of classification; extraction and conversation have it."
+    )
+    assert "predicate is not a setting of generation; tagging has it" in refusal("cnndm", {"task.predicate": "repeat"})
+    assert "stride is not a setting of a recipe without task.kind" in refusal("gpt", {"task.stride": 3})
+    file.write_text("name: mine\ntask: {kind: sorting, order: up}\n")
+    assert f"{file}, line 2: task.kind is 'sorting'; known tasks: classification, " in refusal(file)
+
+
+def test_what_a_base_sets_for_its_own_task_is_dropped_with_it() -> None:
+    recipe = load_recipe("glue-mnli", {"task.kind": "extraction", "task.stride": 9, "task.metrics": ["squad"]})
+    assert isinstance(recipe.task, ExtractionSettings) and not hasattr(recipe.task, "labels")
+    assert (recipe.task.stride, recipe.task.head) == (9, "plain")
+    assert (
+        type(load_recipe("glue-mnli").task) is ClassificationSettings and type(load_recipe("gpt").task) is TaskSettings
+    )
+
+
+def test_a_setting_of_several_tasks_is_of_one_type() -> None:
+    for name in TASKS:
+        kind = TASKS[name].settings
+        assert kind().kind == name
+        for key, known in keys_of("task", kind).items():
+            found = every_key()[key]
+            assert known.description
+            assert (known.type, known.default) == (found.type, found.default) or key == "task.kind"
+
+
 # Recipes of earlier versions
 
 
@@ -121,11 +164,12 @@ def dump(recipe: Recipe) -> dict[str, Any]:
     """As earlier versions wrote it: with the settings of all objectives."""
     values = recipe.to_dict()
     values["objective"] = DEFAULTS | values["objective"]
+    values["task"] = OF_TASKS | values["task"]
     values["training"]["betas"] = list(values["training"]["betas"])
     return values
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", [*recipe_names(), *task_names()])
 def test_a_recipe_that_an_earlier_version_wrote_is_read(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name)
     file = written(tmp_path / "recipe.yaml", **dump(recipe))
