@@ -77,7 +77,7 @@ def test_a_comparison_from_end_to_end(corpus: Path, tmp_path: Path) -> None:
     html = page(comparison)
     assert html.count("<svg") >= 2 and "http" not in html.replace("http://www.w3.org", "")
     stored = json.loads((tmp_path / "c" / "comparison.json").read_text())
-    assert stored["schema"] == 1 and stored["seeds"] == 2
+    assert stored["schema"] == 2 and stored["seeds"] == 2
     assert stored["results"][0]["scores"]["ae"]["mean"] == ae.scores["ae"].mean
     assert said[-1] == "unilmv2-ablation-ar, seed 1 (6 of 6)"
 
