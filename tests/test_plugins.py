@@ -204,3 +204,24 @@ def test_a_plugin_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str
     ):
         assert main(["doctor", *words]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_task_brings_its_own_setting(place: Path) -> None:
+    (place / "topics.py").write_text(
+        "import dataclasses\n"
+        "from unicloze.tasks import TASKS as KNOWN\n"
+        "from unicloze.tasks.classification import ClassificationSettings\n"
+        "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
+        "class TopicSettings(ClassificationSettings):\n"
+        "    kind: str = 'topics'\n"
+        "    most: int = 3\n"
+        "TASKS = {'topics': dataclasses.replace(KNOWN['classification'], settings=TopicSettings)}\n"
+    )
+    mine = place / "topics.yaml"
+    mine.write_text("base: classification\ntask: {kind: topics, most: 2}\n")
+    with pytest.raises(UsageError, match=r"topics.yaml, line 2: task.kind is 'topics'; .* needs --plugin FILE"):
+        load_recipe(mine)
+    unicloze.register("topics.py")
+    assert vars(load_recipe(mine).task)["most"] == 2
+    with pytest.raises(UsageError, match="most is not a setting of classification; topics has it"):
+        load_recipe("classification", {"task.most": 2})
