@@ -88,6 +88,8 @@ def test_rooms_import_each_other_in_no_circle() -> None:
         "unicloze",
         "unicloze.settings",
         "unicloze.errors",
+        "unicloze.objectives",
+        "unicloze.tasks",
         "unicloze.recipes",
         "unicloze.cli",
         "unicloze.verbs",
