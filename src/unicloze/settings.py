@@ -269,15 +269,15 @@ class ObjectiveSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSettings:
-    """What a head of a task predicts.
+    """Settings of a task head.
 
     Args:
-        kind: `classes`: one of several, from the pooled slots of a prediction. `quantities`: as many numbers, by their
-            squared error. `choice`: one of the slots of a prediction, each scored by itself.
-        outputs: Number of classes or quantities; of no meaning for a choice.
+        kind: `classes`: one of several, from the pooled slots of a prediction. `quantities`: numbers, trained with squared
+            error. `choice`: one of the slots of a prediction, each scored on its own.
+        outputs: Number of classes or quantities; ignored for a choice.
         dense: Put a dense layer and tanh before the output layer (BERT's pooler).
-        pooling: How the slots of a prediction become one vector: their `mean` or their `sum`.
-        dropout: Dropout of what the output layer reads; that of the model if None.
+        pooling: Combine the slots of a prediction by their `mean` or `sum`.
+        dropout: Dropout before the output layer; default: the model's.
     """
 
     kind: Literal["classes", "quantities", "choice"]

@@ -1,4 +1,4 @@
-"""How a trained model is called by others: what its recipe says about reading a text and about writing a target."""
+"""Derives from a recipe how a trained model encodes a text and generates a target."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def encoding_rule(recipe: Recipe) -> EncodingRule:
 
 
 def step_rule(recipe: Recipe, vocabulary: Vocabulary) -> StepRule | None:
-    """How a model writes a target, as `unicloze.decoding.layout` says.
+    """How a model generates a target, see `unicloze.decoding.layout`.
 
-    None if it cannot, or if its rows hold more than source, target and what the tokenizer puts around them: a token that
+    None if it cannot, or if its rows hold more than source, target and the tokenizer's special tokens: a token that
     opens the target (MASS) or names the task (UL2).
     """
     layout = find_layout(recipe, vocabulary)
@@ -37,6 +37,6 @@ def step_rule(recipe: Recipe, vocabulary: Vocabulary) -> StepRule | None:
 
 
 def never_written(recipe: Recipe, vocabulary: Vocabulary) -> list[int]:
-    """Tokens that a target never holds: all special ones but [EOS], and but the sentinels where targets are made of them."""
+    """Tokens that a target never contains: all special ones except [EOS], and except sentinels if targets consist of them."""
     layout = find_layout(recipe, vocabulary)
     return sorted({*vocabulary.special.tolist()} - {vocabulary.eos} if layout is None else {*layout.never})
