@@ -21,7 +21,7 @@ from unicloze import keyed, visibility
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target, collate
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import OBJECTIVES, defined, diffusion, make_examples
+from unicloze.objectives import OBJECTIVES, defined, diffusion, make_examples, settings_of
 from unicloze.recipes import load_recipe
 from unicloze.settings import ObjectiveSettings, TrainingSettings
 from unicloze.text.windows import Windows
@@ -36,7 +36,7 @@ EPS = diffusion.LOWEST_LEVEL
 def objective(block_size: int | None = None) -> ObjectiveSettings:
     """Block diffusion with blocks of that size, or MDLM."""
     name = "masked_diffusion" if block_size is None else "block_diffusion"
-    return ObjectiveSettings(name=name, targets=["diffusion"], block_size=block_size or 4)
+    return settings_of(name=name, targets=["diffusion"], **({"block_size": block_size} if block_size else {}))
 
 
 def window_of(text: Sequence[int], *, rows: int = 1, padding: int = 0) -> Windows:

@@ -17,7 +17,7 @@ import pytest
 import unicloze
 from test_layout import FLOORS
 from unicloze import cli, run_files, verbs
-from unicloze.recipes.schema import KEYS
+from unicloze.recipes.schema import every_key
 
 PACKAGE = Path(unicloze.__file__).parent
 ROOT = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ LIST = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- modules: made by tests/test_docs.py -->\n", "<!-- end of the modules -->\n"
 OF_OTHERS = {"AutoModel", "BlockMask", "FlexAttention"}
 
-SECTION = "|".join(sorted({key.partition(".")[0] for key in KEYS if "." in key}))
+SECTION = "|".join(sorted({key.partition(".")[0] for key in every_key() if "." in key}))
 
 
 def docstring(module: str) -> str:
@@ -84,7 +84,11 @@ def test_files_exist_that_documents_name(document: Path) -> None:
         paths |= set(re.findall(r"(?<![\w/.*])(?:[\w-]+/)*[\w-]+\.(?:py|md|ipynb)\b", code))
         paths |= set(re.findall(r"(?<![\w/.-])(?:src|tests|benchmarks|docs|examples)/[\w./-]*\w", code))
         paths |= set(re.findall(r"^[\w./-]+/$", code))
-    paths -= {"README.md"} | {f"{name}/" for name in vars(run_files).values() if isinstance(name, str)}
+    paths -= (
+        {"README.md"}
+        | set(re.findall(r"--plugin (\S+\.py)", text))
+        | {f"{name}/" for name in vars(run_files).values() if isinstance(name, str)}
+    )
     assert not [path for path in sorted(paths) if not any((place / path).exists() for place in PLACES)]
 
 
@@ -129,7 +133,7 @@ def test_names_of_code_and_settings_in_documents_exist(document: Path) -> None:
     source = "\n".join(file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py"))
     for name in {code.partition("(")[0] for code in code_in(document)}:
         if re.fullmatch(rf"({SECTION})\.[a-z_]+", name):
-            assert name in KEYS, name
+            assert name in every_key(), name
         elif re.fullmatch(r"unicloze(\.\w+)+", name):
             try:
                 importlib.import_module(name)

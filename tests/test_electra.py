@@ -22,12 +22,12 @@ from unicloze.model.build import build
 from unicloze.model.chain import ReplacedTokenModel, draws_of_rows, generator_settings, sample, with_samples
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import make_examples
+from unicloze.objectives import make_examples, settings_of
 from unicloze.recipes import load_recipe
 from unicloze.settings import ModelSettings, ObjectiveSettings
 from unicloze.text.windows import Windows
 
-ELECTRA = ObjectiveSettings(
+ELECTRA = settings_of(
     name="masked", targets=["ae", "rtd"], masking="token", mask_rate=0.3, mask_share=0.85, random_share=0.0
 )
 SHAPE = ModelSettings(

@@ -26,8 +26,9 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Kind, Target, collate
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
+from unicloze.objectives import settings_of
 from unicloze.recipes import load_recipe
-from unicloze.settings import DecodingSettings, ObjectiveSettings, Recipe
+from unicloze.settings import DecodingSettings, Recipe
 from unicloze.training.models import LoadedModel
 
 SOURCES = ["the list of items is empty", "return a value", "the state of play, given the list, is not the value of x"]
@@ -52,9 +53,9 @@ def test_how_the_recipes_generate() -> None:
     sentinels = set(vocabulary.extra.tolist())
     assert not sentinels & set(layout_of(load_recipe("t5-base"), vocabulary).never)
     assert sentinels < set(layout_of(load_recipe("gpt-2"), vocabulary).never)
-    left_to_right = Recipe(objective=ObjectiveSettings(name="masked", targets=["ae"], visibility="left_to_right"))
+    left_to_right = Recipe(objective=settings_of(name="masked", targets=["ae"], visibility="left_to_right"))
     assert layout_of(left_to_right, vocabulary).decoder_only
-    ul2 = layout_of(Recipe(objective=ObjectiveSettings(name="prefix", targets=["lm"], mode_token=3)), vocabulary)
+    ul2 = layout_of(Recipe(objective=settings_of(name="prefix", targets=["lm"], mode_token=3)), vocabulary)
     assert ul2.start == (toys.SOS, int(vocabulary.extra[3]))
     assert ul2.specials == 3
 

@@ -25,19 +25,18 @@ from unicloze.finetuning.start import task_recipe
 from unicloze.finetuning.task_model import TaskModel
 from unicloze.model import heads
 from unicloze.model.heads import cross_entropy
+from unicloze.objectives import settings_of
 from unicloze.recipes import load_recipe, task_names
 from unicloze.records.record import Record
 from unicloze.settings import (
     DecodingSettings,
     GenerationSettings,
     ModelSettings,
-    ObjectiveSettings,
     Recipe,
-    TaskSettings,
     TokenizerSettings,
     UseSettings,
 )
-from unicloze.tasks import generation
+from unicloze.tasks import generation, task_settings
 from unicloze.tasks.generation import SourceTarget, lay_out
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loop import Compute
@@ -97,8 +96,8 @@ def recipe_of(objective: str = "unilmv2", **settings: Any) -> Recipe:
     """A recipe for toy rows of toy tokens."""
     targets = {"unilmv2": ["ae", "par"], "causal": ["lm"], "prefix": ["lm"], "masked": ["ae"]}[objective]
     return Recipe(
-        objective=ObjectiveSettings(name=objective, targets=targets),
-        task=TaskSettings(kind="generation", max_length=64, metrics=["coco"]),
+        objective=settings_of(name=objective, targets=targets),
+        task=task_settings(kind="generation", max_length=64, metrics=["coco"]),
         generation=GenerationSettings(**settings),
     )
 
@@ -458,10 +457,10 @@ def test_generate_says_what_is_wrong(start: LoadedModel, tmp_path: Path) -> None
     ):
         with pytest.raises(UsageError, match=message):
             verbs.generate(tuned, **arguments)
-    classifier = dataclasses.replace(start.recipe, task=TaskSettings(kind="classification", labels=["a", "b"]))
+    classifier = dataclasses.replace(start.recipe, task=task_settings(kind="classification", labels=["a", "b"]))
     with pytest.raises(UsageError, match="fine-tuned for classification cannot generate text"):
         verbs.generate(dataclasses.replace(start, recipe=classifier), "alpha")
-    bert = dataclasses.replace(start.recipe, objective=ObjectiveSettings(name="masked", targets=["ae"]))
+    bert = dataclasses.replace(start.recipe, objective=settings_of(name="masked", targets=["ae"]))
     with pytest.raises(UsageError, match="cannot generate text"):
         verbs.generate(dataclasses.replace(start, recipe=bert), "alpha")
     records = write(tmp_path / "x.jsonl", [{"source": "alpha beta", "id": "7"}])

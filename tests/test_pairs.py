@@ -22,9 +22,9 @@ from unicloze import keyed
 from unicloze.errors import UsageError
 from unicloze.example import collate
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import make_examples
+from unicloze.objectives import make_examples, settings_of
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.settings import ModelSettings, ObjectiveSettings
+from unicloze.settings import ModelSettings
 from unicloze.text import pairs as pairing
 from unicloze.text.pairs import Pairs
 from unicloze.text.pieces import Places
@@ -367,7 +367,7 @@ def train(batches: Iterable[Windows], sampler: WindowSampler, target: str) -> li
     )
     model.initialize(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    objective = ObjectiveSettings(name="masked", targets=["ae", target], masking="token")
+    objective = settings_of(name="masked", targets=["ae", target], masking="token")
     losses = []
     for windows in batches:
         loss = model(collate(make_examples(windows, sampler.vocabulary, objective)))[target]

@@ -24,6 +24,7 @@ from unicloze.evaluation.prompting import draw_examples, prompted
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings, TaskSettings
+from unicloze.tasks import task_settings
 from unicloze.tasks.choice import right_choice
 from unicloze.training.models import LoadedModel
 
@@ -272,7 +273,7 @@ def test_a_label_is_the_same_choice_to_a_prompt_and_to_a_fine_tuning(tmp_path: P
     path.write_text("template: '{context} {label}'\noptions: choices\n")
     record = Record("0", {"context": "x", "choices": ["2", "4", "1", "three"], "label": label}, "here")
     assert read_prompt(path).gold(record) == str(number)
-    assert right_choice(record, TaskSettings(kind="choice")) == number
+    assert right_choice(record, task_settings(kind="choice")) == number
 
 
 @pytest.mark.parametrize("label", ["4", 4, -1, "-1", True, 1.0, "b", ["a"]])
@@ -280,7 +281,7 @@ def test_a_label_that_names_no_choice_is_refused_by_both(tmp_path: Path, label: 
     path = tmp_path / "p.yaml"
     path.write_text("template: '{context} {label}'\noptions: choices\n")
     record = Record("0", {"context": "x", "choices": ["a", "b", "b", "c"], "label": label}, "here")
-    for read in (read_prompt(path).gold, lambda record: right_choice(record, TaskSettings(kind="choice"))):
+    for read in (read_prompt(path).gold, lambda record: right_choice(record, task_settings(kind="choice"))):
         with pytest.raises(
             UniclozeError, match=r"here: the label .* choices: it must be a number from 0 to 3, or the text"
         ):

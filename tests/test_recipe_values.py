@@ -9,12 +9,12 @@ import pytest
 
 import unicloze.recipes
 from unicloze.mixtures import parts, phases
+from unicloze.objectives import settings_of
 from unicloze.recipes import (
     load_recipe,
     recipe_names,
     toy_overrides,
 )
-from unicloze.settings import ObjectiveSettings
 
 FILES = sorted(Path(unicloze.recipes.__file__).parent.glob("*.yaml"))
 
@@ -154,6 +154,6 @@ def test_quickstart_needs_nothing_but_python() -> None:
     assert recipe.data.corpus == ["python-docs"]
     assert recipe.tokenizer.path is None
     paper, high = parts(recipe.objective)
-    assert paper.settings == ObjectiveSettings()
-    assert high.settings == ObjectiveSettings(mask_rate=0.4)
+    assert paper.settings == settings_of()
+    assert high.settings == settings_of(mask_rate=0.4)
     assert (paper.evaluate, high.evaluate) == (True, False)

@@ -19,6 +19,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
 from unicloze.mixtures import parts
 from unicloze.model.model import UnifiedModel, perplexity
+from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
 from unicloze.settings import ObjectiveSettings, TrainingSettings
@@ -49,7 +50,7 @@ def gradients(model: UnifiedModel) -> list[torch.Tensor]:
 
 
 def test_micro_batches_weigh_as_one_batch() -> None:
-    objective = ObjectiveSettings(coefficients={"ae": 0.5})
+    objective = settings_of(coefficients={"ae": 0.5})
     found = []
     for rows, count in ((12, 1), (4, 3), (1, 12)):
         state = TrainState(model=toys.model(), optimizers=[])
@@ -62,7 +63,7 @@ def test_micro_batches_weigh_as_one_batch() -> None:
 
 
 def test_loss_is_the_mean_over_the_global_batch_times_its_coefficient() -> None:
-    batches = micro_batches(3, 4, ObjectiveSettings())
+    batches = micro_batches(3, 4, settings_of())
     state = TrainState(model=toys.model(), optimizers=[])
     losses = accumulate_gradients(state, batches, TrainingSettings(), CPU, str)
     total: dict[str, list[float]] = {"ae": [], "par": []}
@@ -80,7 +81,7 @@ def test_loss_is_the_mean_over_the_global_batch_times_its_coefficient() -> None:
 
 def test_clipping_scales_the_whole_gradient() -> None:
     state = TrainState(model=toys.model(), optimizers=[])
-    accumulate_gradients(state, micro_batches(4, 1, ObjectiveSettings()), TrainingSettings(), CPU, str)
+    accumulate_gradients(state, micro_batches(4, 1, settings_of()), TrainingSettings(), CPU, str)
     before = gradients(state.model)
     norm = clip_gradient(state.model, 0.0)
     assert norm == pytest.approx(math.sqrt(sum(float(g.pow(2).sum()) for g in before)), rel=1e-5)
@@ -120,7 +121,7 @@ def test_optimizer_groups() -> None:
 def trained(optimizer: str = "muon") -> TrainState:
     model = toys.model()
     state = TrainState(model=model, optimizers=build_optimizers(model, TrainingSettings(optimizer=optimizer)))  # type: ignore[arg-type]
-    accumulate_gradients(state, micro_batches(4, 1, ObjectiveSettings()), TrainingSettings(), CPU, str)
+    accumulate_gradients(state, micro_batches(4, 1, settings_of()), TrainingSettings(), CPU, str)
     for built in state.optimizers:
         built.step()
     return state
@@ -136,7 +137,7 @@ def test_a_signal_is_granted_after_the_micro_batch_and_the_step_taken_anew(micro
 
     def steps(first: int) -> Any:
         for step in range(first, settings.steps):
-            yield micro_batches(2, 3, ObjectiveSettings(), seed=step)
+            yield micro_batches(2, 3, settings_of(), seed=step)
 
     def fitted(model: UnifiedModel, place: int | None) -> TrainState:
         state = TrainState(model=model, optimizers=build_optimizers(model, settings))
@@ -169,7 +170,7 @@ def test_a_loss_that_is_no_number_stops_before_the_update() -> None:
 
     def steps() -> Any:
         while True:
-            yield micro_batches(4, 2, ObjectiveSettings())
+            yield micro_batches(4, 2, settings_of())
 
     hooks = Hooks(
         log=lambda *_: None, evaluate=lambda _: None, save=lambda _: None, describe=lambda _: "book.txt, document 3"
@@ -203,7 +204,7 @@ def test_the_floor_of_the_paper_setting() -> None:
 def test_random_tokens_are_learned_down_to_the_floor_and_no_further(factorization: Any) -> None:
     ordinary = 32
     vocab = toys.FIRST_ORDINARY + ordinary
-    objective = ObjectiveSettings(mask_rate=0.3, factorization=factorization)
+    objective = settings_of(mask_rate=0.3, factorization=factorization)
     model = toys.model(vocab=vocab, positions=24, initializer_range=0.02, num_layers=2)
     settings = TrainingSettings(optimizer="adamw", learning_rate=4e-3, steps=700, warmup_steps=30, betas=(0.9, 0.98))
 

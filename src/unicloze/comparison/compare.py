@@ -178,6 +178,11 @@ def _plan(
             known = {entry["name"]: entry for entry in former["plan"]}
         except (ValueError, KeyError, TypeError) as error:
             raise UniclozeError(f"{path} is damaged: remove it and run the same command again.") from error
+        if former.get("schema") != SCHEMA:
+            raise UsageError(
+                f"{path} was written by another version of unicloze, whose recipes hold other settings: give another --out, "
+                "or finish it with that version."
+            )
         if any(former.get(key) != wanted[key] for key in wanted):
             raise UsageError(
                 f"{path} is the plan of another comparison ({', '.join(known)}; {former.get('budget')}): give another --out."

@@ -18,9 +18,11 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, Target
 from unicloze.mixtures import Phase, parts, phases
 from unicloze.model.build import Model
+from unicloze.objectives import OBJECTIVES
 from unicloze.recipes import load_recipe
 from unicloze.recipes.rules_unread import refuse_not_of_pretraining, refuse_unread
-from unicloze.settings import Recipe
+from unicloze.recipes.schema import foreign_key, keys_of
+from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
 from unicloze.training.batches import MicroBatch, check_windows, training_steps
@@ -130,9 +132,31 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
         shared: dict[str, Any] = {"tokenizer.extra_tokens": extra}
         if model is not None:
             shared |= _shared_settings(model, recipe) | {"tokenizer.extra_tokens": extra}
-        found.append(load_recipe(name, {**shared, **overrides}))
-    refuse_unread(found, overrides)
+        found.append(load_recipe(name, {**shared, **_those_of(recipe, overrides)}))
+    _refuse_foreign(own, overrides)
+    for key in overrides:
+        refuse_unread([recipe for recipe in found if key in _those_of(recipe, overrides)], [key])
     return found
+
+
+def _those_of(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a recipe has: all but those of other objectives."""
+    name = overrides.get("objective.name", recipe.objective.name)
+    kind = OBJECTIVES[name].settings if name in OBJECTIVES else ObjectiveSettings
+    own = keys_of("objective", kind)
+    return {key: value for key, value in overrides.items() if key in own or not key.startswith("objective.")}
+
+
+def _refuse_foreign(recipes: Sequence[Recipe], overrides: Mapping[str, Any]) -> None:
+    """Refuse a setting of an objective that no recipe has.
+
+    Raises:
+        UsageError: There is one, and which objectives have it.
+    """
+    for key in overrides:
+        if not any(key in _those_of(recipe, overrides) for recipe in recipes):
+            names = " or ".join(dict.fromkeys(recipe.objective.name for recipe in recipes))
+            raise UsageError(f"option --{key}: {foreign_key(key, names)}.")
 
 
 def _shared_settings(like: Recipe, own: Recipe) -> dict[str, Any]:
@@ -155,7 +179,7 @@ def _shared_settings(like: Recipe, own: Recipe) -> dict[str, Any]:
 
 
 def _segments_needed(recipe: Recipe) -> int:
-    ids = [part.settings.segment_ids or [0, 1] for phase in phases(recipe) for part in parts(phase.recipe.objective)]
+    ids = [part.settings.reading.segments for phase in phases(recipe) for part in parts(phase.recipe.objective)]
     return 1 + max(max(pair) for pair in ids)
 
 

@@ -25,16 +25,19 @@ from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, open_r
 from unicloze.finetuning.start import task_recipe
 from unicloze.model.build import shapes_only
 from unicloze.recipes import load_recipe
-from unicloze.recipes.rules_task import OF_ONE_SLOT
-from unicloze.recipes.rules_unread import POOLED, refuse_decided_in_task, refuse_unread_in_task
+from unicloze.recipes.rules_unread import refuse_decided_in_task, refuse_unread_in_task
 from unicloze.records import read_records
 from unicloze.settings import Recipe
-from unicloze.tasks import TASKS, resolved
+from unicloze.tasks import TASKS
 from unicloze.tasks.generation import with_learning
-from unicloze.tasks.roles import check_roles
+from unicloze.tasks.groups import Headed
+from unicloze.tasks.roles import check_roles, resolved
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.changes import FREE_TO_CHANGE
 from unicloze.training.models import LoadedModel, check_smoothing, shape_model
+
+POOLED = "classification", "regression", "choice"
+"""Kinds of tasks with a slot that stands for a text; only these are pooled as the model's recipe says."""
 
 PREFIX = "probe."
 """Of the options that are settings of the probes."""
@@ -206,10 +209,10 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
     inherited = {key: getattr(own, key) for key in ("device", "precision") if f"training.{key}" not in probe.overridden}
     training = dataclasses.replace(recipe.training, seed=own.seed, **inherited)
     task = recipe.task
-    if task.kind in POOLED:
-        pooling = None if task.kind == "choice" and start.recipe.use.pooling == "mean" else start.recipe.use.pooling
+    if isinstance(task, Headed) and task.kind in POOLED:
+        pooling = None if task.one_slot and start.recipe.use.pooling == "mean" else start.recipe.use.pooling
         task = dataclasses.replace(task, pooling=pooling)
-    elif task.kind in OF_ONE_SLOT:
+    elif isinstance(task, Headed) and task.one_slot:
         task = dataclasses.replace(task, pooling=None)
     return task_recipe(dataclasses.replace(recipe, training=training, task=task), start, probe.overridden)
 

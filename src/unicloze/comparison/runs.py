@@ -30,7 +30,7 @@ from unicloze.training.models import load_model
 from unicloze.training.precision import choose_device
 from unicloze.training.run import pretrain_run, tokens_per_byte
 
-SCHEMA = 1
+SCHEMA = 2
 SCORES = "scores.json"
 PROBES = "probes"
 """Folder of the fine-tunings of a run, and what files call their settings and scores."""

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unicloze.decoding.abilities import objective_of
+from unicloze.decoding.abilities import read_as
 from unicloze.decoding.texts import by_length, check_numbers, cut, one_segment
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, collate
-from unicloze.mixtures import parts
 from unicloze.settings import Pooling, Recipe
 from unicloze.text.windows import Windows
 from unicloze.training.models import LoadedModel
@@ -70,28 +69,19 @@ def embed(
 
 
 def rows_to_encode(windows: Windows, recipe: Recipe) -> Examples:
-    """Windows as they are, to be read by a model in the direction its recipe says; nothing is predicted.
-
-    Segments have the ids of the objective's part that reads in that direction, of its first part if none does.
-    """
-    visibility, options = recipe.use.visibility, parts(objective_of(recipe))
-    settings = next((p.settings for p in options if p.settings.visibility == visibility), options[0].settings)
+    """Windows as they are, to be read by a model in the direction its recipe says; nothing is predicted."""
+    reading = read_as(recipe)
     rows, width = windows.token_ids.shape
     slot = np.broadcast_to(np.arange(width, dtype=np.int32), (rows, width))
     is_text = slot < windows.lengths[:, None]
-    both_ways = visibility == "bidirectional"
+    both_ways = reading.visibility == "bidirectional"
     rule = bidirectional_rows if both_ways else left_to_right_rows
     intervals = rule(windows.lengths, capacity=width)
-    local = None
-    if settings.local_width is not None and not both_ways:
-        local = nearby(intervals, settings.local_width)
-    segment_ids = windows.segment_ids
-    if settings.segment_ids is not None:
-        segment_ids = np.array(settings.segment_ids, dtype=np.int32)[segment_ids]
+    local = None if reading.local_width is None else nearby(intervals, reading.local_width)
     return Examples(
         input_ids=windows.token_ids,
         position_ids=np.where(is_text, slot, 0).astype(np.int32),
-        segment_ids=segment_ids,
+        segment_ids=np.array(reading.segments, dtype=np.int32)[windows.segment_ids],
         kinds=np.where(is_text, Kind.CONTEXT, Kind.PADDING).astype(np.uint8),
         steps=np.full((rows, width), -1, dtype=np.int32),
         intervals=intervals,

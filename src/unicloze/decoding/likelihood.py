@@ -18,7 +18,7 @@ from unicloze.errors import UsageError
 from unicloze.example import select_rows
 from unicloze.mixtures import parts
 from unicloze.model.model import perplexity
-from unicloze.objectives import defined
+from unicloze.objectives import OBJECTIVES, defined
 from unicloze.settings import ObjectiveSettings
 from unicloze.training.models import LoadedModel
 
@@ -325,6 +325,6 @@ def _note(objective: ObjectiveSettings, unscored: int, windows: int) -> str | No
 def _highest_mask_rate(objective: ObjectiveSettings) -> float | None:
     """Of the parts that define the chain rule by masking; None where it is the next token that is predicted."""
     able = [part.settings for part in parts(objective) if defined(part.settings).causal is not None]
-    if not able or {"lm", "diffusion"} & set(able[0].targets):
+    if not able or not OBJECTIVES[able[0].name].causal_masks:
         return None
-    return max(max(settings.mask_rate, settings.final_mask_rate or 0.0) for settings in able)
+    return max((max(settings.rates) for settings in able if settings.rates is not None), default=None)

@@ -51,7 +51,10 @@ from unicloze.recipes.validation import validate
 from unicloze.records import read_records
 from unicloze.run_files import BEST, CHECKPOINTS, DEV_PREDICTIONS, DEV_SAMPLES, RECIPE
 from unicloze.settings import Recipe, chosen
-from unicloze.tasks import TASKS, resolved
+from unicloze.tasks import TASKS
+from unicloze.tasks.extraction import ExtractionSettings
+from unicloze.tasks.groups import task_of
+from unicloze.tasks.roles import resolved
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import MicroBatch
@@ -327,7 +330,7 @@ class _Run(RunProcess):
                 headline=value,
                 results={name: result.to_dict() for name, result in results.items()},
                 records=len(predictions),
-                **({} if recipe is self.recipe else {"no_answer_threshold": recipe.task.no_answer_threshold}),
+                **({} if recipe is self.recipe else _threshold_of(recipe)),
             )
             if self.progress:
                 shown = ", ".join(f"{k} {v:.2f}" for result in results.values() for k, v in result.values.items())
@@ -375,3 +378,7 @@ class _Run(RunProcess):
 
 def _describe(micro_batch: MicroBatch) -> str:
     return micro_batch.place
+
+
+def _threshold_of(recipe: Recipe) -> dict[str, float | None]:
+    return {"no_answer_threshold": task_of(recipe, ExtractionSettings).no_answer_threshold}

@@ -13,7 +13,7 @@ from unicloze.interop.read import is_foreign
 from unicloze.recipes.schema import flatten
 from unicloze.run_files import TOKENIZER
 from unicloze.settings import Recipe
-from unicloze.text.agreement import OF_A_TRAINED_TOKENIZER
+from unicloze.training.agreement import OF_A_TRAINED_TOKENIZER
 from unicloze.training.initial import inherited
 from unicloze.training.models import LoadedModel
 

@@ -13,7 +13,9 @@ expectation is exactly the bound of a sampler that fills all that is left at tha
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +24,9 @@ from unicloze import keyed, visibility
 from unicloze.example import Examples, Kind, Target
 from unicloze.objectives import unilmv2
 from unicloze.objectives.masking import Flags, Steps
+from unicloze.objectives.objective import Objective
 from unicloze.ragged import ranks
+from unicloze.rules import POSITIVE
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
@@ -33,8 +37,37 @@ LOWEST_LEVEL = 1e-3
 Levels = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True, kw_only=True)
+class MaskedDiffusionSettings(ObjectiveSettings):
+    """Settings of MDLM."""
+
+    name: str = "masked_diffusion"
+
+    known_targets = ("diffusion",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockDiffusionSettings(ObjectiveSettings):
+    """Settings of BD3-LM.
+
+    Args:
+        block_size: Tokens of a block.
+    """
+
+    name: str = "block_diffusion"
+    block_size: int = 4
+
+    known_targets = ("diffusion",)
+    ranges: ClassVar = {"block_size": POSITIVE}
+
+    @property
+    def forgets(self) -> str:
+        """Why its rows cannot go on from a memory."""
+        return "the first noised block of a row would not read what its twin without noise reads"
+
+
 def masked_diffusion(
-    windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings, rates: Levels | None = None
+    windows: Windows, vocabulary: Vocabulary, settings: MaskedDiffusionSettings, rates: Levels | None = None
 ) -> Examples:
     """MDLM: the window with a mask at every noised token, all slots reading each other (Section 3.5, log-linear schedule).
 
@@ -53,7 +86,7 @@ def masked_diffusion(
 
 
 def block_diffusion(
-    windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings, rates: Levels | None = None
+    windows: Windows, vocabulary: Vocabulary, settings: BlockDiffusionSettings, rates: Levels | None = None
 ) -> Examples:
     """BD3-LM: the clean window, then the noised one; a noised block reads itself and the clean blocks before it (Section 3).
 
@@ -74,13 +107,13 @@ def block_diffusion(
     return _noised_rows(windows, levels, vocabulary, block_size=size, clean=1)
 
 
-def cloze(windows: Windows, steps: Steps, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
+def cloze(windows: Windows, steps: Steps, vocabulary: Vocabulary, settings: MaskedDiffusionSettings) -> Examples:
     """Rows that predict every masked token from the rest at once: what MDLM is trained to do at any level."""
-    examples = unilmv2.cloze(windows, steps, vocabulary, settings)
+    examples = unilmv2.lay_out(windows, steps, vocabulary, unilmv2.ALL_MASKED, predict=("ae",), pseudo=vocabulary.mask)
     return dataclasses.replace(examples, targets={"diffusion": examples.targets["ae"]})
 
 
-def causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
+def causal(windows: Windows, vocabulary: Vocabulary, settings: BlockDiffusionSettings) -> Examples:
     """Rows that predict every text token from those left of it: one of the orders block diffusion can fill a block in.
 
     The clean window is followed by as many noised copies as a block has tokens. In copy k each block shows its first k
@@ -214,3 +247,9 @@ def _target(
     labels[row, rank] = windows.token_ids[row, position]
     scattered[row, rank] = weights[row, position]
     return Target(slots=slots, labels=labels, weights=scattered, norms=norms)
+
+
+OBJECTIVES: Mapping[str, Objective[Any]] = {
+    "masked_diffusion": Objective(settings=MaskedDiffusionSettings, make=masked_diffusion, cloze=cloze),
+    "block_diffusion": Objective(settings=BlockDiffusionSettings, make=block_diffusion, causal=causal),
+}

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
+from unicloze.objectives.groups import Masking, MaskRate
 from unicloze.ragged import flagged, ranks, sorted_in_rows
-from unicloze.settings import ObjectiveSettings
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
@@ -34,14 +34,14 @@ LONGEST_UNIT = 16
 a row is known before anything is drawn."""
 
 
-def rates_of(windows: Windows, settings: ObjectiveSettings, rates: Rates | None) -> Rates:
+def rates_of(windows: Windows, settings: MaskRate, rates: Rates | None) -> Rates:
     """The mask rate of each row, that of the settings if none are given. *Shape:* (rows,)"""
     return np.full(len(windows), settings.mask_rate) if rates is None else rates
 
 
-def highest_rate(settings: ObjectiveSettings, rates: Rates) -> float:
+def highest_rate(settings: MaskRate, rates: Rates) -> float:
     """The highest mask rate of a run, from which the width of its rows follows, whichever rows are made at once."""
-    return max(settings.mask_rate, settings.final_mask_rate or 0.0, float(rates.max(initial=0)))
+    return max(*settings.rates, float(rates.max(initial=0)))
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Units:
         return spread
 
 
-def units_of(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Units | None:
+def units_of(windows: Windows, vocabulary: Vocabulary, settings: Masking) -> Units | None:
     """The units `settings.mask_unit` asks for; None where every token is one. A phrase consists of whole words."""
     if settings.mask_unit == "token":
         return None
@@ -100,7 +100,7 @@ def units_of(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettin
     return Units.of(follows, windows.maskable)
 
 
-def longest_unit(settings: ObjectiveSettings) -> int:
+def longest_unit(settings: Masking) -> int:
     """Tokens of a unit at most."""
     return 1 if settings.mask_unit == "token" else LONGEST_UNIT
 
@@ -128,7 +128,7 @@ def _proportional_to(weights: npt.NDArray[np.floating]) -> SpanLengths:
     return lambda draw: np.searchsorted(bounds, draw, side="right") + 1
 
 
-def span_lengths(settings: ObjectiveSettings) -> SpanLengths:
+def span_lengths(settings: Masking) -> SpanLengths:
     """The law of `settings.masking`, which is one that draws spans."""
     if settings.masking == "geometric":
         return geometric_lengths(settings.geometric_p, settings.max_span)
@@ -284,3 +284,8 @@ def most_masked(text_tokens: int, rate: float, max_span: int, longest: int = 1) 
         longest: Tokens of the longest unit.
     """
     return max(1, min(text_tokens, math.ceil(rate * text_tokens) + max_span * longest - 1))
+
+
+def most_masked_by(settings: Masking, window: int, rate: float) -> int:
+    """The most tokens that settings mask in a window of so many slots, the first of which is [SOS]."""
+    return most_masked(window - 1, rate, settings.max_span, longest_unit(settings))

@@ -16,11 +16,25 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
-from unicloze.capacity import infilled_spans, noised_tokens
 from unicloze.objectives.masking import Flags, Rates
 from unicloze.objectives.seq2seq import Ragged
 from unicloze.objectives.spans import Counts, per_row, subset, within
 from unicloze.text.tokenizers import Vocabulary
+
+_POISSON_TAIL = 6, 18
+"""Spans are drawn until their mean total exceeds what is wanted by 6 of its square roots and 18: that falls short of it
+less than once in 10^7 rows."""
+
+
+def noised_tokens(tokens: int, rate: float) -> int:
+    """Tokens that one kind of BART's noise takes away or masks: the share, rounded up."""
+    return min(tokens, math.ceil(rate * tokens - 1e-9))
+
+
+def infilled_spans(noised: int, mean_span: float) -> int:
+    """The most spans, empty ones included, that `noised` tokens are drawn in."""
+    factor, more = _POISSON_TAIL
+    return math.ceil((noised + factor * math.sqrt(noised) + more) / mean_span) if noised else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,11 @@ import numpy.typing as npt
 
 from unicloze.errors import UniclozeError
 from unicloze.example import Examples
-from unicloze.model.task_heads import HeadSettings
 from unicloze.records.answers import Answer, answers_of, needed_answers
 from unicloze.records.record import Record, refuse_repeated
-from unicloze.settings import Recipe, TaskSettings
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks import extraction
+from unicloze.tasks.groups import Passages, task_of
 from unicloze.tasks.passages import (
     NOWHERE,
     SPECIALS,
@@ -44,7 +45,16 @@ _WORD = re.compile(r"\w+")
 _ARTICLES = {"a", "an", "the"}
 
 
-def heads(settings: TaskSettings) -> Mapping[str, HeadSettings]:
+@dataclass(frozen=True, kw_only=True)
+class ConversationSettings(Passages):
+    """Settings of a task of conversations."""
+
+    kind: str = "conversation"
+
+    one_slot = "the kind of an answer is predicted"
+
+
+def heads(settings: Passages) -> Mapping[str, HeadSettings]:
     """The choices of a span, and a head that says what the answer is."""
     classes = HeadSettings(
         kind="classes", outputs=len(ANSWERS), dense=settings.head == "dense", dropout=settings.head_dropout
@@ -74,7 +84,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     Raises:
         UniclozeError: A record lacks a field, or two have the same id; the message names the record.
     """
-    task = recipe.task
+    task = task_of(recipe, ConversationSettings)
     refuse_repeated(records)
     passages = encode_passages([record.text(task, "context") for record in records], tokenizer)
     dialogues = [[*history_of(record, task), record.text(task, "question")] for record in records]
@@ -210,7 +220,7 @@ def predict(
     Of several windows, the one that is surest of a span, of a yes or of a no counts for each of these, and for unknown the
     one that is least sure of it. `scores` holds these log-probabilities.
     """
-    task = recipe.task
+    task = task_of(recipe, ConversationSettings)
     found: list[Prediction] = []
     for record, (windows, said) in zip(records, extraction.grouped(rows, outputs, len(records)), strict=True):
         spans, _ = best_of_windows(windows, said, longest=task.max_answer, most=task.n_best)

@@ -11,12 +11,15 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from unicloze.errors import UniclozeError
-from unicloze.model.task_heads import HeadSettings
 from unicloze.records.answers import Answer, answers_of, needed_answers
 from unicloze.records.record import Record, refuse_repeated
-from unicloze.settings import Recipe, TaskSettings
+from unicloze.rules import Needs
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
+from unicloze.tasks.groups import Passages, task_of
 from unicloze.tasks.passages import (
     SPECIALS,
     Passage,
@@ -32,13 +35,38 @@ from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 
 
-def heads(settings: TaskSettings) -> Mapping[str, HeadSettings]:
+@dataclass(frozen=True, kw_only=True)
+class ExtractionSettings(Passages):
+    """Settings of a task of answers that stand in a passage.
+
+    Args:
+        unanswerable: Whether questions may have no answer in their passage (SQuAD 2.0); whether one of the training file
+            has none if not given.
+        no_answer_threshold: How far the score of no answer must lie above that of the best answer for there to be none;
+            chosen on the development file if not given, 0 without one.
+    """
+
+    kind: str = "extraction"
+    unanswerable: bool | None = None
+    no_answer_threshold: float | None = None
+
+    one_slot = "that there is no answer is scored"
+    needs: ClassVar = {
+        "no_answer_threshold": (
+            Needs(
+                "questions without an answer (task.unanswerable)", lambda recipe: recipe.task.unanswerable is not False
+            ),
+        )
+    }
+
+
+def heads(settings: Passages) -> Mapping[str, HeadSettings]:
     """A choice of the slot where the answer starts, and of the one where it ends."""
     head = HeadSettings(kind="choice", dense=settings.head == "dense", dropout=settings.head_dropout)
     return dict.fromkeys(("start", "end"), head)
 
 
-def with_unanswerable(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
+def with_unanswerable(settings: ExtractionSettings, records: Sequence[Record]) -> ExtractionSettings:
     """The settings with whether questions may have no answer, where that is not given.
 
     Says how many answers were found elsewhere than their `answer_start`.
@@ -102,7 +130,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     Raises:
         UniclozeError: A record lacks a field, or two have the same id; the message names the record.
     """
-    task = recipe.task
+    task = task_of(recipe, ExtractionSettings)
     refuse_repeated(records)
     passages = encode_passages([record.text(task, "context") for record in records], tokenizer)
     questions = tokenizer.encode_batch([record.text(task, "question") for record in records])
@@ -166,7 +194,7 @@ def predict(
     `no_answer_score` is the lowest score of no answer of all windows, and the prediction is empty if that lies more than
     the threshold above `score`; `na_probability` is above a half then.
     """
-    task = recipe.task
+    task = task_of(recipe, ExtractionSettings)
     found: list[Prediction] = []
     for record, (windows, said) in zip(records, grouped(rows, outputs, len(records)), strict=True):
         spans, nowhere = best_of_windows(windows, said, longest=task.max_answer, most=task.n_best)

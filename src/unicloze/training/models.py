@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from unicloze import keyed
-from unicloze.capacity import longest_row
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.mixtures import all_targets
+from unicloze.mixtures import all_targets, longest_row
 from unicloze.model.build import Model, build
 from unicloze.model.model import WITHOUT_VOCABULARY, UnifiedModel
 from unicloze.recipes import load_recipe

@@ -22,12 +22,12 @@ from unicloze.model.model import perplexity
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.run_files import CHECKPOINTS, LEDGER, LINEAGE, RECIPE
 from unicloze.settings import Recipe
-from unicloze.text.agreement import as_prepared
 from unicloze.text.collocations import open_phrases
 from unicloze.text.lineage import CODE, is_corpus, read_lineage
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import WindowSampler
+from unicloze.training.agreement import as_prepared
 from unicloze.training.baselines import open_baselines, trained_sources
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, training_steps
 from unicloze.training.changes import refuse_changes
@@ -167,11 +167,11 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
 
 def _moves_with_the_steps(recipe: Recipe) -> list[str]:
     """What depends on the length of the run."""
-    rates = [part.settings.final_mask_rate for phase in phases(recipe) for part in parts(phase.recipe.objective)]
+    rates = [part.settings.rates for phase in phases(recipe) for part in parts(phase.recipe.objective)]
     moves = {
         "the learning rate": recipe.training.schedule != "constant",
         "the boundaries of training.phases": bool(recipe.training.phases),
-        "the mask rate": any(rate is not None for rate in rates),
+        "the mask rate": any(pair is not None and pair[0] != pair[1] for pair in rates),
     }
     return [name for name, moved in moves.items() if moved]
 
@@ -390,7 +390,7 @@ def phrases_for(recipe: Recipe, prepared: Prepared, folder: Path, *, progress: b
         UsageError: There are no phrases.
     """
     settings = (part.settings for phase in phases(recipe) for part in parts(phase.recipe.objective))
-    if all(objective.mask_unit != "phrase" for objective in settings):
+    if not any(objective.windows.phrases for objective in settings):
         return None
     return open_phrases(recipe.data, prepared, folder / "phrases", progress=progress)
 

@@ -66,8 +66,8 @@ def prepare(
     """
     from unicloze.recipes import load_recipe
     from unicloze.recipes.rules_unread import given_settings, refuse_beyond, refuse_unread
-    from unicloze.text.agreement import check_beside_path
     from unicloze.text.prepare import prepare_data
+    from unicloze.training.agreement import check_beside_path
 
     settings = load_recipe(recipe, overrides)
     check_beside_path(settings, overrides or {})
@@ -128,7 +128,7 @@ def pretrain(
     """
     from unicloze.recipes import given_beside, load_recipe, toy_overrides
     from unicloze.recipes.rules_unread import given_settings, refuse_not_of_pretraining, refuse_unread
-    from unicloze.text.agreement import check_beside_path, check_beside_prepared
+    from unicloze.training.agreement import check_beside_path, check_beside_prepared
     from unicloze.training.allocator import tune_allocator
 
     continued = recipe is None
@@ -180,8 +180,7 @@ def inspect(
     overrides: Annotated[
         Overrides | None,
         Settings(
-            ("data.window", "data.segments", "objective.targets", "objective.masking", "objective.mask_rate",
-             "objective.factorization", "objective.max_span", "tokenizer.path"),
+            ("data.window", "data.segments", "objective.name", "objective.targets", "tokenizer.path"),
             recipe="recipe",
         ),
     ] = None,

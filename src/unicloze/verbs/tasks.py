@@ -34,7 +34,7 @@ def finetune(
     overrides: Annotated[
         Overrides | None,
         Settings(
-            ("task.fields", "task.labels", "task.metrics", "task.max_length", "task.head", "finetuning.epochs",
+            ("task.fields", "task.metrics", "task.max_length", "finetuning.epochs",
              "finetuning.patience", "training.batch_size", "training.learning_rate", "training.seed", "model.dropout"),
             recipe="task",
         ),
@@ -70,7 +70,8 @@ def finetune(
         raise UsageError(f"seeds is {seeds}: give 1 or more.")
     given = given_settings(overrides)
     refuse_decided_in_task(given)
-    recipe = load_recipe(task, overrides)
+    of_objective = {key: value for key, value in given.items() if key.startswith("objective.")}
+    recipe = load_recipe(task, {key: value for key, value in given.items() if key not in of_objective})
     tune_allocator()
     from unicloze.finetuning.checks import check_given_options
     from unicloze.finetuning.seeds import finetune_seeds
@@ -79,7 +80,7 @@ def finetune(
     from unicloze.tasks.generation import with_learning
 
     start = open_model(model)
-    recipe = task_recipe(recipe, start, list(given))
+    recipe = task_recipe(recipe, start, list(given), of_objective)
     refuse_unread_in_task([with_learning(recipe)], given)
     if "task.metric_options" in given:
         check_given_options(recipe)
