@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import nlu_toys
 import unicloze.finetuning.run as room
 from qa_toys import questions, recipe_for, small_model, write
 from unicloze import verbs
@@ -75,16 +74,6 @@ def test_every_epoch_masks_a_row_anew(start: LoadedModel, tmp_path: Path) -> Non
         texts.append(task.examples.input_ids[order])
         masked.append(beside.examples.input_ids[order])
     assert np.array_equal(*texts) and not np.array_equal(*masked)
-
-
-def test_rows_that_need_more_positions_than_there_are_are_refused() -> None:
-    """The source and the target of a sequence-to-sequence objective stand one behind the other."""
-    start = nlu_toys.start("bart-base")
-    assert start.model.max_positions > 32
-    longest = (start.model.max_positions - 4) // 2
-    nlu_toys.recipe_for(start, "classification", finetuning__auxiliary={"lm": 1.0}, task__max_length=longest)
-    with pytest.raises(UsageError, match=r"out of \d+ tokens, and the model has \d+: lower --task.max_length"):
-        nlu_toys.recipe_for(start, "classification", finetuning__auxiliary={"lm": 1.0}, task__max_length=longest + 8)
 
 
 def check_sum(recipe: Recipe, start: LoadedModel, step: list[MicroBatch], weights: dict[str, float]) -> None:

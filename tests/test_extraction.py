@@ -160,7 +160,7 @@ def test_an_untrained_model_answers_within_the_passage(start: LoadedModel, tmp_p
 def test_a_long_passage_is_read_in_windows_and_that_is_said(start: LoadedModel) -> None:
     words = "door " * 10_000 + "tree"
     long = {"id": "long", "context": words, "question": "what? " * 100, "answers": ["tree"]}
-    recipe = recipe_for(start, "squad-v1.1")
+    recipe = recipe_for(start, "squad-v1.1", model__max_positions=64)
     with pytest.warns(UserWarning, match=r"of 17 records 1 questions .* 1 passages .* read in windows$"):
         windows = encode(records_of([*questions(), long]), start.tokenizer, recipe)
     assert max(window.slots for window in windows) <= recipe.task.max_length == 64

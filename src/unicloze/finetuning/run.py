@@ -43,7 +43,7 @@ from unicloze.finetuning.generate import target_loss
 from unicloze.finetuning.predict import TaskModel, as_json_lines, predict
 from unicloze.finetuning.samples import samples, with_references
 from unicloze.finetuning.scores import headline, measure, with_errors
-from unicloze.finetuning.start import start_weights
+from unicloze.finetuning.start import changed_settings, start_weights, what_changed
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
 from unicloze.recipes import load_recipe, save_recipe
@@ -140,6 +140,9 @@ def finetune_run(
             choices = automatic.what_was_chosen(asked, recipe, weights, len(training.rows))
             if choices and progress:
                 tqdm.write(f"chosen: {choices}", file=sys.stderr)
+            changes = what_changed(changed_settings(recipe, start), start)
+            if changes and progress:
+                tqdm.write(changes, file=sys.stderr)
         recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps: what is saved must be read again
         origin = origin_of(start, training, development)
@@ -319,6 +322,7 @@ class _Run(RunProcess):
             model=str(self.start.path),
             model_step=self.start.step,
             drawn=self.drawn,
+            changed=changed_settings(self.recipe, self.start),
             lineage=trained_on(self.start.path),
             files=self.files,
             fingerprints=self.origin,

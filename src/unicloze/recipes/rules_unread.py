@@ -220,7 +220,7 @@ DECIDED_IN_A_TASK: Mapping[str, str] = {
     "training.compile": "its rows differ in length, and a model that is compiled anew for each is slower",
     "training.phases": "they change the objective or the windows of pre-training",
     "training.initialize_from": "give --model",
-    **dict.fromkeys(("model.max_positions", "model.pooler", "model.generator_size", "model.memory"), _OF_THE_MODEL),
+    **dict.fromkeys(("model.pooler", "model.generator_size", "model.memory"), _OF_THE_MODEL),
     "model.scaled_init": _OF_THE_MODEL,
     **{key: _OF_THE_MODEL for key in KEYS if key.startswith(("data.", "tokenizer."))},
 }

@@ -159,8 +159,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     if any(cut):
         warnings.warn(
             f"{cut[0]} of {len(records)} sources are longer than {for_source} tokens, special tokens included, and {cut[1]} "
-            f"targets longer than {for_target}: they are cut (generation.max_source and max_target, within task.max_length "
-            "and the model's positions)",
+            f"targets longer than {for_target}: they are cut (generation.max_source and max_target, within task.max_length)",
             stacklevel=2,
         )
     return rows
