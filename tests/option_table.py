@@ -204,12 +204,17 @@ SETTINGS = {
     "task.max_answer": Row("questions", "1"),
     "task.n_best": Row("questions", "2"),
     "task.unanswerable": Row("questions", "false"),
+    "task.no_answer": Row("questions", "span"),
     "task.no_answer_threshold": Row("questions", "5.0"),
     "task.metric_options": Row("classes", "'{positive: other}'", "'{positive: same}'", beside="--task.metrics f1"),
     "task.evaluate_records": Row("classes", "4"),
+    "task.train_records": Row("classes", "4"),
     "generation.learning": Row("sources", "next"),
     "generation.source": Row("sources", "source hint"),
     "generation.keep": Row("sources", "end", beside="--generation.max_source 6"),
+    "generation.chunk_by": Row(
+        "sources", "source", beside="--generation.keep chunk --generation.source source hint --generation.max_source 8"
+    ),
     "generation.targets": Row("sources", "all", beside="--task.fields '{target: references}'"),
     "generation.max_source": Row("sources", "6"),
     "generation.max_target": Row("sources", "3"),

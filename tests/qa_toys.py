@@ -19,6 +19,7 @@ BY_HEART = {
     "training.batch_size": 8,
     "training.learning_rate": 6e-3,
     "training.precision": "fp32",
+    "task.no_answer": "span",
 }
 PEOPLE = ["Zo\u00eb", "O'Brien", "Li", "\u00c5sa", "Bo", "Ann-Kr", "Mei", "Udo"]
 

@@ -143,6 +143,41 @@ def test_a_causal_model_learns_both_in_one_pass(causal: LoadedModel, tmp_path: P
         assert target.labels[row, :count].tolist() == examples.input_ids[row, 1:length].tolist()
 
 
+@pytest.mark.parametrize("task", ["story-cloze", "gpt-similarity"])
+def test_each_sequence_of_a_packed_row_is_learned_by_itself(causal: LoadedModel, tmp_path: Path, task: str) -> None:
+    """As by GPT, which reads each choice, and each order of a pair, as a text of its own."""
+    if task == "story-cloze":
+        records: list[dict[str, Any]] = [
+            {"context": f"the {'ab ' * n}door", "choices": ["red", "big ab"], "label": n % 2} for n in range(4)
+        ]
+    else:
+        records = [{"text": f"the {'ab ' * n}door", "pair": "big", "label": float(n)} for n in range(4)]
+    train = write(tmp_path / "train.jsonl", records)
+    settings = {
+        "task__format": "jsonl",
+        "model__dropout": 0.0,
+        "model__attention_dropout": 0.0,
+        "task__head_dropout": 0.0,
+    }
+    recipe = recipe_for(causal, task, **settings)
+    assert recipe.finetuning.auxiliary == {"lm": 0.5}
+    step = first_step(recipe, causal, train)
+    packed, alone = (batch.examples for batch in step)
+    assert len(packed) == 4 and len(alone) == 8
+    texts = sorted(
+        packed.input_ids[row, first:last].tolist()
+        for row in range(4)
+        for starts in [np.flatnonzero(packed.position_ids[row, : packed.lengths[row]] == 0).tolist()]
+        for first, last in zip(starts, [*starts[1:], packed.lengths[row]], strict=True)
+    )
+    assert texts == sorted(alone.input_ids[row, :length].tolist() for row, length in enumerate(alone.lengths))
+    target = alone.targets["lm"]
+    for row, length in enumerate(alone.lengths):
+        count = int(target.weights[row].sum())
+        assert target.labels[row, :count].tolist() == alone.input_ids[row, 1:length].tolist()
+    check_sum(recipe, causal, step, {"lm": 0.5})
+
+
 def test_a_text_that_is_learned_twice_is_counted_once(start: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", questions(8))
     counted = {}

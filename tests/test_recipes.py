@@ -12,6 +12,7 @@ import yaml
 
 import unicloze.recipes
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.registry import metric
 from unicloze.mixtures import parts, phases
 from unicloze.recipes import (
     load_recipe,
@@ -19,6 +20,7 @@ from unicloze.recipes import (
     recipe_names,
     recipe_parser,
     save_recipe,
+    task_names,
     toy_overrides,
     validate,
 )
@@ -587,3 +589,21 @@ def test_what_is_merged_is_not_given_twice(tmp_path: Path) -> None:
     file.write_text("objective:\n  <<: {mask_rate: 0.3, max_span: 4}\n  mask_rate: 0.2\n", encoding="utf-8")
     objective = load_recipe(file).objective
     assert (objective.mask_rate, objective.max_span) == (0.2, 4)
+
+
+def test_papers_measures_and_searches_are_those_of_their_recipes() -> None:
+    """UniLMv2's Table 3 has Pearson's, UniLM v1's Table 11 Spearman's; only summaries block trigrams (v1, Section 3.1)."""
+    tasks = {name: load_recipe(name) for name in task_names()}
+    chosen_by = {
+        name: metric(tasks[name].task.metrics[0]).headline for name in ("glue-sts-b", "glue-sts-b-v1", "gpt-similarity")
+    }
+    assert chosen_by == {"glue-sts-b": "pearson", "glue-sts-b-v1": "spearman", "gpt-similarity": "pearson"}
+    blocking = {name for name, recipe in tasks.items() if recipe.decoding.no_repeat_ngram}
+    summaries = ("cnndm", "xsum", "gigaword", "gigaword-10k", "docstring-summary")
+    assert blocking == {f"{name}{version}" for name in summaries for version in ("", "-v1")}
+    assert all(tasks[name].decoding.no_repeat_ngram == 3 for name in blocking)
+    assert tasks["dstc7"].task.metrics == tasks["dstc7-v1"].task.metrics == ["nist", "bleu", "meteor", "diversity"]
+    assert tasks["gpt-classification"].finetuning.auxiliary == tasks["story-cloze"].finetuning.auxiliary == {"lm": 0.5}
+    assert tasks["squad-v2"].task.no_answer == "class" and tasks["squad-v2-unilm-v1"].task.no_answer == "span"
+    assert tasks["coqa-generative"].generation.chunk_by == ["question"]
+    assert tasks["gigaword-10k-v1"].task.train_records == 10_000 and tasks["gigaword-v1"].task.train_records is None

@@ -422,11 +422,14 @@ class TaskSettings:
         n_best: How many answers a prediction lists.
         unanswerable: Whether questions may have no answer in their passage (SQuAD 2.0); whether one of the training file
             has none if not given.
+        no_answer: What tells that there is none: a `span` at the slot of the whole row scored against the others (BERT), or a
+            `class` predicted from that slot ([SOS]; UniLMv2, Section 4.2).
         no_answer_threshold: How far the score of no answer must lie above that of the best answer for there to be none;
-            chosen on the development file if not given, 0 without one.
+            chosen on the development file if not given, 0 without one. By `class` it is the log-odds of none.
         metric_options: Options of the metrics by name, such as `profile`; each metric gets those it has.
         evaluate_records: So many records of the development file are predicted and measured, evenly spread over it; all if
             not given.
+        train_records: So many records of the training file are learned from, evenly spread over it; all if not given.
     """
 
     kind: str = ""
@@ -447,9 +450,11 @@ class TaskSettings:
     max_answer: int = 30
     n_best: int = 5
     unanswerable: bool | None = None
+    no_answer: Literal["span", "class"] = "span"
     no_answer_threshold: float | None = None
     metric_options: dict[str, str] = field(default_factory=dict)
     evaluate_records: int | None = None
+    train_records: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -463,6 +468,7 @@ class GenerationSettings:
         source: What the source is put together from, an [EOS] between any two: roles that `task.fields` may rename.
         keep: What stays of the parts of a source that is too long, the longest being cut first: their `beginning`, their
             `end`, or the `chunk` that has most of the tokens of the other parts, the whole of one if possible.
+        chunk_by: Parts by whose tokens the `chunk` is chosen, such as `[question]`; all the others if not given.
         targets: Learn the `first` of a record's targets, or `all`, a row each.
         max_source: Most tokens of a source, [SOS] and [EOS] included; what `task.max_length` leaves if not given.
         max_target: Most tokens of a target, [EOS] included, and no more than half of `task.max_length`.
@@ -479,6 +485,7 @@ class GenerationSettings:
     learning: Literal["pseudo", "masked", "next"] | None = None
     source: list[str] = field(default_factory=lambda: ["source"])
     keep: Literal["beginning", "end", "chunk"] = "beginning"
+    chunk_by: list[str] | None = None
     targets: Literal["first", "all"] = "first"
     max_source: int | None = None
     max_target: int = 64

@@ -127,7 +127,7 @@ def finetune_run(
         recipe = reading_columns(recipe, records, progress)
         recipe = dataclasses.replace(recipe, task=resolved(recipe.task, records))
         check_labels(records, recipe)
-        training = encoded(records, recipe, start.tokenizer)
+        training = sample(encoded(records, recipe, start.tokenizer), recipe.task.train_records)
         development = None if dev is None else open_records(dev, recipe, start.tokenizer)
         if development is not None:
             check_answers(development, recipe)

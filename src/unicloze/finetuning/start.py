@@ -11,6 +11,7 @@ import torch
 from unicloze.capacity import positions
 from unicloze.decoding.abilities import objective_of
 from unicloze.errors import UsageError
+from unicloze.evaluation.metrics.registry import measurable
 from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.generate import ready_to_generate
 from unicloze.settings import Recipe, TaskSettings
@@ -47,6 +48,9 @@ def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = 
         kept = [key.partition(".")[2] for key in overridden if key.startswith(f"{section}.")]
         values = {name: getattr(getattr(recipe, section), name) for name in kept}
         sections[section] = dataclasses.replace(getattr(own, section), **values)
+    if "task.metrics" not in overridden:
+        task = dataclasses.replace(recipe.task, metrics=measurable(recipe.task.metrics))
+        recipe = dataclasses.replace(recipe, task=task)
     asked = recipe.model.max_positions if "model.max_positions" in overridden else None
     longest = recipe.task.max_length if asked is None else min(recipe.task.max_length, asked)
     sections["model"] = dataclasses.replace(

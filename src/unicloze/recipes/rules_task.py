@@ -53,6 +53,8 @@ def task_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "finetuning.evaluations", "it must be above 0 and finite"
     if task.evaluate_records is not None and task.evaluate_records < 1:
         yield "task.evaluate_records", "measure one record or more, or leave it out for all"
+    if task.train_records is not None and task.train_records < 1:
+        yield "task.train_records", "learn from one record or more, or leave it out for all"
     if task.kind == "generation":
         yield from _generation_problems(recipe.generation)
     if finetuning.patience is not None and finetuning.patience < 1:
@@ -68,6 +70,9 @@ def task_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def _generation_problems(generation: GenerationSettings) -> Iterator[tuple[str, str]]:
     if not generation.source:
         yield "generation.source", "name at least one role that the source is made of"
+    for role in generation.chunk_by or []:
+        if role not in generation.source:
+            yield "generation.chunk_by", f"'{role}' is no part of the source, which has {', '.join(generation.source)}"
     if generation.max_target < 2:
         yield "generation.max_target", "a token and [EOS] need 2 or more"
     if generation.max_source is not None and generation.max_source < SHORTEST_SOURCE:

@@ -180,8 +180,13 @@ IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
     "task.max_answer": (_kind(*READ_PASSAGES),),
     "task.n_best": (_kind(*READ_PASSAGES),),
     "task.unanswerable": (_kind("extraction"),),
+    "task.no_answer": (_kind("extraction"), _no_answer),
     "task.no_answer_threshold": (_kind("extraction"), _no_answer),
     **{key: (_generation,) for key in KEYS if key.startswith(("generation.", "decoding."))},
+    "generation.chunk_by": (
+        _generation,
+        Needs("generation.keep chunk", lambda recipe: recipe.generation.keep == "chunk"),
+    ),
     "generation.mask_rate": (
         _generation,
         Needs("generation.learning masked", lambda recipe: recipe.generation.learning == "masked"),

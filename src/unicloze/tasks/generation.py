@@ -143,12 +143,15 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     several = [targets_of(record, task) if has_target(record, task) else [] for record in records]
     answers = iter(tokenizer.encode_batch([text for each in several for text in each]))
     for_source, for_target = room(recipe)
+    choosing = None
+    if generation.chunk_by is not None:
+        choosing = [number for number, role in enumerate(generation.source) if role in generation.chunk_by]
     copies = 1 + (learning_of(recipe) == "pseudo")
     rows, cut = [], [0, 0]
     for number, (ids, targets) in enumerate(
         zip(given, [[next(answers) for _ in each] for each in several], strict=True)
     ):
-        kept = cut_parts(ids, for_source - SOURCE_SPECIALS, generation.keep)
+        kept = cut_parts(ids, for_source - SOURCE_SPECIALS, generation.keep, choosing)
         source = join_parts(kept, tokenizer.vocabulary.eos)
         shown: list[Ints | None] = [target[: for_target - 1] for target in targets]
         cut[0] += sum(map(len, kept)) < sum(map(len, ids))

@@ -12,8 +12,8 @@ class GlueTask:
 
     Args:
         metric: Name of the metric.
-        values: Its values that papers report; the first is that of UniLM v1's Table 8. UniLMv2's Table 3 has accuracy for
-            MRPC and QQP and Pearson's correlation for STS-B.
+        values: Its values that papers report; the first is that of UniLM v1's Table 11. UniLMv2's Table 3 has accuracy for
+            MRPC and QQP and Pearson's correlation for STS-B, by which the metric `pearson` chooses.
     """
 
     metric: str
