@@ -169,6 +169,7 @@ SETTINGS = {
     "training.schedule": Row("unilmv2", "constant"),
     "training.warmup_steps": Row("unilmv2", "2"),
     "training.decay_steps": Row("unilmv2", "2", beside=WSD),
+    "training.final_rate": Row("unilmv2", "0.5"),
     "training.clip_norm": Row("unilmv2", "0.1"),
     "training.label_smoothing": Row("unilmv2", "0.2"),
     "training.phases": Row("unilmv2", "'[{share: 1}, {share: 1, objective.mask_rate: 0.5}]'"),

@@ -607,3 +607,19 @@ def test_papers_measures_and_searches_are_those_of_their_recipes() -> None:
     assert tasks["squad-v2"].task.no_answer == "class" and tasks["squad-v2-unilm-v1"].task.no_answer == "span"
     assert tasks["coqa-generative"].generation.chunk_by == ["question"]
     assert tasks["gigaword-10k-v1"].task.train_records == 10_000 and tasks["gigaword-v1"].task.train_records is None
+
+
+def test_gpt_3_grows_its_batch_over_four_billion_tokens_and_keeps_a_tenth_of_the_rate() -> None:
+    recipe = load_recipe("gpt-3-small")
+    training = recipe.training
+    found = [(phase.recipe.training.batch_size, phase.last_step - phase.first_step) for phase in phases(recipe)]
+    assert [size for size, _ in found] == list(range(16, 257, 16)), "from 32,768 tokens to 524,288"
+    tokens = [size * steps * recipe.data.window for size, steps in found]
+    assert sum(tokens[:-1]) == pytest.approx(4e9, rel=1e-3) and sum(tokens) == pytest.approx(300e9, rel=1e-4)
+    assert all(each == pytest.approx(4e9 / 15, rel=2e-3) for each in tokens[:-1])
+    ended = training.warmup_steps + (training.decay_steps or 0)
+    seen = sum(
+        size * recipe.data.window * max(0, min(phase.last_step, ended) - phase.first_step)
+        for (size, _), phase in zip(found, phases(recipe), strict=True)
+    )
+    assert seen == pytest.approx(260e9, rel=1e-4) and training.final_rate == 0.1

@@ -267,18 +267,21 @@ class TrainingSettings:
         batch_size: Windows or records' rows of one step, over all its micro-batches.
         micro_batch_size: Those of one forward pass; `batch_size` if not given. Fewer need less memory.
         optimizer: `adamw`; `adamax`, Adam by the largest gradient (Kingma and Ba 2015, Section 7.1), without weight decay;
-            or `muon`: Muon for the hidden matrices and AdamW for the rest.
+            `lamb`, Adam whose update of each tensor is as large as the tensor (You et al. 2020; ALBERT); or `muon`: Muon for
+            the hidden matrices and AdamW for the rest.
         learning_rate: Peak learning rate. In fine-tuning `auto` chooses one by the size of the model.
         muon_learning_rate: Peak learning rate of Muon's matrices; `learning_rate` if not given (Muon's update is scaled to
             the size of AdamW's).
         muon_momentum: Momentum of Muon.
-        betas: Decay rates of the moments of AdamW and Adamax.
-        epsilon: Epsilon of AdamW and Adamax.
+        betas: Decay rates of the moments of AdamW, Adamax and LAMB.
+        epsilon: Epsilon of AdamW, Adamax and LAMB.
         weight_decay: Decoupled weight decay of every matrix; biases and layer normalisation have none.
         schedule: `linear`, `cosine`, `wsd` (warm-up, stable, decay) or `constant`, each after a linear warm-up; or
             `slanted_triangular`, up within the warm-up from a 32nd of the peak and down to it again (ULMFiT).
         warmup_steps: Steps of the warm-up.
-        decay_steps: Steps of the decay of `wsd`; a tenth of all steps if not given.
+        decay_steps: Steps of the decay: of `wsd` a tenth of all steps if not given, and of `cosine` all after the warm-up,
+            else the rate then stays where it ends (GPT-3).
+        final_rate: Share of the peak learning rate at which `linear`, `cosine` and `wsd` end.
         clip_norm: Largest norm of the gradient; 0 does not clip.
         label_smoothing: Share of every predicted token's label that is spread evenly over the vocabulary, in training only
             (Szegedy et al. 2016, Section 7); refused where no token is predicted.
@@ -305,7 +308,7 @@ class TrainingSettings:
     steps: int = 500_000
     batch_size: int = 7680
     micro_batch_size: int | None = None
-    optimizer: Literal["adamw", "adamax", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adamax", "lamb", "muon"] = "adamw"
     learning_rate: float | Auto = 6e-4
     muon_learning_rate: float | None = None
     muon_momentum: float = 0.95
@@ -315,6 +318,7 @@ class TrainingSettings:
     schedule: Literal["linear", "cosine", "wsd", "constant", "slanted_triangular"] = "linear"
     warmup_steps: int = 24_000
     decay_steps: int | None = None
+    final_rate: float = 0.0
     clip_norm: float = 0.0
     label_smoothing: float = 0.0
     phases: list[dict[str, Any]] = field(default_factory=list)

@@ -67,7 +67,15 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
     "model.relative_max_distance": (_relative,),
     "training.muon_learning_rate": (_muon,),
     "training.muon_momentum": (_muon,),
-    "training.decay_steps": (Needs("training.schedule wsd", lambda recipe: recipe.training.schedule == "wsd"),),
+    "training.decay_steps": (
+        Needs("training.schedule cosine or wsd", lambda recipe: recipe.training.schedule in ("cosine", "wsd")),
+    ),
+    "training.final_rate": (
+        Needs(
+            "training.schedule linear, cosine or wsd",
+            lambda recipe: recipe.training.schedule in ("linear", "cosine", "wsd"),
+        ),
+    ),
 }
 """What settings need wherever a model learns."""
 

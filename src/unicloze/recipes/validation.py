@@ -44,6 +44,7 @@ _BELOW_ONE = (
     "model.attention_dropout",
     "training.muon_momentum",
     "training.label_smoothing",
+    "training.final_rate",
 )
 _RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     (_POSITIVE, lambda value: 0 < value < math.inf, "it must be above 0 and finite"),
