@@ -49,12 +49,15 @@ class TextScore:
             number of tokens.
         chain_per_token: Its terms; None for a token the model never predicts, such as [UNK].
         chain_perplexity: exp of minus their mean.
+        chain_perplexity_per_word: exp of minus `chain_log_likelihood` over the words of the text, which are what white space
+            parts: unlike that of a token, it can be compared between vocabularies. None where a token is not scored.
         bits_per_byte: -`chain_log_likelihood` in bits, over the bytes of the text in UTF-8; None where a token is not
             scored, as its bytes would seem to cost nothing.
         bits_per_character: The same over its characters (Unicode code points).
         pseudo_log_likelihood: Sum of log p(token | all other tokens), each token masked alone (Salazar et al. 2020).
         pseudo_per_token: Its terms; None for a token the model never predicts.
         pseudo_perplexity: exp of minus their mean.
+        pseudo_perplexity_per_word: As of the chain rule.
         windows: Number of windows the text was cut into; each is scored by itself and the scores are added.
         note: What to bear in mind about these numbers, if anything.
     """
@@ -64,11 +67,13 @@ class TextScore:
     chain_log_likelihood: float | None
     chain_per_token: list[float | None] | None
     chain_perplexity: float | None
+    chain_perplexity_per_word: float | None
     bits_per_byte: float | None
     bits_per_character: float | None
     pseudo_log_likelihood: float | None
     pseudo_per_token: list[float | None] | None
     pseudo_perplexity: float | None
+    pseudo_perplexity_per_word: float | None
     windows: int
     note: str | None
 
@@ -84,19 +89,24 @@ class TextScore:
             if self.bits_per_character not in (None, self.bits_per_byte):
                 bits += f"{self.bits_per_character:.3f} a character, "
             lines.append(
-                f"  log-likelihood         {self.chain_log_likelihood:10.2f}  perplexity {self.chain_perplexity:,.1f}, "
+                f"  log-likelihood         {self.chain_log_likelihood:10.2f}  perplexity {self.chain_perplexity:,.1f}"
+                f"{_per_word(self.chain_perplexity_per_word)}, "
                 f"{bits}{tokens}"
             )
         if self.pseudo_log_likelihood is not None:
             lines.append(
-                f"  pseudo-log-likelihood  {self.pseudo_log_likelihood:10.2f}  perplexity {self.pseudo_perplexity:,.1f}, "
-                f"{tokens}"
+                f"  pseudo-log-likelihood  {self.pseudo_log_likelihood:10.2f}  perplexity {self.pseudo_perplexity:,.1f}"
+                f"{_per_word(self.pseudo_perplexity_per_word)}, {tokens}"
             )
         if self.chain_per_token is None and self.pseudo_per_token is None:
             lines.append("  no score: the model's objective defines none")
         elif self.chain_log_likelihood is None and self.pseudo_log_likelihood is None:
             lines.append("  nothing to score: the vocabulary spells none of its tokens")
         return "\n".join(lines)
+
+
+def _per_word(value: float | None) -> str:
+    return "" if value is None else f" ({value:,.1f} per word)"
 
 
 class Scores(list[TextScore]):
@@ -264,7 +274,7 @@ def together(scores: Sequence[TextScore]) -> TextScore:
         [token for one in scores for token in one.tokens],
         chain,
         pseudo,
-        spelled="".join(one.text for one in scores) if spelled else None,
+        spelled=[one.text for one in scores] if spelled else None,
         windows=sum(one.windows for one in scores),
         note=None,
     )
@@ -282,7 +292,7 @@ def _text_score(
     unscored = int(np.isin(ids, loaded.tokenizer.vocabulary.special).sum())
     note = _note(objective_of(loaded.recipe), unscored, windows)
     tokens = loaded.tokenizer.tokens(ids)
-    return _of_logs(text, tokens, chain, pseudo, spelled=None if unscored else text, windows=windows, note=note)
+    return _of_logs(text, tokens, chain, pseudo, spelled=None if unscored else [text], windows=windows, note=note)
 
 
 def _of_logs(
@@ -291,25 +301,32 @@ def _of_logs(
     chain: Logs | None,
     pseudo: Logs | None,
     *,
-    spelled: str | None,
+    spelled: Sequence[str] | None,
     windows: int,
     note: str | None,
 ) -> TextScore:
-    """The score whose terms these are; bits are counted where all of what is `spelled` was scored."""
+    """The score whose terms these are; bits and words are counted where all of what is `spelled` was scored."""
     chain_total, chain_terms, chain_perplexity = _summary(chain)
     pseudo_total, pseudo_terms, pseudo_perplexity = _summary(pseudo)
-    bits = None if chain_total is None or not spelled else -chain_total / math.log(2)
+    whole, words = "".join(spelled or ()), sum(len(each.split()) for each in spelled or ())
+    bits = None if chain_total is None or not whole else -chain_total / math.log(2)
+
+    def per_word(total: float | None) -> float | None:
+        return None if total is None or not words else perplexity(-total, words)
+
     return TextScore(
         text=text,
         tokens=tokens,
         chain_log_likelihood=chain_total,
         chain_per_token=chain_terms,
         chain_perplexity=chain_perplexity,
-        bits_per_byte=None if bits is None or not spelled else bits / len(spelled.encode("utf-8")),
-        bits_per_character=None if bits is None or not spelled else bits / len(spelled),
+        chain_perplexity_per_word=per_word(chain_total),
+        bits_per_byte=None if bits is None else bits / len(whole.encode("utf-8")),
+        bits_per_character=None if bits is None else bits / len(whole),
         pseudo_log_likelihood=pseudo_total,
         pseudo_per_token=pseudo_terms,
         pseudo_perplexity=pseudo_perplexity,
+        pseudo_perplexity_per_word=per_word(pseudo_total),
         windows=windows,
         note=note,
     )
