@@ -11,7 +11,7 @@ import numpy as np
 
 from unicloze.mixtures import parts
 from unicloze.recipes import load_recipe
-from unicloze.report.example_view import ExampleView, example_of, example_title
+from unicloze.report.example_view import ExampleView, example_of, view_of
 from unicloze.report.history import History, mapping, sequence
 from unicloze.report.picture import draw_mask
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
@@ -67,8 +67,7 @@ class Fed:
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, window=window))
         text, origin = _sample_text(history, tokenizer)
         token_ids = tokenizer.encode_batch([text])[0]
-        examples = example_of(recipe, token_ids, recipe.training.seed, tokenizer)
-        view = ExampleView.of(examples, tokenizer, title=example_title(recipe))
+        view = view_of(recipe, token_ids, recipe.training.seed, tokenizer)
         caption = f"{origin}, cut to {window} tokens; this recipe trains on windows of {trained_on}."
         part, *others = parts(recipe.objective)
         if others:
