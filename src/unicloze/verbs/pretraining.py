@@ -27,9 +27,9 @@ READ_BY_INSPECT = (
 )  # fmt: skip
 """Settings, or whole sections, that decide on a single example or on whether it can be made."""
 NOT_READ_BY_INSPECT = (
-    "objective.static_copies", "objective.final_mask_rate", "objective.coefficients", "objective.local_width",
+    "objective.static_copies", "objective.final_mask_rate", "objective.coefficients",
 )  # fmt: skip
-"""Settings of an objective that change nothing in a single example as its full layers read it."""
+"""Settings of an objective that change nothing in a single example."""
 
 
 def prepare(
