@@ -29,7 +29,7 @@ from unicloze.settings import ObjectiveSettings, TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
-from unicloze.training.loop import Compute, Hooks, TrainState, fit
+from unicloze.training.loop import Compute, Hooks, TrainState, evaluate, fit
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.recurrence import pack, unpack, with_memory
 from unicloze.training.run import pretrain_run
@@ -284,6 +284,41 @@ def test_a_run_saves_and_restores_what_it_remembers(tmp_path: Path) -> None:
     assert whole.memories["0.lengths"].tolist() == [40, 40], "more than one window goes on"
     assert_same(whole.model, cut.model)
     assert_same(whole.memories, cut.memories)
+
+
+def test_the_relative_segment_encoding_is_learned_beside_a_memory() -> None:
+    """It has a gradient only where a row has two segments."""
+    model = xl_model(memory=MEMORY, num_segments=2).train()
+    windows = windows_at(1)
+    assert windows.segment_ids.max() == 1
+    learned = []
+    for segments in (windows.segment_ids, np.zeros_like(windows.segment_ids)):
+        one = dataclasses.replace(windows, segment_ids=segments)
+        former = Memory(states=torch.randn(3, ROWS, MEMORY, 32), lengths=torch.full((ROWS,), MEMORY))
+        model.zero_grad()
+        model(batch_of(one, former, model))["par"].total.backward()
+        encodings = [weight.grad for name, weight in model.named_parameters() if name.endswith(".segments")]
+        learned.append(all(grad is not None and bool((grad[1].abs() > 0).any()) for grad in encodings))
+    assert learned == [True, False]
+
+
+def test_an_evaluation_reads_the_memory_as_training_does() -> None:
+    """Blocks of rows, each block going on from the one before: the sum of losses is that of passing memory by hand."""
+    model = xl_model(memory=MEMORY).eval()
+    blocks = [windows_at(step) for step in range(4)]
+    columns = {field.name: [getattr(block, field.name) for block in blocks] for field in dataclasses.fields(Windows)}
+    together = Windows(**{name: None if each[0] is None else np.concatenate(each) for name, each in columns.items()})
+    examples = micro_batch(together).examples
+    measured = evaluate(model, examples, CPU, ROWS, together)["par"]
+    former, total, weight = None, 0.0, 0.0
+    with torch.no_grad():
+        for windows in blocks:
+            batch = batch_of(windows, former, model)
+            loss = model(batch)["par"]
+            former, total, weight = batch.memory, total + float(loss.total), weight + loss.weight
+    assert measured == pytest.approx((total, weight), rel=1e-5)
+    alone = evaluate(model, examples, CPU, ROWS)["par"]
+    assert alone[1] == weight and abs(alone[0] - total) > 1e-3
 
 
 def test_phases_must_not_break_the_streams() -> None:

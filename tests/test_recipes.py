@@ -446,7 +446,10 @@ def test_base_in_a_circle(write: Any) -> None:
             "objective.pairs is 'next_sentence'; it relates segments of one document: set data.documents to separate.",
         ),
         ({"objective.static_copies": 0}, "objective.static_copies is 0; it must be at least 1; leave it out to draw"),
-        ({"data.order": "streams"}, "data.order is 'streams'; windows that go on from each other have one segment"),
+        (
+            {"data.order": "streams", "objective.pairs": "next_sentence", "objective.mixture": []},
+            "data.order is 'streams'; windows that go on from each other hold the text as it stands: set objective.pairs to",
+        ),
         (
             {"data.order": "streams", "data.segments": 1},
             "data.order is 'streams', but the rows of a mixture change places from step to step; set objective.mixture to",

@@ -147,6 +147,17 @@ def test_shuffled_windows_go_on_from_nothing(tmp_path: Path) -> None:
     assert sampler.sequential(8, lanes=4).continues is None
 
 
-def test_streams_have_one_segment(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"data\.order is streams, .* set --data\.segments 1"):
-        make_sampler(make_source(tmp_path), order="streams")
+def test_windows_of_two_segments_go_on_from_each_other(tmp_path: Path) -> None:
+    """As XLNet's do: the text of a lane is unbroken, wherever its windows are split."""
+    sampler = make_sampler(make_source(tmp_path), segments=2, order="streams")
+    found = [sampler.read(2 * step, 2, lanes=2) for step in range(6)]
+    assert any(windows.continues is not None and windows.continues.any() for windows in found)
+    alone = make_sampler(make_source(tmp_path), segments=1, order="streams", window=sampler.window - 1)
+    for step, windows in enumerate(found):
+        other = alone.read(2 * step, 2, lanes=2)
+        assert windows.segment_ids.max() == 1 and (windows.continues == other.continues).all()
+        for row in range(2):
+            text, beside = (each.token_ids[row][each.maskable[row]] for each in (windows, other))
+            assert text.tolist() == beside.tolist()
+    with pytest.raises(UsageError, match=r"objective\.pairs is next_sentence, .* set --objective\.pairs contiguous"):
+        sampler.read(0, 2, lanes=2, pairs="next_sentence")

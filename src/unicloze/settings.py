@@ -76,7 +76,7 @@ class DataSettings:
         documents: `separate` cuts windows within documents (the last of one may be short), `joined` out of all documents
             one after the other with an [EOS] between them, so that every window is full (RoBERTa's full sentences, GPT).
         order: `shuffled`, or `streams`: row i of a batch goes on where row i of the batch before it stopped, as segment
-            recurrence needs (XLNet).
+            recurrence needs (XLNet); its two segments are then contiguous.
         heldout_share: Share of the documents held out for evaluation, chosen by a hash of their text; every source keeps at
             least one to train on.
         deduplicate: Drop documents whose text was seen before (white space and case ignored).

@@ -185,8 +185,11 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     shortest = 1 + 2 * data.segments
     if data.window < shortest:
         yield "data.window", f"{data.segments} segment(s) and their special tokens need {shortest} or more"
-    if data.order == "streams" and data.segments == 2:
-        yield "data.order", "windows that go on from each other have one segment: set data.segments to 1"
+    if data.order == "streams" and objective.pairs != "contiguous":
+        yield (
+            "data.order",
+            "windows that go on from each other hold the text as it stands: set objective.pairs to contiguous",
+        )
     if tokenizer.vocab_size < SMALLEST_VOCABULARY:
         yield "tokenizer.vocab_size", f"the special tokens and some text need {SMALLEST_VOCABULARY} or more"
 

@@ -75,7 +75,7 @@ class WindowSampler:
         phrases: Phrases to mark in the windows, as `Windows.joined`.
 
     Raises:
-        UsageError: The window is too short, the weights do not fit the sources, or streams have two segments.
+        UsageError: The window is too short, or the weights do not fit the sources.
         UniclozeError: There is no window at all.
     """
 
@@ -102,8 +102,6 @@ class WindowSampler:
             raise UsageError(f"data.weights has {len(weights)} values for {len(sources)} sources: give one for each.")
         if weights is not None and (min(weights) < 0 or not np.isfinite(weights).all()):
             raise UsageError(f"data.weights holds {min(weights)}: give numbers of 0 or more.")
-        if order == "streams" and segments == 2:
-            raise UsageError("data.order is streams, whose windows go on from each other: set --data.segments 1.")
         self.sources = tuple(sources)
         self._phrases = phrases
         self.window, self.segments, self.vocabulary, self.seed = window, segments, vocabulary, seed
@@ -277,6 +275,11 @@ class WindowSampler:
         shares: Ints,
         begins: npt.NDArray[np.bool_] | None,
     ) -> Windows:
+        if pairs != "contiguous" and self.order == "streams":
+            raise UsageError(
+                f"objective.pairs is {pairs}, and windows that go on from each other hold the text as it stands: set "
+                "--objective.pairs contiguous."
+            )
         if pairs != "contiguous" and (self.segments == 1 or self.documents == "joined"):
             raise UsageError(
                 f"objective.pairs is {pairs}, which relates two segments of one document: set --data.segments 2 and "

@@ -157,13 +157,15 @@ def mask_rates(
 
 def heldout_examples(
     sampler: WindowSampler, objective: ObjectiveSettings, count: int, *, lanes: int
-) -> Mapping[str, Examples]:
+) -> Mapping[str, MicroBatch]:
     """The same held-out examples at every call, by label of the part. Each masked slot shows a mask."""
     found = {}
     for part in parts(objective):
         if part.evaluate:
             windows = sampler.sequential(count, pairs=part.settings.pairs, lanes=lanes)
-            found[part.label] = make_examples(windows, sampler.vocabulary, without_noise(part.settings))
+            found[part.label] = MicroBatch(
+                make_examples(windows, sampler.vocabulary, without_noise(part.settings)), windows
+            )
     return found
 
 

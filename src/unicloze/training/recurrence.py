@@ -1,7 +1,7 @@
 """Segment recurrence: what the rows of one step remember for the rows of the next (Dai et al. 2019, Section 3.2).
 
-Rows of micro-batch j of a step go on in micro-batch j of the next step, where `Windows.continues` says so. Evaluation reads
-no memory: its windows stand alone.
+Rows of micro-batch j of a step go on in micro-batch j of the next step, where `Windows.continues` says so; in an evaluation,
+those of a block in the next block.
 """
 
 from __future__ import annotations
