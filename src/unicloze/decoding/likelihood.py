@@ -14,9 +14,10 @@ import numpy.typing as npt
 import torch
 
 from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
+from unicloze.decoding.memory import rows_of, with_memories
 from unicloze.decoding.texts import Piece, by_length, check_numbers, cut, one_segment, open_model
 from unicloze.errors import UsageError
-from unicloze.example import Examples, collate, select_rows
+from unicloze.example import Examples, Memory, collate, select_rows
 from unicloze.mixtures import parts
 from unicloze.model.heads import cross_entropy
 from unicloze.model.model import perplexity
@@ -58,7 +59,7 @@ class TextScore:
         pseudo_per_token: Its terms; None for a token the model never predicts.
         pseudo_perplexity: exp of minus their mean.
         pseudo_perplexity_per_word: As of the chain rule.
-        windows: Number of windows the text was cut into; each is scored by itself and the scores are added.
+        windows: Number of windows the text was cut into; their scores are added.
         note: What to bear in mind about these numbers, if anything.
     """
 
@@ -130,7 +131,7 @@ def score(model: ModelLike, texts: Sequence[str], *, batch_size: int = 32) -> li
 
     A text's score depends neither on the other texts nor on `batch_size`, up to rounding. Tokens the model never
     predicts ([UNK]) stay in view and are not scored. Texts longer than the model reads at once are cut into consecutive
-    windows.
+    windows, each of which reads the memory of those before it if the model has one (XLNet).
 
     Args:
         model: A run directory, a checkpoint or a loaded model.
@@ -194,20 +195,33 @@ def log_probabilities(
     settings = part_with(objective_of(model.recipe), _ASKS[measure][0])
     assert settings is not None
     ask = _pseudo if measure == "pseudo" else _chain
-    return ask(model, settings, pieces, batch_size, progress or (lambda _: None))
+    told = progress or (lambda _: None)
+    if not model.model.settings.memory:
+        return ask(model, settings, pieces, batch_size, told, None)
+    result: list[Logs] = [np.empty(0)] * len(pieces)
+    for numbers, before in with_memories(model, pieces, batch_size):
+        logs = ask(model, settings, [pieces[number] for number in numbers], batch_size, told, before)
+        for number, of_piece in zip(numbers, logs, strict=True):
+            result[number] = of_piece
+    return result
 
 
 def _chain(
-    loaded: LoadedModel, settings: ObjectiveSettings, pieces: Sequence[Piece], batch_size: int, progress: Progress
+    loaded: LoadedModel,
+    settings: ObjectiveSettings,
+    pieces: Sequence[Piece],
+    batch_size: int,
+    progress: Progress,
+    memory: Memory | None,
 ) -> list[Logs]:
-    """One row a piece."""
+    """One row a piece; a memory has a row for each."""
     lay_out = defined(settings).causal
     assert lay_out is not None
     vocabulary = loaded.tokenizer.vocabulary
     result = [np.full(len(piece), np.nan) for piece in pieces]
     for block in by_length([len(piece) for piece in pieces], batch_size, slots_per_token=3):
         windows = one_segment([pieces[i].tokens for i in block], vocabulary)
-        logs = _log_probabilities(loaded, lay_out(windows, vocabulary, settings))
+        logs = _log_probabilities(loaded, lay_out(windows, vocabulary, settings), rows_of(memory, block))
         for row, i in enumerate(block):
             scored = windows.maskable[row, 1 : len(pieces[i]) + 1]
             result[i][scored] = logs[row, : scored.sum()]
@@ -216,9 +230,14 @@ def _chain(
 
 
 def _pseudo(
-    loaded: LoadedModel, settings: ObjectiveSettings, pieces: Sequence[Piece], batch_size: int, progress: Progress
+    loaded: LoadedModel,
+    settings: ObjectiveSettings,
+    pieces: Sequence[Piece],
+    batch_size: int,
+    progress: Progress,
+    memory: Memory | None,
 ) -> list[Logs]:
-    """One row a token."""
+    """One row a token; a memory has a row for each piece."""
     lay_out = defined(settings).cloze
     assert lay_out is not None
     vocabulary = loaded.tokenizer.vocabulary
@@ -235,7 +254,8 @@ def _pseudo(
         windows = select_rows(one_segment([pieces[i].tokens for i in together], vocabulary), row_of)
         steps = np.full(windows.token_ids.shape, -1, dtype=np.int32)
         steps[np.arange(len(block)), place_of[block] + 1] = 0
-        asked[block] = _log_probabilities(loaded, lay_out(windows, steps, vocabulary, settings))[:, 0]
+        examples = lay_out(windows, steps, vocabulary, settings)
+        asked[block] = _log_probabilities(loaded, examples, rows_of(memory, piece_of[block]))[:, 0]
         progress(len(block))
     result = np.full(len(scored), np.nan)
     result[scored] = asked
@@ -243,9 +263,9 @@ def _pseudo(
 
 
 @torch.inference_mode()
-def _log_probabilities(loaded: LoadedModel, examples: Examples) -> Logs:
+def _log_probabilities(loaded: LoadedModel, examples: Examples, memory: Memory | None) -> Logs:
     """log p of the label of each prediction of the only target. *Shape:* (rows, predictions)"""
-    batch = collate(examples, device=loaded.compute.device)
+    batch = dataclasses.replace(collate(examples, device=loaded.compute.device), memory=memory)
     with loaded.compute.autocast():
         ((name, logits),) = loaded.model.logits(batch).items()
     labels = batch.targets[name].labels
@@ -290,7 +310,7 @@ def _text_score(
     loaded: LoadedModel, text: str, ids: npt.NDArray[np.int32], chain: Logs | None, pseudo: Logs | None, windows: int
 ) -> TextScore:
     unscored = int(np.isin(ids, loaded.tokenizer.vocabulary.special).sum())
-    note = _note(objective_of(loaded.recipe), unscored, windows)
+    note = _note(objective_of(loaded.recipe), unscored, windows, loaded.model.settings.memory)
     tokens = loaded.tokenizer.tokens(ids)
     return _of_logs(text, tokens, chain, pseudo, spelled=None if unscored else [text], windows=windows, note=note)
 
@@ -344,7 +364,7 @@ def _summary(logs: Logs | None) -> tuple[float | None, list[float | None] | None
     return total, terms, perplexity(-total, scored)
 
 
-def _note(objective: ObjectiveSettings, unscored: int, windows: int) -> str | None:
+def _note(objective: ObjectiveSettings, unscored: int, windows: int, memory: int) -> str | None:
     notes = [lacks(objective, *asks) for measure, asks in _ASKS.items() if not defines(objective, measure)]
     highest = _highest_mask_rate(objective)
     if highest is not None and highest < 0.8:
@@ -355,7 +375,8 @@ def _note(objective: ObjectiveSettings, unscored: int, windows: int) -> str | No
     if unscored:
         notes.append(f"{unscored} tokens that the vocabulary cannot spell are not scored")
     if windows > 1:
-        notes.append(f"the text was cut into {windows} windows, each scored by itself")
+        read = f"each reads {memory:,} tokens of memory" if memory else "each scored by itself"
+        notes.append(f"the text was cut into {windows} windows, {read}")
     return "; ".join(notes) or None
 
 

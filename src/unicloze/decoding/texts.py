@@ -130,9 +130,10 @@ def pieces_of(model: LoadedModel, tokens: Sequence[Ints]) -> list[Piece]:
     ]
     long = sum(len(ids) > limit for ids in tokens)
     if long:
+        alone = "" if model.model.settings.memory else ", each read by itself"
         warnings.warn(
             f"texts longer than the {limit} tokens the model reads at once ({long} of {len(tokens)}) are cut into "
-            "consecutive windows, each read by itself",
+            f"consecutive windows{alone}",
             stacklevel=4,
         )
     return pieces
