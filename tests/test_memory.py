@@ -143,6 +143,51 @@ def test_tokens_older_than_the_memory_change_nothing_in_one_layer() -> None:
             assert torch.equal(after[0], reference[0]) == (position < WINDOW - MEMORY)
 
 
+def test_a_memory_of_the_text_behind_a_row_stands_at_its_distance() -> None:
+    """One layer: a row predicts as if the remembered text stood behind it in the same row."""
+    model = xl_model(memory=MEMORY, num_layers=1, num_segments=0).eval()
+    behind, here = (
+        dataclasses.replace(
+            random_windows(ROWS, WINDOW, seed=seed),
+            continues=np.full(ROWS, goes_on),
+            backward=np.ones(ROWS, dtype=bool),
+        )
+        for seed, goes_on in ((7, False), (8, True))
+    )
+    former, examples = batch_of(behind, None, model), micro_batch(here).examples
+    with torch.no_grad():
+        model(former)
+        assert former.memory is not None and former.memory.lengths.tolist() == [MEMORY] * ROWS
+        found = model.logits(batch_of(here, former.memory, model))["par"]
+
+    def in_front(before: np.ndarray, column: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.broadcast_to(before, (ROWS, MEMORY)).astype(column.dtype), column], axis=1)
+
+    slots = np.arange(examples.input_ids.shape[1]) < examples.lengths[:, None]
+    assert not examples.intervals[slots][:, [0, 2, 3]].any(), "what a slot reads begins with the first one"
+    ends = in_front(np.array(0), examples.intervals[:, :, 1]) + MEMORY
+    zeros = np.zeros_like(ends)
+    nearest = behind.token_ids[:, :MEMORY]  # the text behind begins with them
+    target = examples.targets["par"]
+    whole = dataclasses.replace(
+        examples,
+        input_ids=in_front(nearest, examples.input_ids),
+        position_ids=in_front(WINDOW + np.arange(MEMORY), examples.position_ids),
+        segment_ids=in_front(np.array(0), examples.segment_ids),
+        kinds=in_front(np.array(0), examples.kinds),
+        steps=in_front(np.array(-1), examples.steps),
+        intervals=np.stack([zeros, ends, zeros, zeros], axis=2),
+        lengths=examples.lengths + MEMORY,
+        mutual=np.zeros_like(examples.mutual),
+        targets={"par": dataclasses.replace(target, slots=target.slots + MEMORY)},
+    )
+    with torch.no_grad():
+        wanted = model.logits(collate(whole, device="cpu"))["par"]
+    real = torch.from_numpy(target.weights[:, : found.shape[1]] > 0)
+    assert real.sum() == target.weights.sum()
+    torch.testing.assert_close(found[real], wanted[real], atol=1e-4, rtol=1e-4)
+
+
 def test_no_gradient_flows_into_a_memory_and_short_rows_keep_older_text() -> None:
     model = xl_model(memory=MEMORY)
     former: Memory | None = None

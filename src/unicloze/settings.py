@@ -77,6 +77,8 @@ class DataSettings:
             one after the other with an [EOS] between them, so that every window is full (RoBERTa's full sentences, GPT).
         order: `shuffled`, or `streams`: row i of a batch goes on where row i of the batch before it stopped, as segment
             recurrence needs (XLNet); its two segments are then contiguous.
+        directions: `both` lets half of the rows of `streams` go through the text from its last window to its first, with what
+            stands behind a window as its memory (XLNet); `forward` none.
         heldout_share: Share of the documents held out for evaluation, chosen by a hash of their text; every source keeps at
             least one to train on.
         deduplicate: Drop documents whose text was seen before (white space and case ignored).
@@ -92,6 +94,7 @@ class DataSettings:
     segments: Literal[1, 2] = 2
     documents: Literal["separate", "joined"] = "separate"
     order: Literal["shuffled", "streams"] = "shuffled"
+    directions: Literal["forward", "both"] = "forward"
     heldout_share: float = 0.02
     deduplicate: bool = True
     phrases: str | None = None

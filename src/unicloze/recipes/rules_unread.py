@@ -85,6 +85,7 @@ IN_PRETRAINING: Mapping[str, tuple[Needs, ...]] = {
         _masking,
         Needs("objective.mask_unit phrase", lambda recipe: recipe.objective.mask_unit == "phrase"),
     ),
+    "data.directions": (Needs("data.order streams", lambda recipe: recipe.data.order == "streams"),),
     "tokenizer.kind": (_trained,),
     "tokenizer.vocab_size": (_trained,),
     "tokenizer.strip_accents": (_trained, _word_pieces),

@@ -72,6 +72,7 @@ class WindowSampler:
         documents: `separate` cuts windows within documents, `joined` out of all documents of a shard with an [EOS] between
             two of them, so that all windows of a shard but the last are full (RoBERTa's FULL-SENTENCES).
         order: `shuffled`, or `streams`: consecutive windows side by side, for segment recurrence (Transformer-XL, XLNet).
+        directions: `both` lets half of the streams go from the end of the text to its beginning.
         phrases: Phrases to mark in the windows, as `Windows.joined`.
 
     Raises:
@@ -90,6 +91,7 @@ class WindowSampler:
         weights: Sequence[float] | None = None,
         documents: Literal["separate", "joined"] = "separate",
         order: Literal["shuffled", "streams"] = "shuffled",
+        directions: Literal["forward", "both"] = "forward",
         phrases: PhraseTable | None = None,
     ) -> None:
         least = 1 + 2 * segments
@@ -105,7 +107,7 @@ class WindowSampler:
         self.sources = tuple(sources)
         self._phrases = phrases
         self.window, self.segments, self.vocabulary, self.seed = window, segments, vocabulary, seed
-        self.documents, self.order = documents, order
+        self.documents, self.order, self._both = documents, order, directions == "both"
         self._piece = window - 1 - segments
         separator = vocabulary.eos if documents == "joined" else None
         self._pieces = [
@@ -158,9 +160,11 @@ class WindowSampler:
             UsageError: The windows have no two segments of one document to pair, or there is only one document.
         """
         positions = np.arange(start, start + count, dtype=np.int64)
-        begins = None
+        begins = backward = None
         if self.order == "streams":
-            epochs, samples, begins = orders.streams(positions, self.epoch_size, self.seed, lanes=lanes)
+            epochs, samples, begins, backward = orders.streams(
+                positions, self.epoch_size, self.seed, lanes=lanes, both=self._both
+            )
         else:
             epochs, samples = orders.shuffled(positions, self.epoch_size, self.seed)
         bounds = np.cumsum(self._quotas)
@@ -170,12 +174,13 @@ class WindowSampler:
         if begins is None:
             self._shuffle_parts(source, passes, index)
         else:
-            begins |= within == 0
+            assert backward is not None
+            begins |= within == np.where(backward, self._quotas[source] - 1, 0)
         if static_copies is None:
             keys = keyed.key(self.seed, epochs, samples)
         else:
             keys = keyed.key(self.seed, _STATIC, source, index, passes % static_copies)
-        return self._windows(source, index, keys, pairs, self._quotas, begins)
+        return self._windows(source, index, keys, pairs, self._quotas, begins, backward)
 
     def sequential(self, count: int, *, pairs: Pairs = "contiguous", lanes: int = 1) -> Windows:
         """At most `count` windows, spread evenly over the sources, the same whatever the seed: for evaluation.
@@ -185,15 +190,16 @@ class WindowSampler:
             pairs: As for `read`.
             lanes: As for `read`: so many stretches of consecutive windows are spread evenly.
         """
-        count, begins = min(count, self.num_windows), None
+        count, begins, backward = min(count, self.num_windows), None, None
         if self.order == "streams":
-            numbers, begins = orders.spread_lanes(count, self.num_windows, lanes=lanes)
+            numbers, begins, backward = orders.spread_lanes(count, self.num_windows, lanes=lanes, both=self._both)
         else:
             numbers = orders.spread(count, self.num_windows)
         bounds = np.cumsum(self.source_windows)
         source = np.searchsorted(bounds, numbers, side="right")
         index = numbers - (bounds - self.source_windows)[source]
-        return self._windows(source, index, keyed.key(_HELDOUT_KEY, source, index), pairs, self.source_windows, begins)
+        keys = keyed.key(_HELDOUT_KEY, source, index)
+        return self._windows(source, index, keys, pairs, self.source_windows, begins, backward)
 
     def name(self, source: int, index: int) -> WindowName:
         """Where a window is from; the document of its first token if there are several.
@@ -274,6 +280,7 @@ class WindowSampler:
         pairs: Pairs,
         shares: Ints,
         begins: npt.NDArray[np.bool_] | None,
+        backward: npt.NDArray[np.bool_] | None,
     ) -> Windows:
         if pairs != "contiguous" and self.order == "streams":
             raise UsageError(
@@ -291,6 +298,8 @@ class WindowSampler:
         else:
             segments = pairing.Segments(text=self._take(source, places), lengths=places.length, cuts=places.length)
         token_ids, segment_ids = self._lay_out(segments)
+        turned = np.zeros(len(index), dtype=bool) if backward is None else backward
+        within_run = np.where(turned, index + 1 < places.last, index > places.first)
         maskable = ~self._special[token_ids]
         return Windows(
             token_ids=token_ids,
@@ -302,7 +311,8 @@ class WindowSampler:
             source=source.astype(np.int32),
             index=index,
             negative=segments.negative,
-            continues=None if begins is None else ~begins & (index > places.first),
+            continues=None if begins is None else ~begins & within_run,
+            backward=backward if self._both else None,
         )
 
     def _lay_out(self, segments: pairing.Segments) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:

@@ -40,6 +40,8 @@ def with_memory(batch: Batch, micro_batch: MicroBatch, former: Memory | None, se
         )
     else:
         memory = Memory(states=former.states, lengths=former.lengths * torch.from_numpy(continues).to(device))
+    if micro_batch.windows.backward is not None:
+        memory.backward = torch.from_numpy(micro_batch.windows.backward).to(device)
     text = torch.from_numpy(micro_batch.examples.text_slots()).to(device=device, dtype=torch.long)
     return dataclasses.replace(batch, memory=memory, text_slots=text)
 

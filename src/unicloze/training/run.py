@@ -465,6 +465,7 @@ def build_sampler(
         weights=None if heldout else recipe.data.weights,
         documents=recipe.data.documents,
         order=recipe.data.order,
+        directions=recipe.data.directions,
         phrases=phrases,
     )
 
