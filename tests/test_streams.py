@@ -1,4 +1,4 @@
-"""Windows that go on from each other, row by row, for segment recurrence."""
+"""Windows that continue each other, row by row, for segment recurrence."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""In which order windows are visited: a function of the position alone, nothing is stored.
+"""The order in which windows are visited: a function of the position alone, without stored state.
 
-A sample is a visit of an epoch to a window, numbered in the order of the text: 0 to the epoch's size.
+A sample is one visit to a window within an epoch, numbered from 0 in the order of the text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _EPOCH_ORDER, _LANE_SHIFT = 1, 3
 
 
 def shuffled(positions: Ints, size: int, seed: int) -> tuple[Ints, Ints]:
-    """Epoch and sample at each position: every epoch is a keyed permutation of its samples. *Shape:* (positions,) each."""
+    """Epoch and sample at each position; each epoch is a keyed permutation of its samples. *Shape:* (positions,) each."""
     epochs, ranks = np.divmod(positions, size)
     samples = np.empty(len(positions), dtype=np.int64)
     for epoch in np.unique(epochs):
@@ -57,7 +57,7 @@ def streams(
 
 
 def spread(count: int, size: int) -> Ints:
-    """`count` of `size` numbers, at even distances. *Shape:* (count,)"""
+    """`count` evenly spaced numbers below `size`. *Shape:* (count,)"""
     return np.arange(count, dtype=np.int64) * size // count
 
 

@@ -1,4 +1,4 @@
-"""Windows: the rows of text every objective starts from."""
+"""Windows: the rows of text from which objectives make examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unicloze.example import select_rows
 from unicloze.text.tokenizers import Vocabulary
 
 SPLIT_STREAM = 2**20 + 4
-"""Stream of the draws that split a piece of text in two."""
+"""Stream of the draws that split a piece of text into two segments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +59,10 @@ class Windows:
 
 
 def split_segments(pieces: Sequence[npt.NDArray[np.integer]], keys: keyed.Bits) -> list[list[npt.NDArray[np.integer]]]:
-    """Each piece as S1 and S2, cut where the sampler cuts a piece of that length and key: uniform, none empty.
+    """Split each piece into S1 and S2 where the sampler would, given its length and key: uniformly, neither empty.
 
     Args:
-        pieces: Token ids of at least two tokens each.
+        pieces: Token ids of each piece, at least two.
         keys: Key of each piece's draws. *Shape:* (pieces,)
     """
     sizes = np.array([len(piece) for piece in pieces], dtype=np.int64)
@@ -73,11 +73,11 @@ def split_segments(pieces: Sequence[npt.NDArray[np.integer]], keys: keyed.Bits) 
 def windows_of(
     rows: Sequence[Sequence[npt.NDArray[np.integer]]], vocabulary: Vocabulary, *, keys: keyed.Bits
 ) -> Windows:
-    """Windows of given text instead of a corpus, as long as the longest of them.
+    """Make windows of given text instead of a corpus, padded to the longest.
 
     Args:
-        rows: The segments of each window, token ids without special tokens.
-        vocabulary: Ids of the special tokens.
+        rows: Segments of each window, as token ids without special tokens.
+        vocabulary: Vocabulary of the tokens.
         keys: Key of each row's draws. *Shape:* (rows,)
     """
     lengths = np.array([1 + sum(len(segment) + 1 for segment in row) for row in rows], dtype=np.int32)

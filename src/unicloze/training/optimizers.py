@@ -1,4 +1,4 @@
-"""Optimisers, learning-rate schedules, and what learns when, as the settings name them."""
+"""Builds optimisers, and sets learning rates and trainable layers by schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unicloze.settings import TrainingSettings, chosen
 from unicloze.training.lamb import Lamb
 
 SLANTED_RATIO = 32
-"""How much smaller the lowest learning rate of a slanted triangle is than its peak (ULMFiT, Section 3.2)."""
+"""Ratio of peak to lowest learning rate of a slanted triangle (ULMFiT, Section 3.2)."""
 
 _LAYER = re.compile(r"\bbackbone\.layers\.(\d+)\.")
 _MATRICES, _VECTORS, _HIDDEN = "matrices", "vectors", "hidden"
@@ -84,11 +84,11 @@ def build_optimizers(
 
 
 def depths(model: nn.Module) -> dict[str, int]:
-    """How many layers stand above each weight, by its name.
+    """Depth of each weight by name: the number of layers above it.
 
-    The heads are 0, the last layer is 1, and so on down to the embeddings, with which goes what is computed of positions
-    once for all layers. What holds no weights is not counted: layers that share those of the first (ALBERT), or heads that
-    have none (GPT-2's output matrix is that of the embeddings).
+    Heads have depth 0, the last layer 1, and so on down to the embeddings, which share their depth with position terms
+    computed once for all layers. Only modules with weights of their own count: not layers that share the first layer's
+    (ALBERT), nor heads without any (GPT-2 reuses the embeddings as output matrix).
     """
     names = [name for name, _ in model.named_parameters()]
     layers = {name: int(match[1]) for name in names if (match := _LAYER.search(name))}
@@ -104,15 +104,15 @@ def depths(model: nn.Module) -> dict[str, int]:
 
 
 def set_learning(optimizers: list[torch.optim.Optimizer], step: int) -> None:
-    """Let those groups learn whose first step has come; the others get no gradient, no update and no moments.
+    """Train the groups whose first step has come; the others get no gradient, update or moments.
 
     Args:
         optimizers: Made by `build_optimizers`.
-        step: Steps done.
+        step: Number of steps done.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            learns = step >= group.get("first_step", 0)  # groups of older checkpoints have none
+            learns = step >= group.get("first_step", 0)  # missing in older checkpoints
             for parameter in group["params"]:
                 parameter.requires_grad_(learns)
 

@@ -17,17 +17,17 @@ from unicloze.settings import ModelSettings
 from unicloze.training.batches import MicroBatch
 
 Memories = Mapping[int, Memory]
-"""By number of the micro-batch."""
+"""Memories by index of the micro-batch."""
 
 
 def with_memory(batch: Batch, micro_batch: MicroBatch, former: Memory | None, settings: ModelSettings) -> Batch:
-    """The batch with what its rows read of the text before them; nothing if the model has no memory.
+    """Attach the memory of the preceding text to a batch; unchanged if the model has no memory.
 
     Args:
-        batch: Made of the micro-batch.
-        micro_batch: Says which rows go on from the step before; the others read no memory.
-        former: What the same micro-batch of the step before left; None at the start. It stays as it is.
-        settings: The model's shape.
+        batch: Made from the micro-batch.
+        micro_batch: Says which rows continue from the previous step; the others read no memory.
+        former: Memory left by the same micro-batch of the previous step; None at the start. Not modified.
+        settings: Model shape.
     """
     if not settings.memory or micro_batch.windows is None:
         return batch
