@@ -216,7 +216,7 @@ class Leading:
 class Memory:
     """Hidden states of the text before each row: keys without queries (segment recurrence, Dai et al. 2019, Section 3.2).
 
-    The forward pass that reads a memory also writes it: afterwards it holds what the rows that go on from these read.
+    The forward pass reads a memory and then updates it for the rows that continue these.
 
     Args:
         states: Inputs of each layer, the token nearest to the row last. *Shape:* (layers, rows, memory, hidden size)

@@ -34,8 +34,8 @@ def streams(
 ) -> tuple[Ints, Ints, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Epoch and sample at each position, every `lanes` positions going on where those before them stopped.
 
-    An epoch is a ring of its samples. Lanes start at evenly spaced places, turned by a keyed shift each epoch, and take
-    equally many steps; what is left at the end of some lanes (fewer samples than lanes) another epoch's shift reaches.
+    An epoch is a ring of its samples. Lanes start at evenly spaced places, rotated by a keyed shift each epoch, and take
+    equally many steps; samples left at the end of some lanes (fewer than `lanes`) are reached by another epoch's shift.
 
     Args:
         positions: Step times lanes, plus the lane. *Shape:* (positions,)

@@ -61,16 +61,16 @@ class WindowSampler:
     """Random access to the windows of some sources.
 
     Args:
-        sources: Where the windows are from.
+        sources: Sources of the windows.
         window: Length of a window in tokens, special tokens included.
-        segments: 2 for "[SOS] S1 [EOS] S2 [EOS]" with a split point uniform over the piece, 1 for "[SOS] S1 [EOS]".
-            A piece with fewer tokens than segments is left out.
+        segments: 2 for "[SOS] S1 [EOS] S2 [EOS]" with a uniform split point, 1 for "[SOS] S1 [EOS]".
+            Pieces with fewer tokens than segments are dropped.
         vocabulary: Ids of the special tokens.
-        seed: Names the order and all draws.
-        weights: How often an epoch passes over each source; once each if not given. What is not a whole number goes on
-            where the last epoch stopped.
-        documents: `separate` cuts windows within documents, `joined` out of all documents of a shard with an [EOS] between
-            two of them, so that all windows of a shard but the last are full (RoBERTa's FULL-SENTENCES).
+        seed: Key of the order and all draws.
+        weights: Passes over each source per epoch; default: 1. A fractional pass continues where the previous epoch
+            stopped.
+        documents: `separate` cuts windows within documents, `joined` from all documents of a shard with an [EOS] between
+            them, so that all windows of a shard but the last are full (RoBERTa's FULL-SENTENCES).
         order: `shuffled`, or `streams`: consecutive windows side by side, for segment recurrence (Transformer-XL, XLNet).
         directions: `both` lets half of the streams go from the end of the text to its beginning.
         phrases: Phrases to mark in the windows, as `Windows.joined`.

@@ -25,14 +25,14 @@ class Windows:
     Args:
         token_ids: *Shape:* (rows, window)
         segment_ids: 0 up to the [EOS] that ends S1, 1 after it, 0 in the padding. *Shape:* (rows, window)
-        lengths: Tokens of each row, special tokens included. *Shape:* (rows,)
-        maskable: The text tokens: neither special nor padding. *Shape:* (rows, window)
+        lengths: Number of tokens in each row, special tokens included. *Shape:* (rows,)
+        maskable: Text tokens, neither special nor padding. *Shape:* (rows, window)
         keys: Key of all random draws for a row, see `unicloze.keyed`. *Shape:* (rows,)
-        source: Which of the corpus's sources a row is from. *Shape:* (rows,)
+        source: Index of the row's source in the corpus. *Shape:* (rows,)
         index: Number of the window within its source. *Shape:* (rows,)
-        negative: Whether S2 is not what follows S1 in the text (it is of another document, or comes before it); None where
-            it always follows. *Shape:* (rows,)
-        joined: Whether a token belongs to one phrase with the token before it; None where no phrases are known.
+        negative: Whether S2 does not follow S1 in the text (it is from another document, or precedes it); None if it always
+            follows. *Shape:* (rows,)
+        joined: Whether a token belongs to the same phrase as the token before it; None without a phrase table.
             *Shape:* (rows, window)
         continues: Whether the text goes on that stood in the same row of the batch before (segment recurrence); None where
             the order is no stream. *Shape:* (rows,)

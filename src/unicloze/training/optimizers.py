@@ -25,16 +25,16 @@ def build_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """AdamW, Adamax or LAMB for everything, or Muon for the matrices inside the layers and AdamW for the rest.
 
-    Frozen weights belong to none. Matrices decay; biases, normalisations and the relative position bias do not. Each group
-    remembers its peak learning rate as `peak_lr` and the step from which it learns as `first_step`.
+    Frozen weights belong to none. Weight decay applies to matrices, but not to biases, normalisations and the relative
+    position bias. Each group stores its peak learning rate as `peak_lr` and its first training step as `first_step`.
 
     Args:
-        model: The weights.
+        model: The model.
         settings: Optimiser and learning rates.
-        layer_decay: Factor of the peak learning rate for each layer further down, see `depths` (ULMFiT's discriminative
+        layer_decay: Factor of the peak learning rate per layer from the top down, see `depths` (ULMFiT's discriminative
             fine-tuning, Section 3.2).
-        unfreeze_every: Steps after which one more layer learns, from the top down (ULMFiT's gradual unfreezing, Section
-            3.3); all learn from the start if 0.
+        unfreeze_every: Number of steps after which one more layer is trained, from the top down (ULMFiT's gradual unfreezing,
+            Section 3.3); 0 trains all from the start.
     """
     apart = layer_decay != 1.0 or unfreeze_every > 0
     undecayed = {id(p) for module in model.modules() if isinstance(module, RelativeBias) for p in module.parameters()}
@@ -120,7 +120,7 @@ def set_learning(optimizers: list[torch.optim.Optimizer], step: int) -> None:
 def schedule_factor(step: int, settings: TrainingSettings) -> float:
     """Share of the peak learning rate at a step, counted from 0: a linear warm-up, then the schedule down to its end.
 
-    A slanted triangle begins at a 32nd of the peak and comes back to it. With T steps and a warm-up of T x cut_frac this is
+    A slanted triangle starts and ends at 1/32 of the peak. With T steps and a warm-up of T x cut_frac this is
     ULMFiT's equation 3.
     """
     left, since_warmup = settings.steps - step, max(1, settings.steps - settings.warmup_steps)

@@ -1,4 +1,4 @@
-"""Segment recurrence: what the rows of one step remember for the rows of the next (Dai et al. 2019, Section 3.2).
+"""Segment recurrence: memories passed from the rows of one step to those of the next (Dai et al. 2019, Section 3.2).
 
 Rows of micro-batch j of a step go on in micro-batch j of the next step, where `Windows.continues` says so; in an evaluation,
 those of a block in the next block.
