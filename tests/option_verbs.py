@@ -150,6 +150,7 @@ OPTIONS = {
     ("finetune", "--dev"): with_or_without(f"{FINETUNE} --train {{classes.jsonl}}", "--dev {classes.jsonl}"),
     ("finetune", "--out"): either(f"{CLASSES} --out", "here", "there"),
     ("finetune", "--seeds"): with_or_without(CLASSES, "--seeds 2"),
+    ("finetune", "--grid-budget"): with_or_without(CLASSES, "--grid-budget 2"),
     ("finetune", "--quiet"): Calls(CLASSES.replace("--quiet ", ""), CLASSES),
     ("finetune", "--json"): with_or_without(CLASSES, "--json"),
     ("predict", "--model"): Calls(PREDICT, PREDICT.replace("TASK:classes", "TASK:numbers")),

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import nlu_toys
 import unicloze.finetuning.run as room
 from qa_toys import questions, recipe_for, small_model, write
 from unicloze import verbs
@@ -76,16 +75,6 @@ def test_every_epoch_masks_a_row_anew(start: LoadedModel, tmp_path: Path) -> Non
         texts.append(task.examples.input_ids[order])
         masked.append(beside.examples.input_ids[order])
     assert np.array_equal(*texts) and not np.array_equal(*masked)
-
-
-def test_rows_that_need_more_positions_than_there_are_are_refused() -> None:
-    """The source and the target of a sequence-to-sequence objective stand one behind the other."""
-    start = nlu_toys.start("bart-base")
-    assert start.model.max_positions > 32
-    longest = (start.model.max_positions - 4) // 2
-    nlu_toys.recipe_for(start, "classification", finetuning__auxiliary={"lm": 1.0}, task__max_length=longest)
-    with pytest.raises(UsageError, match=r"out of \d+ tokens, and the model has \d+: lower --task.max_length"):
-        nlu_toys.recipe_for(start, "classification", finetuning__auxiliary={"lm": 1.0}, task__max_length=longest + 8)
 
 
 def check_sum(recipe: Recipe, start: LoadedModel, step: list[MicroBatch], weights: dict[str, float]) -> None:
@@ -153,6 +142,41 @@ def test_a_causal_model_learns_both_in_one_pass(causal: LoadedModel, tmp_path: P
     for row in range(len(examples)):
         length, count = examples.lengths[row], int(target.weights[row].sum())
         assert target.labels[row, :count].tolist() == examples.input_ids[row, 1:length].tolist()
+
+
+@pytest.mark.parametrize("task", ["story-cloze", "gpt-similarity"])
+def test_each_sequence_of_a_packed_row_is_learned_by_itself(causal: LoadedModel, tmp_path: Path, task: str) -> None:
+    """As by GPT, which reads each choice, and each order of a pair, as a text of its own."""
+    if task == "story-cloze":
+        records: list[dict[str, Any]] = [
+            {"context": f"the {'ab ' * n}door", "choices": ["red", "big ab"], "label": n % 2} for n in range(4)
+        ]
+    else:
+        records = [{"text": f"the {'ab ' * n}door", "pair": "big", "label": float(n)} for n in range(4)]
+    train = write(tmp_path / "train.jsonl", records)
+    settings = {
+        "task__format": "jsonl",
+        "model__dropout": 0.0,
+        "model__attention_dropout": 0.0,
+        "task__head_dropout": 0.0,
+    }
+    recipe = recipe_for(causal, task, **settings)
+    assert recipe.finetuning.auxiliary == {"lm": 0.5}
+    step = first_step(recipe, causal, train)
+    packed, alone = (batch.examples for batch in step)
+    assert len(packed) == 4 and len(alone) == 8
+    texts = sorted(
+        packed.input_ids[row, first:last].tolist()
+        for row in range(4)
+        for starts in [np.flatnonzero(packed.position_ids[row, : packed.lengths[row]] == 0).tolist()]
+        for first, last in zip(starts, [*starts[1:], packed.lengths[row]], strict=True)
+    )
+    assert texts == sorted(alone.input_ids[row, :length].tolist() for row, length in enumerate(alone.lengths))
+    target = alone.targets["lm"]
+    for row, length in enumerate(alone.lengths):
+        count = int(target.weights[row].sum())
+        assert target.labels[row, :count].tolist() == alone.input_ids[row, 1:length].tolist()
+    check_sum(recipe, causal, step, {"lm": 0.5})
 
 
 def test_a_text_that_is_learned_twice_is_counted_once(start: LoadedModel, tmp_path: Path) -> None:

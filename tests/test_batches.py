@@ -152,7 +152,8 @@ def test_every_held_out_masked_slot_shows_a_mask_and_training_rows_do_not() -> N
     made = recipe(mixture=mixture, mask_rate=0.5)
     found = heldout_examples(Sampler(), made.objective, 60, lanes=1)
     assert list(found) == ["whole", "spans"]
-    for examples in found.values():
+    for block in found.values():
+        examples = block.examples
         assert len(examples) == 60
         assert kinds(examples, Kind.MASK) == [toys.MASK] and kinds(examples, Kind.PSEUDO) == [toys.PSEUDO]
     for batch in steps_of(made)[0]:

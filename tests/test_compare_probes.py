@@ -304,7 +304,7 @@ def test_a_model_is_read_and_pooled_as_its_recipe_declares(
 ) -> None:
     """Whatever the task's own recipe says of pooling."""
     start = nlu_toys.start(name)
-    recipe = recipe_for(opened(files, task), start)
+    recipe = recipe_for(opened(files, task, finetuning__auxiliary={}), start)
     recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["0", "1"]))
     data = encoded(read_records(files["dev"], recipe.task), recipe, start.tokenizer)
     examples = TASKS["classification"].lay_out(data.rows, start.tokenizer.vocabulary, recipe, None)

@@ -109,7 +109,7 @@ def test_commands_of_documents_are_understood(document: Path, monkeypatch: pytes
         if len(words) == 2 and words[1].isupper():
             continue  # `unicloze VERB`
         whole = len(words) > 2 and "..." not in words
-        if whole and not any(word.isupper() and len(word) > 2 for word in words[1:3]):
+        if whole and "--plugin" not in words and not any(word.isupper() and len(word) > 2 for word in words[1:3]):
             assert cli.main(words[1:]) == 0, command
         elif words:
             assert any(name in (words[1], " ".join(words[1:3])) for name in (*cli.VERBS, *cli.GROUPS)), command

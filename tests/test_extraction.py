@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def test_what_a_causal_model_says_of_a_whole_row_depends_on_the_row(name: str) -
         assert not np.isclose(one, other).any(), target
     assert task.predict is not None
     said = task.predict(records, rows, outputs, recipe)
-    key = "no_answer_score" if name == "squad-v2" else "scores"
+    key = "no_answer_log_odds" if name == "squad-v2" else "scores"
     assert said[0][key] != said[1][key]
 
 
@@ -160,10 +161,33 @@ def test_an_untrained_model_answers_within_the_passage(start: LoadedModel, tmp_p
         assert json.dumps(said, allow_nan=False)
 
 
+def test_that_there_is_no_answer_is_predicted_from_the_first_slot(start: LoadedModel, tmp_path: Path) -> None:
+    """UniLMv2, Section 4.2."""
+    train = write(tmp_path / "train.jsonl", questions(answerable=10))
+    recipe = recipe_for(start, "squad-v2", task__no_answer="class")
+    result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    assert result.scores["squad"].values["f1"] > 95
+    tuned = load_model(tmp_path / "run")
+    assert set(tuned.model.task_heads) == {"start", "end", "none"}
+    said = verbs.predict(tuned, train, quiet=True)
+    odds = [one["no_answer_log_odds"] for one in said]
+    threshold = tuned.recipe.task.no_answer_threshold
+    assert threshold is not None
+    for number, one in enumerate(said):
+        assert "no_answer_score" not in one
+        assert (one["prediction"] == "") == (odds[number] > threshold) == (number >= 10)
+        assert one["na_probability"] == pytest.approx(1 / (1 + math.exp(threshold - odds[number])))
+    rows = encode(records_of(questions(answerable=10)), start.tokenizer, tuned.recipe)
+    examples = TASKS["extraction"].lay_out(rows, start.tokenizer.vocabulary, tuned.recipe, None)
+    target = examples.targets["none"]
+    assert target.slots[:, 0].tolist() == [0] * 16
+    assert target.labels[:, 0].tolist() == [int(number >= 10) for number in range(16)]
+
+
 def test_a_long_passage_is_read_in_windows_and_that_is_said(start: LoadedModel) -> None:
     words = "door " * 10_000 + "tree"
     long = {"id": "long", "context": words, "question": "what? " * 100, "answers": ["tree"]}
-    recipe = recipe_for(start, "squad-v1.1")
+    recipe = recipe_for(start, "squad-v1.1", model__max_positions=64)
     with pytest.warns(UserWarning, match=r"of 17 records 1 questions .* 1 passages .* read in windows$"):
         windows = encode(records_of([*questions(), long]), start.tokenizer, recipe)
     assert max(window.slots for window in windows) <= recipe.task.max_length == 64

@@ -89,7 +89,7 @@ def test_a_development_file_without_labels_is_refused_before_anything_is_learned
 
 @pytest.mark.parametrize(("key", "value", "own"), [
     ("model__num_layers", 4, "2"), ("model__intermediate_size", 48, "64"), ("model__activation", "relu", "gelu"),
-    ("model__max_positions", 600, "None"), ("tokenizer__lowercase", False, "True"), ("data__window", 9, "32"),
+    ("tokenizer__lowercase", False, "True"), ("data__window", 9, "32"),
 ])  # fmt: skip
 def test_a_setting_that_is_the_models_own_is_not_changed(start: LoadedModel, key: str, value: Any, own: str) -> None:
     """A layer more would start as it is drawn, and nobody would be told."""

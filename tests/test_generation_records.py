@@ -91,6 +91,11 @@ def test_long_parts_are_cut_first_and_chunks_hold_the_answer() -> None:
     kept = cut_parts([long, short, middle], 20, "end")
     assert [len(part) for part in kept] == [8, 2, 8] and kept[2].tolist() == list(range(204, 212))
     assert [len(part) for part in cut_parts([long, short], 63, "end")] == [60, 2]
+    history, asked = np.array([7, 8, 9], dtype=np.int32), np.array([50, 52], dtype=np.int32)
+    story = np.arange(100, dtype=np.int32)
+    by_all, by_question = (cut_parts([history, asked, story], 17, "chunk", by)[2].tolist() for by in (None, [1]))
+    assert by_all == list(range(10)), "the history is found whole"
+    assert by_question == list(range(43, 53)), "UniLM v1 takes the chunk with the highest overlap with the question"
     rng = np.random.default_rng(0)
     for _ in range(50):
         passage, size = rng.integers(0, 12, 40), int(rng.integers(5, 15))

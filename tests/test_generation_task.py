@@ -55,6 +55,7 @@ HEART = {
     "decoding.no_repeat_ngram": 0,
     "generation.target_noise": 0.0,
     "training.label_smoothing": 0.0,
+    "model.max_positions": 48,
 }
 
 

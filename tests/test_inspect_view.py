@@ -14,7 +14,7 @@ from unicloze.model.model import WITHOUT_VOCABULARY
 from unicloze.objectives.unilmv2 import ALL_MASKED, lay_out
 from unicloze.recipes import load_recipe, recipe_names
 from unicloze.report.answers import WITHOUT_TOKENS, is_token, spell
-from unicloze.report.example_view import ExampleView, example_of, example_title, inspect_example, part_of
+from unicloze.report.example_view import ExampleView, example_of, example_title, inspect_example, part_of, view_of
 from unicloze.settings import Recipe
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
@@ -44,7 +44,9 @@ def recipe(**overrides: Any) -> Recipe:
 def test_the_papers_example_as_json() -> None:
     shown = json.loads(json.dumps(paper_view().to_dict()))
     assert list(shown) == ["slots", "visible", "targets"]
-    assert [list(slot) for slot in shown["slots"]] == [["slot", "token", "position", "segment", "kind", "step"]] * 14
+    assert [list(slot) for slot in shown["slots"]] == [
+        ["slot", "token", "position", "segment", "kind", "step", "random"]
+    ] * 14
     columns = {key: [slot[key] for slot in shown["slots"]] for key in shown["slots"][0]}
     assert columns["slot"] == list(range(14))
     assert columns["token"] == [
@@ -59,6 +61,41 @@ def test_the_papers_example_as_json() -> None:
     assert shown["targets"]["ae"]["slots"] == [4, 5, 2]
     assert shown["targets"]["par"]["slots"] == [11, 12, 13]
     assert shown["targets"]["ae"]["labels"] == shown["targets"]["par"]["labels"] == ["x4", "x5", "x2"]
+
+
+def test_random_tokens_are_marked() -> None:
+    tokenizer = _long()
+    settings = recipe(objective__mask_share=0.0, objective__random_share=0.5, data__segments=1)
+    view = view_of(settings, tokenizer.encode(LONG), 0, tokenizer)
+    random = [slot for slot in view.slots if slot.random]
+    masked = [slot for slot in view.slots if slot.kind in ("mask", "pseudo")]
+    assert 3 < len(random) < len(masked)
+    for slot in masked:
+        assert slot.random == (slot.token != LONG.split()[slot.position - 1]), slot
+    assert all(slot in masked for slot in random)
+    lines = str(view).splitlines()
+    assert "* shows a random token in the place of a mask" in lines
+    assert sum("mask*" in line or "pseudo*" in line for line in lines) == len(random)
+    assert [slot["random"] for slot in view.to_dict()["slots"]] == [slot.random for slot in view.slots]
+    assert "random token" not in str(view_of(recipe(**PLAIN), tokenizer.encode(LONG), 0, tokenizer))
+
+
+def test_every_layers_visibility_is_shown() -> None:
+    """GPT-3's local layers beside its full ones."""
+    settings = load_recipe("gpt-3-small", {"objective.local_width": 2, "model.num_layers": 4})
+    tokenizer = whitespace_tokenizer(WORDS)
+    view = view_of(settings, tokenizer.encode(WORDS), 0, tokenizer)
+    shown = view.to_dict()
+    size = len(view.slots)
+    full = np.tril(np.ones((size, size), dtype=int))
+    local = full - np.tril(full, -3)
+    assert list(shown) == ["slots", "visible", "visible_local", "layers", "targets"]
+    assert shown["visible"] == full.tolist() and shown["visible_local"] == local.tolist()
+    assert shown["layers"] == ["full", "local", "full", "local"]
+    lines = str(view).splitlines()
+    first, second = lines.index("full: layers 1, 3"), lines.index("local: layers 2, 4")
+    assert [line.split()[1] for line in lines[first + 2 : second - 1]] == ["".join(map(str, row)) for row in full]
+    assert [line.split()[1] for line in lines[second + 2 :]] == ["".join(map(str, row)) for row in local]
 
 
 def test_the_papers_example_as_matrix_and_text() -> None:

@@ -124,7 +124,8 @@ def test_no_bits_are_given_of_a_text_that_was_not_scored_whole() -> None:
     assert whole.bits_per_byte is not None and whole.bits_per_character is not None
     assert "[UNK]" in part.tokens and part.chain_per_token is not None and part.chain_per_token.count(None) == 1
     assert part.chain_log_likelihood is not None and "1 tokens that the vocabulary cannot spell" in str(part.note)
-    assert (part.bits_per_byte, part.bits_per_character) == (None, None)
+    assert (part.bits_per_byte, part.bits_per_character, part.chain_perplexity_per_word) == (None, None, None)
+    assert whole.chain_perplexity_per_word == pytest.approx(math.exp(-whole.chain_log_likelihood / 4))
     both = together([whole, part])
     assert both.chain_log_likelihood is not None and (both.bits_per_byte, both.bits_per_character) == (None, None)
 
@@ -141,6 +142,11 @@ def test_texts_together_are_one_text_of_all_their_tokens() -> None:
     assert both.bits_per_byte == pytest.approx(-sum(logs) / math.log(2) / len("".join(texts).encode()))
     assert one.bits_per_byte == one.bits_per_character and other.bits_per_byte < other.bits_per_character
     assert both.pseudo_log_likelihood == pytest.approx(one.pseudo_log_likelihood + other.pseudo_log_likelihood)
+    words = len(["the", "list"]) + len(["naïve", "列"])
+    assert both.chain_perplexity_per_word == pytest.approx(math.exp(-sum(logs) / words))
+    pseudo = one.pseudo_log_likelihood + other.pseudo_log_likelihood
+    assert both.pseudo_perplexity_per_word == pytest.approx(math.exp(-pseudo / words))
+    assert f"({both.chain_perplexity_per_word:,.1f} per word)" in str(both)
     assert "2 texts together" in str(both) and "a character" in str(both)
     assert together(score(loaded(wordpiece()), ["the list", "zzz"])).bits_per_byte is None
     assert together(score(loaded(targets=["ae"]), texts)).chain_log_likelihood is None

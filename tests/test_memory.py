@@ -29,7 +29,7 @@ from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
-from unicloze.training.loop import Compute, Hooks, TrainState, fit
+from unicloze.training.loop import Compute, Hooks, TrainState, evaluate, fit
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.recurrence import pack, unpack, with_memory
 from unicloze.training.run import pretrain_run
@@ -141,6 +141,51 @@ def test_tokens_older_than_the_memory_change_nothing_in_one_layer() -> None:
             tokens[0, position] = FIRST_ORDINARY + (tokens[0, position] - FIRST_ORDINARY + 1) % 43
             after = predictions(dataclasses.replace(first, token_ids=tokens))
             assert torch.equal(after[0], reference[0]) == (position < WINDOW - MEMORY)
+
+
+def test_a_memory_of_the_text_behind_a_row_stands_at_its_distance() -> None:
+    """One layer: a row predicts as if the remembered text stood behind it in the same row."""
+    model = xl_model(memory=MEMORY, num_layers=1, num_segments=0).eval()
+    behind, here = (
+        dataclasses.replace(
+            random_windows(ROWS, WINDOW, seed=seed),
+            continues=np.full(ROWS, goes_on),
+            backward=np.ones(ROWS, dtype=bool),
+        )
+        for seed, goes_on in ((7, False), (8, True))
+    )
+    former, examples = batch_of(behind, None, model), micro_batch(here).examples
+    with torch.no_grad():
+        model(former)
+        assert former.memory is not None and former.memory.lengths.tolist() == [MEMORY] * ROWS
+        found = model.logits(batch_of(here, former.memory, model))["par"]
+
+    def in_front(before: np.ndarray, column: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.broadcast_to(before, (ROWS, MEMORY)).astype(column.dtype), column], axis=1)
+
+    slots = np.arange(examples.input_ids.shape[1]) < examples.lengths[:, None]
+    assert not examples.intervals[slots][:, [0, 2, 3]].any(), "what a slot reads begins with the first one"
+    ends = in_front(np.array(0), examples.intervals[:, :, 1]) + MEMORY
+    zeros = np.zeros_like(ends)
+    nearest = behind.token_ids[:, :MEMORY]  # the text behind begins with them
+    target = examples.targets["par"]
+    whole = dataclasses.replace(
+        examples,
+        input_ids=in_front(nearest, examples.input_ids),
+        position_ids=in_front(WINDOW + np.arange(MEMORY), examples.position_ids),
+        segment_ids=in_front(np.array(0), examples.segment_ids),
+        kinds=in_front(np.array(0), examples.kinds),
+        steps=in_front(np.array(-1), examples.steps),
+        intervals=np.stack([zeros, ends, zeros, zeros], axis=2),
+        lengths=examples.lengths + MEMORY,
+        mutual=np.zeros_like(examples.mutual),
+        targets={"par": dataclasses.replace(target, slots=target.slots + MEMORY)},
+    )
+    with torch.no_grad():
+        wanted = model.logits(collate(whole, device="cpu"))["par"]
+    real = torch.from_numpy(target.weights[:, : found.shape[1]] > 0)
+    assert real.sum() == target.weights.sum()
+    torch.testing.assert_close(found[real], wanted[real], atol=1e-4, rtol=1e-4)
 
 
 def test_no_gradient_flows_into_a_memory_and_short_rows_keep_older_text() -> None:
@@ -284,6 +329,41 @@ def test_a_run_saves_and_restores_what_it_remembers(tmp_path: Path) -> None:
     assert whole.memories["0.lengths"].tolist() == [40, 40], "more than one window goes on"
     assert_same(whole.model, cut.model)
     assert_same(whole.memories, cut.memories)
+
+
+def test_the_relative_segment_encoding_is_learned_beside_a_memory() -> None:
+    """It has a gradient only where a row has two segments."""
+    model = xl_model(memory=MEMORY, num_segments=2).train()
+    windows = windows_at(1)
+    assert windows.segment_ids.max() == 1
+    learned = []
+    for segments in (windows.segment_ids, np.zeros_like(windows.segment_ids)):
+        one = dataclasses.replace(windows, segment_ids=segments)
+        former = Memory(states=torch.randn(3, ROWS, MEMORY, 32), lengths=torch.full((ROWS,), MEMORY))
+        model.zero_grad()
+        model(batch_of(one, former, model))["par"].total.backward()
+        encodings = [weight.grad for name, weight in model.named_parameters() if name.endswith(".segments")]
+        learned.append(all(grad is not None and bool((grad[1].abs() > 0).any()) for grad in encodings))
+    assert learned == [True, False]
+
+
+def test_an_evaluation_reads_the_memory_as_training_does() -> None:
+    """Blocks of rows, each block going on from the one before: the sum of losses is that of passing memory by hand."""
+    model = xl_model(memory=MEMORY).eval()
+    blocks = [windows_at(step) for step in range(4)]
+    columns = {field.name: [getattr(block, field.name) for block in blocks] for field in dataclasses.fields(Windows)}
+    together = Windows(**{name: None if each[0] is None else np.concatenate(each) for name, each in columns.items()})
+    examples = micro_batch(together).examples
+    measured = evaluate(model, examples, CPU, ROWS, together)["par"]
+    former, total, weight = None, 0.0, 0.0
+    with torch.no_grad():
+        for windows in blocks:
+            batch = batch_of(windows, former, model)
+            loss = model(batch)["par"]
+            former, total, weight = batch.memory, total + float(loss.total), weight + loss.weight
+    assert measured == pytest.approx((total, weight), rel=1e-5)
+    alone = evaluate(model, examples, CPU, ROWS)["par"]
+    assert alone[1] == weight and abs(alone[0] - total) > 1e-3
 
 
 def test_phases_must_not_break_the_streams() -> None:

@@ -23,7 +23,7 @@ from unicloze.evaluation.metrics.meteor import meteor
 from unicloze.evaluation.metrics.nist import nist
 from unicloze.evaluation.metrics.perl_rouge import find_script, perl_rouge
 from unicloze.evaluation.metrics.profiles import PROFILES, retokenise, sentences, summary, uncased
-from unicloze.evaluation.metrics.registry import METRICS, metric
+from unicloze.evaluation.metrics.registry import METRICS, measurable, metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.rouge import _Tokenizer, rouge
 from unicloze.recipes import load_recipe
@@ -91,6 +91,15 @@ def test_meteor_gives_the_stored_value(stored: tuple[list[str], list[list[str]],
         pytest.skip("METEOR needs java")
     predictions, references, expected = stored
     assert meteor(predictions, references).values["meteor"] / 100 == pytest.approx(expected["METEOR"], abs=1e-6)
+
+
+def test_a_metric_beside_the_first_is_left_out_where_its_program_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.warns(UserWarning, match="the metric meteor of the recipe is not measured: METEOR"):
+        assert measurable(["coco", "meteor", "bleu"]) == ["coco", "bleu"]
+    assert measurable(["meteor"]) == ["meteor"], "what chooses the best checkpoint is not replaced"
 
 
 def test_meteor_without_java_and_with_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import HeadSettings, ModelSettings, TrainingSettings
 from unicloze.training.batches import MicroBatch
+from unicloze.training.lamb import Lamb
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.optimizers import build_optimizers
@@ -85,6 +86,14 @@ def test_every_matrix_decays_and_nothing_else(name: str, optimizer: Any) -> None
         torch.testing.assert_close(weight.detach(), factor * before[key], msg=key)
 
 
+def test_lamb_adapts_every_matrix_and_nothing_else() -> None:
+    model = model_of("albert")
+    (built,) = build_optimizers(model, TrainingSettings(optimizer="lamb"))
+    groups = {id(weight): group["adapt"] for group in built.param_groups for weight in group["params"]}
+    found = {name for name, weight in model.named_parameters() if not groups[id(weight)]}
+    assert found == undecayed(model)
+
+
 def test_adamax_decays_nothing() -> None:
     groups = build_optimizers(model_of("unilmv2"), TrainingSettings(optimizer="adamax", weight_decay=0.0))
     assert {group["weight_decay"] for built in groups for group in built.param_groups} == {0.0}
@@ -117,6 +126,35 @@ def adamax(weight: Tensor, steps: int, settings: TrainingSettings) -> Tensor:
         largest = torch.maximum(second_decay * largest, gradient.abs() + settings.epsilon)
         weight = weight - rate / (1 - first_decay**step) * first / largest
     return weight
+
+
+def lamb(weight: Tensor, steps: int, settings: TrainingSettings) -> Tensor:
+    """You et al. 2020, Algorithm 2, with phi the identity."""
+    (first_decay, second_decay), rate = settings.betas, settings.learning_rate
+    first, second = torch.zeros_like(weight), torch.zeros_like(weight)
+    for step, gradient in zip(range(1, steps + 1), gradients(weight), strict=False):
+        first = first_decay * first + (1 - first_decay) * gradient
+        second = second_decay * second + (1 - second_decay) * gradient**2
+        ratio = first / (1 - first_decay**step) / ((second / (1 - second_decay**step)).sqrt() + settings.epsilon)
+        update = ratio + settings.weight_decay * weight
+        weight = weight - rate * weight.norm() / update.norm() * update
+    return weight
+
+
+def test_lamb_by_hand() -> None:
+    """Two weights, one step: the moments' bias is corrected, so the update is the gradient's sign where epsilon is 0."""
+    weight = nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    weight.grad = torch.tensor([[2.0, -1.0]])
+    optimizer = Lamb([weight], lr=0.1, betas=(0.9, 0.99), eps=0.0, weight_decay=0.5)
+    optimizer.step()
+    update = torch.tensor([[1 + 1.5, -1 + 2.0]])  # the sign, and half of the weight
+    torch.testing.assert_close(weight.detach(), torch.tensor([[3.0, 4.0]]) - 0.1 * 5 / math.sqrt(7.25) * update)
+    bias = nn.Parameter(torch.tensor([3.0]))
+    zero = nn.Parameter(torch.zeros(1, 2))
+    bias.grad, zero.grad = torch.tensor([-2.0]), torch.tensor([[2.0, -1.0]])
+    Lamb([{"params": [bias], "adapt": False}, {"params": [zero]}], lr=0.1, eps=0.0).step()
+    torch.testing.assert_close(bias.detach(), torch.tensor([3.1]))
+    torch.testing.assert_close(zero.detach(), torch.tensor([[-0.1, 0.1]]), msg="a tensor of zeros moves as by Adam")
 
 
 def muon(weight: Tensor, steps: int, settings: TrainingSettings) -> Tensor:
@@ -153,6 +191,7 @@ UNUSUAL = TrainingSettings(
         ("muon", "backbone.layers.0.feed_forward.inner.weight", muon, 0.05),
         ("muon", "backbone.layers.0.attention.output.weight", muon, 0.05),
         ("adamax", "backbone.layers.0.feed_forward.inner.weight", adamax, 1e-4),
+        ("lamb", "backbone.layers.0.feed_forward.inner.weight", lamb, 1e-4),
     ],
 )
 def test_an_optimiser_has_the_constants_of_the_settings(

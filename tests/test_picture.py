@@ -17,7 +17,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.recipes import load_recipe
 from unicloze.report import svg
 from unicloze.report.drawing import COLOURS, MONO_WIDTH, SANS_WIDTH, Drawing, Label
-from unicloze.report.example_view import ExampleView, example_of
+from unicloze.report.example_view import ExampleView, example_of, view_of
 from unicloze.report.picture import draw_mask, save_picture
 from unicloze.text.tokenizers import whitespace_tokenizer
 
@@ -65,6 +65,32 @@ def test_the_colour_is_that_of_the_key() -> None:
         "context",
         "mask",
     }
+
+
+def test_random_tokens_and_local_layers_are_drawn() -> None:
+    text = " ".join(f"w{i}" for i in range(9))
+    tokenizer = whitespace_tokenizer(text)
+    noisy = {"data.window": 12, "objective.mask_share": 0.0, "objective.random_share": 0.8}
+    shown = view_of(load_recipe("quickstart", noisy), tokenizer.encode(text), 3, tokenizer)
+    assert any(slot.random for slot in shown.slots)
+    drawing = draw_mask(shown)
+    assert "random token in the place of a mask" in [label.text for label in drawing.labels]
+    assert "random" in {role for *_, role in drawing.rectangles}
+    local = {"objective.local_width": 2, "model.num_layers": 4}
+    drawing = draw_mask(view_of(load_recipe("gpt-3-small", local), tokenizer.encode(text), 0, tokenizer))
+    assert {"Full: layers 1, 3", "Local: layers 2, 4"} <= {label.text for label in drawing.labels}
+    tops = sorted({y for _, y, _, _, role in drawing.rectangles if role == "empty"})
+    side = next(h for *_, h, role in drawing.rectangles if role == "empty")
+    assert len(tops) == 2 and tops[1] > tops[0] + side
+    left = min(x for x, *_, role in drawing.rectangles if role == "empty")
+    cell = side / 11
+    for top, width in zip(tops, (11, 2), strict=True):
+        for row in range(11):
+            for column in range(11):
+                role = painted(drawing, left + (column + 0.4) * cell, top + (row + 0.4) * cell)
+                assert (role == "context") == (column <= row <= column + width), (row, column)
+    for x, y, w, h, _ in drawing.rectangles:
+        assert x >= 0 and y >= 0 and x + w <= drawing.width and y + h <= drawing.height
 
 
 def test_tokens_steps_and_predictions_are_spelled_out_while_legible() -> None:

@@ -11,12 +11,15 @@ import pytest
 import yaml
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.registry import metric
+from unicloze.mixtures import phases
 from unicloze.objectives import OBJECTIVES
 from unicloze.recipes import (
     load_recipe,
     parse_options,
     recipe_names,
     save_recipe,
+    task_names,
     validate,
 )
 from unicloze.recipes.schema import SECTIONS, every_key, keys_of, parser_of
@@ -306,7 +309,10 @@ def test_base_in_a_circle(write: Any) -> None:
             "objective.pairs is 'next_sentence'; it relates segments of one document: set data.documents to separate.",
         ),
         ({"objective.static_copies": 0}, "objective.static_copies is 0; it must be at least 1; leave it out to draw"),
-        ({"data.order": "streams"}, "data.order is 'streams'; windows that go on from each other have one segment"),
+        (
+            {"data.order": "streams", "objective.pairs": "next_sentence", "objective.mixture": []},
+            "data.order is 'streams'; windows that go on from each other hold the text as it stands: set objective.pairs to",
+        ),
         (
             {"data.order": "streams", "data.segments": 1},
             "data.order is 'streams', but the rows of a mixture change places from step to step; set objective.mixture to",
@@ -446,3 +452,37 @@ def test_what_is_merged_is_not_given_twice(tmp_path: Path) -> None:
     file.write_text("objective:\n  <<: {mask_rate: 0.3, max_span: 4}\n  mask_rate: 0.2\n", encoding="utf-8")
     objective = load_recipe(file).objective
     assert (objective.mask_rate, objective.max_span) == (0.2, 4)
+
+
+def test_papers_measures_and_searches_are_those_of_their_recipes() -> None:
+    """UniLMv2's Table 3 has Pearson's, UniLM v1's Table 11 Spearman's; only summaries block trigrams (v1, Section 3.1)."""
+    tasks = {name: load_recipe(name) for name in task_names()}
+    chosen_by = {
+        name: metric(tasks[name].task.metrics[0]).headline for name in ("glue-sts-b", "glue-sts-b-v1", "gpt-similarity")
+    }
+    assert chosen_by == {"glue-sts-b": "pearson", "glue-sts-b-v1": "spearman", "gpt-similarity": "pearson"}
+    blocking = {name for name, recipe in tasks.items() if recipe.decoding.no_repeat_ngram}
+    summaries = ("cnndm", "xsum", "gigaword", "gigaword-10k", "docstring-summary")
+    assert blocking == {f"{name}{version}" for name in summaries for version in ("", "-v1")}
+    assert all(tasks[name].decoding.no_repeat_ngram == 3 for name in blocking)
+    assert tasks["dstc7"].task.metrics == tasks["dstc7-v1"].task.metrics == ["nist", "bleu", "meteor", "diversity"]
+    assert tasks["gpt-classification"].finetuning.auxiliary == tasks["story-cloze"].finetuning.auxiliary == {"lm": 0.5}
+    assert tasks["squad-v2"].task.no_answer == "class" and tasks["squad-v2-unilm-v1"].task.no_answer == "span"
+    assert tasks["coqa-generative"].generation.chunk_by == ["question"]
+    assert tasks["gigaword-10k-v1"].task.train_records == 10_000 and tasks["gigaword-v1"].task.train_records is None
+
+
+def test_gpt_3_grows_its_batch_over_four_billion_tokens_and_keeps_a_tenth_of_the_rate() -> None:
+    recipe = load_recipe("gpt-3-small")
+    training = recipe.training
+    found = [(phase.recipe.training.batch_size, phase.last_step - phase.first_step) for phase in phases(recipe)]
+    assert [size for size, _ in found] == list(range(16, 257, 16)), "from 32,768 tokens to 524,288"
+    tokens = [size * steps * recipe.data.window for size, steps in found]
+    assert sum(tokens[:-1]) == pytest.approx(4e9, rel=1e-3) and sum(tokens) == pytest.approx(300e9, rel=1e-4)
+    assert all(each == pytest.approx(4e9 / 15, rel=2e-3) for each in tokens[:-1])
+    ended = training.warmup_steps + (training.decay_steps or 0)
+    seen = sum(
+        size * recipe.data.window * max(0, min(phase.last_step, ended) - phase.first_step)
+        for (size, _), phase in zip(found, phases(recipe), strict=True)
+    )
+    assert seen == pytest.approx(260e9, rel=1e-4) and training.final_rate == 0.1

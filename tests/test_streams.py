@@ -108,6 +108,32 @@ def test_streams_are_functions_of_the_position(tmp_path: Path, documents: str) -
     assert other.index.tolist() != whole.index.tolist()
 
 
+def test_half_of_the_streams_run_backward(tmp_path: Path) -> None:
+    """Lane by lane: the windows of a forward lane, or those in reverse, which go on from the text behind them."""
+    source = make_source(tmp_path, [40, 7, 90, 12, 66, 30])
+    forward, both = (make_sampler(source, window=9, directions=which, **STREAMS) for which in ("forward", "both"))
+    lanes = 5
+    steps = forward.epoch_size // lanes
+    one, other = (sampler.read(0, 2 * steps * lanes, lanes=lanes) for sampler in (forward, both))
+    assert one.backward is None and other.backward is not None and other.continues is not None
+    assert other.backward.tolist() == [False, False, False, True, True] * (2 * steps)
+    went_on = [0, 0]
+    for epoch in range(2):
+        for lane in range(lanes):
+            back, rows = lane > 2, slice(epoch * steps * lanes + lane, (epoch + 1) * steps * lanes, lanes)
+            wanted, found = one.index[rows].tolist(), other.index[rows].tolist()
+            assert found == (wanted[::-1] if back else wanted)
+            texts = [text_of(other, row) for row in range(rows.start, rows.stop, lanes)]
+            documents = [both.name(0, window).document for window in found]
+            for step, goes_on in enumerate(other.continues[rows].tolist()):
+                left, right = (step, step - 1) if back else (step - 1, step)
+                beside = step > 0 and found[right] == found[left] + 1 and documents[left] == documents[right]
+                assert goes_on == beside
+                assert not goes_on or texts[left][-1] + 1 == texts[right][0]
+                went_on[back] += goes_on
+    assert min(went_on) > 5
+
+
 def test_evaluation_streams_are_spread_and_fixed(tmp_path: Path) -> None:
     source = make_source(tmp_path, [100] * 10)
     windows = make_sampler(source, window=12, **STREAMS).sequential(35, lanes=4)
@@ -148,6 +174,17 @@ def test_shuffled_windows_go_on_from_nothing(tmp_path: Path) -> None:
     assert sampler.sequential(8, lanes=4).continues is None
 
 
-def test_streams_have_one_segment(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"data\.order streams .* set --data\.segments 1"):
-        make_sampler(make_source(tmp_path), order="streams")
+def test_windows_of_two_segments_go_on_from_each_other(tmp_path: Path) -> None:
+    """As XLNet's do: the text of a lane is unbroken, wherever its windows are split."""
+    sampler = make_sampler(make_source(tmp_path), segments=2, order="streams")
+    found = [sampler.read(2 * step, 2, lanes=2) for step in range(6)]
+    assert any(windows.continues is not None and windows.continues.any() for windows in found)
+    alone = make_sampler(make_source(tmp_path), segments=1, order="streams", window=sampler.window - 1)
+    for step, windows in enumerate(found):
+        other = alone.read(2 * step, 2, lanes=2)
+        assert windows.segment_ids.max() == 1 and (windows.continues == other.continues).all()
+        for row in range(2):
+            text, beside = (each.token_ids[row][each.maskable[row]] for each in (windows, other))
+            assert text.tolist() == beside.tolist()
+    with pytest.raises(UsageError, match=r"objective\.pairs is next_sentence, .* set --objective\.pairs contiguous"):
+        sampler.read(0, 2, lanes=2, pairs="next_sentence")

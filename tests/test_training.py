@@ -96,6 +96,10 @@ def test_schedules() -> None:
     assert linear[10:] == pytest.approx([(100 - step) / 90 for step in range(10, 100)])
     cosine = dataclasses.replace(settings, schedule="cosine")
     assert schedule_factor(55, cosine) == pytest.approx(0.5)
+    gpt3 = dataclasses.replace(cosine, decay_steps=60, final_rate=0.1)
+    assert [schedule_factor(step, gpt3) for step in (10, 40, 70, 99)] == pytest.approx([1, 0.55, 0.1, 0.1])
+    ends = dataclasses.replace(settings, final_rate=0.2)
+    assert [schedule_factor(step, ends) for step in (9, 10, 55)] == pytest.approx([1, 1, 0.6])
     wsd = dataclasses.replace(settings, schedule="wsd", decay_steps=20)
     assert [schedule_factor(step, wsd) for step in (10, 79, 90, 99)] == pytest.approx([1, 1, 0.5, 0.05])
     assert schedule_factor(99, dataclasses.replace(settings, schedule="constant")) == 1

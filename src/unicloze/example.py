@@ -219,13 +219,14 @@ class Memory:
     The forward pass reads a memory and then updates it for the rows that continue these.
 
     Args:
-        states: Inputs of each layer, newest token last. *Shape:* (layers, rows, memory, hidden size)
-        lengths: Number of states each row reads, counted from the end; the others belong to another text or none.
-            *Shape:* (rows,)
+        states: Inputs of each layer, the token nearest to the row last. *Shape:* (layers, rows, memory, hidden size)
+        lengths: How many of them a row reads, the last ones; the others are of no text of its own. *Shape:* (rows,)
+        backward: Whether a row's memory is of the text behind it; None if it never is. *Shape:* (rows,)
     """
 
     states: torch.Tensor
     lengths: torch.Tensor
+    backward: torch.Tensor | None = None
 
     @property
     def slots(self) -> int:
@@ -242,6 +243,10 @@ class Memory:
         import torch
 
         tokens = (text >= 0).sum(dim=1)
+        if self.backward is not None:  # the first token of the text is the nearest to what stands before it
+            place = torch.arange(text.shape[1], device=text.device).expand_as(text)
+            turned = torch.where(self.backward[:, None], tokens[:, None] - 1 - place, place)
+            text = torch.where(place < tokens[:, None], text.gather(1, turned.clamp(min=0)), text)
         place = torch.arange(self.slots, device=text.device) + tokens[:, None]
         appended = text.gather(1, (place - self.slots).clamp(min=0))
         kept = torch.where(place < self.slots, place, self.slots + appended)[:, :, None]

@@ -87,7 +87,9 @@ class DataSettings:
         documents: `separate` cuts windows within documents (the last of one may be short), `joined` out of all documents
             one after the other with an [EOS] between them, so that every window is full (RoBERTa's full sentences, GPT).
         order: `shuffled`, or `streams`: row i of a batch goes on where row i of the batch before it stopped, as segment
-            recurrence needs (XLNet).
+            recurrence needs (XLNet); its two segments are then contiguous.
+        directions: `both` lets half of the rows of `streams` go through the text from its last window to its first, with what
+            stands behind a window as its memory (XLNet); `forward` none.
         heldout_share: Share of the documents held out for evaluation, chosen by a hash of their text; every source keeps at
             least one to train on.
         deduplicate: Drop documents whose text was seen before (white space and case ignored).
@@ -103,6 +105,7 @@ class DataSettings:
     segments: Literal[1, 2] = 2
     documents: Literal["separate", "joined"] = "separate"
     order: Literal["shuffled", "streams"] = "shuffled"
+    directions: Literal["forward", "both"] = "forward"
     heldout_share: float = 0.02
     deduplicate: bool = True
     phrases: str | None = None
@@ -361,18 +364,21 @@ class TrainingSettings:
         batch_size: Windows or records' rows of one step, over all its micro-batches.
         micro_batch_size: Those of one forward pass; `batch_size` if not given. Fewer need less memory.
         optimizer: `adamw`; `adamax`, Adam by the largest gradient (Kingma and Ba 2015, Section 7.1), without weight decay;
-            or `muon`: Muon for the hidden matrices and AdamW for the rest.
+            `lamb`, Adam whose update of each tensor is as large as the tensor (You et al. 2020; ALBERT); or `muon`: Muon for
+            the hidden matrices and AdamW for the rest.
         learning_rate: Peak learning rate. In fine-tuning `auto` chooses one by the size of the model.
         muon_learning_rate: Peak learning rate of Muon's matrices; `learning_rate` if not given (Muon's update is scaled to
             the size of AdamW's).
         muon_momentum: Momentum of Muon.
-        betas: Decay rates of the moments of AdamW and Adamax.
-        epsilon: Epsilon of AdamW and Adamax.
+        betas: Decay rates of the moments of AdamW, Adamax and LAMB.
+        epsilon: Epsilon of AdamW, Adamax and LAMB.
         weight_decay: Decoupled weight decay of every matrix; biases and layer normalisation have none.
         schedule: `linear`, `cosine`, `wsd` (warm-up, stable, decay) or `constant`, each after a linear warm-up; or
             `slanted_triangular`, up within the warm-up from a 32nd of the peak and down to it again (ULMFiT).
         warmup_steps: Steps of the warm-up.
-        decay_steps: Steps of the decay of `wsd`; a tenth of all steps if not given.
+        decay_steps: Steps of the decay: of `wsd` a tenth of all steps if not given, and of `cosine` all after the warm-up,
+            else the rate then stays where it ends (GPT-3).
+        final_rate: Share of the peak learning rate at which `linear`, `cosine` and `wsd` end.
         clip_norm: Largest norm of the gradient; 0 does not clip.
         label_smoothing: Share of every predicted token's label that is spread evenly over the vocabulary, in training only
             (Szegedy et al. 2016, Section 7); refused where no token is predicted.
@@ -399,7 +405,7 @@ class TrainingSettings:
     steps: int = 500_000
     batch_size: int = 7680
     micro_batch_size: int | None = None
-    optimizer: Literal["adamw", "adamax", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adamax", "lamb", "muon"] = "adamw"
     learning_rate: float | Auto = 6e-4
     muon_learning_rate: float | None = None
     muon_momentum: float = 0.95
@@ -409,6 +415,7 @@ class TrainingSettings:
     schedule: Literal["linear", "cosine", "wsd", "constant", "slanted_triangular"] = "linear"
     warmup_steps: int = 24_000
     decay_steps: int | None = None
+    final_rate: float = 0.0
     clip_norm: float = 0.0
     label_smoothing: float = 0.0
     phases: list[dict[str, Any]] = field(default_factory=list)
@@ -503,6 +510,7 @@ class TaskSettings:
         metric_options: Options of the metrics by name, such as `profile`; each metric gets those it has.
         evaluate_records: So many records of the development file are predicted and measured, evenly spread over it; all if
             not given.
+        train_records: So many records of the training file are learned from, evenly spread over it; all if not given.
     """
 
     kind: str = ""
@@ -513,6 +521,7 @@ class TaskSettings:
     max_length: int = 128
     metric_options: dict[str, str] = field(default_factory=dict)
     evaluate_records: int | None = None
+    train_records: int | None = None
 
     ranges: ClassVar[Mapping[str, Range]] = {}
     """As of `ObjectiveSettings`."""
@@ -527,6 +536,8 @@ class TaskSettings:
             yield "task.max_length", f"the special tokens and some text need {SHORTEST_ROW} or more"
         if self.evaluate_records is not None and self.evaluate_records < 1:
             yield "task.evaluate_records", "measure one record or more, or leave it out for all"
+        if self.train_records is not None and self.train_records < 1:
+            yield "task.train_records", "learn from one record or more, or leave it out for all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -540,6 +551,7 @@ class GenerationSettings:
         source: What the source is put together from, an [EOS] between any two: roles that `task.fields` may rename.
         keep: What stays of the parts of a source that is too long, the longest being cut first: their `beginning`, their
             `end`, or the `chunk` that has most of the tokens of the other parts, the whole of one if possible.
+        chunk_by: Parts by whose tokens the `chunk` is chosen, such as `[question]`; all the others if not given.
         targets: Learn the `first` of a record's targets, or `all`, a row each.
         max_source: Most tokens of a source, [SOS] and [EOS] included; what `task.max_length` leaves if not given.
         max_target: Most tokens of a target, [EOS] included, and no more than half of `task.max_length`.
@@ -556,6 +568,7 @@ class GenerationSettings:
     learning: Literal["pseudo", "masked", "next"] | None = None
     source: list[str] = field(default_factory=lambda: ["source"])
     keep: Literal["beginning", "end", "chunk"] = "beginning"
+    chunk_by: list[str] | None = None
     targets: Literal["first", "all"] = "first"
     max_source: int | None = None
     max_target: int = 64

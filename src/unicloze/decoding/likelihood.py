@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
+from unicloze.decoding.memory import rows_of, with_memories
 from unicloze.decoding.texts import Logs, Piece, by_length, cut, log_probability, logits_of, one_segment
 from unicloze.errors import UsageError
-from unicloze.example import select_rows
+from unicloze.example import Memory, select_rows
 from unicloze.mixtures import parts
 from unicloze.model.model import perplexity
 from unicloze.objectives import OBJECTIVES, defined
@@ -43,13 +44,16 @@ class TextScore:
             number of tokens.
         chain_per_token: Its terms; None for a token the model never predicts, such as [UNK].
         chain_perplexity: exp of minus their mean.
+        chain_perplexity_per_word: exp of minus `chain_log_likelihood` over the words of the text, which are what white space
+            parts: unlike that of a token, it can be compared between vocabularies. None where a token is not scored.
         bits_per_byte: -`chain_log_likelihood` in bits, over the bytes of the text in UTF-8; None where a token is not
             scored, as its bytes would seem to cost nothing.
         bits_per_character: The same over its characters (Unicode code points).
         pseudo_log_likelihood: Sum of log p(token | all other tokens), each token masked alone (Salazar et al. 2020).
         pseudo_per_token: Its terms; None for a token the model never predicts.
         pseudo_perplexity: exp of minus their mean.
-        windows: Number of windows the text was cut into; each is scored by itself and the scores are added.
+        pseudo_perplexity_per_word: As of the chain rule.
+        windows: Number of windows the text was cut into; their scores are added.
         note: What to bear in mind about these numbers, if anything.
     """
 
@@ -58,11 +62,13 @@ class TextScore:
     chain_log_likelihood: float | None
     chain_per_token: list[float | None] | None
     chain_perplexity: float | None
+    chain_perplexity_per_word: float | None
     bits_per_byte: float | None
     bits_per_character: float | None
     pseudo_log_likelihood: float | None
     pseudo_per_token: list[float | None] | None
     pseudo_perplexity: float | None
+    pseudo_perplexity_per_word: float | None
     windows: int
     note: str | None
 
@@ -78,19 +84,24 @@ class TextScore:
             if self.bits_per_character not in (None, self.bits_per_byte):
                 bits += f"{self.bits_per_character:.3f} a character, "
             lines.append(
-                f"  log-likelihood         {self.chain_log_likelihood:10.2f}  perplexity {self.chain_perplexity:,.1f}, "
+                f"  log-likelihood         {self.chain_log_likelihood:10.2f}  perplexity {self.chain_perplexity:,.1f}"
+                f"{_per_word(self.chain_perplexity_per_word)}, "
                 f"{bits}{tokens}"
             )
         if self.pseudo_log_likelihood is not None:
             lines.append(
-                f"  pseudo-log-likelihood  {self.pseudo_log_likelihood:10.2f}  perplexity {self.pseudo_perplexity:,.1f}, "
-                f"{tokens}"
+                f"  pseudo-log-likelihood  {self.pseudo_log_likelihood:10.2f}  perplexity {self.pseudo_perplexity:,.1f}"
+                f"{_per_word(self.pseudo_perplexity_per_word)}, {tokens}"
             )
         if self.chain_per_token is None and self.pseudo_per_token is None:
             lines.append("  no score: the model's objective defines none")
         elif self.chain_log_likelihood is None and self.pseudo_log_likelihood is None:
             lines.append("  nothing to score: the vocabulary spells none of its tokens")
         return "\n".join(lines)
+
+
+def _per_word(value: float | None) -> str:
+    return "" if value is None else f" ({value:,.1f} per word)"
 
 
 class Scores(list[TextScore]):
@@ -114,7 +125,7 @@ def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> 
 
     A text's score depends neither on the other texts nor on `batch_size`, up to rounding. Tokens the model never
     predicts ([UNK]) stay in view and are not scored. Texts longer than the model reads at once are cut into consecutive
-    windows.
+    windows, each of which reads the memory of those before it if the model has one (XLNet).
 
     Args:
         model: The model.
@@ -177,20 +188,33 @@ def log_probabilities(
     settings = part_with(objective_of(model.recipe), _ASKS[measure][0])
     assert settings is not None
     ask = _pseudo if measure == "pseudo" else _chain
-    return ask(model, settings, pieces, batch_size, progress or (lambda _: None))
+    told = progress or (lambda _: None)
+    if not model.model.settings.memory:
+        return ask(model, settings, pieces, batch_size, told, None)
+    result: list[Logs] = [np.empty(0)] * len(pieces)
+    for numbers, before in with_memories(model, pieces, batch_size):
+        logs = ask(model, settings, [pieces[number] for number in numbers], batch_size, told, before)
+        for number, of_piece in zip(numbers, logs, strict=True):
+            result[number] = of_piece
+    return result
 
 
 def _chain(
-    loaded: LoadedModel, settings: ObjectiveSettings, pieces: Sequence[Piece], batch_size: int, progress: Progress
+    loaded: LoadedModel,
+    settings: ObjectiveSettings,
+    pieces: Sequence[Piece],
+    batch_size: int,
+    progress: Progress,
+    memory: Memory | None,
 ) -> list[Logs]:
-    """One row a piece."""
+    """One row a piece; a memory has a row for each."""
     lay_out = defined(settings).causal
     assert lay_out is not None
     vocabulary = loaded.tokenizer.vocabulary
     result = [np.full(len(piece), np.nan) for piece in pieces]
     for block in by_length([len(piece) for piece in pieces], batch_size, slots_per_token=3):
         windows = one_segment([pieces[i].tokens for i in block], vocabulary)
-        logs = log_probability(*logits_of(loaded, lay_out(windows, vocabulary, settings)))
+        logs = log_probability(*logits_of(loaded, lay_out(windows, vocabulary, settings), rows_of(memory, block)))
         for row, i in enumerate(block):
             scored = windows.maskable[row, 1 : len(pieces[i]) + 1]
             result[i][scored] = logs[row, : scored.sum()]
@@ -199,9 +223,14 @@ def _chain(
 
 
 def _pseudo(
-    loaded: LoadedModel, settings: ObjectiveSettings, pieces: Sequence[Piece], batch_size: int, progress: Progress
+    loaded: LoadedModel,
+    settings: ObjectiveSettings,
+    pieces: Sequence[Piece],
+    batch_size: int,
+    progress: Progress,
+    memory: Memory | None,
 ) -> list[Logs]:
-    """One row a token."""
+    """One row a token; a memory has a row for each piece."""
     lay_out = defined(settings).cloze
     assert lay_out is not None
     vocabulary = loaded.tokenizer.vocabulary
@@ -218,7 +247,8 @@ def _pseudo(
         windows = select_rows(one_segment([pieces[i].tokens for i in together], vocabulary), row_of)
         steps = np.full(windows.token_ids.shape, -1, dtype=np.int32)
         steps[np.arange(len(block)), place_of[block] + 1] = 0
-        asked[block] = log_probability(*logits_of(loaded, lay_out(windows, steps, vocabulary, settings)))[:, 0]
+        examples = lay_out(windows, steps, vocabulary, settings)
+        asked[block] = log_probability(*logits_of(loaded, examples, rows_of(memory, piece_of[block])))[:, 0]
         progress(len(block))
     result = np.full(len(scored), np.nan)
     result[scored] = asked
@@ -244,7 +274,7 @@ def together(scores: Sequence[TextScore]) -> TextScore:
         [token for one in scores for token in one.tokens],
         chain,
         pseudo,
-        spelled="".join(one.text for one in scores) if spelled else None,
+        spelled=[one.text for one in scores] if spelled else None,
         windows=sum(one.windows for one in scores),
         note=None,
     )
@@ -260,9 +290,9 @@ def _text_score(
     loaded: LoadedModel, text: str, ids: npt.NDArray[np.int32], chain: Logs | None, pseudo: Logs | None, windows: int
 ) -> TextScore:
     unscored = int(np.isin(ids, loaded.tokenizer.vocabulary.special).sum())
-    note = _note(objective_of(loaded.recipe), unscored, windows)
+    note = _note(objective_of(loaded.recipe), unscored, windows, loaded.model.settings.memory)
     tokens = loaded.tokenizer.tokens(ids)
-    return _of_logs(text, tokens, chain, pseudo, spelled=None if unscored else text, windows=windows, note=note)
+    return _of_logs(text, tokens, chain, pseudo, spelled=None if unscored else [text], windows=windows, note=note)
 
 
 def _of_logs(
@@ -271,25 +301,32 @@ def _of_logs(
     chain: Logs | None,
     pseudo: Logs | None,
     *,
-    spelled: str | None,
+    spelled: Sequence[str] | None,
     windows: int,
     note: str | None,
 ) -> TextScore:
-    """The score whose terms these are; bits are counted where all of what is `spelled` was scored."""
+    """The score whose terms these are; bits and words are counted where all of what is `spelled` was scored."""
     chain_total, chain_terms, chain_perplexity = _summary(chain)
     pseudo_total, pseudo_terms, pseudo_perplexity = _summary(pseudo)
-    bits = None if chain_total is None or not spelled else -chain_total / math.log(2)
+    whole, words = "".join(spelled or ()), sum(len(each.split()) for each in spelled or ())
+    bits = None if chain_total is None or not whole else -chain_total / math.log(2)
+
+    def per_word(total: float | None) -> float | None:
+        return None if total is None or not words else perplexity(-total, words)
+
     return TextScore(
         text=text,
         tokens=tokens,
         chain_log_likelihood=chain_total,
         chain_per_token=chain_terms,
         chain_perplexity=chain_perplexity,
-        bits_per_byte=None if bits is None or not spelled else bits / len(spelled.encode("utf-8")),
-        bits_per_character=None if bits is None or not spelled else bits / len(spelled),
+        chain_perplexity_per_word=per_word(chain_total),
+        bits_per_byte=None if bits is None else bits / len(whole.encode("utf-8")),
+        bits_per_character=None if bits is None else bits / len(whole),
         pseudo_log_likelihood=pseudo_total,
         pseudo_per_token=pseudo_terms,
         pseudo_perplexity=pseudo_perplexity,
+        pseudo_perplexity_per_word=per_word(pseudo_total),
         windows=windows,
         note=note,
     )
@@ -307,7 +344,7 @@ def _summary(logs: Logs | None) -> tuple[float | None, list[float | None] | None
     return total, terms, perplexity(-total, scored)
 
 
-def _note(objective: ObjectiveSettings, unscored: int, windows: int) -> str | None:
+def _note(objective: ObjectiveSettings, unscored: int, windows: int, memory: int) -> str | None:
     notes = [lacks(objective, *asks) for measure, asks in _ASKS.items() if not defines(objective, measure)]
     highest = _highest_mask_rate(objective)
     if highest is not None and highest < 0.8:
@@ -318,7 +355,8 @@ def _note(objective: ObjectiveSettings, unscored: int, windows: int) -> str | No
     if unscored:
         notes.append(f"{unscored} tokens that the vocabulary cannot spell are not scored")
     if windows > 1:
-        notes.append(f"the text was cut into {windows} windows, each scored by itself")
+        read = f"each reads {memory:,} tokens of memory" if memory else "each scored by itself"
+        notes.append(f"the text was cut into {windows} windows, {read}")
     return "; ".join(notes) or None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.example import Examples, collate
+from unicloze.example import Examples, Memory, collate
 from unicloze.mixtures import longest_window
 from unicloze.model.heads import cross_entropy
 from unicloze.text.tokenizers import Vocabulary
@@ -83,13 +84,13 @@ def check_numbers(values: Tensor) -> None:
 
 
 @torch.inference_mode()
-def logits_of(model: LoadedModel, examples: Examples) -> tuple[Tensor, Tensor]:
+def logits_of(model: LoadedModel, examples: Examples, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
     """What a model says of some rows with one target, and its labels.
 
     Returns:
         Logits, *Shape:* (rows, predictions, vocabulary), and labels, *Shape:* (rows, predictions).
     """
-    batch = collate(examples, device=model.compute.device)
+    batch = dataclasses.replace(collate(examples, device=model.compute.device), memory=memory)
     with model.compute.autocast():
         ((name, logits),) = model.model.logits(batch).items()
     return logits, batch.targets[name].labels
@@ -137,9 +138,10 @@ def pieces_of(model: LoadedModel, tokens: Sequence[Ints]) -> list[Piece]:
     ]
     long = sum(len(ids) > limit for ids in tokens)
     if long:
+        alone = "" if model.model.settings.memory else ", each read by itself"
         warnings.warn(
             f"texts longer than the {limit} tokens the model reads at once ({long} of {len(tokens)}) are cut into "
-            "consecutive windows, each read by itself",
+            f"consecutive windows{alone}",
             stacklevel=4,
         )
     return pieces

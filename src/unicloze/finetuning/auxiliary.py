@@ -24,6 +24,8 @@ from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch
 
+SEQUENCE = 2**20 + 9
+"""Stream of the keys of sequences packed in a row."""
 OF_A_ROW = "ae", "par", "lm", "diffusion", "sbo"
 """Targets that a row has by itself: neither how two segments relate nor what a generator replaced."""
 
@@ -79,33 +81,43 @@ def with_auxiliary(
         keys: Key of each row's draws. *Shape:* (rows,)
 
     Returns:
-        Two micro-batches, or one with the targets of both where their rows are the same.
+        Two micro-batches, or one with the targets of both where their rows are the same. Of a row that packs several
+        sequences, each is a row of its own in the second.
 
     Raises:
         UsageError: The rows are no plain texts.
     """
     examples = make_examples(_windows(batch.examples, vocabulary, keys), vocabulary, objective)
     if not _alike(batch.examples, examples):
-        return [batch, MicroBatch(examples, None, weights, batch.place, batch.blocks, repeats=True)]
+        blocks = batch.blocks if len(examples) == len(batch.examples) else ()
+        return [batch, MicroBatch(examples, None, weights, batch.place, blocks, repeats=True)]
     both = dataclasses.replace(batch.examples, targets={**batch.examples.targets, **examples.targets})
     return [dataclasses.replace(batch, examples=both, coefficients={**batch.coefficients, **weights})]
 
 
 def _windows(examples: Examples, vocabulary: Vocabulary, keys: keyed.Bits) -> Windows:
-    """The rows of a task as windows of text."""
-    slot = np.arange(examples.input_ids.shape[1])
-    real = slot < examples.lengths[:, None]
-    plain = (examples.kinds == Kind.CONTEXT) & (examples.position_ids == slot)
-    if not plain[real].all():
+    """The sequences of a task's rows as windows of text."""
+    real = np.arange(examples.input_ids.shape[1]) < examples.lengths[:, None]
+    row, slot = np.nonzero(real & (examples.position_ids == 0))  # where each sequence begins
+    following = np.append(slot[1:], 0)
+    ends = np.where(np.append(row[1:], -1) == row, following, examples.lengths[row])
+    lengths = (ends - slot).astype(np.int32)
+    inner = np.arange(lengths.max(initial=1))
+    taken = inner < lengths[:, None]
+    at = row[:, None], np.minimum(slot[:, None] + inner, examples.input_ids.shape[1] - 1)
+    plain = (examples.kinds[at] == Kind.CONTEXT) & (examples.position_ids[at] == inner)
+    if lengths.sum() != examples.lengths.sum() or not plain[taken].all():
         raise UsageError("finetuning.auxiliary learns plain texts, and the rows of this task hold more: leave it out")
+    token_ids = np.where(taken, examples.input_ids[at], vocabulary.pad).astype(np.int32)
+    first = np.searchsorted(row, np.arange(len(examples)))
     return Windows(
-        token_ids=examples.input_ids,
-        segment_ids=np.where(real, examples.segment_ids, 0).astype(np.int32),
-        lengths=examples.lengths,
-        maskable=real & ~np.isin(examples.input_ids, vocabulary.special),
-        keys=keys,
-        source=np.zeros(len(examples), dtype=np.int32),
-        index=np.arange(len(examples), dtype=np.int64),
+        token_ids=token_ids,
+        segment_ids=np.where(taken, examples.segment_ids[at], 0).astype(np.int32),
+        lengths=lengths,
+        maskable=taken & ~np.isin(token_ids, vocabulary.special),
+        keys=keyed.bits(keys[row], SEQUENCE, np.arange(len(row)) - first[row]) if len(row) > len(keys) else keys,
+        source=np.zeros(len(row), dtype=np.int32),
+        index=np.arange(len(row), dtype=np.int64),
     )
 
 

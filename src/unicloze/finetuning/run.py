@@ -42,7 +42,7 @@ from unicloze.finetuning.generate import target_loss
 from unicloze.finetuning.predict import as_json_lines, predict
 from unicloze.finetuning.samples import samples, with_references
 from unicloze.finetuning.scores import headline, measure, with_errors
-from unicloze.finetuning.start import start_weights
+from unicloze.finetuning.start import changed_settings, start_weights, what_changed
 from unicloze.finetuning.task_model import TaskModel
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
@@ -127,7 +127,7 @@ def finetune_run(
         recipe = reading_columns(recipe, records, progress)
         recipe = dataclasses.replace(recipe, task=resolved(recipe.task, records))
         check_labels(records, recipe)
-        training = encoded(records, recipe, start.tokenizer)
+        training = sample(encoded(records, recipe, start.tokenizer), recipe.task.train_records)
         development = None if dev is None else open_records(dev, recipe, start.tokenizer)
         if development is not None:
             check_answers(development, recipe)
@@ -140,6 +140,9 @@ def finetune_run(
             choices = automatic.what_was_chosen(asked, recipe, weights, len(training.rows))
             if choices and progress:
                 tqdm.write(f"chosen: {choices}", file=sys.stderr)
+            changes = what_changed(changed_settings(recipe, start), start)
+            if changes and progress:
+                tqdm.write(changes, file=sys.stderr)
         recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps: what is saved must be read again
         origin = origin_of(start, training, development)
@@ -305,6 +308,7 @@ class _Run(RunProcess):
             model=str(self.start.path),
             model_step=self.start.step,
             drawn=self.drawn,
+            changed=changed_settings(self.recipe, self.start),
             lineage=trained_on(self.start.path),
             files=self.files,
             fingerprints=self.origin,

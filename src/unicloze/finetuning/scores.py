@@ -13,7 +13,7 @@ import numpy as np
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.coqa import Gold
 from unicloze.evaluation.metrics.read_files import check_match, value_of
-from unicloze.evaluation.metrics.registry import metric
+from unicloze.evaluation.metrics.registry import measurable, metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.row_files import Item, read_items
 from unicloze.evaluation.metrics.spread import standard_errors
@@ -116,7 +116,7 @@ def measure_file(
     """
     if not recipe.task.kind:
         raise UsageError(f"{recipe.name} is no recipe of a task: see `unicloze recipes`.")
-    names = recipe.task.metrics if name is None else [name]
+    names = measurable(recipe.task.metrics) if name is None else [name]
     if not names:
         raise UsageError(f"The recipe {recipe.name} names no metric: name one.")
     used = {option: value for name in names for option, value in options_of(name, recipe).items()}

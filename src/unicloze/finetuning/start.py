@@ -10,17 +10,22 @@ import torch
 
 from unicloze.decoding.abilities import objective_of
 from unicloze.errors import UsageError, option_of
+from unicloze.evaluation.metrics.registry import measurable
 from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.generate import ready_to_generate
+from unicloze.mixtures import positions
 from unicloze.recipes import with_overrides
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.groups import Headed, Labelled
 from unicloze.tasks.rows import pooling_of
+from unicloze.training.initial import POSITION_ROWS, repeated, said_of_positions
 from unicloze.training.models import LoadedModel
 
 FREE = "dropout", "attention_dropout", "initializer_range"
 """Settings of `model` that are a task's own: nothing that is trained depends on them."""
+LEFT_OUT = "generator_size", "memory", "pooler"
+"""Parts of a model that no task uses."""
 
 
 def task_recipe(
@@ -30,6 +35,8 @@ def task_recipe(
     objective: Mapping[str, Any] | None = None,
 ) -> Recipe:
     """A recipe of a task for one model: data, tokenizer, objective and model are the model's.
+
+    The model gets as many positions as the rows of the task need, unless `model.max_positions` is overridden.
 
     Args:
         recipe: Of the task.
@@ -51,18 +58,26 @@ def task_recipe(
         kept = [key.partition(".")[2] for key in overridden if key.startswith(f"{section}.")]
         values = {name: getattr(getattr(recipe, section), name) for name in kept}
         sections[section] = dataclasses.replace(getattr(own, section), **values)
+    if "task.metrics" not in overridden:
+        task = dataclasses.replace(recipe.task, metrics=measurable(recipe.task.metrics))
+        recipe = dataclasses.replace(recipe, task=task)
+    asked = recipe.model.max_positions if "model.max_positions" in overridden else None
+    longest = recipe.task.max_length if asked is None else min(recipe.task.max_length, asked)
     sections["model"] = dataclasses.replace(
-        sections["model"], max_positions=start.model.max_positions, generator_size=0.0, memory=0, pooler=False
+        sections["model"], max_positions=asked, generator_size=0.0, memory=0, pooler=False
     )
-    longest = min(recipe.task.max_length, start.model.max_positions)
     recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
     recipe = _pooled(recipe)
     if TASKS[recipe.task.kind].predict is None:
         recipe = ready_to_generate(recipe, start.tokenizer)
     if recipe.finetuning.auxiliary:
-        auxiliary_objective(recipe)
+        auxiliary = auxiliary_objective(recipe)
         if not hasattr(start.model, "token_head"):
             raise UsageError(f"{start.path} has no head that predicts tokens: leave finetuning.auxiliary out")
+        longest = max(longest, positions(auxiliary, longest))
+    if asked is None:
+        model = dataclasses.replace(recipe.model, max_positions=max(longest, start.model.max_positions))
+        recipe = dataclasses.replace(recipe, model=model)
     return recipe
 
 
@@ -74,14 +89,41 @@ def _refuse_other_models(recipe: Recipe, start: LoadedModel, overridden: Sequenc
     """
     for key in overridden:
         section, _, name = key.partition(".")
+        if key == "model.max_positions":
+            asked, own = recipe.model.max_positions, start.model.max_positions
+            if asked is not None and asked < own:
+                raise UsageError(
+                    f"{key} is {asked}, and the model {start.path} has {own} positions, all of which it keeps: give {own} or "
+                    "more, and for shorter rows --task.max_length"
+                )
+            continue
         if section not in ("data", "tokenizer", "model") or name in FREE:
             continue
         asked, own = (getattr(getattr(each, section), name) for each in (recipe, start.recipe))
         if asked != own:
             raise UsageError(
                 f"{key} is {asked}, and the model {start.path} was made with {own}: leave it out; of the model a fine-tuning "
-                f"sets {', '.join(f'model.{one}' for one in FREE)}"
+                f"sets {', '.join(f'model.{one}' for one in (*FREE, 'max_positions'))}"
             )
+
+
+def changed_settings(recipe: Recipe, start: LoadedModel) -> dict[str, tuple[Any, Any]]:
+    """Settings of the model that a task changes, by dotted name: the value it has there, and the new one."""
+    own = dataclasses.replace(start.recipe.model, max_positions=start.model.max_positions)
+    names = [field.name for field in dataclasses.fields(own) if field.name not in LEFT_OUT]
+    pairs = {f"model.{name}": (getattr(own, name), getattr(recipe.model, name)) for name in names}
+    return {key: (former, now) for key, (former, now) in pairs.items() if former != now}
+
+
+def what_changed(changed: Mapping[str, tuple[Any, Any]], start: LoadedModel) -> str:
+    """The same in words; empty if nothing changes."""
+    said = []
+    for key, (former, now) in changed.items():
+        if key == "model.max_positions" and POSITION_ROWS in start.model.state_dict():
+            said.append(said_of_positions(former, now, start.path))
+        else:
+            said.append(f"{key} is {now} ({start.path}: {former})")
+    return "; ".join(said)
 
 
 def _pooled(recipe: Recipe) -> Recipe:
@@ -114,12 +156,15 @@ def _labels(task: TaskSettings) -> list[str] | None:
 def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings) -> list[str]:
     """Copy a trained model's weights into a model of a task, its pooler into the task's dense layers.
 
-    The output layers of a model that was fine-tuned before are copied where they tell the same classes apart.
+    Where the task has more positions, those of the trained model are repeated, as UniLM's released code does. The output
+    layers of a model that was fine-tuned before are copied where they tell the same classes apart.
 
     Returns:
         Names of the weights that stay as drawn.
     """
     own, theirs = model.state_dict(), start.model.state_dict()
+    if POSITION_ROWS in theirs:
+        theirs[POSITION_ROWS] = repeated(theirs[POSITION_ROWS], len(own[POSITION_ROWS]))
     fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
     for name in own:
         if name.startswith("task_heads.") and ".output." in name and _labels(start.recipe.task) != _labels(task):

@@ -46,10 +46,16 @@ class Relations:
         memory = 0 if batch.memory is None else batch.memory.slots
         device = batch.position_ids.device
         self._furthest = int(batch.position_ids.max())
+        backward = None if batch.memory is None else batch.memory.backward
+        if backward is not None:
+            self._furthest += memory
         distances = torch.arange(-self._furthest, self._furthest + memory + 1, device=device)
         table = sinusoids(distances, settings.hidden_size)
         self.sinusoids = table if dropout is None else dropout(table, settings.dropout)
         before = torch.arange(-memory, 0, device=device).expand(len(batch.position_ids), -1)
+        if backward is not None:
+            behind = batch.position_ids.amax(dim=1, keepdim=True) - before  # the nearest stands last here too
+            before = torch.where(backward[:, None], behind, before)
         self.key_positions = torch.cat([before, batch.position_ids], dim=1)
         self.key_segments = None
         if settings.num_segments:

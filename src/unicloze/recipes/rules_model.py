@@ -24,7 +24,7 @@ def model_problems(recipe: Recipe) -> Iterator[Problem]:
     if model.generator_size == 0 and learns_rtd:
         yield "model.generator_size", "the target 'rtd' needs a generator; it must be above 0"
     needed = positions(objective, data.window)
-    if model.max_positions is not None and model.max_positions < needed:
+    if not recipe.task.kind and model.max_positions is not None and model.max_positions < needed:
         reason = "data.window" if needed == data.window else f"the positions of a row of objective {objective.name}"
         yield "model.max_positions", f"it must be at least {reason}, {needed}"
     if model.num_segments == 0 and data.segments > 1:

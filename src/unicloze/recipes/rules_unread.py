@@ -34,13 +34,22 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
     "model.relative_max_distance": (_relative,),
     "training.muon_learning_rate": (_muon,),
     "training.muon_momentum": (_muon,),
-    "training.decay_steps": (Needs("training.schedule wsd", lambda recipe: recipe.training.schedule == "wsd"),),
+    "training.decay_steps": (
+        Needs("training.schedule cosine or wsd", lambda recipe: recipe.training.schedule in ("cosine", "wsd")),
+    ),
+    "training.final_rate": (
+        Needs(
+            "training.schedule linear, cosine or wsd",
+            lambda recipe: recipe.training.schedule in ("linear", "cosine", "wsd"),
+        ),
+    ),
 }
 """What settings need wherever a model learns."""
 
 IN_PRETRAINING: Mapping[str, tuple[Needs, ...]] = {
     **ANYWHERE,
     "data.phrases": (Needs("objective.mask_unit phrase", lambda recipe: recipe.objective.windows.phrases),),
+    "data.directions": (Needs("data.order streams", lambda recipe: recipe.data.order == "streams"),),
     "tokenizer.kind": (_trained,),
     "tokenizer.vocab_size": (_trained,),
     "tokenizer.strip_accents": (_trained, _word_pieces),
@@ -78,6 +87,10 @@ IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
         Needs("task.pooling null", lambda recipe: recipe.task.pooling is None),
     ),
     **{key: (_generation,) for key in KEYS if key.startswith(("generation.", "decoding."))},
+    "generation.chunk_by": (
+        _generation,
+        Needs("generation.keep chunk", lambda recipe: recipe.generation.keep == "chunk"),
+    ),
     "generation.mask_rate": (
         _generation,
         Needs("generation.learning masked", lambda recipe: recipe.generation.learning == "masked"),
@@ -116,7 +129,7 @@ DECIDED_IN_A_TASK: Mapping[str, str] = {
     "training.compile": "its rows differ in length, and a model that is compiled anew for each is slower",
     "training.phases": "they change the objective or the windows of pre-training",
     "training.initialize_from": "give --model",
-    **dict.fromkeys(("model.max_positions", "model.pooler", "model.generator_size", "model.memory"), _OF_THE_MODEL),
+    **dict.fromkeys(("model.pooler", "model.generator_size", "model.memory"), _OF_THE_MODEL),
     "model.scaled_init": _OF_THE_MODEL,
     **{key: _OF_THE_MODEL for key in KEYS if key.startswith(("data.", "tokenizer."))},
 }

@@ -40,6 +40,7 @@ _BELOW_ONE = (
     "model.attention_dropout",
     "training.muon_momentum",
     "training.label_smoothing",
+    "training.final_rate",
 )
 _RANGES: Mapping[str, Range] = {
     **dict.fromkeys(_POSITIVE, POSITIVE),
@@ -189,8 +190,11 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     shortest = 1 + 2 * data.segments
     if data.window < shortest:
         yield "data.window", f"{data.segments} segment(s) and their special tokens need {shortest} or more"
-    if data.order == "streams" and data.segments == 2:
-        yield "data.order", "windows that go on from each other have one segment: set data.segments to 1"
+    if data.order == "streams" and objective.windows.pairs != "contiguous":
+        yield (
+            "data.order",
+            "windows that go on from each other hold the text as it stands: set objective.pairs to contiguous",
+        )
     if tokenizer.vocab_size < SMALLEST_VOCABULARY:
         yield "tokenizer.vocab_size", f"the special tokens and some text need {SMALLEST_VOCABULARY} or more"
 

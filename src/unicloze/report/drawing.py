@@ -21,6 +21,7 @@ COLOURS = {
     "empty": ("#eef1f5", "#232936"),
     "context": ("#a8b9d0", "#566b8f"),
     "mask": ("#e89b2c", "#e0a043"),
+    "random": ("#d2554a", "#e57368"),
     "original": ("#239b8c", "#35b3a3"),
     "pseudo": ("#8557e6", "#a583f7"),
     "memory": ("#c0637e", "#d57f98"),

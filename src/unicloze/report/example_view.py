@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import cycle, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.mixtures import parts
 from unicloze.objectives import make_examples
+from unicloze.objectives.groups import Corruption
 from unicloze.report.answers import spell
 from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
@@ -44,6 +45,7 @@ class Slot:
         segment: The segment of that position.
         kind: Name of its `Kind`, in lower case.
         step: Factorization step it is predicted in, from 1 as in the paper; None if it is not masked.
+        random: Whether it shows a random token in the place of a mask.
     """
 
     slot: int
@@ -52,11 +54,17 @@ class Slot:
     segment: int
     kind: str
     step: int | None
+    random: bool = False
 
     @property
     def group(self) -> str:
         """C, O or P of the paper; M for a memory."""
         return _GROUPS[Kind[self.kind.upper()]]
+
+    @property
+    def holds(self) -> str:
+        """Its kind, or `random` where it shows a random token."""
+        return "random" if self.random else self.kind
 
     @property
     def label(self) -> str:
@@ -86,6 +94,8 @@ class ExampleView:
         slots: Its slots.
         intervals: Who reads whom, see `unicloze.visibility`. *Shape:* (slots, 4)
         targets: Its predictions by name.
+        local: Who reads whom in the layers that read nearby slots only; None if there are none. *Shape:* (slots, 4)
+        layers: Visibility of each layer, `full` or `local`; empty if it is not known.
         picture: The file it was drawn into, if it was.
     """
 
@@ -93,10 +103,21 @@ class ExampleView:
     slots: list[Slot]
     intervals: visibility.Intervals
     targets: Mapping[str, Answers]
+    local: visibility.Intervals | None = None
+    layers: Sequence[str] = ()
     picture: Path | None = None
 
     @classmethod
-    def of(cls, examples: Examples, tokenizer: Tokenizer, *, row: int = 0, title: str = "One example") -> ExampleView:
+    def of(
+        cls,
+        examples: Examples,
+        tokenizer: Tokenizer,
+        *,
+        row: int = 0,
+        title: str = "One example",
+        plain: Examples | None = None,
+        layers: Sequence[str] = (),
+    ) -> ExampleView:
         """Look at one row of a block.
 
         Args:
@@ -104,11 +125,15 @@ class ExampleView:
             tokenizer: Spells its ids.
             row: Number of the row.
             title: What it is, in one line; see `example_title`.
+            plain: The same block as it would be without random tokens; where it differs, one is shown.
+            layers: Visibility of each layer.
         """
         length = int(examples.lengths[row])
         columns = (examples.position_ids, examples.segment_ids, examples.kinds, examples.steps)
         values = zip(*(column[row, :length].tolist() for column in columns), strict=True)
-        tokens = tokenizer.tokens(examples.input_ids[row, :length])
+        shown = examples.input_ids[row, :length]
+        tokens = tokenizer.tokens(shown)
+        random = np.zeros(length, dtype=bool) if plain is None else shown != plain.input_ids[row, :length]
         slots = [
             Slot(
                 slot=slot,
@@ -117,6 +142,7 @@ class ExampleView:
                 segment=segment,
                 kind=Kind(kind).name.lower(),
                 step=step + 1 if step >= 0 else None,
+                random=bool(random[slot]),
             )
             for slot, (token, (position, segment, kind, step)) in enumerate(zip(tokens, values, strict=True))
         ]
@@ -125,13 +151,31 @@ class ExampleView:
             real = target.weights[row] > 0
             labels = spell(name, target.labels[row][real], tokenizer)
             targets[name] = Answers(slots=target.slots[row][real].tolist(), labels=labels)
-        return cls(title=title, slots=slots, intervals=examples.intervals[row, :length], targets=targets)
+        intervals = examples.intervals[row, :length]
+        local = None if examples.local is None else examples.local[row, :length]
+        return cls(title=title, slots=slots, intervals=intervals, targets=targets, local=local, layers=layers)
 
     @property
     def visible(self) -> npt.NDArray[np.bool_]:
         """Which slot reads which. *Shape:* (slots, slots)"""
         mask: npt.NDArray[np.bool_] = visibility.bool_mask(self.intervals, len(self.slots))
         return mask
+
+    @property
+    def visibilities(self) -> dict[str, visibility.Intervals]:
+        """Who reads whom, by the layers in which it holds, in words; a single one if all layers read alike."""
+        if self.local is None:
+            return {"": self.intervals}
+        both = {"full": self.intervals, "local": self.local}
+        return {
+            self._layers(name): intervals for name, intervals in both.items() if not self.layers or name in self.layers
+        }
+
+    def _layers(self, name: str) -> str:
+        numbers = [str(number) for number, each in enumerate(self.layers, 1) if each == name]
+        if not numbers:
+            return f"{name} layers"
+        return f"{name}: layer{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
 
     @property
     def groups(self) -> list[tuple[str, int]]:
@@ -161,10 +205,18 @@ class ExampleView:
         return {slot: ", ".join(words) for slot, words in said.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The example as plain dictionaries and lists, fit for JSON. Slots and positions count from 0, steps from 1."""
+        """The example as plain dictionaries and lists, fit for JSON. Slots and positions count from 0, steps from 1.
+
+        Where some layers read nearby slots only, `visible_local` is what they read, and `layers` says which layers these are.
+        """
+        local: dict[str, Any] = {}
+        if self.local is not None:
+            mask = visibility.bool_mask(self.local, len(self.slots))
+            local = {"visible_local": mask.astype(int).tolist(), "layers": list(self.layers)}
         return {
             "slots": [asdict(slot) for slot in self.slots],
             "visible": self.visible.astype(int).tolist(),
+            **local,
             "targets": {name: asdict(answers) for name, answers in self.targets.items()},
         }
 
@@ -177,7 +229,8 @@ class ExampleView:
         for slot in self.slots:
             step, prediction = str(slot.step or ""), says.get(slot.slot, "")
             place = str(slot.position), str(slot.segment)
-            table.append((str(slot.slot), slot.label, slot.token, *place, slot.kind, step, prediction))
+            kind = f"{slot.kind}*" if slot.random else slot.kind
+            table.append((str(slot.slot), slot.label, slot.token, *place, kind, step, prediction))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         numbers = (0, 3, 4, 6)
         lines = [
@@ -185,12 +238,16 @@ class ExampleView:
             for row in table
         ]
         names = [f"{slot.label:<5}" for slot in self.slots]
+        if any(slot.random for slot in self.slots):
+            lines += ["", "* shows a random token in the place of a mask"]
         heading = "reads".ljust(max(map(len, names), default=0)) + "  "
         heading += " ".join(name.ljust(size) for name, size in self.groups).rstrip()
         sizes = [size for _, size in self.groups]
-        matrix = visibility.text(self.intervals, len(names), query_names=names, groups=sizes)
+        for layers, intervals in self.visibilities.items():
+            matrix = visibility.text(intervals, len(names), query_names=names, groups=sizes)
+            lines += ["", *([layers] if layers else []), heading, matrix]
         order = f"steps: {self.order}  (by position; [SOS] is 0)"
-        return "\n".join([self.title, order, "", *lines, "", heading, matrix])
+        return "\n".join([self.title, order, "", *lines])
 
 
 def example_title(recipe: Recipe) -> str:
@@ -198,6 +255,21 @@ def example_title(recipe: Recipe) -> str:
     part = parts(recipe.objective)[0]
     name = f"{recipe.name}, {part.label}" if recipe.objective.mixture else recipe.name
     return f"{name}: objective {part.settings.name}, targets {' + '.join(part.settings.targets)}"
+
+
+def view_of(recipe: Recipe, token_ids: npt.NDArray[np.int32], seed: int, tokenizer: Tokenizer) -> ExampleView:
+    """One row made of token ids, in words; arguments and errors as of `example_of`."""
+    part, plain = parts(recipe.objective)[0].settings, None
+    if isinstance(part, Corruption) and part.random_share:
+        objective = dataclasses.replace(part, random_share=0.0, mixture=[])
+        plain = example_of(dataclasses.replace(recipe, objective=objective), token_ids, seed, tokenizer)
+    return ExampleView.of(
+        example_of(recipe, token_ids, seed, tokenizer),
+        tokenizer,
+        title=example_title(recipe),
+        plain=plain,
+        layers=list(islice(cycle(recipe.model.layer_visibility), recipe.model.num_layers)),
+    )
 
 
 def part_of(recipe: Recipe, label: str) -> Recipe:

@@ -12,7 +12,7 @@ import numpy as np
 from unicloze.mixtures import parts
 from unicloze.objectives.groups import Shown
 from unicloze.recipes import load_recipe
-from unicloze.report.example_view import ExampleView, example_of, example_title
+from unicloze.report.example_view import ExampleView, example_of, view_of
 from unicloze.report.history import History, mapping, sequence
 from unicloze.report.picture import draw_mask
 from unicloze.run_files import RECIPE, TOKENIZER
@@ -69,8 +69,7 @@ class Fed:
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, window=window))
         text, origin = _sample_text(history, tokenizer)
         token_ids = tokenizer.encode_batch([text])[0]
-        examples = example_of(recipe, token_ids, recipe.training.seed, tokenizer)
-        view = ExampleView.of(examples, tokenizer, title=example_title(recipe))
+        view = view_of(recipe, token_ids, recipe.training.seed, tokenizer)
         caption = f"{origin}, cut to {window} tokens; this recipe trains on windows of {trained_on}."
         part, *others = parts(recipe.objective)
         if others:

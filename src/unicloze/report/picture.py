@@ -12,6 +12,7 @@ import numpy.typing as npt
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.report.drawing import MONO_WIDTH, SANS_WIDTH, Drawing, Label
 from unicloze.report.example_view import ExampleView, Slot
+from unicloze.visibility import Intervals, bool_mask
 
 _MATRIX = 860.0
 _LARGEST_CELL, _SMALLEST_CELL = 22.0, 0.75
@@ -22,6 +23,7 @@ _TICKS_APART = 12.0
 _LEGEND = {
     "context": "context token",
     "mask": "masked position",
+    "random": "random token in the place of a mask",
     "original": "original token (O)",
     "pseudo": "pseudo mask (P)",
     "memory": "memory",
@@ -56,7 +58,8 @@ def draw_mask(view: ExampleView) -> Drawing:
     """A matrix with a row for each slot that reads and a column for each slot that is read.
 
     A cell is filled where the row reads the column, in the colour of what the column holds. Gaps part C, O and P,
-    smaller ones the factorization steps. Tokens, steps and predictions are spelled out as long as they are legible.
+    smaller ones the factorization steps. Where layers read differently, there is a matrix for each way. Tokens, steps and
+    predictions are spelled out as long as they are legible.
 
     Args:
         view: The example; its title is the headline.
@@ -83,13 +86,20 @@ def draw_mask(view: ExampleView) -> Drawing:
         Label(x=_MARGIN, y=_MARGIN + 8, text=headline, size=15, bold=True),
         Label(x=_MARGIN, y=_MARGIN + 30, text=order, size=12, role="muted"),
     ]
-    _fill(drawing, view, offsets, cell, left, top)
-    _name_groups(drawing, view, offsets, cell, left, top)
-    if labelled:
-        _name_slots(drawing, slots, names, says, offsets + cell / 2, font, (left, top, side))
-    else:
-        _name_ticks(drawing, slots, offsets, cell, left, top)
-    drawing.height = _legend(drawing, view, top + side + 26) + _MARGIN
+    above = top - _MARGIN - 60
+    for layers, intervals in view.visibilities.items():
+        if layers:
+            label = _fit(layers[0].upper() + layers[1:], 12 * SANS_WIDTH, width - 2 * _MARGIN)
+            drawing.labels.append(Label(x=_MARGIN, y=top - above + 2, text=label, size=12, bold=True))
+            top += 20
+        _fill(drawing, view, intervals, offsets, cell, left, top)
+        _name_groups(drawing, view, offsets, cell, left, top, top - above)
+        if labelled:
+            _name_slots(drawing, slots, names, says, offsets + cell / 2, font, (left, top, side))
+        else:
+            _name_ticks(drawing, slots, offsets, cell, left, top)
+        bottom, top = top + side + 26, top + side + above + 26
+    drawing.height = _legend(drawing, view, bottom) + _MARGIN
     return drawing
 
 
@@ -113,14 +123,20 @@ def _offsets(slots: list[Slot], cell: float) -> npt.NDArray[np.float64]:
 
 
 def _fill(
-    drawing: Drawing, view: ExampleView, offsets: npt.NDArray[np.float64], cell: float, left: float, top: float
+    drawing: Drawing,
+    view: ExampleView,
+    intervals: Intervals,
+    offsets: npt.NDArray[np.float64],
+    cell: float,
+    left: float,
+    top: float,
 ) -> None:
     """The cells: a block for each pair of unbroken stretches, then those that are read, then a grid over all."""
     stretches = _stretches(offsets, cell)
     for y0, y1 in stretches:
         for x0, x1 in stretches:
             drawing.rectangles.append((left + x0, top + y0, x1 - x0, y1 - y0, "empty"))
-    filled = list(_filled(view, offsets, cell))
+    filled = list(_filled(view, intervals, offsets, cell))
     for x, y, w, h, kind in sorted(filled, key=lambda block: block[4]):
         drawing.rectangles.append((left + x, top + y, w, h, kind))
     if cell >= _GRID_CELL:
@@ -137,16 +153,16 @@ def _stretches(offsets: npt.NDArray[np.float64], cell: float) -> list[tuple[floa
 
 
 def _filled(
-    view: ExampleView, offsets: npt.NDArray[np.float64], cell: float
+    view: ExampleView, intervals: Intervals, offsets: npt.NDArray[np.float64], cell: float
 ) -> Iterator[tuple[float, float, float, float, str]]:
     """Blocks of equal colour, merged along rows and then down columns."""
-    kinds = np.array([slot.kind for slot in view.slots])
+    kinds = np.array([slot.holds for slot in view.slots])
     apart = np.diff(offsets, prepend=-np.inf) > cell + 1e-6
     fresh = apart.copy()
     fresh[1:] |= kinds[1:] != kinds[:-1]
     columns = np.split(np.arange(len(kinds)), np.flatnonzero(fresh)[1:])
     growing: dict[tuple[int, int], int] = {}
-    visible = view.visible
+    visible: npt.NDArray[np.bool_] = bool_mask(intervals, len(kinds))
     runs: set[tuple[int, int]] = set()
     for row in range(len(kinds) + 1):
         if row == len(kinds):
@@ -173,13 +189,19 @@ def _runs(reads: npt.NDArray[np.bool_], columns: list[npt.NDArray[np.intp]]) -> 
 
 
 def _name_groups(
-    drawing: Drawing, view: ExampleView, offsets: npt.NDArray[np.float64], cell: float, left: float, top: float
+    drawing: Drawing,
+    view: ExampleView,
+    offsets: npt.NDArray[np.float64],
+    cell: float,
+    left: float,
+    top: float,
+    above: float,
 ) -> None:
     first = 0
     for name, size in view.groups:
         middle = float(offsets[first] + offsets[first + size - 1] + cell) / 2
         drawing.labels += [
-            Label(x=left + middle, y=_MARGIN + 60, text=name, size=14, bold=True, anchor="middle"),
+            Label(x=left + middle, y=above, text=name, size=14, bold=True, anchor="middle"),
             Label(x=_MARGIN + 4, y=top + middle, text=name, size=14, bold=True, anchor="middle"),
         ]
         first += size
@@ -238,7 +260,7 @@ def _name_ticks(
 def _legend(drawing: Drawing, view: ExampleView, y: float) -> float:
     """What the colours mean, in as many lines as it takes; returns where it ends."""
     x, size = _MARGIN, 12.0
-    present = {slot.kind for slot in view.slots}
+    present = {slot.holds for slot in view.slots}
     for kind, words in _LEGEND.items():
         if kind not in present:
             continue

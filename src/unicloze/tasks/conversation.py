@@ -59,7 +59,7 @@ def heads(settings: Passages) -> Mapping[str, HeadSettings]:
     classes = HeadSettings(
         kind="classes", outputs=len(ANSWERS), dense=settings.head == "dense", dropout=settings.head_dropout
     )
-    return {**extraction.heads(settings), "answer": classes}
+    return {**extraction.span_heads(settings), "answer": classes}
 
 
 def checked(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:

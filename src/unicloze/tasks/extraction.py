@@ -1,8 +1,9 @@
 """Extractive question answering: the answer is a span of the passage (SQuAD; UniLMv2, Section 4.2; UniLM v1, Section 3.2).
 
 A row is "[SOS] question [EOS] window [EOS]". Its start and its end are chosen among the tokens of the window and [SOS], which
-stands for no answer in this window; a model that reads from left to right has the last [EOS] in its place. Long passages are
-read in windows that overlap; the best span of all is the answer.
+stands for no answer in this window; a model that reads from left to right has the last [EOS] in its place. With
+`task.no_answer` `class` the same slot also predicts whether the window holds an answer. Long passages are read in windows
+that overlap; the best span of all is the answer.
 """
 
 from __future__ import annotations
@@ -12,27 +13,37 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from unicloze.errors import UniclozeError
+from unicloze.example import Examples
 from unicloze.records.answers import Answer, answers_of, needed_answers
 from unicloze.records.record import Record, refuse_repeated
 from unicloze.rules import Needs
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.groups import Passages, task_of
 from unicloze.tasks.passages import (
+    NOWHERE,
     SPECIALS,
     Passage,
     Window,
     best_of_windows,
     encode_passages,
+    lay_out_windows,
     room_for_question,
     span_labels,
     window_bounds,
 )
 from unicloze.tasks.rows import Ints
 from unicloze.tasks.task import Outputs, Prediction
-from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.tokenizers import Tokenizer, Vocabulary
+
+_UNANSWERABLE = Needs(
+    "questions without an answer (task.unanswerable)", lambda recipe: recipe.task.unanswerable is not False
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,28 +53,48 @@ class ExtractionSettings(Passages):
     Args:
         unanswerable: Whether questions may have no answer in their passage (SQuAD 2.0); whether one of the training file
             has none if not given.
+        no_answer: What tells that there is none: a `span` at the slot of the whole row scored against the others (BERT), or a
+            `class` predicted from that slot ([SOS]; UniLMv2, Section 4.2).
         no_answer_threshold: How far the score of no answer must lie above that of the best answer for there to be none;
-            chosen on the development file if not given, 0 without one.
+            chosen on the development file if not given, 0 without one. By `class` it is the log-odds of none.
     """
 
     kind: str = "extraction"
     unanswerable: bool | None = None
+    no_answer: Literal["span", "class"] = "span"
     no_answer_threshold: float | None = None
 
     one_slot = "that there is no answer is scored"
-    needs: ClassVar = {
-        "no_answer_threshold": (
-            Needs(
-                "questions without an answer (task.unanswerable)", lambda recipe: recipe.task.unanswerable is not False
-            ),
-        )
-    }
+    needs: ClassVar = dict.fromkeys(("no_answer", "no_answer_threshold"), (_UNANSWERABLE,))
 
 
-def heads(settings: Passages) -> Mapping[str, HeadSettings]:
+NONE = "none"
+"""The target that says whether a window holds an answer: 1 if it holds none."""
+
+
+def span_heads(settings: Passages) -> dict[str, HeadSettings]:
     """A choice of the slot where the answer starts, and of the one where it ends."""
     head = HeadSettings(kind="choice", dense=settings.head == "dense", dropout=settings.head_dropout)
     return dict.fromkeys(("start", "end"), head)
+
+
+def heads(settings: ExtractionSettings) -> Mapping[str, HeadSettings]:
+    """Those of a span, and by `task.no_answer` a class for having none."""
+    head = HeadSettings(kind="classes", outputs=2, dense=settings.head == "dense", dropout=settings.head_dropout)
+    return {**span_heads(settings), **({NONE: head} if predicts_none(settings) else {})}
+
+
+def predicts_none(settings: ExtractionSettings) -> bool:
+    """Whether a class says that a question has no answer."""
+    return settings.no_answer == "class" and settings.unanswerable is not False
+
+
+def lay_out(
+    rows: Sequence[Window], vocabulary: Vocabulary, recipe: Recipe, _keys: npt.NDArray[np.uint64] | None
+) -> Examples:
+    """Windows to examples."""
+    asked = predicts_none(task_of(recipe, ExtractionSettings))
+    return lay_out_windows(rows, vocabulary, recipe, classes=(NONE,) if asked else ())
 
 
 def with_unanswerable(settings: ExtractionSettings, records: Sequence[Record]) -> ExtractionSettings:
@@ -142,13 +173,18 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         answers = answers_of(record, task)
         span = None if not answers else span_of(answers[0], passage)
         bounds = window_bounds(len(passage), task.max_length - SPECIALS - len(shown), task.stride)
-        labels = [None if answers is None else span_labels(span, first, last) for first, last in bounds]
+        labels = [None if answers is None else _labels(span, first, last) for first, last in bounds]
         several += len(bounds) > 1
         unreached += bool(answers) and not any(label and label["start"] for label in labels)
         windows += windows_of_record(number, shown, passage, bounds, labels)
     cut = sum(len(question) > room for question in questions)
     note_windows(len(records), cut=cut, several=several, unreached=unreached, recipe=recipe)
     return windows
+
+
+def _labels(span: tuple[int, int] | None, first: int, last: int) -> dict[str, int]:
+    labels = span_labels(span, first, last)
+    return {**labels, NONE: int(labels["start"] == NOWHERE)}
 
 
 def span_of(answer: Answer, passage: Passage) -> tuple[int, int] | None:
@@ -192,7 +228,8 @@ def predict(
 
     `score` is that of the best, `n_best` lists the best with their first characters. Where questions may have no answer,
     `no_answer_score` is the lowest score of no answer of all windows, and the prediction is empty if that lies more than
-    the threshold above `score`; `na_probability` is above a half then.
+    the threshold above `score`; `na_probability` is above a half then. Where a class says so, `no_answer_log_odds` are the
+    lowest of all windows, and are compared with the threshold.
     """
     task = task_of(recipe, ExtractionSettings)
     found: list[Prediction] = []
@@ -203,7 +240,10 @@ def predict(
             "prediction": spans[0].text if spans else "",
             "score": round(spans[0].score, 6) if spans else None,
         }
-        if task.unanswerable:
+        if task.unanswerable and predicts_none(task):
+            odds = min(float(output[NONE][0, 1]) - float(output[NONE][0, 0]) for output in said)
+            prediction["no_answer_log_odds"] = round(odds, 6)
+        elif task.unanswerable:
             prediction["no_answer_score"] = round(nowhere, 6)
         prediction["n_best"] = [
             {"text": span.text, "start": span.start, "score": round(span.score, 6)} for span in spans
@@ -224,8 +264,10 @@ def grouped(
 
 
 def no_answer_margin(prediction: Prediction) -> float:
-    """How far the score of no answer lies above that of the best one."""
+    """How far the score of no answer lies above that of the best one, or the log-odds of none."""
     score = prediction["score"]
+    if "no_answer_log_odds" in prediction:
+        return math.inf if score is None else float(prediction["no_answer_log_odds"])
     return math.inf if score is None else float(prediction["no_answer_score"] - score)
 
 

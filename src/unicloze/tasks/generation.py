@@ -79,6 +79,12 @@ class WritingSettings(TaskSettings):
         generation = recipe.generation
         if not generation.source:
             yield "generation.source", "name at least one role that the source is made of"
+        for role in generation.chunk_by or []:
+            if role not in generation.source:
+                yield (
+                    "generation.chunk_by",
+                    f"'{role}' is no part of the source, which has {', '.join(generation.source)}",
+                )
         if generation.max_target < 2:
             yield "generation.max_target", "a token and [EOS] need 2 or more"
         if generation.max_source is not None and generation.max_source < SHORTEST_SOURCE:
@@ -169,12 +175,15 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     several = [targets_of(record, task) if has_target(record, task) else [] for record in records]
     answers = iter(tokenizer.encode_batch([text for each in several for text in each]))
     for_source, for_target = room(recipe)
+    choosing = None
+    if generation.chunk_by is not None:
+        choosing = [number for number, role in enumerate(generation.source) if role in generation.chunk_by]
     copies = 1 + (learning_of(recipe) == "pseudo")
     rows, cut = [], [0, 0]
     for number, (ids, targets) in enumerate(
         zip(given, [[next(answers) for _ in each] for each in several], strict=True)
     ):
-        kept = cut_parts(ids, for_source - SOURCE_SPECIALS, generation.keep)
+        kept = cut_parts(ids, for_source - SOURCE_SPECIALS, generation.keep, choosing)
         source = join_parts(kept, tokenizer.vocabulary.eos)
         shown: list[Ints | None] = [target[: for_target - 1] for target in targets]
         cut[0] += sum(map(len, kept)) < sum(map(len, ids))
@@ -185,8 +194,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     if any(cut):
         warnings.warn(
             f"{cut[0]} of {len(records)} sources are longer than {for_source} tokens, special tokens included, and {cut[1]} "
-            f"targets longer than {for_target}: they are cut (generation.max_source and max_target, within task.max_length "
-            "and the model's positions)",
+            f"targets longer than {for_target}: they are cut (generation.max_source and max_target, within task.max_length)",
             stacklevel=2,
         )
     return rows

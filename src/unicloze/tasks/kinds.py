@@ -10,7 +10,6 @@ import numpy.typing as npt
 from unicloze.example import Examples
 from unicloze.settings import Recipe
 from unicloze.tasks import baselines, choice, classification, conversation, extraction, generation, tagging
-from unicloze.tasks.passages import Window, lay_out_windows
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.tasks.task import Task
 from unicloze.tasks.texts import TARGET, reference
@@ -21,12 +20,6 @@ def _as_they_are(
     rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe, _keys: npt.NDArray[np.uint64] | None
 ) -> Examples:
     return lay_out(rows, vocabulary, recipe)
-
-
-def _windows(
-    rows: Sequence[Window], vocabulary: Vocabulary, recipe: Recipe, _keys: npt.NDArray[np.uint64] | None
-) -> Examples:
-    return lay_out_windows(rows, vocabulary, recipe)
 
 
 TASKS: Mapping[str, Task] = {
@@ -112,7 +105,7 @@ TASKS: Mapping[str, Task] = {
         resolve=extraction.with_unanswerable,
         heads=extraction.heads,
         encode=extraction.encode,
-        lay_out=_windows,
+        lay_out=extraction.lay_out,
         predict=extraction.predict,
         reference=extraction.reference,
         baseline=baselines.no_answer,

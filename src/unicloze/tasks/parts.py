@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -18,13 +18,14 @@ def join_parts(parts: Sequence[Ints], separator: int) -> Ints:
     return np.concatenate(joined[1:]).astype(np.int32)
 
 
-def cut_parts(parts: Sequence[Ints], room: int, keep: Keep) -> list[Ints]:
+def cut_parts(parts: Sequence[Ints], room: int, keep: Keep, chunk_by: Collection[int] | None = None) -> list[Ints]:
     """Shorten the longest parts, to one length if need be, until all fit with separators between them.
 
     Args:
         parts: Token ids of each.
         room: Most tokens of all, separators included.
         keep: What stays of a part, see `GenerationSettings.keep`.
+        chunk_by: Numbers of the parts that choose a chunk; all but the part itself if not given.
     """
     lengths = np.array([len(part) for part in parts])
     left = max(0, room - (len(parts) - 1))
@@ -34,8 +35,9 @@ def cut_parts(parts: Sequence[Ints], room: int, keep: Keep) -> list[Ints]:
     for done, number in enumerate(np.argsort(lengths, kind="stable")):  # what a short one leaves, the longer ones share
         allowed[number] = min(int(lengths[number]), left // (len(parts) - done))
         left -= int(allowed[number])
+    choosing = range(len(parts)) if chunk_by is None else chunk_by
     return [
-        _kept(part, [*parts[:number], *parts[number + 1 :]], int(allowed[number]), keep)
+        _kept(part, [parts[other] for other in choosing if other != number], int(allowed[number]), keep)
         for number, part in enumerate(parts)
     ]
 

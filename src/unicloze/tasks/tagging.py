@@ -125,7 +125,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     if windowed:
         warnings.warn(
             f"{windowed} of {len(records)} sentences are longer than the {task.max_length} tokens of a row "
-            "(task.max_length, and no more than the model has positions) and are read in windows",
+            "(task.max_length) and are read in windows",
             stacklevel=2,
         )
     return rows

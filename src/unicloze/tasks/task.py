@@ -112,8 +112,7 @@ def cut_note(cut: int, records: int, longest: int) -> None:
     """Say once how many records are longer than a row."""
     if cut:
         warnings.warn(
-            f"{cut} of {records} records are longer than the {longest} tokens of a row (task.max_length, and no more than "
-            "the model has positions) and are cut",
+            f"{cut} of {records} records are longer than the {longest} tokens of a row (task.max_length) and are cut",
             RecordsCut,
             stacklevel=3,
         )

@@ -22,8 +22,15 @@ def shuffled(positions: Ints, size: int, seed: int) -> tuple[Ints, Ints]:
     return epochs, samples
 
 
-def streams(positions: Ints, size: int, seed: int, *, lanes: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-    """Epoch and sample at each position, where each position continues the text `lanes` positions earlier.
+def backward_lanes(lane: Ints, lanes: int) -> npt.NDArray[np.bool_]:
+    """Whether a lane is one of the half that goes backward where both directions are read; a single one does not."""
+    return 2 * lane >= lanes + lanes % 2
+
+
+def streams(
+    positions: Ints, size: int, seed: int, *, lanes: int, both: bool = False
+) -> tuple[Ints, Ints, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Epoch and sample at each position, every `lanes` positions going on where those before them stopped.
 
     An epoch is a ring of its samples. Lanes start at evenly spaced places, rotated by a keyed shift each epoch, and take
     equally many steps; samples left at the end of some lanes (fewer than `lanes`) are reached by another epoch's shift.
@@ -31,17 +38,20 @@ def streams(positions: Ints, size: int, seed: int, *, lanes: int) -> tuple[Ints,
     Args:
         positions: Step times lanes, plus the lane. *Shape:* (positions,)
         size: Samples of an epoch.
-        seed: Key of the shifts.
-        lanes: Number of samples read side by side.
+        seed: Names the shifts.
+        lanes: How many samples are read side by side.
+        both: Half of the lanes take their samples from the last to the first.
 
     Returns:
-        Epoch, sample, and whether a lane begins there. *Shape:* (positions,) each.
+        Epoch, sample, whether a lane begins there, and whether it goes backward, *Shape:* (positions,) each.
     """
     steps = max(1, size // lanes)
     epochs, within = np.divmod(positions, steps * lanes)
     step, lane = np.divmod(within, lanes)
     shift = keyed.below(keyed.key(seed, keyed.Purpose.LANE_SHIFT, epochs), size)
-    return epochs, (lane * size // lanes + step + shift) % size, step == 0
+    backward = backward_lanes(lane, lanes) & both
+    taken = np.where(backward, steps - 1 - step, step)
+    return epochs, (lane * size // lanes + taken + shift) % size, step == 0, backward
 
 
 def spread(count: int, size: int) -> Ints:
@@ -49,12 +59,16 @@ def spread(count: int, size: int) -> Ints:
     return np.arange(count, dtype=np.int64) * size // count
 
 
-def spread_lanes(count: int, size: int, *, lanes: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """At most `count` numbers below `size`, in evenly spaced lanes of consecutive numbers.
+def spread_lanes(
+    count: int, size: int, *, lanes: int, both: bool = False
+) -> tuple[Ints, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """At most `count` of `size` numbers: lanes at even distances, each of consecutive numbers.
 
     Returns:
-        Numbers, equally many per lane, and whether a lane begins there. *Shape:* (numbers,) each.
+        Numbers, as many for each lane, whether a lane begins there, and whether it goes backward. *Shape:* (numbers,) each.
     """
     lanes = min(lanes, count)
     step, lane = np.divmod(np.arange(count // lanes * lanes, dtype=np.int64), lanes)
-    return lane * size // lanes + step, step == 0
+    backward = backward_lanes(lane, lanes) & both
+    taken = np.where(backward, count // lanes - 1 - step, step)
+    return lane * size // lanes + taken, step == 0, backward

@@ -72,11 +72,12 @@ class WindowSampler:
         documents: `separate` cuts windows within documents, `joined` from all documents of a shard with an [EOS] between
             them, so that all windows of a shard but the last are full (RoBERTa's FULL-SENTENCES).
         order: `shuffled`, or `streams`: consecutive windows side by side, for segment recurrence (Transformer-XL, XLNet).
-        phrases: Phrases to mark in `Windows.joined`.
+        directions: `both` lets half of the streams go from the end of the text to its beginning.
+        phrases: Phrases to mark in the windows, as `Windows.joined`.
 
     Raises:
-        UsageError: The window is too short, the weights do not fit the sources, or streams have two segments.
-        UniclozeError: There are no windows.
+        UsageError: The window is too short, or the weights do not fit the sources.
+        UniclozeError: There is no window at all.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class WindowSampler:
         weights: Sequence[float] | None = None,
         documents: Literal["separate", "joined"] = "separate",
         order: Literal["shuffled", "streams"] = "shuffled",
+        directions: Literal["forward", "both"] = "forward",
         phrases: PhraseTable | None = None,
     ) -> None:
         least = 1 + 2 * segments
@@ -102,12 +104,10 @@ class WindowSampler:
             raise UsageError(f"data.weights has {len(weights)} values for {len(sources)} sources: give one per source.")
         if weights is not None and (min(weights) < 0 or not np.isfinite(weights).all()):
             raise UsageError(f"data.weights contains {min(weights)}: weights must be at least 0.")
-        if order == "streams" and segments == 2:
-            raise UsageError("data.order streams needs windows of one segment: set --data.segments 1.")
         self.sources = tuple(sources)
         self._phrases = phrases
         self.window, self.segments, self.vocabulary, self.seed = window, segments, vocabulary, seed
-        self.documents, self.order = documents, order
+        self.documents, self.order, self._both = documents, order, directions == "both"
         self._piece = window - 1 - segments
         separator = vocabulary.eos if documents == "joined" else None
         self._pieces = [
@@ -161,9 +161,11 @@ class WindowSampler:
             UsageError: The windows lack two segments of one document to pair, or there is only one document.
         """
         positions = np.arange(start, start + count, dtype=np.int64)
-        begins = None
+        begins = backward = None
         if self.order == "streams":
-            epochs, samples, begins = orders.streams(positions, self.epoch_size, self.seed, lanes=lanes)
+            epochs, samples, begins, backward = orders.streams(
+                positions, self.epoch_size, self.seed, lanes=lanes, both=self._both
+            )
         else:
             epochs, samples = orders.shuffled(positions, self.epoch_size, self.seed)
         bounds = np.cumsum(self._quotas)
@@ -173,12 +175,13 @@ class WindowSampler:
         if begins is None:
             self._shuffle_parts(source, passes, index)
         else:
-            begins |= within == 0
+            assert backward is not None
+            begins |= within == np.where(backward, self._quotas[source] - 1, 0)
         if static_copies is None:
             keys = keyed.key(self.seed, epochs, samples)
         else:
             keys = keyed.key(self.seed, keyed.Purpose.STATIC_COPY, source, index, passes % static_copies)
-        return self._windows(source, index, keys, pairs, self._quotas, begins)
+        return self._windows(source, index, keys, pairs, self._quotas, begins, backward)
 
     def sequential(self, count: int, *, pairs: Pairs = "contiguous", lanes: int = 1) -> Windows:
         """At most `count` windows for evaluation, spread evenly over the sources and independent of the seed.
@@ -188,17 +191,16 @@ class WindowSampler:
             pairs: As for `read`.
             lanes: As for `read`: this many evenly spread stretches of consecutive windows.
         """
-        count, begins = min(count, self.num_windows), None
+        count, begins, backward = min(count, self.num_windows), None, None
         if self.order == "streams":
-            numbers, begins = orders.spread_lanes(count, self.num_windows, lanes=lanes)
+            numbers, begins, backward = orders.spread_lanes(count, self.num_windows, lanes=lanes, both=self._both)
         else:
             numbers = orders.spread(count, self.num_windows)
         bounds = np.cumsum(self.source_windows)
         source = np.searchsorted(bounds, numbers, side="right")
         index = numbers - (bounds - self.source_windows)[source]
-        return self._windows(
-            source, index, keyed.key(keyed.Purpose.HELDOUT_WINDOW, source, index), pairs, self.source_windows, begins
-        )
+        keys = keyed.key(keyed.Purpose.HELDOUT_WINDOW, source, index)
+        return self._windows(source, index, keys, pairs, self.source_windows, begins, backward)
 
     def name(self, source: int, index: int) -> WindowName:
         """Location of a window; if it spans several documents, the document of its first token.
@@ -275,7 +277,13 @@ class WindowSampler:
         pairs: Pairs,
         shares: Ints,
         begins: npt.NDArray[np.bool_] | None,
+        backward: npt.NDArray[np.bool_] | None,
     ) -> Windows:
+        if pairs != "contiguous" and self.order == "streams":
+            raise UsageError(
+                f"objective.pairs is {pairs}, and windows that go on from each other hold the text as it stands: set "
+                "--objective.pairs contiguous."
+            )
         if pairs != "contiguous" and (self.segments == 1 or self.documents == "joined"):
             raise UsageError(
                 f"objective.pairs is {pairs}, which needs two segments of one document: set --data.segments 2 and "
@@ -287,6 +295,8 @@ class WindowSampler:
         else:
             segments = pairing.Segments(text=self._take(source, places), lengths=places.length, cuts=places.length)
         token_ids, segment_ids = self._lay_out(segments)
+        turned = np.zeros(len(index), dtype=bool) if backward is None else backward
+        within_run = np.where(turned, index + 1 < places.last, index > places.first)
         maskable = ~self._special[token_ids]
         return Windows(
             token_ids=token_ids,
@@ -298,7 +308,8 @@ class WindowSampler:
             source=source.astype(np.int32),
             index=index,
             negative=segments.negative,
-            continues=None if begins is None else ~begins & (index > places.first),
+            continues=None if begins is None else ~begins & within_run,
+            backward=backward if self._both else None,
         )
 
     def _lay_out(self, segments: pairing.Segments) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:

@@ -31,8 +31,9 @@ class Windows:
             follows. *Shape:* (rows,)
         joined: Whether a token belongs to the same phrase as the token before it; None without a phrase table.
             *Shape:* (rows, window)
-        continues: Whether the row continues the text of the same row in the previous batch (segment recurrence); None if the
-            order is not a stream. *Shape:* (rows,)
+        continues: Whether the text goes on that stood in the same row of the batch before (segment recurrence); None where
+            the order is no stream. *Shape:* (rows,)
+        backward: Whether that text follows this one instead of standing before it; None if it never does. *Shape:* (rows,)
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -45,6 +46,7 @@ class Windows:
     negative: npt.NDArray[np.bool_] | None = None
     joined: npt.NDArray[np.bool_] | None = None
     continues: npt.NDArray[np.bool_] | None = None
+    backward: npt.NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -159,13 +159,14 @@ def mask_rates(
 
 def heldout_examples(
     sampler: WindowSampler, objective: ObjectiveSettings, count: int, *, lanes: int
-) -> Mapping[str, Examples]:
+) -> Mapping[str, MicroBatch]:
     """The same held-out examples at every call, by label of the part. Every masked slot shows a mask."""
     found = {}
     for part in parts(objective):
         if part.evaluate:
             windows = sampler.sequential(count, pairs=part.settings.windows.pairs, lanes=lanes)
-            found[part.label] = make_examples(windows, sampler.vocabulary, part.settings.without_noise())
+            examples = make_examples(windows, sampler.vocabulary, part.settings.without_noise())
+            found[part.label] = MicroBatch(examples, windows)
     return found
 
 

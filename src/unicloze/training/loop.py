@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from unicloze.errors import UniclozeError
-from unicloze.example import Examples, collate
+from unicloze.example import Examples, Memory, collate
 from unicloze.model.build import Model
 from unicloze.model.dropout import DropoutKey
 from unicloze.settings import TrainingSettings
+from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch
 from unicloze.training.finite import first_non_finite
 from unicloze.training.lookups import by_rows, fill_gradients
@@ -207,14 +208,31 @@ def clip_gradient(model: Model, largest: float) -> float:
     return float(norm)
 
 
-def evaluate(model: Model, examples: Examples, compute: Compute, rows: int) -> dict[str, tuple[float, float]]:
-    """Summed loss in nats and number of predictions of each target over a block of examples."""
+def evaluate(
+    model: Model, examples: Examples, compute: Compute, rows: int, windows: Windows | None = None
+) -> dict[str, tuple[float, float]]:
+    """Sum of the losses in nats, and number of predictions, of each target over a block of examples.
+
+    Args:
+        model: The model.
+        examples: The rows.
+        compute: Where and how to compute.
+        rows: Rows of one forward pass.
+        windows: What the rows were made from. Those that go on from the row `rows` before them read its memory, if the model
+            has one.
+    """
+    memory: Memory | None = None
     sums: dict[str, tuple[float, float]] = dict.fromkeys(examples.targets, (0.0, 0.0))
     model.eval()
     with torch.no_grad():
-        for block in examples.split(rows):
+        for number, block in enumerate(examples.split(rows)):
+            batch = collate(block, device=compute.device, fixed_shape=compute.fixed_shape)
+            if windows is not None and windows.continues is not None:
+                of_block = MicroBatch(block, windows[number * rows : (number + 1) * rows])
+                batch = with_memory(batch, of_block, memory, model.for_use().settings)
+                memory = batch.memory
             with compute.autocast():
-                losses = model(collate(block, device=compute.device, fixed_shape=compute.fixed_shape))
+                losses = model(batch)
             for name, loss in losses.items():
                 total, weight = sums[name]
                 sums[name] = total + float(loss.total), weight + loss.weight

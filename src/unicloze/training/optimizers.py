@@ -11,6 +11,7 @@ from torch import nn
 
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.settings import TrainingSettings, chosen
+from unicloze.training.lamb import Lamb
 
 SLANTED_RATIO = 32
 """Ratio of peak to lowest learning rate of a slanted triangle (ULMFiT, Section 3.2)."""
@@ -22,7 +23,7 @@ _MATRICES, _VECTORS, _HIDDEN = "matrices", "vectors", "hidden"
 def build_optimizers(
     model: nn.Module, settings: TrainingSettings, *, layer_decay: float = 1.0, unfreeze_every: float = 0.0
 ) -> list[torch.optim.Optimizer]:
-    """AdamW or Adamax for everything, or Muon for the matrices inside the layers and AdamW for the rest.
+    """AdamW, Adamax or LAMB for everything, or Muon for the matrices inside the layers and AdamW for the rest.
 
     Frozen weights belong to none. Weight decay applies to matrices, but not to biases, normalisations and the relative
     position bias. Each group stores its peak learning rate as `peak_lr` and its first training step as `first_step`.
@@ -67,6 +68,10 @@ def build_optimizers(
     optimizers: list[torch.optim.Optimizer] = []
     if everything and settings.optimizer == "adamax":
         optimizers.append(torch.optim.Adamax(everything, **moments))
+    elif everything and settings.optimizer == "lamb":
+        for group in everything:
+            group["adapt"] = group["params"][0].ndim >= 2 and id(group["params"][0]) not in undecayed
+        optimizers.append(Lamb(everything, **moments))
     elif everything:
         optimizers.append(torch.optim.AdamW(everything, **moments, fused=True))
     hidden = groups(settings.muon_learning_rate or chosen(settings.learning_rate), _HIDDEN)
@@ -113,7 +118,7 @@ def set_learning(optimizers: list[torch.optim.Optimizer], step: int) -> None:
 
 
 def schedule_factor(step: int, settings: TrainingSettings) -> float:
-    """Share of the peak learning rate at a step, counted from 0: linear warm-up, then the schedule down to 0.
+    """Share of the peak learning rate at a step, counted from 0: a linear warm-up, then the schedule down to its end.
 
     A slanted triangle starts and ends at 1/32 of the peak. With T steps and a warm-up of T x cut_frac this is
     ULMFiT's equation 3.
@@ -128,9 +133,13 @@ def schedule_factor(step: int, settings: TrainingSettings) -> float:
         return 1.0
     if settings.schedule == "wsd":
         decay = settings.decay_steps if settings.decay_steps is not None else max(1, settings.steps // 10)
-        return min(1.0, left / max(1, decay))
-    share = left / since_warmup
-    return share if settings.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * share))
+        share = min(1.0, left / max(1, decay))
+    elif settings.schedule == "cosine":
+        decay = settings.decay_steps if settings.decay_steps is not None else since_warmup
+        share = 0.5 * (1 - math.cos(math.pi * max(0.0, (left - since_warmup + decay) / decay)))
+    else:
+        share = left / since_warmup
+    return settings.final_rate + (1 - settings.final_rate) * share
 
 
 def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) -> None:

@@ -1,7 +1,7 @@
 """Segment recurrence: memories passed from the rows of one step to those of the next (Dai et al. 2019, Section 3.2).
 
-Rows of micro-batch j continue in micro-batch j of the next step, where `Windows.continues` says so. Evaluation uses no
-memory: its windows stand alone.
+Rows of micro-batch j of a step go on in micro-batch j of the next step, where `Windows.continues` says so; in an evaluation,
+those of a block in the next block.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def with_memory(batch: Batch, micro_batch: MicroBatch, former: Memory | None, se
         )
     else:
         memory = Memory(states=former.states, lengths=former.lengths * torch.from_numpy(continues).to(device))
+    if micro_batch.windows.backward is not None:
+        memory.backward = torch.from_numpy(micro_batch.windows.backward).to(device)
     text = torch.from_numpy(micro_batch.examples.text_slots()).to(device=device, dtype=torch.long)
     return dataclasses.replace(batch, memory=memory, text_slots=text)
 

@@ -16,7 +16,6 @@ import torch
 from tqdm import tqdm
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.example import Examples
 from unicloze.mixtures import parts, phases
 from unicloze.model.model import perplexity
 from unicloze.recipes import load_recipe, save_recipe
@@ -341,8 +340,8 @@ class _Run(RunProcess):
         training = self.recipe.training
         rows = training.micro_batch_size or training.batch_size
         sums: dict[str, tuple[float, float]] = {}
-        for label, examples in self.heldout_examples.items():
-            measured = evaluate(state.model, examples, self.compute, rows)
+        for label, block in self.heldout_examples.items():
+            measured = evaluate(state.model, block.examples, self.compute, rows, block.windows)
             prefix = f"{label}." if len(self.heldout_examples) > 1 else ""
             sums |= {f"{prefix}{name}": value for name, value in measured.items()}
         means = {name: total / weight if weight else None for name, (total, weight) in sums.items()}
@@ -359,7 +358,7 @@ class _Run(RunProcess):
             predictions={name: weight for name, (_, weight) in sums.items()},
             part=self.part,
             window=self.heldout.window,
-            windows=len(next(iter(self.heldout_examples.values()))),
+            windows=len(next(iter(self.heldout_examples.values())).examples),
         )
         if self.progress:
             said = _measured(self.part, self.perplexity, self.counts)
@@ -379,8 +378,8 @@ class _Run(RunProcess):
         )
 
 
-def _predicts(examples: Examples) -> bool:
-    return any(bool((target.weights > 0).any()) for target in examples.targets.values())
+def _predicts(block: MicroBatch) -> bool:
+    return any(bool((target.weights > 0).any()) for target in block.examples.targets.values())
 
 
 def phrases_for(recipe: Recipe, prepared: Prepared, folder: Path, *, progress: bool = True) -> PhraseTable | None:
@@ -408,6 +407,7 @@ def build_sampler(
         weights=None if heldout else recipe.data.weights,
         documents=recipe.data.documents,
         order=recipe.data.order,
+        directions=recipe.data.directions,
         phrases=phrases,
     )
 

@@ -28,9 +28,9 @@ READ_BY_INSPECT = (
 )  # fmt: skip
 """Settings, or whole sections, that decide on a single example or on whether it can be made."""
 NOT_READ_BY_INSPECT = (
-    "objective.static_copies", "objective.final_mask_rate", "objective.coefficients", "objective.local_width",
+    "objective.static_copies", "objective.final_mask_rate", "objective.coefficients",
 )  # fmt: skip
-"""Settings of an objective that change nothing in a single example as its full layers read it."""
+"""Settings of an objective that change nothing in a single example."""
 
 
 def prepare(
@@ -210,7 +210,7 @@ def inspect(
     """
     from unicloze.recipes import load_recipe
     from unicloze.recipes.rules_unread import given_settings, refuse_beyond, refuse_unread
-    from unicloze.report.example_view import ExampleView, example_title, inspect_example, part_of
+    from unicloze.report.example_view import inspect_example, part_of, view_of
 
     if not 0 <= seed < 2**63:
         raise UsageError(f"seed is {seed}: give a whole number from 0 to 2**63 - 1.")
@@ -222,8 +222,8 @@ def inspect(
     chosen = settings if part is None else part_of(settings, part)
     refuse_unread([_as_shown(settings, part)], given)
     settings = chosen
-    examples, tokenizer = inspect_example(settings, text, seed, tokenizer_found)
-    view = ExampleView.of(examples, tokenizer, title=example_title(settings))
+    _, tokenizer = inspect_example(settings, text, seed, tokenizer_found)
+    view = view_of(settings, tokenizer.encode_batch([text])[0], seed, tokenizer)
     if picture is not None:
         from unicloze.report.picture import save_picture
 

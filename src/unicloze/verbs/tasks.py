@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from unicloze.errors import UsageError
 from unicloze.settings import Precision, PredictionFormat
@@ -14,11 +14,20 @@ from unicloze.verbs.common import OF_FILES, RUNS, Overrides, PathLike, check_fil
 from unicloze.verbs.options import JSON, Device, File, Folder, Model, Number, OfFiles, OneOf, Option, Settings, clean
 
 if TYPE_CHECKING:
+    from unicloze.finetuning.glue import GlueSummary
     from unicloze.finetuning.seeds import FinetuneSummary
     from unicloze.records.record import Record
+    from unicloze.settings import Recipe
     from unicloze.tasks.task import Predictions
     from unicloze.tasks.unanswerable import Written
     from unicloze.training.models import LoadedModel
+
+WHOLE_GLUE = "glue", "glue-v1"
+"""Names that stand for the recipes of all tasks of GLUE."""
+GLUE_KEEPS = (
+    "task.max_length", "task.head", "task.head_dropout", "task.pooling", "task.evaluate_records", "task.train_records",
+)  # fmt: skip
+"""Settings of a task that all tasks of GLUE may share."""
 
 SOURCES = OneOf("sources", required=True)
 
@@ -30,6 +39,7 @@ def finetune(
     dev: File | None = None,
     out: Folder | None = None,
     seeds: Number = 1,
+    grid_budget: Number = 1,
     quiet: bool = False,
     overrides: Annotated[
         Overrides | None,
@@ -39,17 +49,19 @@ def finetune(
             recipe="task",
         ),
     ] = None,
-) -> FinetuneSummary:  # fmt: skip
+) -> FinetuneSummary | GlueSummary:  # fmt: skip
     """Fine-tune a trained model on labelled records, or go on with an interrupted run; the best is kept.
 
     Args:
-        task: Recipe of the task.
+        task: Recipe of the task. `glue`, or `glue-v1` with UniLM v1's settings, learns every task of GLUE that the folder
+            `train` holds, and writes the score and the files for the benchmark's server.
         model: Directory of a run, one of its checkpoints, or a folder of another library's, to start from; in Python also
             a loaded model.
         train: Records to train on, a file or a folder of files: .jsonl, .tsv, .csv or the task's own, also .gz.
         dev: Records to evaluate on and to choose the best checkpoint by.
         out: Directory of the run; runs/NAME if not given.
         seeds: Runs with seeds of their own.
+        grid_budget: Of `glue`: settings of UniLMv2's grid (Table 9) to try for each task, the recipe's own first.
         quiet: Show no progress.
         overrides: Settings by dotted name.
 
@@ -68,8 +80,14 @@ def finetune(
 
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: give 1 or more.")
+    if grid_budget < 1:
+        raise UsageError(f"grid_budget is {grid_budget}: give 1 or more.")
     given = given_settings(overrides)
     refuse_decided_in_task(given)
+    if task in WHOLE_GLUE:
+        return _glue(task == "glue-v1", model, Path(train), dev, out, seeds, grid_budget, quiet, overrides)
+    if grid_budget > 1:
+        raise UsageError("option --grid-budget: only --task glue searches a grid: leave it out.")
     of_objective = {key: value for key, value in given.items() if key.startswith("objective.")}
     recipe = load_recipe(task, {key: value for key, value in given.items() if key not in of_objective})
     tune_allocator()
@@ -89,6 +107,55 @@ def finetune(
     return finetune_seeds(
         recipe, start, Path(train), None if dev is None else Path(dev), folder, seeds=seeds, progress=not quiet
     )
+
+
+def _glue(
+    first: bool,
+    model: PathLike | LoadedModel,
+    folder: Path,
+    dev: PathLike | None,
+    out: PathLike | None,
+    seeds: int,
+    grid_budget: int,
+    quiet: bool,
+    overrides: Overrides | None,
+) -> GlueSummary:
+    """Every task of GLUE in a folder, by UniLM v1's recipes if `first`."""
+    from unicloze.recipes import load_recipe
+    from unicloze.recipes.rules_unread import given_settings, refuse_unread_in_task
+    from unicloze.training.allocator import tune_allocator
+
+    given = given_settings(overrides)
+    if dev is not None:
+        raise UsageError(
+            "option --dev: each task of GLUE has its development file in the folder --train: leave it out."
+        )
+    if key := next((key for key in given if key.startswith("task.") and key not in GLUE_KEEPS), None):
+        raise UsageError(f"option --{key}: each task of GLUE has its own: fine-tune on one task with --task glue-NAME.")
+    if first and grid_budget > 1:
+        raise UsageError(
+            "option --grid-budget: UniLM v1 names one setting and no grid: leave it out, or give --task glue."
+        )
+    tune_allocator()
+    from unicloze.finetuning.glue import GRID, finetune_glue
+    from unicloze.finetuning.start import task_recipe
+    from unicloze.interop.opening import open_model
+
+    if grid_budget > 1 and (key := next((key for key in given if key in GRID), None)):
+        raise UsageError(f"option --{key}: --grid-budget searches it: leave one of them out.")
+    start = open_model(model)
+
+    def recipe_of(task: str, changes: Mapping[str, Any]) -> Recipe:
+        values = {**given, **changes}
+        of_objective = {key: value for key, value in values.items() if key.startswith("objective.")}
+        own = {key: value for key, value in values.items() if key not in of_objective}
+        recipe = task_recipe(load_recipe(f"glue-{task}{'-v1' * first}", own), start, list(values), of_objective)
+        refuse_unread_in_task([recipe], given)
+        return recipe
+
+    place = folder_at(out, RUNS / ("glue-v1" if first else "glue"))
+    place.mkdir(parents=True, exist_ok=True)
+    return finetune_glue(recipe_of, start, folder, place, seeds=seeds, grid_budget=grid_budget, progress=not quiet)
 
 
 def predict(

@@ -33,9 +33,7 @@ def meteor(
         UniclozeError: pycocoevalcap or Java is not installed, Java fails, or predictions and references do not match.
     """
     found, wanted = tokens_of(predictions, references, profile)
-    jar, java = _jar(), shutil.which("java")
-    if java is None:
-        raise UniclozeError("METEOR is a Java program and java is not on the PATH: install a Java runtime.")
+    jar, java = programs()
     command = [java, "-Xmx2G", "-Dfile.encoding=UTF-8", "-jar", jar.name, "-", "-", "-stdio", "-l", "en", "-norm"]
     with tempfile.TemporaryFile() as errors:
         try:
@@ -54,6 +52,18 @@ def meteor(
         if score is None:
             raise UniclozeError(f"METEOR's Java program failed and said: {_said(errors) or 'nothing'}")
     return MetricResult(metric="meteor", values={"meteor": 100 * score}, items=len(found), note=note_of(profile))
+
+
+def programs() -> tuple[Path, str]:
+    """The program and the Java runtime that METEOR needs.
+
+    Raises:
+        UniclozeError: One is not installed.
+    """
+    jar, java = _jar(), shutil.which("java")
+    if java is None:
+        raise UniclozeError("METEOR is a Java program and java is not on the PATH: install a Java runtime.")
+    return jar, java
 
 
 def _score(

@@ -9,10 +9,17 @@ from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.result import MetricResult, check_pairs, library
 
 
-def correlation(predictions: Sequence[float], references: Sequence[float]) -> MetricResult:
+def correlation(
+    predictions: Sequence[float], references: Sequence[float], *, metric: str = "correlation"
+) -> MetricResult:
     """Pearson's and Spearman's correlation (STS-B), times 100.
 
     A model that predicts one number for all has no correlation: both are undefined, and the note says why.
+
+    Args:
+        predictions: The numbers.
+        references: The right ones.
+        metric: Name of the metric.
 
     Raises:
         UniclozeError: scipy is not installed, a number is not finite, or predictions and references do not match.
@@ -31,4 +38,4 @@ def correlation(predictions: Sequence[float], references: Sequence[float]) -> Me
         spearman = float(statistics.spearmanr(predictions, references).statistic)
     values = {"pearson": 100 * pearson, "spearman": 100 * spearman}
     undefined = list(values) if note else []
-    return MetricResult(metric="correlation", values=values, items=len(predictions), note=note, undefined=undefined)
+    return MetricResult(metric=metric, values=values, items=len(predictions), note=note, undefined=undefined)

@@ -15,15 +15,18 @@ How predictions and references are passed follows from what is compared, and is 
 from __future__ import annotations
 
 import difflib
+import warnings
+from collections.abc import Sequence
+from functools import partial
 
-from unicloze.errors import UsageError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics import bleu, nist
 from unicloze.evaluation.metrics.coco import coco
 from unicloze.evaluation.metrics.coqa import coqa
 from unicloze.evaluation.metrics.diversity import diversity
 from unicloze.evaluation.metrics.labels import accuracy, f1, macro_f1, matthews
 from unicloze.evaluation.metrics.last_words import lambada
-from unicloze.evaluation.metrics.meteor import meteor
+from unicloze.evaluation.metrics.meteor import meteor, programs
 from unicloze.evaluation.metrics.numbers import correlation
 from unicloze.evaluation.metrics.perl_rouge import perl_rouge
 from unicloze.evaluation.metrics.profiles import PROFILES
@@ -69,6 +72,7 @@ METRICS: dict[str, Metric] = {
         function=meteor,
         headline="meteor",
         extra="coco",
+        check_programs=programs,
         options={"profile": tuple(PROFILES)},
     ),
     "nist": Metric(
@@ -122,6 +126,13 @@ METRICS: dict[str, Metric] = {
         headline="spearman",
         extra="metrics",
     ),
+    "pearson": Metric(
+        purpose="the same, of which Pearson's tells the better model",
+        compares="numbers",
+        function=partial(correlation, metric="pearson"),
+        headline="pearson",
+        extra="metrics",
+    ),
     "entity-f1": Metric(
         purpose="F1 of entities in BIO tags, as conlleval counts them",
         compares="tags",
@@ -153,6 +164,25 @@ def metric(name: str) -> Metric:
             f"There is no metric {name}: {meant}the metrics are {', '.join(METRICS)}; one of your own needs --plugin FILE."
         )
     return METRICS[name]
+
+
+def measurable(names: Sequence[str]) -> list[str]:
+    """The metrics of a recipe that this machine can compute, the first in any case; a warning says which it cannot.
+
+    Args:
+        names: Names of metrics, the first of which chooses the best checkpoint.
+    """
+    found = list(names[:1])
+    for name in names[1:]:
+        check = metric(name).check_programs
+        try:
+            if check is not None:
+                check()
+        except UniclozeError as error:
+            warnings.warn(f"the metric {name} of the recipe is not measured: {error}", stacklevel=2)
+        else:
+            found.append(name)
+    return found
 
 
 class MetricTable(dict[str, Metric]):

@@ -68,6 +68,7 @@ class Metric:
         extra: The extra of the package whose libraries it needs; none if it needs none.
         options: Its options with the values each can have; an empty list allows any text.
         needs_references: Whether it compares at all, or measures predictions by themselves.
+        check_programs: Raises where a program that it needs is not installed; none if it needs none.
     """
 
     purpose: str
@@ -78,6 +79,7 @@ class Metric:
     extra: str | None = None
     options: Mapping[str, Sequence[str]] = field(default_factory=dict)
     needs_references: bool = True
+    check_programs: Callable[[], object] | None = None
 
     def __call__(self, predictions: Any, references: Any, **options: Any) -> MetricResult:
         """Compare predictions with references.

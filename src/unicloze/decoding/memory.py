@@ -1,0 +1,77 @@
+"""What a model with a memory remembers of a long text while its windows are scored one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from unicloze.decoding.embed import rows_to_encode
+from unicloze.decoding.texts import Piece, by_length, one_segment
+from unicloze.example import Memory, collate
+
+if TYPE_CHECKING:
+    from unicloze.training.models import LoadedModel
+
+
+def with_memories(
+    model: LoadedModel, pieces: Sequence[Piece], batch_size: int
+) -> Iterator[tuple[list[int], Memory | None]]:
+    """Numbers of pieces of different texts, and what each reads of the pieces of its text before it.
+
+    The pieces of a text come in their order; all are given once. A piece is remembered as it is read whole, with nothing
+    masked.
+
+    Args:
+        model: It has a memory.
+        pieces: Those of a text in their order.
+        batch_size: Most texts at once, and most rows of one forward pass.
+    """
+    of_text: dict[int, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        of_text.setdefault(piece.text, []).append(number)
+    texts = sorted(of_text.values(), key=lambda numbers: -len(numbers))
+    for first in range(0, len(texts), batch_size):
+        group = texts[first : first + batch_size]
+        memory: Memory | None = None
+        for place in range(len(group[0])):
+            going = [numbers[place] for numbers in group if len(numbers) > place]
+            memory = rows_of(memory, np.arange(len(going)))
+            yield going, memory
+            if place + 1 < len(group[0]):
+                memory = _remembered(model, [pieces[number] for number in going], memory, batch_size)
+
+
+def rows_of(memory: Memory | None, rows: npt.NDArray[np.int64]) -> Memory | None:
+    """The memory of some rows."""
+    if memory is None:
+        return None
+    chosen = torch.from_numpy(rows).to(memory.lengths.device)
+    return Memory(states=memory.states[:, chosen], lengths=memory.lengths[chosen])
+
+
+@torch.inference_mode()
+def _remembered(model: LoadedModel, pieces: Sequence[Piece], before: Memory | None, batch_size: int) -> Memory:
+    """What is remembered behind each piece."""
+    settings, device = model.model.settings, model.compute.device
+    shape = settings.num_layers, len(pieces), settings.memory, settings.hidden_size
+    after = Memory(
+        states=torch.zeros(shape, device=device), lengths=torch.zeros(len(pieces), dtype=torch.long, device=device)
+    )
+    former = before or after
+    for block in by_length([len(piece) for piece in pieces], batch_size):
+        windows = one_segment([pieces[i].tokens for i in block], model.tokenizer.vocabulary)
+        examples = rows_to_encode(windows, model.recipe)
+        memory = rows_of(former, block)
+        assert memory is not None
+        text = torch.from_numpy(examples.text_slots()).to(device=device, dtype=torch.long)
+        batch = dataclasses.replace(collate(examples, device=device), memory=memory, text_slots=text)
+        with model.compute.autocast():
+            model.model.backbone(batch)
+        rows = torch.from_numpy(block).to(device)
+        after.states[:, rows], after.lengths[rows] = memory.states, memory.lengths
+    return after

@@ -1,0 +1,35 @@
+"""Which metric of the registry measures which task of GLUE (Wang et al. 2019), and by which of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueTask:
+    """How a task is measured.
+
+    Args:
+        metric: Name of the metric.
+        values: Its values that papers report; the first is that of UniLM v1's Table 11. UniLMv2's Table 3 has accuracy for
+            MRPC and QQP and Pearson's correlation for STS-B, by which the metric `pearson` chooses.
+    """
+
+    metric: str
+    values: tuple[str, ...]
+
+
+GLUE: Mapping[str, GlueTask] = {
+    "cola": GlueTask(metric="matthews", values=("matthews",)),
+    "sst-2": GlueTask(metric="accuracy", values=("accuracy",)),
+    "mrpc": GlueTask(metric="f1", values=("f1", "accuracy")),
+    "sts-b": GlueTask(metric="correlation", values=("spearman", "pearson")),
+    "qqp": GlueTask(metric="f1", values=("f1", "accuracy")),
+    "mnli": GlueTask(metric="accuracy", values=("accuracy",)),
+    "qnli": GlueTask(metric="accuracy", values=("accuracy",)),
+    "rte": GlueTask(metric="accuracy", values=("accuracy",)),
+    "wnli": GlueTask(metric="accuracy", values=("accuracy",)),
+    "ax": GlueTask(metric="matthews", values=("matthews",)),
+}
+"""By name of the task. MNLI's is that of its matched and of its mismatched half; AX is the diagnostic set."""

@@ -1,0 +1,65 @@
+"""LAMB: Adam whose update of each tensor is as large as the tensor, for very large batches (You et al. 2020, Algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Lamb(torch.optim.Optimizer):
+    """A step moves a tensor by the learning rate times its norm, in the direction of Adam's update plus the decay.
+
+    The norm of a tensor is taken as it is (phi is the identity), and where a norm is 0 the update keeps its own. A group with
+    `adapt` false has Adam's update as it is: ALBERT's released code leaves out biases and normalisations.
+
+    Args:
+        params: Weights, or groups of them.
+        lr: Learning rate.
+        betas: Decay rates of the moments.
+        eps: Added to the root of the second moment.
+        weight_decay: Factor of the weights that are added to the update.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": True}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Change every weight that has a gradient."""
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, weight.grad, group)
+
+    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+        state["step"] += 1
+        (first, second), number = group["betas"], float(state["step"])
+        state["exp_avg"].lerp_(gradient, 1 - first)
+        state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        root = (state["exp_avg_sq"] / (1 - second**number)).sqrt_().add_(group["eps"])
+        update = (state["exp_avg"] / (1 - first**number)).div_(root)
+        if group["weight_decay"]:
+            update.add_(weight, alpha=group["weight_decay"])
+        if group["adapt"]:
+            size, length = weight.norm(), update.norm()
+            update.mul_(torch.where((size > 0) & (length > 0), size / length, torch.ones_like(size)))
+        weight.sub_(update, alpha=group["lr"])

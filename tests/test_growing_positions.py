@@ -1,0 +1,153 @@
+"""Rows longer than the model that a task starts from: its positions are repeated, and that is reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import nlu_toys
+from unicloze import verbs
+from unicloze.errors import UsageError
+from unicloze.finetuning.run import finetune_run
+from unicloze.finetuning.start import task_recipe
+from unicloze.recipes import load_recipe
+from unicloze.settings import Recipe, TokenizerSettings
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.initial import POSITION_ROWS
+from unicloze.training.models import LoadedModel, build_model, load_model
+
+WORDS = [
+    "anna", "eva", "carl", "berlin", "oslo", "sees", "meets", "likes", "the", "old", "red", "small", "river", "garden",
+    "house", "tree",
+]  # fmt: skip
+SHAPE = {
+    "data.window": 512, "model.hidden_size": 16, "model.num_layers": 1, "model.num_heads": 2,
+    "model.intermediate_size": 32,
+}  # fmt: skip
+TWO_STEPS = {
+    "training.batch_size": 2, "training.learning_rate": 1e-3, "training.device": "cpu", "training.precision": "fp32",
+    "finetuning.epochs": 1,
+}  # fmt: skip
+
+
+def start_of(recipe: str = "quickstart", **shape: Any) -> LoadedModel:
+    tokenizer = Tokenizer.train([" ".join(WORDS)] * 5, TokenizerSettings(vocab_size=140))
+    made = load_recipe(recipe, {**SHAPE, **{key.replace("__", "."): value for key, value in shape.items()}})
+    model = build_model(made, tokenizer.vocabulary.size).for_use().eval()
+    return LoadedModel(model, tokenizer, made, Path("start"), 0)
+
+
+def recipe_for(start: LoadedModel, task: str = "xsum", **overrides: Any) -> Recipe:
+    given = {**TWO_STEPS, **{key.replace("__", "."): value for key, value in overrides.items()}}
+    return task_recipe(load_recipe(task, given), start, list(given))
+
+
+def pairs(path: Path) -> Path:
+    lines = ({"source": " ".join(WORDS * 60), "target": " ".join(WORDS[n:] * 6)} for n in range(4))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_source_of_720_and_a_target_of_48_tokens_are_learned_from_512_positions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = start_of()
+    recipe = recipe_for(start)
+    assert (recipe.model.max_positions, recipe.task.max_length) == (768, 768)
+    with pytest.warns(UserWarning, match="4 of 4 sources are longer than 720 tokens"):
+        result = finetune_run(recipe, start, pairs(tmp_path / "train.jsonl"), None, tmp_path / "run")
+    assert result.step == 2
+    assert "positions 512 to 767 start as copies of the 512 that start has" in capsys.readouterr().err
+    begun = json.loads((tmp_path / "run" / "ledger.jsonl").read_text().split("\n")[0])
+    assert begun["changed"] == {"model.max_positions": [512, 768]}
+    tuned = load_model(tmp_path / "run")
+    assert tuned.model.max_positions == 768
+    with pytest.warns(UserWarning, match="1 of 1 sources are longer than 720 tokens"):
+        (written,) = verbs.generate(tuned, text=" ".join(WORDS * 60), quiet=True, overrides={"decoding.beams": 1})
+    assert written["prediction"] is not None
+
+
+def test_the_known_positions_stay_and_the_others_repeat_them(tmp_path: Path) -> None:
+    """Saved before anything was learned, with a learning rate that changes nothing."""
+    start = start_of()
+    recipe = recipe_for(start, training__learning_rate=1e-30, training__weight_decay=0.0)
+    with pytest.warns(UserWarning, match="are cut"), pytest.warns(UserWarning, match="learn next to nothing"):
+        finetune_run(recipe, start, pairs(tmp_path / "train.jsonl"), None, tmp_path / "run", progress=False)
+    known, grown = (model.model.state_dict()[POSITION_ROWS] for model in (start, load_model(tmp_path / "run")))
+    assert torch.equal(grown[:512], known)
+    assert torch.equal(grown[512:], known[:256])
+
+
+@pytest.mark.parametrize(("task", "longest"), [
+    ("cnndm", 768), ("xsum", 768), ("cnndm-v1", 768), ("gigaword", 512), ("generation", 512),
+    ("squad-question-generation", 512), ("glue-mnli", 512),
+])  # fmt: skip
+def test_a_task_has_the_positions_its_rows_need(task: str, longest: int) -> None:
+    recipe = recipe_for(start_of(), task)
+    assert recipe.model.max_positions == longest
+    assert recipe.task.max_length == load_recipe(task).task.max_length
+
+
+def test_the_number_of_positions_may_be_given() -> None:
+    start = start_of(data__window=32)
+    assert recipe_for(start, "classification").model.max_positions == 128
+    more = recipe_for(start, "classification", model__max_positions=200)
+    assert (more.model.max_positions, more.task.max_length) == (200, 128)
+    kept = recipe_for(start, "classification", model__max_positions=32)
+    assert (kept.model.max_positions, kept.task.max_length) == (32, 32)
+    with pytest.raises(
+        UsageError, match=r"model\.max_positions is 31, and the model start has 32 positions.*: give 32 or"
+    ):
+        recipe_for(start, "classification", model__max_positions=31)
+
+
+def test_the_auxiliary_objective_has_the_positions_its_rows_need() -> None:
+    start = start_of("bart-base", data__window=32, model__max_positions=None)
+    given = {"finetuning__auxiliary": {"lm": 0.5}, "task__max_length": 100}
+    recipe = recipe_for(start, "classification", **given)
+    assert recipe.model.max_positions is not None and recipe.model.max_positions > 128
+    with pytest.raises(UsageError, match=r"rows of \d+ positions out of 100 tokens, and the model has 128"):
+        recipe_for(start, "classification", **given, model__max_positions=128)
+
+
+@pytest.mark.parametrize("recipe", ["xlnet-base", "unilmv2-ablation-ae-par-relpos"])
+def test_distances_need_no_rows(recipe: str, tmp_path: Path) -> None:
+    """XLNet has no table at all; a relative bias stays beside a table that grows."""
+    start = start_of(recipe, data__window=32, **({"model__memory": 0} if recipe == "xlnet-base" else {}))
+    task = recipe_for(start, "classification", task__max_length=80)
+    assert task.model.max_positions == 80
+    lines = ({"text": " ".join(WORDS * (1 + n)), "label": "ab"[n % 2]} for n in range(4))
+    train = nlu_toys.write(tmp_path / "train.jsonl", list(lines))
+    finetune_run(task, start, train, None, tmp_path / "run", progress=False)
+    state = load_model(tmp_path / "run").model.state_dict()
+    assert (POSITION_ROWS in state) == (recipe != "xlnet-base")
+
+
+def test_a_grown_model_is_exported_with_all_its_positions(tmp_path: Path) -> None:
+    start = start_of("bert-base", data__window=32, model__max_positions=None)
+    task = recipe_for(start, "classification", task__pooling="first")
+    train = nlu_toys.write(tmp_path / "train.jsonl", [{"text": "anna", "label": "ab"[n % 2]} for n in range(4)])
+    finetune_run(task, start, train, None, tmp_path / "run", progress=False)
+    verbs.export(tmp_path / "run", "bert", tmp_path / "stock")
+    assert json.loads((tmp_path / "stock" / "config.json").read_text())["max_position_embeddings"] == 128
+    rows = load_file(tmp_path / "stock" / "model.safetensors")["bert.embeddings.position_embeddings.weight"]
+    assert torch.equal(rows, load_model(tmp_path / "run").model.state_dict()[POSITION_ROWS])
+
+
+def test_a_setting_of_the_model_that_a_task_changes_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = start_of(data__window=128)
+    task = recipe_for(start, "classification", model__dropout=0.3)
+    train = nlu_toys.write(tmp_path / "train.jsonl", [{"text": "anna", "label": "ab"[n % 2]} for n in range(4)])
+    finetune_run(task, start, train, None, tmp_path / "run")
+    assert "model.dropout is 0.3 (start: 0.0)" in capsys.readouterr().err
+    begun = json.loads((tmp_path / "run" / "ledger.jsonl").read_text().split("\n")[0])
+    assert begun["changed"] == {"model.dropout": [0.0, 0.3]}
+    with pytest.raises(UsageError, match=r"model\.num_layers is 3, and the model start was made with 1: leave it out"):
+        recipe_for(start, "classification", model__num_layers=3)
