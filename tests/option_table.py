@@ -159,6 +159,7 @@ SETTINGS = {
     "training.steps": Row("unilmv2", "4"),
     "training.batch_size": Row("unilmv2", "8"),
     "training.micro_batch_size": Row("unilmv2", "2"),
+    "training.leaves": Row("unilmv2", "1", beside="--training.micro_batch_size 1"),
     "training.optimizer": Row("unilmv2", "muon"),
     "training.learning_rate": Row("unilmv2", "0.02"),
     "training.muon_learning_rate": Row("unilmv2", "0.02", beside=MUON),

@@ -266,6 +266,9 @@ class TrainingSettings:
         steps: Optimiser steps.
         batch_size: Windows or records' rows of one step, over all its micro-batches.
         micro_batch_size: Those of one forward pass; `batch_size` if not given. Fewer need less memory.
+        leaves: Gradients of a step are summed in groups of consecutive micro-batches, so many at most (a power of 2), and the
+            groups in a binary tree, so that any number of processes computes the same bits. Most processes that share a
+            step; each holds about log2(leaves) gradients.
         optimizer: `adamw`; `adamax`, Adam by the largest gradient (Kingma and Ba 2015, Section 7.1), without weight decay;
             or `muon`: Muon for the hidden matrices and AdamW for the rest.
         learning_rate: Peak learning rate. In fine-tuning `auto` chooses one by the size of the model.
@@ -305,6 +308,7 @@ class TrainingSettings:
     steps: int = 500_000
     batch_size: int = 7680
     micro_batch_size: int | None = None
+    leaves: int = 64
     optimizer: Literal["adamw", "adamax", "muon"] = "adamw"
     learning_rate: float | Auto = 6e-4
     muon_learning_rate: float | None = None

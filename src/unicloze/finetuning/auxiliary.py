@@ -84,7 +84,7 @@ def with_auxiliary(
     """
     examples = make_examples(_windows(batch.examples, vocabulary, keys), vocabulary, objective)
     if not _alike(batch.examples, examples):
-        return [batch, MicroBatch(examples, None, weights, batch.place, batch.blocks, repeats=True)]
+        return [batch, MicroBatch(examples, None, weights, batch.place, batch.blocks, repeats=True, part=1)]
     both = dataclasses.replace(batch.examples, targets={**batch.examples.targets, **examples.targets})
     return [dataclasses.replace(batch, examples=both, coefficients={**batch.coefficients, **weights})]
 

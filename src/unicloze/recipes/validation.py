@@ -202,6 +202,8 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
             "training.decay_steps",
             f"after {training.warmup_steps} warm-up steps that is beyond step {training.steps}",
         )
+    if training.leaves < 1 or training.leaves & (training.leaves - 1):
+        yield "training.leaves", "it must be a power of 2, such as 64"
     micro = training.micro_batch_size
     if micro is not None and micro > 0 and training.batch_size % micro:
         yield "training.micro_batch_size", f"it must divide training.batch_size, {training.batch_size}"

@@ -34,6 +34,7 @@ class MicroBatch:
         place: Where labelled records are from.
         blocks: Rows of each block of like length, which are laid end to end; none if all are padded to the longest.
         repeats: Its text is that of another micro-batch of the same step, laid out once more.
+        part: Number of the part of a mixture that it is of.
     """
 
     examples: Examples
@@ -42,6 +43,7 @@ class MicroBatch:
     place: str = ""
     blocks: Sequence[int] = ()
     repeats: bool = False
+    part: int = 0
 
     @property
     def text_tokens(self) -> int:
@@ -82,10 +84,9 @@ def _phase_steps(phase: Phase, sampler: WindowSampler, first_step: int) -> Itera
     for start in range(first, phase.last_step, steps_at_once):
         steps = np.arange(start, min(start + steps_at_once, phase.last_step))
         micro_batches: list[list[MicroBatch]] = [[] for _ in steps]
-        for part, rows in zip(
-            parts(phase.recipe.objective), rows_of_parts(phase, steps - phase.first_step), strict=True
-        ):
-            _add_part(micro_batches, part, rows, phase, sampler, steps)
+        of_parts = zip(parts(phase.recipe.objective), rows_of_parts(phase, steps - phase.first_step), strict=True)
+        for number, (part, rows) in enumerate(of_parts):
+            _add_part(micro_batches, part, rows, phase, sampler, steps, number)
         yield from micro_batches[max(0, first_step - start) :]
 
 
@@ -118,6 +119,7 @@ def _add_part(
     phase: Phase,
     sampler: WindowSampler,
     steps: np.ndarray[tuple[int], np.dtype[np.int64]],
+    number: int,
 ) -> None:
     """Append a part's micro-batches to those of each step."""
     start, stop = rows[0].start, rows[-1].stop
@@ -134,7 +136,7 @@ def _add_part(
     for batches, span in zip(micro_batches, rows, strict=True):
         for at in range(first, first + len(span), most):
             cut = slice(at, min(at + most, first + len(span)))
-            batches.append(MicroBatch(examples[cut], windows[cut], part.settings.coefficients))
+            batches.append(MicroBatch(examples[cut], windows[cut], part.settings.coefficients, part=number))
         first += len(span)
 
 

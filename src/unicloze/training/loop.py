@@ -21,9 +21,11 @@ from unicloze.model.dropout import DropoutKey
 from unicloze.settings import TrainingSettings
 from unicloze.training.batches import MicroBatch
 from unicloze.training.finite import first_non_finite
+from unicloze.training.gradients import GradientSums
 from unicloze.training.lookups import by_rows, fill_gradients
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
 from unicloze.training.recurrence import Memories, with_memory
+from unicloze.training.tree import leaves_of
 
 
 @dataclass
@@ -150,7 +152,7 @@ def accumulate_gradients(
 ) -> dict[str, float]:
     """Backward through every micro-batch, each loss divided by the weight of its target in the whole global batch.
 
-    What the rows remember for the next step replaces `state.memories`.
+    The gradients of all are added in the order of a tree, see `tree`. What the rows remember for the next step replaces `state.memories`.
 
     Returns:
         Mean loss of each target, in nats a prediction.
@@ -161,31 +163,40 @@ def accumulate_gradients(
             is taken anew when the run goes on.
     """
     weights = total_weights([micro_batch.examples for micro_batch in micro_batches])
-    sums = dict.fromkeys(weights, 0.0)
+    leaves = leaves_of([micro_batch.part for micro_batch in micro_batches], settings.leaves)
+    gradients = GradientSums(list(state.model.parameters()), len(leaves), state.buffers)
+    means: dict[int, dict[str, float]] = {}
     memories, used = {}, state.model.for_use().settings
     state.model.train()
     state.model.zero_grad(set_to_none=True)
-    for number, micro_batch in enumerate(micro_batches):
-        if number and interruption is not None and interruption.signal:
-            raise Abandoned
-        batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
-        batch = with_memory(batch, micro_batch, state.memories.get(number), used)
-        with compute.autocast(), compute.lookups(state.model):
-            losses = state.model(batch, DropoutKey(settings.seed, state.step, number))
-        if batch.memory is not None:
-            memories[number] = batch.memory
-        totals: list[Tensor] = [
-            micro_batch.coefficients.get(name, 1.0) * loss.total / weights[name] for name, loss in losses.items()
-        ]
-        torch.stack(totals).sum().backward()
-        fill_gradients(state.model, state.buffers)
-        for name, loss in losses.items():
-            value = float(loss.total.detach()) / weights[name]
-            if not math.isfinite(value):
-                where = f"the loss of {name} is {value} in micro-batch {number}"
-                raise non_finite(where, [micro_batch], describe)
-            sums[name] += value
+    for leaf, numbers in enumerate(leaves):
+        for number in numbers:
+            if means and interruption is not None and interruption.signal:
+                raise Abandoned
+            micro_batch = micro_batches[number]
+            batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
+            batch = with_memory(batch, micro_batch, state.memories.get(number), used)
+            with compute.autocast(), compute.lookups(state.model):
+                losses = state.model(batch, DropoutKey(settings.seed, state.step, number))
+            if batch.memory is not None:
+                memories[number] = batch.memory
+            totals: list[Tensor] = [
+                micro_batch.coefficients.get(name, 1.0) * loss.total / weights[name] for name, loss in losses.items()
+            ]
+            torch.stack(totals).sum().backward()
+            fill_gradients(state.model, state.buffers)
+            means[number] = {name: float(loss.total.detach()) / weights[name] for name, loss in losses.items()}
+            for name, value in means[number].items():
+                if not math.isfinite(value):
+                    where = f"the loss of {name} is {value} in micro-batch {number}"
+                    raise non_finite(where, [micro_batch], describe)
+        gradients.take(leaf)
+    gradients.give(gradients.sums.total())
     state.memories = memories
+    sums = dict.fromkeys(weights, 0.0)
+    for number in sorted(means):
+        for name, value in means[number].items():
+            sums[name] += value
     return sums
 
 
