@@ -177,6 +177,7 @@ SETTINGS = {
     "training.frozen": Row("unilmv2", "backbone.layers.0"),
     "training.seed": Row("unilmv2", "1"),
     "training.device": Row("unilmv2", "cuda:97"),
+    "training.threads": Row("unilmv2", "2", "1"),
     "training.precision": Row("unilmv2", "bf16"),
     "training.attention": Row("unilmv2", "explicit", beside="--model.attention_dropout 0"),
     "training.compile": Row("unilmv2", "true"),

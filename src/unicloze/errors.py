@@ -14,3 +14,7 @@ class UsageError(UniclozeError):
     """The command, a recipe or a setting is wrong: nothing was started."""
 
     exit_code = 2
+
+
+class FailedElsewhere(UniclozeError):
+    """Another process of the run has failed and says why; the first process repeats it."""

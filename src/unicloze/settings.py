@@ -294,6 +294,8 @@ class TrainingSettings:
             `[backbone.embeddings, backbone.layers.0]`, or all of `[backbone]` to train a task's head alone.
         seed: Seed of initial weights, order, masks and dropout.
         device: `auto` takes a CUDA device where there is one.
+        threads: Threads that each process computes with on a CPU; as many as torch would take if not given. The number
+            changes how sums are rounded.
         precision: `auto`, `bf16` (autocast) or `fp32`.
         attention: `auto`, or an implementation: `explicit` multiplies out the scores, `sdpa` is torch's kernel, `flex` is
             FlexAttention, which skips what nobody reads but has neither dropout nor, here, the relative position bias.
@@ -326,6 +328,7 @@ class TrainingSettings:
     frozen: list[str] = field(default_factory=list)
     seed: int = 0
     device: str = "auto"
+    threads: int | None = None
     precision: Precision = "auto"
     attention: Literal["auto", "explicit", "sdpa", "flex"] = "auto"
     compile: bool = False

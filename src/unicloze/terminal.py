@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from json import dumps
 from typing import Any
 
-from unicloze.errors import UniclozeError
+from unicloze import launch
+from unicloze.errors import FailedElsewhere, UniclozeError
 from unicloze.verbs.options import Result
 
 BUG = 70
@@ -29,7 +30,12 @@ def say(kind: str, sentence: str) -> None:
 
 
 def show(result: Any, *, json: bool) -> None:
-    """Print what a verb gives back as text or as JSON; what it notes goes to stderr, and pieces are printed as they come."""
+    """Print what a verb gives back as text or as JSON; what it notes goes to stderr, and pieces are printed as they come.
+
+    Of several processes of a run the first prints.
+    """
+    if launch.rank():
+        return
     for note in getattr(result, "notes", ()):
         say("note", note)
     if isinstance(result, Iterator):
@@ -105,6 +111,8 @@ class Terminated(KeyboardInterrupt):
 
 def explain(error: BaseException) -> tuple[str, int]:
     """One sentence for an error, empty if nobody is there to read it, and the exit code."""
+    if isinstance(error, FailedElsewhere) and launch.rank():
+        return "", error.exit_code
     if isinstance(error, UniclozeError):
         return str(error), error.exit_code
     if isinstance(error, Terminated):

@@ -28,6 +28,7 @@ _POSITIVE = (
     "model.layer_norm_eps", "model.initializer_range", "objective.max_span", "training.steps", "training.batch_size",
     "training.micro_batch_size", "training.learning_rate", "training.muon_learning_rate", "training.epsilon",
     "training.decay_steps", "training.evaluate_windows", "training.log_every", "training.keep_checkpoints",
+    "training.threads",
     "objective.block_size",
 )  # fmt: skip
 _NOT_NEGATIVE = (

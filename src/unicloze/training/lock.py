@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from unicloze.errors import UniclozeError
+from unicloze.training.world import World
 
 LOCK, HOLDER = "lock", "lock.holder"
 """Files of a run: what the system locks, and who holds it, which stays behind as a sign that the run is ours."""
@@ -21,12 +22,19 @@ WRITTEN = "recipe.yaml", "tokenizer.json", "tokenizer_config.json", "results.jso
 
 
 @contextmanager
-def hold_run(folder: Path) -> Iterator[None]:
+def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
     """Hold the directory of a run for this process, and make it if it is not there.
+
+    Args:
+        folder: The directory.
+        world: The processes of the run, of which the first holds it for all.
 
     Raises:
         UniclozeError: Another process holds it, or it holds files that no run of ours wrote and a run would replace.
     """
+    if world is not None and not world.first:
+        yield
+        return
     if not any((folder / name).exists() for name in (LEDGER, HOLDER, LOCK)):
         foreign = next((name for name in WRITTEN if (folder / name).exists()), None)
         if foreign is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 import threading
@@ -24,8 +25,9 @@ from unicloze.training.finite import first_non_finite
 from unicloze.training.gradients import GradientSums
 from unicloze.training.lookups import by_rows, fill_gradients
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
-from unicloze.training.recurrence import Memories, with_memory
-from unicloze.training.tree import leaves_of
+from unicloze.training.recurrence import Memories, pack, unpack, with_memory
+from unicloze.training.tree import leaves_of, share
+from unicloze.training.world import StepReport, World
 
 
 @dataclass
@@ -39,6 +41,7 @@ class TrainState:
         text_tokens: Tokens of text trained on.
         memories: What the rows of the last step remember for those of the next, by number of the micro-batch.
         buffers: Memory for the gradients of large tables, see `lookups`. Nothing in it outlives a step.
+        parts: For each micro-batch of the last step the part of a mixture that it was of.
     """
 
     model: Model
@@ -47,13 +50,25 @@ class TrainState:
     text_tokens: int = 0
     memories: Memories = field(default_factory=dict)
     buffers: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+    parts: list[int] | None = None
 
 
 @dataclass
 class Interruption:
-    """Whether SIGTERM or SIGINT asked the run to stop."""
+    """Whether SIGTERM or SIGINT asked the run to stop.
+
+    Args:
+        signal: What this process received.
+        agreed: What all processes of the run stop for; None in a single process, which asks nobody.
+    """
 
     signal: int = 0
+    agreed: int | None = None
+
+    @property
+    def heeded(self) -> int:
+        """The signal to stop for."""
+        return self.signal if self.agreed is None else self.agreed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +90,12 @@ class Hooks:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Where and how to compute."""
+    """Where and how to compute, and with whom."""
 
     device: torch.device
     precision: str
     fixed_shape: bool = False
+    world: World = field(default_factory=World)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """bf16 autocast, or nothing in fp32."""
@@ -131,7 +147,7 @@ def fit(
             state.step, state.text_tokens = state.step + 1, state.text_tokens + tokens
             speed = tokens / (time.perf_counter() - started)
             hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
-            done, stopping = state.step == settings.steps, bool(interruption.signal)
+            done, stopping = state.step == settings.steps, bool(interruption.heeded)
             if done or stopping or (settings.save_every and state.step % settings.save_every == 0):
                 hooks.save(state)
             enough = False
@@ -152,7 +168,8 @@ def accumulate_gradients(
 ) -> dict[str, float]:
     """Backward through every micro-batch, each loss divided by the weight of its target in the whole global batch.
 
-    The gradients of all are added in the order of a tree, see `tree`. What the rows remember for the next step replaces `state.memories`.
+    A process computes its own leaves of them; the gradients of all are added in the order of a tree, see `tree`. What the
+    rows remember for the next step replaces `state.memories`.
 
     Returns:
         Mean loss of each target, in nats a prediction.
@@ -163,41 +180,71 @@ def accumulate_gradients(
             is taken anew when the run goes on.
     """
     weights = total_weights([micro_batch.examples for micro_batch in micro_batches])
-    leaves = leaves_of([micro_batch.part for micro_batch in micro_batches], settings.leaves)
+    parts = [micro_batch.part for micro_batch in micro_batches]
+    leaves = leaves_of(parts, settings.leaves)
     gradients = GradientSums(list(state.model.parameters()), len(leaves), state.buffers)
-    means: dict[int, dict[str, float]] = {}
     memories, used = {}, state.model.for_use().settings
+    if used.memory and state.parts != parts:  # others may compute the rows that go on from ours
+        state.memories = unpack(compute.world.share_tensors(pack(state.memories)), compute.device)
+    state.parts = parts
     state.model.train()
     state.model.zero_grad(set_to_none=True)
-    for leaf, numbers in enumerate(leaves):
-        for number in numbers:
-            if means and interruption is not None and interruption.signal:
-                raise Abandoned
-            micro_batch = micro_batches[number]
-            batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
-            batch = with_memory(batch, micro_batch, state.memories.get(number), used)
-            with compute.autocast(), compute.lookups(state.model):
-                losses = state.model(batch, DropoutKey(settings.seed, state.step, number))
-            if batch.memory is not None:
-                memories[number] = batch.memory
-            totals: list[Tensor] = [
-                micro_batch.coefficients.get(name, 1.0) * loss.total / weights[name] for name, loss in losses.items()
-            ]
-            torch.stack(totals).sum().backward()
-            fill_gradients(state.model, state.buffers)
-            means[number] = {name: float(loss.total.detach()) / weights[name] for name, loss in losses.items()}
-            for name, value in means[number].items():
-                if not math.isfinite(value):
-                    where = f"the loss of {name} is {value} in micro-batch {number}"
-                    raise non_finite(where, [micro_batch], describe)
-        gradients.take(leaf)
-    gradients.give(gradients.sums.total())
-    state.memories = memories
+    world, report = compute.world, StepReport()
+    interruption = interruption or Interruption()
+    world.begin_step(state.step)
+    try:
+        for leaf in share(world.rank, world.size, len(leaves)):
+            for number in leaves[leaf]:
+                if report.means and (interruption.signal or world.leaving()):
+                    raise Abandoned
+                micro_batch = micro_batches[number]
+                batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
+                batch = with_memory(batch, micro_batch, state.memories.get(number), used)
+                with compute.autocast(), compute.lookups(state.model):
+                    losses = state.model(batch, DropoutKey(settings.seed, state.step, number))
+                if batch.memory is not None:
+                    memories[number] = batch.memory
+                totals: list[Tensor] = [
+                    micro_batch.coefficients.get(name, 1.0) * loss.total / weights[name]
+                    for name, loss in losses.items()
+                ]
+                torch.stack(totals).sum().backward()
+                fill_gradients(state.model, state.buffers)
+                values = {name: float(loss.total.detach()) / weights[name] for name, loss in losses.items()}
+                for name, value in values.items():
+                    if not math.isfinite(value):
+                        where = f"the loss of {name} is {value} in micro-batch {number}"
+                        report.problem = number, str(non_finite(where, [micro_batch], describe))
+                        raise Abandoned
+                report.means[number] = values
+            gradients.take(leaf)
+    except Abandoned:
+        report.left = report.problem is None
     sums = dict.fromkeys(weights, 0.0)
-    for number in sorted(means):
-        for name, value in means[number].items():
+    for of_micro_batch in _agreed(world.meet(report, lambda: interruption.signal), world, interruption):
+        for name, value in of_micro_batch.items():
             sums[name] += value
+    gradients.give(world.add(gradients.sums, len(leaves), gradients.weights))
+    state.memories = memories
     return sums
+
+
+def _agreed(reports: list[StepReport], world: World, interruption: Interruption) -> list[dict[str, float]]:
+    """The mean losses of all micro-batches, in their order, once all processes have computed theirs.
+
+    Raises:
+        NonFiniteError: One is not finite.
+        Abandoned: A process left the step.
+    """
+    if world.size > 1:
+        interruption.agreed = next((report.signal for report in reports if report.signal), 0)
+    problems = [report.problem for report in reports if report.problem is not None]
+    if problems:
+        raise NonFiniteError(min(problems)[1])
+    if any(report.left for report in reports):
+        raise Abandoned
+    means = {number: values for report in reports for number, values in report.means.items()}
+    return [means[number] for number in sorted(means)]
 
 
 def total_weights(examples: list[Examples]) -> dict[str, float]:
@@ -220,15 +267,18 @@ def clip_gradient(model: Model, largest: float) -> float:
 
 def evaluate(model: Model, examples: Examples, compute: Compute, rows: int) -> dict[str, tuple[float, float]]:
     """Sum of the losses in nats, and number of predictions, of each target over a block of examples."""
-    sums: dict[str, tuple[float, float]] = dict.fromkeys(examples.targets, (0.0, 0.0))
+    blocks, world = list(examples.split(rows)), compute.world
+    found: list[dict[str, tuple[float, float]]] = []
     model.eval()
     with torch.no_grad():
-        for block in examples.split(rows):
+        for number in share(world.rank, world.size, len(blocks)):
             with compute.autocast():
-                losses = model(collate(block, device=compute.device, fixed_shape=compute.fixed_shape))
-            for name, loss in losses.items():
-                total, weight = sums[name]
-                sums[name] = total + float(loss.total), weight + loss.weight
+                losses = model(collate(blocks[number], device=compute.device, fixed_shape=compute.fixed_shape))
+            found.append({name: (float(loss.total), float(loss.weight)) for name, loss in losses.items()})
+    sums: dict[str, tuple[float, float]] = dict.fromkeys(examples.targets, (0.0, 0.0))
+    for losses_of_block in itertools.chain(*world.gather(found)):
+        for name, (total, weight) in losses_of_block.items():
+            sums[name] = sums[name][0] + total, sums[name][1] + weight
     return sums
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples
 from unicloze.mixtures import parts, phases
@@ -39,10 +40,12 @@ from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, Hooks, TrainState, evaluate
 from unicloze.training.models import load_model, ready_model
 from unicloze.training.optimizers import build_optimizers
+from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision
-from unicloze.training.process import LEDGER, RunProcess
+from unicloze.training.process import LEDGER, RunProcess, pinned_threads
 from unicloze.training.samples import heldout_samples
 from unicloze.training.verdict import Course, shown, too_little_text, verdict_on
+from unicloze.training.world import World
 
 FREE_TO_CHANGE = {
     "name",
@@ -51,6 +54,7 @@ FREE_TO_CHANGE = {
     "tokenizer.path",
     "training.steps",
     "training.device",
+    "training.threads",
     "training.compile",
     "training.log_every",
     "training.save_every",
@@ -139,27 +143,35 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
         UsageError: The directory holds a run with other settings.
     """
-    with hold_run(out):
-        checkpoint = load_newest(out / "checkpoints")
-        recipe = _with_former_settings(recipe, out, checkpoint)
-        prepared = _open_data(recipe, out, checkpoint, progress)
+    with joined() as world, hold_run(out, world), pinned_threads(recipe.training, world):
+        world.same("the recipe", digest(recipe.to_dict()), "give all processes the same recipe and settings")
+        progress = progress and world.first
+        checkpoint = world.in_turn(lambda: load_newest(out / "checkpoints"))
+        recipe = _with_former_settings(recipe, out, checkpoint, world)
+        prepared = world.in_turn(lambda: _open_data(recipe, out, checkpoint, progress))
+        world.same("the data", prepared.fingerprint, "give all the same files, in a folder that they share")
         little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
-        if checkpoint is not None:
-            set_aside_newer(checkpoint.path)
-        elif little:
+        if checkpoint is None and little:
             warnings.warn(f"{little}; {CURE_OF_LITTLE}", stacklevel=2)
-        prepared.tokenizer.save(out)
-        if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
-            save_recipe(recipe, out / "recipe.yaml")
-        phrases = phrases_for(recipe, prepared, out, progress=progress)
-        with _Run(recipe, out, prepared, checkpoint, phrases, progress, open_model) as run:
+        world.only_first(lambda: _write_settings(recipe, out, prepared, checkpoint))
+        phrases = world.in_turn(lambda: phrases_for(recipe, prepared, out, progress=progress))
+        with _Run(recipe, out, prepared, checkpoint, phrases, progress, open_model, world) as run:
             result = run.train()
     if run.signal and not result.stopped_by:  # it came while the run ended by itself: now do as it asks
         signal.raise_signal(run.signal)
     return result
 
 
-def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | None) -> Recipe:
+def _write_settings(recipe: Recipe, out: Path, prepared: Prepared, checkpoint: Checkpoint | None) -> None:
+    """Make the directory ready for the run."""
+    if checkpoint is not None:
+        set_aside_newer(checkpoint.path)
+    prepared.tokenizer.save(out)
+    if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
+        save_recipe(recipe, out / "recipe.yaml")
+
+
+def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, world: World) -> Recipe:
     """The recipe with `auto` resolved, as the run to go on with did if there is one, and true to `data.prepared`.
 
     Raises:
@@ -169,7 +181,7 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
     recipe = recipe if lineage is None else as_prepared(recipe, lineage)
     training = recipe.training
     if checkpoint is None:
-        precision: Any = choose_precision(training, choose_device(training))
+        precision: Any = world.only_first(lambda: choose_precision(training, choose_device(training)))
         return dataclasses.replace(recipe, training=dataclasses.replace(training, precision=precision))
     former = load_recipe(checkpoint.path / "recipe.yaml")
     if lineage is not None:  # whether the run's data are these is for the fingerprint to say
@@ -286,12 +298,14 @@ class _Run(RunProcess):
         phrases: PhraseTable | None,
         progress: bool,
         open_model: Open,
+        world: World,
     ) -> None:
         self.prepared, self.phrases = prepared, phrases
         training = recipe.training
-        device = choose_device(training)
+        device = world.device(choose_device(training))
         compute = Compute(
             device=device,
+            world=world,
             precision=training.precision,
             fixed_shape=training.compile or device.type == "cuda",
         )
@@ -311,7 +325,7 @@ class _Run(RunProcess):
         )
         if heldout is not None and not any(map(_predicts, self.heldout_examples.values())):
             warnings.warn(TOO_SMALL.format("there is nothing to measure"), stacklevel=4)
-        self.baselines = None if heldout is None else open_baselines(last, prepared, out)
+        self.baselines = None if heldout is None else world.in_turn(lambda: open_baselines(last, prepared, out))
         self.counts = self.baselines.perplexities if self.baselines else {}
         state = self._initial_state(recipe, device, None if checkpoint else open_model)
         self.perplexity: dict[str, float | None] = {}
@@ -384,13 +398,15 @@ class _Run(RunProcess):
     def _content_words(self) -> WordScore | None:
         """How many of the held-out content words are guessed; None if there are too few, or no way to ask."""
         way = way_to_ask(phases(self.recipe)[-1].recipe.objective)
-        if way is None or self.baselines is None or not len(self.baselines.words):
+        if way is None or self.baselines is None or not len(self.baselines.words) or not self.world.first:
             return None
         vocabulary = self.prepared.tokenizer.vocabulary
         ranks = ranks_by_model(self.state.model, self.baselines.words, vocabulary, way, self.compute)
         return WordScore.of(ranks, self.baselines.ranks, way[0])
 
     def _write_samples(self) -> None:
+        if not self.world.first:
+            return
         objective = phases(self.recipe)[-1].recipe.objective
         samples = heldout_samples(self.state.model, self.heldout, self.prepared.tokenizer, objective, self.compute)
         self.ledger.write("samples", step=self.state.step, samples=samples)
