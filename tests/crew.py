@@ -171,6 +171,9 @@ def go_wrong(job: Job, patch: Any) -> None:
 
 
 def main() -> None:
+    import unicloze.finetuning.run
+    import unicloze.training.run  # noqa: F401 - while other workers do something else
+
     for line in sys.stdin:
         print(json.dumps(work(json.loads(line))), flush=True)
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conftest import REPOSITORY
 from corpora import write_corpus
 from crew import Crew, Job
 from nlu_toys import write
-from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.recipes import load_recipe, save_recipe, toy_overrides
 from unicloze.text.prepare import prepare_data
 from unicloze.training.ledger import read_ledger
 
@@ -227,6 +231,24 @@ def test_a_process_that_never_joins_is_named(crew: Crew, place: Path) -> None:
 
 def test_a_process_that_hangs_is_named(crew: Crew, place: Path) -> None:
     whole = {**job(place, "hung"), "patience": 1.0}
-    answers = crew.run([whole, {**whole, "wrong": "hang", "at": 1, "seconds": 5.0}])
+    answers = crew.run([whole, {**whole, "wrong": "hang", "at": 1, "seconds": 3.0}])
     assert answers[0] and answers[0]["error"].startswith("process 1 did not come to exchange"), answers
     assert answers[1] and answers[1]["kind"] == "FailedElsewhere", answers
+
+
+def test_torchrun_starts_the_processes_and_the_first_prints(place: Path, alone: dict[str, Path]) -> None:
+    """By the example, as a user does."""
+    whole = job(place, "torchrun")
+    save_recipe(load_recipe("unilmv2-base", whole["overrides"]), place / "torchrun.yaml")
+    script = REPOSITORY / "examples" / "launch" / "torchrun.sh"
+    found = subprocess.run(
+        [str(script), "2", "--recipe", str(place / "torchrun.yaml"), "--quiet", "--out", whole["out"]],
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("trained to step 4") == 1
+    assert sha(place / "torchrun") == sha(alone["unilmv2-base"])

@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +26,7 @@ from unicloze.training.gradients import GradientSums
 from unicloze.training.lookups import by_rows, fill_gradients
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
 from unicloze.training.recurrence import Memories, pack, unpack, with_memory
-from unicloze.training.tree import leaves_of, share
+from unicloze.training.tree import share
 from unicloze.training.world import StepReport, World
 
 
@@ -42,6 +42,7 @@ class TrainState:
         memories: What the rows of the last step remember for those of the next, by number of the micro-batch.
         buffers: Memory for the gradients of large tables, see `lookups`. Nothing in it outlives a step.
         parts: For each micro-batch of the last step the part of a mixture that it was of.
+        step_tokens: Tokens of text of the last step.
     """
 
     model: Model
@@ -51,6 +52,7 @@ class TrainState:
     memories: Memories = field(default_factory=dict)
     buffers: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     parts: list[int] | None = None
+    step_tokens: int = 0
 
 
 @dataclass
@@ -143,9 +145,8 @@ def fit(
             spoiled = first_non_finite(state.model.state_dict())
             if spoiled is not None:
                 raise _after_update(spoiled, state, micro_batches, hooks.describe)
-            tokens = sum(micro_batch.text_tokens for micro_batch in micro_batches)
-            state.step, state.text_tokens = state.step + 1, state.text_tokens + tokens
-            speed = tokens / (time.perf_counter() - started)
+            state.step, state.text_tokens = state.step + 1, state.text_tokens + state.step_tokens
+            speed = state.step_tokens / (time.perf_counter() - started)
             hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
             done, stopping = state.step == settings.steps, bool(interruption.heeded)
             if done or stopping or (settings.save_every and state.step % settings.save_every == 0):
@@ -179,22 +180,22 @@ def accumulate_gradients(
         Abandoned: A signal came before the last micro-batch. Who asks to stop may not wait for the end of a long step, which
             is taken anew when the run goes on.
     """
-    weights = total_weights([micro_batch.examples for micro_batch in micro_batches])
-    parts = [micro_batch.part for micro_batch in micro_batches]
-    leaves = leaves_of(parts, settings.leaves)
-    gradients = GradientSums(list(state.model.parameters()), len(leaves), state.buffers)
+    parts, world = [micro_batch.part for micro_batch in micro_batches], compute.world
+    own, count = world.leaves(parts, settings.leaves), min(settings.leaves, len(parts))
+    weights, state.step_tokens = _totals(micro_batches, own, world)
+    gradients = GradientSums(list(state.model.parameters()), count, state.buffers)
     memories, used = {}, state.model.for_use().settings
     if used.memory and state.parts != parts:  # others may compute the rows that go on from ours
-        state.memories = unpack(compute.world.share_tensors(pack(state.memories)), compute.device)
+        state.memories = unpack(world.share_tensors(pack(state.memories)), compute.device)
     state.parts = parts
     state.model.train()
     state.model.zero_grad(set_to_none=True)
-    world, report = compute.world, StepReport()
+    report = StepReport()
     interruption = interruption or Interruption()
     world.begin_step(state.step)
     try:
-        for leaf in share(world.rank, world.size, len(leaves)):
-            for number in leaves[leaf]:
+        for leaf, numbers in own.items():
+            for number in numbers:
                 if report.means and (interruption.signal or world.leaving()):
                     raise Abandoned
                 micro_batch = micro_batches[number]
@@ -224,7 +225,7 @@ def accumulate_gradients(
     for of_micro_batch in _agreed(world.meet(report, lambda: interruption.signal), world, interruption):
         for name, value in of_micro_batch.items():
             sums[name] += value
-    gradients.give(world.add(gradients.sums, len(leaves), gradients.weights))
+    gradients.give(world.add(gradients.sums, count, gradients.weights))
     state.memories = memories
     return sums
 
@@ -247,12 +248,34 @@ def _agreed(reports: list[StepReport], world: World, interruption: Interruption)
     return [means[number] for number in sorted(means)]
 
 
-def total_weights(examples: list[Examples]) -> dict[str, float]:
-    """Weight of each target over a global batch, at least 1 so that an empty one costs nothing."""
+def _totals(
+    micro_batches: list[MicroBatch], own: Mapping[int, list[int]], world: World
+) -> tuple[dict[str, float], int]:
+    """Weight of each target over a global batch, see `total_weights`, and its tokens of text."""
+    mine = [
+        [number, weights_of(micro_batches[number].examples), micro_batches[number].text_tokens]
+        for numbers in own.values()
+        for number in numbers
+    ]
+    found = sorted(itertools.chain(*world.gather(mine)))
+    return total_weights([weights for _, weights, _ in found]), sum(tokens for _, _, tokens in found)
+
+
+def weights_of(examples: Examples) -> dict[str, float]:
+    """Weight of each target in some rows."""
+    return {name: target.normaliser for name, target in examples.targets.items()}
+
+
+def total_weights(weights: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Weight of each target over a global batch, at least 1 so that an empty one costs nothing.
+
+    Args:
+        weights: Those of its micro-batches, in their order.
+    """
     sums: dict[str, float] = {}
-    for block in examples:
-        for name, target in block.targets.items():
-            sums[name] = sums.get(name, 0.0) + target.normaliser
+    for of_micro_batch in weights:
+        for name, weight in of_micro_batch.items():
+            sums[name] = sums.get(name, 0.0) + weight
     return {name: total or 1.0 for name, total in sums.items()}
 
 
@@ -321,7 +344,8 @@ _CURE = "start a run in another --out with a lower training.learning_rate, a lon
 
 def non_finite(what: str, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]) -> NonFiniteError:
     """The error for a loss, gradient or weight that is not finite, with the rows of its step."""
-    places = "; ".join(describe(micro_batch) for micro_batch in micro_batches[:2])
+    there = [micro_batch for micro_batch in micro_batches if len(micro_batch.examples)]
+    places = "; ".join(describe(micro_batch) for micro_batch in there[:2])
     return NonFiniteError(f"{what}; its rows are from {places}")
 
 

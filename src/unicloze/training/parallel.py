@@ -36,7 +36,7 @@ from unicloze import launch
 from unicloze.digest import digest
 from unicloze.errors import FailedElsewhere, UniclozeError
 from unicloze.training.gradients import Gradients, buckets, flatten
-from unicloze.training.tree import Node, PartialSums, rounds
+from unicloze.training.tree import Node, PartialSums, rounds, traffic
 from unicloze.training.world import StepReport, World
 from unicloze.version import __version__
 
@@ -70,7 +70,7 @@ class Group(World):
         super().__init__()
         self.rank, self.size = rank, size
         self._store, self._patience = store, patience
-        self._turn = self._exchange = self._step = 0
+        self._turn = self._exchange = self._step = self._said = 0
         self._began = time.monotonic()
         self._received: Callable[[], int] = lambda: 0
 
@@ -177,6 +177,7 @@ class Group(World):
 
     def add(self, sums: PartialSums[Gradients], leaves: int, weights: Sequence[nn.Parameter]) -> Gradients:
         """Exchange sums of gradients, a few weights at a time."""
+        self._say_traffic(leaves)
         mine = [gradients for _, gradients in sums.nodes]
         used = torch.tensor([any(one[number] is not None for one in mine) for number in range(len(weights))])
         used = used.to(torch.uint8)
@@ -190,6 +191,16 @@ class Group(World):
                 gradient = torch.empty_like(weights[number], requires_grad=False) if own is None else own
                 total[number] = gradient.copy_(values.view_as(gradient))
         return total
+
+    def _say_traffic(self, leaves: int) -> None:
+        """Say once if this number of processes exchanges more than it must."""
+        if leaves != self._said and (factor := traffic(leaves, self.size)) > 1:
+            warnings.warn(
+                f"{self.size} processes send {factor:g} times the bytes of a ring all-reduce, since {leaves} groups of "
+                "micro-batches do not divide evenly among them: a power of 2 sends the least",
+                stacklevel=2,
+            )
+        self._said = leaves
 
     def _add_flat(
         self, mine: list[Gradients], bucket: list[int], leaves: int, weights: Sequence[nn.Parameter]
@@ -403,6 +414,14 @@ def _meet_all(store: Store, rank: int, size: int, joining: float) -> None:
                 f"fingerprint {other['code'][:16]}, and {one['version']}, fingerprint {one['code'][:16]}): install the same "
                 "on all machines"
             )
+
+
+def backends() -> list[str]:
+    """What processes can communicate by: gloo on CPUs, NCCL on GPUs."""
+    if not dist.is_available():
+        return []
+    there = {"gloo": dist.is_gloo_available(), "NCCL": dist.is_nccl_available() and torch.cuda.is_available()}
+    return [name for name, found in there.items() if found]
 
 
 @functools.cache

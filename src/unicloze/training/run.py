@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -368,13 +368,18 @@ class _Run(RunProcess):
         if training.compile:
             for network in model.networks:
                 network.backbone.compile()
-        steps = training_steps(self.recipe, self._sampler, self.state.step)
+        steps = training_steps(self.recipe, self._sampler, self.state.step, self._own)
         hooks = Hooks(log=self.log, evaluate=self._evaluate, save=self._save, describe=self._describe)
         self.learn(steps, training, hooks)
         if self.state.step < training.steps:
             self.ledger.write("stop", step=self.state.step, signal=self.signal)
             return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part, self.counts)
         return self._finish(already=False)
+
+    def _own(self, of_parts: Sequence[int]) -> set[int]:
+        """The micro-batches of a step that this process computes."""
+        leaves = self.world.leaves(of_parts, self.recipe.training.leaves)
+        return {number for numbers in leaves.values() for number in numbers}
 
     def _finish(self, *, already: bool) -> RunResult:
         """Close a run that has done its steps, also one that was killed between its last save and its end."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unicloze.training.gradients import Gradients
-from unicloze.training.tree import PartialSums
+from unicloze.training.tree import PartialSums, leaves_of, share
 
 T = TypeVar("T")
 
@@ -51,6 +51,11 @@ class World:
     def device(self, device: torch.device) -> torch.device:
         """The device of this process, given the one that is asked for."""
         return device
+
+    def leaves(self, parts: Sequence[int], most: int) -> dict[int, list[int]]:
+        """The leaves of a step that this process computes, with the numbers of their micro-batches; see `leaves_of`."""
+        found = leaves_of(parts, most)
+        return {leaf: found[leaf] for leaf in share(self.rank, self.size, len(found))}
 
     def gather(self, value: Any) -> list[Any]:
         """A value of every process, in their order, to all; it must be fit for JSON."""
