@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from conftest import REPOSITORY
 from corpora import write_corpus
 from crew import Crew, Job
 from nlu_toys import write
+from unicloze import cli
 from unicloze.recipes import load_recipe, save_recipe, toy_overrides
 from unicloze.text.prepare import prepare_data
 from unicloze.training.ledger import read_ledger
@@ -239,7 +241,8 @@ def test_a_process_that_hangs_is_named(crew: Crew, place: Path) -> None:
 def test_torchrun_starts_the_processes_and_the_first_prints(place: Path, alone: dict[str, Path]) -> None:
     """By the example, as a user does."""
     whole = job(place, "torchrun")
-    save_recipe(load_recipe("unilmv2-base", whole["overrides"]), place / "torchrun.yaml")
+    overrides = {**whole["overrides"], "data.corpus": [str(place / "corpus")]}
+    save_recipe(load_recipe("unilmv2-base", overrides), place / "torchrun.yaml")
     script = REPOSITORY / "examples" / "launch" / "torchrun.sh"
     found = subprocess.run(
         [str(script), "2", "--recipe", str(place / "torchrun.yaml"), "--quiet", "--out", whole["out"]],
@@ -252,3 +255,29 @@ def test_torchrun_starts_the_processes_and_the_first_prints(place: Path, alone: 
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("trained to step 4") == 1
     assert sha(place / "torchrun") == sha(alone["unilmv2-base"])
+
+
+@pytest.mark.parametrize("file", ["torchrun.sh", "slurm.sbatch"])
+def test_examples_are_shell(file: str) -> None:
+    shell = "sh" if file.endswith(".sh") else "bash"
+    subprocess.run([shell, "-n", str(REPOSITORY / "examples" / "launch" / file)], check=True)
+
+
+def test_the_job_of_kubernetes_starts_as_many_processes_as_it_has_pods_and_gpus() -> None:
+    text = (REPOSITORY / "examples" / "launch" / "kubernetes.yaml").read_text(encoding="utf-8")
+    service, policy, run = yaml.safe_load_all(text)
+    template = run["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert f"--nnodes={run['spec']['parallelism']}" in container["args"]
+    assert f"--nproc-per-node={container['resources']['limits']['nvidia.com/gpu']}" in container["args"]
+    assert service["spec"]["selector"] == policy["spec"]["podSelector"]["matchLabels"] == template["metadata"]["labels"]
+    assert template["spec"]["subdomain"] == service["metadata"]["name"]
+
+
+def test_other_commands_do_not_run_in_several_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["compare", "quickstart", "--budget", "steps=1"]) == 2
+    assert "compare runs in one process" in capsys.readouterr().err
