@@ -121,7 +121,10 @@ def finetune(job: Job) -> Any:
 
 
 def go_wrong(job: Job, patch: Any) -> None:
-    """What shall happen at a step: `kill` or `signal` this process, `nan` in its loss, `hang`, or a `full` disk."""
+    """What shall go wrong, at a step or from the start.
+
+    `kill` or `signal` this process, `nan` in its loss, `drift` of its weights, `hang`, a `full` disk, other `code`.
+    """
     from unicloze.model.model import UnifiedModel
     from unicloze.training import loop, parallel
 
@@ -152,6 +155,8 @@ def go_wrong(job: Job, patch: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if number == step and what == "signal":
             signal.raise_signal(signal.SIGTERM)
+        if number == step and what == "drift":
+            optimizers[0].param_groups[0]["params"][0].detach().mul_(1.5)
         if number == step and what == "hang":
             patch.setattr(loop, "with_memory", hang)
 

@@ -191,6 +191,14 @@ def test_a_loss_that_is_not_finite_stops_all_with_the_weights_before(crew: Crew,
     assert sha(place / "nan")["checkpoint"] == "step-00000002"
 
 
+def test_a_process_whose_weights_differ_is_found_before_they_are_saved(crew: Crew, place: Path) -> None:
+    whole = job(place, "drift", **{"training.save_every": 2})
+    answers = crew.run([whole, {**whole, "wrong": "drift", "at": 1}])
+    for answer in answers:
+        assert answer and "the model of process 1 is not that of process 0" in answer["error"], answers
+    assert not (place / "drift" / "checkpoints").exists()
+
+
 def test_a_full_disk_of_the_first_process_stops_all(crew: Crew, place: Path) -> None:
     whole = job(place, "full")
     answers = crew.run([{**whole, "wrong": "full"}, whole, whole])

@@ -141,6 +141,9 @@ class RunProcess:
 
     def save(self, facts: Mapping[str, Any], *, keep: int) -> None:
         """Write a checkpoint to go on from, with facts of its own kind of run, and keep the newest few."""
+        if self.world.size > 1:
+            norm = float(torch.nn.utils.get_total_norm([weight.detach() for weight in self.state.model.parameters()]))
+            self.world.same("the model", norm.hex(), "use machines of one kind, and look for a faulty one")
         self.state.memories = self._all_memories()
         path = self.write_checkpoint(CHECKPOINTS, self.state.optimizers, self.out / RECIPE, facts, keep=keep)
         self.ledger.write("save", step=self.state.step, checkpoint=path.name)
