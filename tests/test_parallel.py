@@ -46,6 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "xlnet-base": {"training.leaves": 4},
     "quickstart": {
         "training.optimizer": "muon",
+        "training.leaves": 2,
         "training.phases": [],
         "objective.mixture": [{"label": "low", "share": 3}, {"label": "high", "mask_rate": 0.9}],
     },

@@ -196,8 +196,8 @@ class Group(World):
         """Say once if this number of processes exchanges more than it must."""
         if leaves != self._said and (factor := traffic(leaves, self.size)) > 1:
             warnings.warn(
-                f"{self.size} processes send {factor:g} times the bytes of a ring all-reduce, since {leaves} groups of "
-                "micro-batches do not divide evenly among them: a power of 2 sends the least",
+                f"{self.size} processes send {factor:g} times the bytes of a ring all-reduce: they or the {leaves} groups of "
+                "micro-batches (at most training.leaves) are no power of 2",
                 stacklevel=2,
             )
         self._said = leaves
