@@ -103,15 +103,15 @@ def measure(arguments: argparse.Namespace, place: Path) -> dict[str, Any]:
     killed = place / "killed"
     start(arguments, killed, size, 64, kill)
     lines = [json.loads(line) for line in (killed / "ledger.jsonl").read_text().splitlines()]
-    last = max(line["time"] for line in lines if line["event"] == "step" and line["step"] < kill)
-    again = min(line["time"] for line in lines if line["event"] == "step" and line["time"] > last + 1)
+    again = [number for number, line in enumerate(lines) if line["event"] == "start"][1]
+    times = [[line["time"] for line in part if line["event"] == "step"] for part in (lines[:again], lines[again:])]
     return {
         "processes": size,
         "weights": weights,
         "wall_ms": {kind: round(1000 * statistics.median(values), 1) for kind, values in wall.items()},
         "processor_ms": {kind: round(1000 * statistics.median(values), 1) for kind, values in used.items()},
         "bytes_sent_by_each": round(traffic(MICRO_BATCHES, size) * 2 * 4 * weights * (size - 1) / size),
-        "restart_seconds": round(again - last, 1),
+        "restart_seconds": round(times[1][0] - times[0][-1], 1),
     }
 
 

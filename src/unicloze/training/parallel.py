@@ -46,6 +46,8 @@ JOINING = 300.0
 """Seconds that processes wait for all to join."""
 PATIENCE = 600.0
 """Seconds that a process waits for others in an exchange."""
+LONGEST_PAUSE = 0.005
+"""Seconds that a process sleeps at most before it looks whether what it waits for has come."""
 LOOK = 0.25
 """Seconds between two looks whether another process has failed."""
 WATCH = 1.0
@@ -101,7 +103,7 @@ class Group(World):
             value = do()  # if it fails, `joined` tells the others
             self._store.set(key, json.dumps(value))
             return value
-        self._wait(lambda: self._store.check([key]), "the first process", limit=math.inf, pause=0.02)
+        self._wait(lambda: self._store.check([key]), "the first process", limit=math.inf)
         result: T = json.loads(self._store.get(key))
         return result
 
@@ -247,10 +249,11 @@ class Group(World):
             self.look()
             raise UniclozeError(ENDED) from error
 
-    def _wait(self, ready: Callable[[], bool], whom: str, *, limit: float, pause: float = 2e-4) -> None:
+    def _wait(self, ready: Callable[[], bool], whom: str, *, limit: float, pause: float = 1e-4) -> None:
         started = looked = time.monotonic()
         while not ready():
             time.sleep(pause)
+            pause = min(1.1 * pause, LONGEST_PAUSE)
             now = time.monotonic()
             if now - looked < LOOK:
                 continue
@@ -311,7 +314,7 @@ class Group(World):
         self._store.set(f"gone-{self.rank}", "1")
         if self.first:
             keys = [f"gone-{process}" for process in range(self.size)]
-            self._wait(lambda: self._store.check(keys), "the end", limit=60.0, pause=0.02)
+            self._wait(lambda: self._store.check(keys), "the end", limit=60.0)
 
 
 @contextmanager

@@ -204,13 +204,15 @@ def pinned_threads(settings: TrainingSettings, world: World) -> Iterator[None]:
         UniclozeError: Processes would compute with different numbers, which round differently.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(settings.threads or before)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
     cure = "set OMP_NUM_THREADS alike for all, or --training.threads"
     world.same("the number of threads", str(torch.get_num_threads()), cure)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if settings.threads is not None:
+            torch.set_num_threads(before)
 
 
 def device_name(device: torch.device) -> str:
