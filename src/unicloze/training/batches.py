@@ -33,7 +33,7 @@ def every(parts_of: Sequence[int]) -> Collection[int]:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The rows of one forward pass, all of one objective.
+    """The rows of one forward pass, all for one objective.
 
     Args:
         examples: The rows.
@@ -72,7 +72,7 @@ class MicroBatch:
 def training_steps(
     recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler], first_step: int, own: Own = every
 ) -> Iterator[list[MicroBatch]]:
-    """The micro-batches of each step from `first_step` to the last.
+    """The micro-batches of each step, from `first_step` to the last.
 
     Args:
         recipe: With its phases and mixtures.

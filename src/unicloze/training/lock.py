@@ -30,7 +30,7 @@ def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
         world: The processes of the run, of which the first holds it for all.
 
     Raises:
-        UniclozeError: Another process holds it, or it holds files that no run of ours wrote and a run would replace.
+        UniclozeError: Another process holds the lock, or the directory has files that no run wrote and a run would replace.
     """
     if world is not None and not world.first:
         yield

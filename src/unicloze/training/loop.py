@@ -32,7 +32,7 @@ from unicloze.training.world import StepReport, World
 
 @dataclass
 class TrainState:
-    """All that changes during a run. The sampler's state is `step` alone.
+    """Everything that changes during a run. The sampler's state is `step` alone.
 
     Args:
         model: The weights.
@@ -167,18 +167,18 @@ def accumulate_gradients(
     describe: Callable[[MicroBatch], str],
     interruption: Interruption | None = None,
 ) -> dict[str, float]:
-    """Backward through every micro-batch, each loss divided by the weight of its target in the whole global batch.
+    """Run forward and backward for every micro-batch, dividing each loss by its target's weight in the global batch.
 
     A process computes its own leaves of them; the gradients of all are added in the order of a tree, see `tree`. What the
     rows remember for the next step replaces `state.memories`.
 
     Returns:
-        Mean loss of each target, in nats a prediction.
+        Mean loss of each target, in nats per prediction.
 
     Raises:
         NonFiniteError: A loss is not finite.
-        Abandoned: A signal came before the last micro-batch. Who asks to stop may not wait for the end of a long step, which
-            is taken anew when the run goes on.
+        Abandoned: A signal arrived before the last micro-batch. Signals are handled after the current micro-batch; the step
+            is repeated when the run resumes.
     """
     parts, world = [micro_batch.part for micro_batch in micro_batches], compute.world
     own, count = world.leaves(parts, settings.leaves), min(settings.leaves, len(parts))
