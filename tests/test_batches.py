@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -253,3 +254,35 @@ def test_text_that_cannot_be_paired_is_refused_in_whatever_phase_it_is_asked_for
     nsp = {"targets": ["ae", "nsp"], "pairs": "next_sentence"}
     check_windows(recipe(phases=[{}, {"objective": {"mixture": [{}, nsp]}}]), lambda _: Sampler())
     assert checked == ["next_sentence"]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_process_makes_its_own_rows_and_they_are_those_of_one_that_makes_all(number: int) -> None:
+    mixed = recipe(
+        steps=9, batch=12, micro=2, mixture=[{"share": 1}, {"share": 2, "mask_rate": 0.4}], final_mask_rate=0.6
+    )
+
+    def own(parts_of: Sequence[int]) -> list[int]:
+        return [place for place in range(len(parts_of)) if place % 3 == number]
+
+    sampler = Sampler()
+    mine = list(training_steps(mixed, lambda _: sampler, 0, own))  # type: ignore[arg-type, return-value]
+    for step, all_of_step in zip(mine, steps_of(mixed), strict=True):
+        assert [batch.part for batch in step] == [batch.part for batch in all_of_step]
+        for place, (one, other) in enumerate(zip(step, all_of_step, strict=True)):
+            assert one.examples.targets.keys() == other.examples.targets.keys()
+            if place % 3 != number:
+                assert len(one.examples) == one.text_tokens == 0
+                continue
+            assert one.windows is not None and other.windows is not None
+            assert one.windows.index.tolist() == other.windows.index.tolist()
+            left, right = one.batch(torch.device("cpu")), other.batch(torch.device("cpu"))
+            assert torch.equal(left.input_ids, right.input_ids) and torch.equal(left.intervals, right.intervals)
+            assert all(torch.equal(left.targets[name].labels, right.targets[name].labels) for name in left.targets)
+
+
+def test_a_process_that_owns_few_rows_reads_few_windows() -> None:
+    sampler = Sampler()
+    made = recipe(steps=2, batch=600, micro=100)
+    next(training_steps(made, lambda _: sampler, 0, lambda _: [2, 3]))  # type: ignore[arg-type, return-value]
+    assert [(read["start"], read["count"]) for read in sampler.reads] == [(200, 200)]

@@ -33,6 +33,7 @@ def test_this_machine_can_run() -> None:
         "precision",
         "dropout",
         "allocator",
+        "processes",
         "disk",
         "temporary files",
     } <= set(topics)

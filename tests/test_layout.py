@@ -29,6 +29,7 @@ FLOORS = (
         "cores",
         "digest",
         "docstrings",
+        "launch",
         "version",
     },
     {"keyed", "ragged", "visibility", "visibility_masks", "example", "blocks"},

@@ -30,6 +30,7 @@ from unicloze.training.loop import (
     evaluate,
     fit,
     total_weights,
+    weights_of,
 )
 from unicloze.training.optimizers import build_optimizers
 
@@ -139,9 +140,9 @@ def test_what_a_loss_is_divided_by_is_summed_over_the_batch_and_may_be_below_one
     target = examples.targets["ae"]
     light = dataclasses.replace(examples, targets={"ae": dataclasses.replace(target, weights=target.weights / 1000)})
     count = float((target.weights > 0).sum())
-    assert total_weights([light]) == pytest.approx({"ae": count / 1000})
-    assert total_weights([light, examples])["ae"] == pytest.approx(count * 1.001)
-    assert total_weights([emptied(examples, "ae")])["ae"] == 1.0
+    assert total_weights([weights_of(light)]) == pytest.approx({"ae": count / 1000})
+    assert total_weights(map(weights_of, [light, examples]))["ae"] == pytest.approx(count * 1.001)
+    assert total_weights([weights_of(emptied(examples, "ae"))])["ae"] == 1.0
     found = [
         accumulate_gradients(state_of(TrainingSettings()), [MicroBatch(each, None)], TrainingSettings(), CPU, str)["ae"]
         for each in (light, examples)

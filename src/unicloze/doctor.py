@@ -82,7 +82,7 @@ def examine() -> Examination:
     findings = [*_python(), *_packages()]
     topics: tuple[Callable[[], Iterator[Finding]], ...] = (_processor, _memory, _disk, _temporary_files)
     if all(finding.state != "problem" for finding in findings):
-        topics = (*topics[:2], _arithmetic, _dropout, _allocator, _gpus, *topics[2:])
+        topics = (*topics[:2], _arithmetic, _dropout, _allocator, _gpus, _processes, *topics[2:])
     for topic in topics:
         findings += topic()
     return Examination(findings=(*findings, *_extras()))
@@ -224,6 +224,19 @@ def _gpus() -> Iterator[Finding]:
     else:
         detail, cure = "no CUDA device; runs use the CPU", ""
     yield Finding(topic="GPU", state="note", detail=detail, cure=cure)
+
+
+def _processes() -> Iterator[Finding]:
+    from unicloze.training.parallel import backends
+
+    there = backends()
+    cures = "" if there else "Install a torch that is built with torch.distributed."
+    yield Finding(
+        topic="processes",
+        state="ok" if there else "note",
+        detail=f"torchrun can share a run by {' and '.join(there)}" if there else "torch cannot share a run",
+        cure=cures,
+    )
 
 
 def _disk() -> Iterator[Finding]:

@@ -24,6 +24,10 @@ class UsageError(UniclozeError):
     exit_code = 2
 
 
+class FailedElsewhere(UniclozeError):
+    """Another process of the run has failed and says why; the first process repeats it."""
+
+
 def option_of(key: str) -> str:
     """The option that sets a dotted key, for messages."""
     return f"--{_PREFIX.get()}{key}"

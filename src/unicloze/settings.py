@@ -363,6 +363,9 @@ class TrainingSettings:
         steps: Optimiser steps.
         batch_size: Windows or records' rows of one step, over all its micro-batches.
         micro_batch_size: Those of one forward pass; `batch_size` if not given. Fewer need less memory.
+        leaves: Gradients of a step are summed in groups of consecutive micro-batches, so many at most (a power of 2), and the
+            groups in a binary tree, so that any number of processes computes the same bits. Most processes that share a
+            step; each holds about log2(leaves) gradients.
         optimizer: `adamw`; `adamax`, Adam by the largest gradient (Kingma and Ba 2015, Section 7.1), without weight decay;
             `lamb`, Adam whose update of each tensor is as large as the tensor (You et al. 2020; ALBERT); or `muon`: Muon for
             the hidden matrices and AdamW for the rest.
@@ -391,6 +394,8 @@ class TrainingSettings:
             `[backbone.embeddings, backbone.layers.0]`, or all of `[backbone]` to train a task's head alone.
         seed: Seed of initial weights, order, masks and dropout.
         device: `auto` takes a CUDA device where there is one.
+        threads: Threads that each process computes with on a CPU; as many as torch would take if not given. The number
+            changes how sums are rounded.
         precision: `auto`, `bf16` (autocast) or `fp32`.
         attention: `auto`, or an implementation: `explicit` multiplies out the scores, `sdpa` is torch's kernel, `flex` is
             FlexAttention, which skips what nobody reads but has neither dropout nor, here, the relative position bias.
@@ -405,6 +410,7 @@ class TrainingSettings:
     steps: int = 500_000
     batch_size: int = 7680
     micro_batch_size: int | None = None
+    leaves: int = 64
     optimizer: Literal["adamw", "adamax", "lamb", "muon"] = "adamw"
     learning_rate: float | Auto = 6e-4
     muon_learning_rate: float | None = None
@@ -423,6 +429,7 @@ class TrainingSettings:
     frozen: list[str] = field(default_factory=list)
     seed: int = 0
     device: str = "auto"
+    threads: int | None = None
     precision: Precision = "auto"
     attention: Literal["auto", "explicit", "sdpa", "flex"] = "auto"
     compile: bool = False

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from json import dumps
 from typing import Any
 
-from unicloze.errors import UniclozeError
+from unicloze import launch
+from unicloze.errors import FailedElsewhere, UniclozeError
 from unicloze.verbs.options import Result
 
 BUG = 70
@@ -29,7 +30,12 @@ def say(kind: str, sentence: str) -> None:
 
 
 def show(result: Any, *, json: bool) -> None:
-    """Print a verb's result as text or JSON. Its notes go to stderr; an iterator's pieces are printed as they arrive."""
+    """Print what a verb gives back as text or as JSON; what it notes goes to stderr, and pieces are printed as they come.
+
+    Of several processes of a run the first prints.
+    """
+    if launch.rank():
+        return
     for note in getattr(result, "notes", ()):
         say("note", note)
     if isinstance(result, Iterator):
@@ -108,6 +114,8 @@ class Terminated(KeyboardInterrupt):
 
 def explain(error: BaseException) -> tuple[str, int]:
     """The message and exit code of an error; the message is empty if stdout was closed."""
+    if isinstance(error, FailedElsewhere) and launch.rank():
+        return "", error.exit_code
     if isinstance(error, UniclozeError):
         return str(error), error.exit_code
     if isinstance(error, Terminated):

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from unicloze import terminal, verbs
+from unicloze import launch, terminal, verbs
 from unicloze.cli.parser import Parser, Verb, add_options, call_arguments, instead_of
 from unicloze.errors import UsageError
 from unicloze.version import __version__
@@ -23,6 +23,8 @@ VERBS = {name: Verb(name, function, verbs.INSTEAD.get(name, {})) for name, funct
 """All verbs, in the order of the help."""
 GROUPS = dict.fromkeys(name.partition(" ")[0] for name in VERBS if " " in name)
 """First words of verbs of two words."""
+SHARED = "pretrain", "finetune"
+"""Verbs that several processes share."""
 MOVED = {
     "--blimp": "evaluate blimp PATH --model DIR",
     "--lambada": "evaluate lambada FILE --model DIR",
@@ -98,6 +100,8 @@ def _run(words: list[str]) -> int:
     if name not in VERBS:
         near = difflib.get_close_matches(name, [*VERBS, *GROUPS], n=1)
         raise UsageError(f"There is no verb '{name}'{_guess(near)} `unicloze --help` lists all.")
+    if launch.processes() > 1 and name not in SHARED:
+        raise UsageError(f"{name} runs in one process: start it without torchrun, which is for {' and '.join(SHARED)}.")
     verb = VERBS[name]
     parser = _verb_parser(name, verb, with_settings="-h" in rest or "--help" in rest)
     _refuse_unknown_options(name, verb, parser, rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -22,6 +23,7 @@ from unicloze.tasks import TASKS, generation
 from unicloze.tasks.conversation import turn_of
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.tree import share
 
 
 def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
@@ -100,16 +102,20 @@ def prediction_of(record: Record, recipe: Recipe, texts: Sequence[tuple[str, flo
 
 def target_loss(model: TaskModel, data: TaskData) -> MetricResult:
     """What the right targets cost, token by token, each from the true ones before it."""
-    task, total, tokens = TASKS[model.recipe.task.kind], 0.0, 0.0
+    task, own = TASKS[model.recipe.task.kind], []
+    world, blocks = model.compute.world, list(blocks_by_length(data.rows, SLOTS_AT_ONCE))
     model.model.eval()
     with torch.no_grad():
-        for block in blocks_by_length(data.rows, SLOTS_AT_ONCE):
-            rows = [data.rows[number] for number in block]
+        for number in share(world.rank, world.size, len(blocks)):
+            rows = [data.rows[row] for row in blocks[number]]
             examples = task.lay_out(rows, model.tokenizer.vocabulary, model.recipe, None)
             with model.compute.autocast():
                 losses = model.model(collate(examples, device=model.compute.device))
-            total += sum(float(loss.total) for loss in losses.values())
-            tokens += sum(loss.weight for loss in losses.values())
+            totals = sum(float(loss.total) for loss in losses.values())
+            own.append((totals, sum(float(loss.weight) for loss in losses.values())))
+    total = tokens = 0.0
+    for cost, weight in itertools.chain(*world.gather(own)):
+        total, tokens = total + cost, tokens + weight
     mean = total / max(tokens, 1.0)
     values = {"loss": mean, "perplexity": math.exp(min(mean, 700.0))}
     return MetricResult(

@@ -22,6 +22,7 @@ from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.conversation import turn_of
 from unicloze.tasks.task import Outputs, Prediction
+from unicloze.training.tree import share
 
 OTHER_FORMAT = "give an --out that ends in .jsonl, or --format jsonl"
 """The cure where predictions do not fit in the lines of a table."""
@@ -31,8 +32,12 @@ def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list
     """A prediction for each record, in their order."""
     task = TASKS[model.recipe.task.kind]
     if task.predict is None:
-        parts = generated(model, data, progress=progress)
-        return [one for some in predictions_of(parts, data.records, model.recipe, model.tokenizer) for one in some]
+
+        def generate_all() -> list[Prediction]:
+            parts = generated(model, data, progress=progress)
+            return [one for some in predictions_of(parts, data.records, model.recipe, model.tokenizer) for one in some]
+
+        return model.compute.world.only_first(generate_all)
     return task.predict(data.records, data.rows, outputs_of(model, data.rows, progress=progress), model.recipe)
 
 
@@ -43,20 +48,25 @@ def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = Fal
         UniclozeError: They say nan.
     """
     task, vocabulary = TASKS[model.recipe.task.kind], model.tokenizer.vocabulary
-    found: list[Outputs] = [{}] * len(rows)
+    own: dict[str, torch.Tensor] = {}
+    world, blocks = model.compute.world, list(blocks_by_length(rows, SLOTS_AT_ONCE))
     model.model.eval()
     with torch.inference_mode(), tqdm(total=len(rows), unit="row", disable=not progress, dynamic_ncols=True) as bar:
-        for block in blocks_by_length(rows, SLOTS_AT_ONCE):
+        for block in (blocks[number] for number in share(world.rank, world.size, len(blocks))):
             examples = task.lay_out([rows[number] for number in block], vocabulary, model.recipe, None)
             with model.compute.autocast():
                 outputs = model.model.outputs(collate(examples, device=model.compute.device))
-            each = {name: values.float().cpu().numpy() for name, values in outputs.items()}
+            each = {name: values.float().cpu() for name, values in outputs.items()}
             counts = {name: (target.weights > 0).sum(axis=1) for name, target in examples.targets.items()}
             for row, number in enumerate(block):
-                found[number] = {name: values[row, : counts[name][row]] for name, values in each.items()}
-                for values in found[number].values():
-                    check_numbers(torch.from_numpy(values))
+                for name, values in each.items():
+                    own[f"{number}.{name}"] = values[row, : counts[name][row]]
+                    check_numbers(own[f"{number}.{name}"])
             bar.update(len(block))
+    found: list[Outputs] = [{} for _ in rows]
+    for key, values in world.share_tensors(own).items():
+        number, _, name = key.partition(".")
+        found[int(number)] = {**found[int(number)], name: values.numpy()}
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from unicloze.digest import digest
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
@@ -71,8 +72,10 @@ from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, TrainState
 from unicloze.training.models import LoadedModel, ready_model
 from unicloze.training.optimizers import build_optimizers
+from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision, with_precision
-from unicloze.training.process import RunProcess
+from unicloze.training.process import RunProcess, pinned_threads
+from unicloze.training.world import World
 
 OF_THE_BEST = DEV_PREDICTIONS, DEV_SAMPLES
 """Files that lie in the best checkpoint and, where people look for them, in the run's directory."""
@@ -120,8 +123,10 @@ def finetune_run(
         UniclozeError: A record, the directory or a checkpoint cannot be used, or the loss is not finite.
         UsageError: The directory holds a run with other settings.
     """
-    with hold_run(out):
-        checkpoint = load_newest(out / CHECKPOINTS)
+    with joined() as world, hold_run(out, world), pinned_threads(recipe.training, world):
+        world.same("the recipe", digest(recipe.to_dict()), "give all processes the same recipe and settings")
+        progress = progress and world.first
+        checkpoint = world.in_turn(lambda: load_newest(out / CHECKPOINTS))
         check_metrics(recipe)
         records = read_records(train, recipe.task)
         recipe = reading_columns(recipe, records, progress)
@@ -146,20 +151,28 @@ def finetune_run(
         recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps: what is saved must be read again
         origin = origin_of(start, training, development)
+        world.same("the model or the records", digest(origin), "give all the same files")
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
         if checkpoint is not None and former is not None:
             former = dataclasses.replace(former, task=resolved(former.task, records))  # an older version left more open
             recipe = with_precision(recipe, former.training.precision)
             refuse_changes(former, recipe, out, "leave the changed setting out to go on")
             refuse_other_origin(checkpoint.state.get("origin", {}), origin, out)
-            set_aside_newer(checkpoint.path)
-        recipe = with_precision(recipe, choose_precision(recipe.training, choose_device(recipe.training)))
-        start.tokenizer.save(out)
-        save_recipe(recipe, out / RECIPE)
-        with _Run(recipe, start, training, development, out, checkpoint, origin, files, progress) as run:
+        precision = world.only_first(lambda: choose_precision(recipe.training, choose_device(recipe.training)))
+        recipe = with_precision(recipe, precision)
+        world.only_first(lambda: _write_settings(recipe, start, out, checkpoint))
+        with _Run(recipe, start, training, development, out, checkpoint, origin, files, progress, world) as run:
             result = run.train()
     run.heed(result.stopped_by)
     return result
+
+
+def _write_settings(recipe: Recipe, start: LoadedModel, out: Path, checkpoint: Checkpoint | None) -> None:
+    """Make the directory ready for the run."""
+    if checkpoint is not None:
+        set_aside_newer(checkpoint.path)
+    start.tokenizer.save(out)
+    save_recipe(recipe, out / RECIPE)
 
 
 def with_steps(recipe: Recipe, rows: int) -> Recipe:
@@ -189,6 +202,7 @@ class _Run(RunProcess):
         origin: Origin,
         files: Mapping[str, str | None],
         progress: bool,
+        world: World,
     ) -> None:
         self.start, self.train_data, self.dev, self.origin = start, train, dev, origin
         self.files = files
@@ -199,7 +213,8 @@ class _Run(RunProcess):
                 "(task.evaluate_records)",
                 stacklevel=2,
             )
-        compute = Compute(device=choose_device(recipe.training), precision=recipe.training.precision)
+        device = world.device(choose_device(recipe.training))
+        compute = Compute(device=device, precision=recipe.training.precision, world=world)
         model = ready_model(recipe, start.model.vocab_size, compute.device)
         self.drawn = start_weights(model, start, recipe.task)
         state = TrainState(model=model, optimizers=self._optimizers(model, recipe))
@@ -322,7 +337,7 @@ class _Run(RunProcess):
             model = TaskModel(state.model.for_use(), self.tokenizer, self.recipe, self.compute)
             recipe, predictions = with_best_threshold(self.recipe, self.measured, predict(model, self.measured))
             results = measure(predictions, self.measured.records, self.recipe)
-            value = headline(results, self.recipe)
+            value = self.world.only_first(lambda: headline(results, self.recipe))
             if TASKS[self.recipe.task.kind].predict is None:
                 results = {**results, "loss": target_loss(model, self.dev)}
             if self._compare_with_best(value, state.step):
@@ -345,6 +360,8 @@ class _Run(RunProcess):
 
     def _drop_other_bests(self) -> None:
         """Remove what was kept before the best, or by a run that was stopped before it had saved as much itself."""
+        if not self.world.first:
+            return
         for path in list_checkpoints(self.out / BEST):
             if self.best is None or path.name != checkpoint_name(self.best[1]):
                 shutil.rmtree(path)
@@ -352,20 +369,21 @@ class _Run(RunProcess):
     def _keep_best(self, recipe: Recipe, predictions: Sequence[Prediction]) -> None:
         assert self.measured is not None
         folder = self.out / BEST
-        folder.mkdir(exist_ok=True)
-        save_recipe(recipe, folder / RECIPE)
-        answered = with_references(predictions, self.measured.records, self.recipe.task)
-        shown = samples(answered, self.measured.records, self.recipe.task)
-        for name, lines in zip(OF_THE_BEST, (answered, shown), strict=True):
-            replace_file(folder / name, as_json_lines(lines))
         more = [folder / name for name in OF_THE_BEST]
+        if self.world.first:
+            folder.mkdir(exist_ok=True)
+            save_recipe(recipe, folder / RECIPE)
+            answered = with_references(predictions, self.measured.records, self.recipe.task)
+            shown = samples(answered, self.measured.records, self.recipe.task)
+            for file, lines in zip(more, (answered, shown), strict=True):
+                replace_file(file, as_json_lines(lines))
         self.write_checkpoint(BEST, [], folder / RECIPE, self._facts(), keep=2, more=more)  # till this one is saved
-        for file in more:
+        for file in more if self.world.first else ():
             file.replace(self.out / file.name)
 
     def _show_best(self) -> None:
         """Put the predictions of the best checkpoint in the place of those of an evaluation that was lost."""
-        for name in OF_THE_BEST:
+        for name in OF_THE_BEST if self.world.first else ():
             if self.best is None:
                 (self.out / name).unlink(missing_ok=True)
                 continue

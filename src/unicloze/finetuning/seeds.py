@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unicloze import launch
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
@@ -156,7 +157,8 @@ def finetune_seeds(
         if runs[-1].stopped_by:
             break
     summary = FinetuneSummary(out, runs, _spreads(runs))
-    replace_file(out / RESULTS, json.dumps(summary.to_dict(), indent=1, ensure_ascii=False))
+    if launch.rank() == 0:
+        replace_file(out / RESULTS, json.dumps(summary.to_dict(), indent=1, ensure_ascii=False))
     return summary
 
 

@@ -29,6 +29,7 @@ _POSITIVE = (
     "model.layer_norm_eps", "model.initializer_range", "training.steps", "training.batch_size",
     "training.micro_batch_size", "training.learning_rate", "training.muon_learning_rate", "training.epsilon",
     "training.decay_steps", "training.evaluate_windows", "training.log_every", "training.keep_checkpoints",
+    "training.threads",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "model.num_segments", "model.memory", "training.weight_decay", "training.warmup_steps",
@@ -211,6 +212,8 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
             "training.decay_steps",
             f"after {training.warmup_steps} warm-up steps that is beyond step {training.steps}",
         )
+    if training.leaves < 1 or training.leaves & (training.leaves - 1):
+        yield "training.leaves", "it must be a power of 2, such as 64"
     micro = training.micro_batch_size
     if micro is not None and micro > 0 and training.batch_size % micro:
         yield "training.micro_batch_size", f"it must divide training.batch_size, {training.batch_size}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from unicloze.blocks import lay_end_to_end
 from unicloze.example import Batch, Examples, collate, select_rows
-from unicloze.mixtures import Part, Phase, parts, phases
+from unicloze.mixtures import Phase, parts, phases
 from unicloze.objectives import defined, make_examples
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.sampler import WindowSampler, check_pairs
@@ -21,6 +21,14 @@ WINDOWS_AT_ONCE = 512
 CHECKED_WINDOWS = 512
 """Number of windows an objective may check before the first step."""
 
+Own = Callable[[Sequence[int]], Collection[int]]
+"""Which micro-batches of a step a process makes, given the part of the mixture that each is of."""
+
+
+def every(parts_of: Sequence[int]) -> Collection[int]:
+    """All micro-batches."""
+    return range(len(parts_of))
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -28,11 +36,12 @@ class MicroBatch:
 
     Args:
         examples: The rows.
-        windows: Windows they were made from; None for labelled records.
-        coefficients: Factor of each target's loss; default: 1.
-        place: Origin of labelled records.
-        blocks: Number of rows in each block of similar length, to be concatenated; empty if rows are padded to the longest.
-        repeats: Whether it lays out the text of another micro-batch of the same step again.
+        windows: What they were made from; None if from labelled records.
+        coefficients: Factor of each target's loss; 1 where not given.
+        place: Where labelled records are from.
+        blocks: Rows of each block of like length, which are laid end to end; none if all are padded to the longest.
+        repeats: Its text is that of another micro-batch of the same step, laid out once more.
+        part: Number of the part of a mixture that it is of.
     """
 
     examples: Examples
@@ -41,6 +50,7 @@ class MicroBatch:
     place: str = ""
     blocks: Sequence[int] = ()
     repeats: bool = False
+    part: int = 0
 
     @property
     def text_tokens(self) -> int:
@@ -59,33 +69,51 @@ class MicroBatch:
 
 
 def training_steps(
-    recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler], first_step: int
+    recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler], first_step: int, own: Own = every
 ) -> Iterator[list[MicroBatch]]:
     """The micro-batches of each step, from `first_step` to the last.
 
     Args:
-        recipe: Recipe with its phases and mixtures.
-        sampler_of: Returns the sampler of a phase.
-        first_step: Number of steps already done.
+        recipe: With its phases and mixtures.
+        sampler_of: The sampler for the windows of a phase.
+        first_step: Steps done.
+        own: Which micro-batches to make; the others have no rows.
     """
     for phase in phases(recipe):
         if phase.last_step > first_step:
-            yield from _phase_steps(phase, sampler_of(phase.recipe), max(first_step, phase.first_step))
+            yield from _phase_steps(phase, sampler_of(phase.recipe), max(first_step, phase.first_step), own)
 
 
-def _phase_steps(phase: Phase, sampler: WindowSampler, first_step: int) -> Iterator[list[MicroBatch]]:
+def _phase_steps(phase: Phase, sampler: WindowSampler, first_step: int, own: Own) -> Iterator[list[MicroBatch]]:
     batch_size = phase.recipe.training.batch_size
+    most = phase.recipe.training.micro_batch_size or batch_size
     steps_at_once = max(1, WINDOWS_AT_ONCE // batch_size)
     # Blocks begin where they would in an uninterrupted run, so that results do not depend on where it was resumed.
     first = first_step - (first_step - phase.first_step) % steps_at_once
     for start in range(first, phase.last_step, steps_at_once):
         steps = np.arange(start, min(start + steps_at_once, phase.last_step))
-        micro_batches: list[list[MicroBatch]] = [[] for _ in steps]
-        for part, rows in zip(
-            parts(phase.recipe.objective), rows_of_parts(phase, steps - phase.first_step), strict=True
-        ):
-            _add_part(micro_batches, part, rows, phase, sampler, steps)
-        yield from micro_batches[max(0, first_step - start) :]
+        rows = rows_of_parts(phase, steps - phase.first_step)
+        cuts = [
+            [(part, cut) for part, of_steps in enumerate(rows) for cut in _cut(of_steps[n], most)]
+            for n in range(len(steps))
+        ]
+        chosen = [own([part for part, _ in of_step]) for of_step in cuts]
+        made: list[dict[int, MicroBatch]] = [{} for _ in steps]
+        for part, settings in enumerate(parts(phase.recipe.objective)):
+            wanted = [
+                (n, number, cut)
+                for n, of_step in enumerate(cuts)
+                for number, (of_part, cut) in enumerate(of_step)
+                if of_part == part
+            ]
+            _make_part(made, part, settings.settings, wanted, chosen, phase, sampler, steps)
+        yield from [[of_step[number] for number in sorted(of_step)] for of_step in made[max(0, first_step - start) :]]
+
+
+def _cut(rows: range, most: int) -> Iterator[range]:
+    """Rows by micro-batch."""
+    for first in range(rows.start, rows.stop, most):
+        yield range(first, min(first + most, rows.stop))
 
 
 def rows_of_parts(phase: Phase, steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[list[range]]:
@@ -110,32 +138,34 @@ def rows_of_parts(phase: Phase, steps: np.ndarray[tuple[int], np.dtype[np.int64]
     ]
 
 
-def _add_part(
-    micro_batches: list[list[MicroBatch]],
-    part: Part,
-    rows: list[range],
+def _make_part(
+    made: list[dict[int, MicroBatch]],
+    part: int,
+    settings: ObjectiveSettings,
+    wanted: list[tuple[int, int, range]],
+    chosen: list[Collection[int]],
     phase: Phase,
     sampler: WindowSampler,
     steps: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> None:
-    """Append the micro-batches of a part to each step."""
-    start, stop = rows[0].start, rows[-1].stop
-    lanes = phase.recipe.training.batch_size
-    block = read_windows(sampler, part.settings, phase.first_window + start, stop - start, lanes=lanes)
-    chosen = np.concatenate([np.arange(span.start, span.stop) for span in rows]) - start
-    windows = block if len(chosen) == len(block) else select_rows(block, chosen)
-    if not len(windows):
+    """Make a part's micro-batches: (place among the steps, number in the step, rows) each."""
+    if not wanted:
         return
-    of_steps = mask_rates(part.settings, phase, steps)
-    rates = None if of_steps is None else np.repeat(of_steps, [len(span) for span in rows])
-    examples = make_examples(windows, sampler.vocabulary, part.settings, rates)
-    most = phase.recipe.training.micro_batch_size or phase.recipe.training.batch_size
+    own = [(n, cut) for n, number, cut in wanted if number in chosen[n]]
+    filled = own or [(wanted[0][0], wanted[0][2][:1])]  # a row tells how those without rows look
+    start, stop = filled[0][1].start, filled[-1][1].stop
+    lanes = phase.recipe.training.batch_size
+    block = read_windows(sampler, settings, phase.first_window + start, stop - start, lanes=lanes)
+    rows = np.concatenate([np.arange(cut.start, cut.stop) for _, cut in filled]) - start
+    windows = block if len(rows) == len(block) else select_rows(block, rows)
+    of_steps = mask_rates(settings, phase, steps)
+    rates = None if of_steps is None else np.repeat(of_steps[[n for n, _ in filled]], [len(cut) for _, cut in filled])
+    examples = make_examples(windows, sampler.vocabulary, settings, rates)
     first = 0
-    for batches, span in zip(micro_batches, rows, strict=True):
-        for at in range(first, first + len(span), most):
-            cut = slice(at, min(at + most, first + len(span)))
-            batches.append(MicroBatch(examples[cut], windows[cut], part.settings.coefficients))
-        first += len(span)
+    for n, number, cut in wanted:
+        span = slice(first, first + len(cut)) if number in chosen[n] else slice(0, 0)
+        made[n][number] = MicroBatch(examples[span], windows[span], settings.coefficients, part=part)
+        first = max(first, span.stop)
 
 
 def read_windows(

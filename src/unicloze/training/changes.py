@@ -17,6 +17,7 @@ FREE_TO_CHANGE = {
     "tokenizer.path",
     "training.steps",
     "training.device",
+    "training.threads",
     "training.compile",
     "training.log_every",
     "training.save_every",

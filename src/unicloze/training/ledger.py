@@ -45,6 +45,19 @@ class Ledger:
         self._file.close()
 
 
+class NoLedger(Ledger):
+    """That of a process beside the first: it writes nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def write(self, event: str, **values: Any) -> None:
+        """Write nothing."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def read_ledger(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a ledger in order, without truncated lines."""
     with path.open(encoding="utf8", errors="replace") as lines:

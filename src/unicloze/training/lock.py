@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from unicloze.errors import UniclozeError
 from unicloze.run_files import DEV_PREDICTIONS, LEDGER, RECIPE, RESULTS, TOKENIZER, TOKENIZER_CONFIG
+from unicloze.training.world import World
 
 LOCK, HOLDER = "lock", "lock.holder"
 """Lock file, and the file naming its holder, which remains as a sign that the folder is a run."""
@@ -21,12 +22,19 @@ WRITTEN = RECIPE, TOKENIZER, TOKENIZER_CONFIG, RESULTS, DEV_PREDICTIONS
 
 
 @contextmanager
-def hold_run(folder: Path) -> Iterator[None]:
-    """Create and lock a run directory for this process.
+def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
+    """Hold the directory of a run for this process, and make it if it is not there.
+
+    Args:
+        folder: The directory.
+        world: The processes of the run, of which the first holds it for all.
 
     Raises:
         UniclozeError: Another process holds the lock, or the directory has files that no run wrote and a run would replace.
     """
+    if world is not None and not world.first:
+        yield
+        return
     if not any((folder / name).exists() for name in (LEDGER, HOLDER, LOCK)):
         foreign = next((name for name in WRITTEN if (folder / name).exists()), None)
         if foreign is not None:

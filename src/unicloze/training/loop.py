@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,16 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from unicloze.errors import UniclozeError
-from unicloze.example import Examples, Memory, collate
+from unicloze.example import Examples, collate
 from unicloze.model.build import Model
 from unicloze.model.dropout import DropoutKey
 from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch
 from unicloze.training.finite import first_non_finite
+from unicloze.training.gradients import GradientSums
 from unicloze.training.lookups import by_rows, fill_gradients
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
-from unicloze.training.recurrence import Memories, with_memory
+from unicloze.training.recurrence import Memories, pack, unpack, with_memory
+from unicloze.training.tree import share
+from unicloze.training.world import StepReport, World
 
 
 @dataclass
@@ -32,12 +36,14 @@ class TrainState:
     """Everything that changes during a run. The sampler's state is `step` alone.
 
     Args:
-        model: The model.
-        optimizers: The optimisers.
-        step: Number of steps done.
-        text_tokens: Number of text tokens trained on.
-        memories: Memories of the last step's rows, by index of the micro-batch.
-        buffers: Gradient buffers for large tables, see `lookups`; not used across steps.
+        model: The weights.
+        optimizers: Their moments.
+        step: Steps done.
+        text_tokens: Tokens of text trained on.
+        memories: What the rows of the last step remember for those of the next, by number of the micro-batch.
+        buffers: Memory for the gradients of large tables, see `lookups`. Nothing in it outlives a step.
+        parts: For each micro-batch of the last step the part of a mixture that it was of.
+        step_tokens: Tokens of text of the last step.
     """
 
     model: Model
@@ -46,13 +52,26 @@ class TrainState:
     text_tokens: int = 0
     memories: Memories = field(default_factory=dict)
     buffers: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+    parts: list[int] | None = None
+    step_tokens: int = 0
 
 
 @dataclass
 class Interruption:
-    """The signal, SIGTERM or SIGINT, that asked the run to stop; 0 if none."""
+    """Whether SIGTERM or SIGINT asked the run to stop.
+
+    Args:
+        signal: What this process received.
+        agreed: What all processes of the run stop for; None in a single process, which asks nobody.
+    """
 
     signal: int = 0
+    agreed: int | None = None
+
+    @property
+    def heeded(self) -> int:
+        """The signal to stop for."""
+        return self.signal if self.agreed is None else self.agreed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +93,12 @@ class Hooks:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Device and precision."""
+    """Where and how to compute, and with whom."""
 
     device: torch.device
     precision: str
     fixed_shape: bool = False
+    world: World = field(default_factory=World)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """bf16 autocast; no context in fp32."""
@@ -126,11 +146,10 @@ def fit(
             spoiled = first_non_finite(state.model.state_dict())
             if spoiled is not None:
                 raise _after_update(spoiled, state, micro_batches, hooks.describe)
-            tokens = sum(micro_batch.text_tokens for micro_batch in micro_batches)
-            state.step, state.text_tokens = state.step + 1, state.text_tokens + tokens
-            speed = tokens / (time.perf_counter() - started)
+            state.step, state.text_tokens = state.step + 1, state.text_tokens + state.step_tokens
+            speed = state.step_tokens / (time.perf_counter() - started)
             hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
-            done, stopping = state.step == settings.steps, bool(interruption.signal)
+            done, stopping = state.step == settings.steps, bool(interruption.heeded)
             if done or stopping or (settings.save_every and state.step % settings.save_every == 0):
                 hooks.save(state)
             enough = False
@@ -151,7 +170,8 @@ def accumulate_gradients(
 ) -> dict[str, float]:
     """Run forward and backward for every micro-batch, dividing each loss by its target's weight in the global batch.
 
-    The rows' memories for the next step replace `state.memories`.
+    A process computes its own leaves of them; the gradients of all are added in the order of a tree, see `tree`. What the
+    rows remember for the next step replaces `state.memories`.
 
     Returns:
         Mean loss of each target, in nats per prediction.
@@ -161,41 +181,102 @@ def accumulate_gradients(
         Abandoned: A signal arrived before the last micro-batch. Signals are handled after the current micro-batch; the step
             is repeated when the run resumes.
     """
-    weights = total_weights([micro_batch.examples for micro_batch in micro_batches])
-    sums = dict.fromkeys(weights, 0.0)
+    parts, world = [micro_batch.part for micro_batch in micro_batches], compute.world
+    own, count = world.leaves(parts, settings.leaves), min(settings.leaves, len(parts))
+    weights, state.step_tokens = _totals(micro_batches, own, world)
+    gradients = GradientSums(list(state.model.parameters()), count, state.buffers)
     memories, used = {}, state.model.for_use().settings
+    if used.memory and state.parts != parts:  # others may compute the rows that go on from ours
+        state.memories = unpack(world.share_tensors(pack(state.memories)), compute.device)
+    state.parts = parts
     state.model.train()
     state.model.zero_grad(set_to_none=True)
-    for number, micro_batch in enumerate(micro_batches):
-        if number and interruption is not None and interruption.signal:
-            raise Abandoned
-        batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
-        batch = with_memory(batch, micro_batch, state.memories.get(number), used)
-        with compute.autocast(), compute.lookups(state.model):
-            losses = state.model(batch, DropoutKey(settings.seed, state.step, number))
-        if batch.memory is not None:
-            memories[number] = batch.memory
-        totals: list[Tensor] = [
-            micro_batch.coefficients.get(name, 1.0) * loss.total / weights[name] for name, loss in losses.items()
-        ]
-        torch.stack(totals).sum().backward()
-        fill_gradients(state.model, state.buffers)
-        for name, loss in losses.items():
-            value = float(loss.total.detach()) / weights[name]
-            if not math.isfinite(value):
-                where = f"the loss of {name} is {value} in micro-batch {number}"
-                raise non_finite(where, [micro_batch], describe)
+    report = StepReport()
+    interruption = interruption or Interruption()
+    world.begin_step(state.step)
+    try:
+        for leaf, numbers in own.items():
+            for number in numbers:
+                if report.means and (interruption.signal or world.leaving()):
+                    raise Abandoned
+                micro_batch = micro_batches[number]
+                batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
+                batch = with_memory(batch, micro_batch, state.memories.get(number), used)
+                with compute.autocast(), compute.lookups(state.model):
+                    losses = state.model(batch, DropoutKey(settings.seed, state.step, number))
+                if batch.memory is not None:
+                    memories[number] = batch.memory
+                totals: list[Tensor] = [
+                    micro_batch.coefficients.get(name, 1.0) * loss.total / weights[name]
+                    for name, loss in losses.items()
+                ]
+                torch.stack(totals).sum().backward()
+                fill_gradients(state.model, state.buffers)
+                values = {name: float(loss.total.detach()) / weights[name] for name, loss in losses.items()}
+                for name, value in values.items():
+                    if not math.isfinite(value):
+                        where = f"the loss of {name} is {value} in micro-batch {number}"
+                        report.problem = number, str(non_finite(where, [micro_batch], describe))
+                        raise Abandoned
+                report.means[number] = values
+            gradients.take(leaf)
+    except Abandoned:
+        report.left = report.problem is None
+    sums = dict.fromkeys(weights, 0.0)
+    for of_micro_batch in _agreed(world.meet(report, lambda: interruption.signal), world, interruption):
+        for name, value in of_micro_batch.items():
             sums[name] += value
+    gradients.give(world.add(gradients.sums, count, gradients.weights))
     state.memories = memories
     return sums
 
 
-def total_weights(examples: list[Examples]) -> dict[str, float]:
-    """Weight of each target over a global batch; 1 for an empty target, so that it can be divided by."""
+def _agreed(reports: list[StepReport], world: World, interruption: Interruption) -> list[dict[str, float]]:
+    """The mean losses of all micro-batches, in their order, once all processes have computed theirs.
+
+    Raises:
+        NonFiniteError: One is not finite.
+        Abandoned: A process left the step.
+    """
+    if world.size > 1:
+        interruption.agreed = next((report.signal for report in reports if report.signal), 0)
+    problems = [report.problem for report in reports if report.problem is not None]
+    if problems:
+        raise NonFiniteError(min(problems)[1])
+    if any(report.left for report in reports):
+        raise Abandoned
+    means = {number: values for report in reports for number, values in report.means.items()}
+    return [means[number] for number in sorted(means)]
+
+
+def _totals(
+    micro_batches: list[MicroBatch], own: Mapping[int, list[int]], world: World
+) -> tuple[dict[str, float], int]:
+    """Weight of each target over a global batch, see `total_weights`, and its tokens of text."""
+    mine = [
+        [number, weights_of(micro_batches[number].examples), micro_batches[number].text_tokens]
+        for numbers in own.values()
+        for number in numbers
+    ]
+    found = sorted(itertools.chain(*world.gather(mine)))
+    return total_weights([weights for _, weights, _ in found]), sum(tokens for _, _, tokens in found)
+
+
+def weights_of(examples: Examples) -> dict[str, float]:
+    """Weight of each target in some rows."""
+    return {name: target.normaliser for name, target in examples.targets.items()}
+
+
+def total_weights(weights: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Weight of each target over a global batch, at least 1 so that an empty one costs nothing.
+
+    Args:
+        weights: Those of its micro-batches, in their order.
+    """
     sums: dict[str, float] = {}
-    for block in examples:
-        for name, target in block.targets.items():
-            sums[name] = sums.get(name, 0.0) + target.normaliser
+    for of_micro_batch in weights:
+        for name, weight in of_micro_batch.items():
+            sums[name] = sums.get(name, 0.0) + weight
     return {name: total or 1.0 for name, total in sums.items()}
 
 
@@ -213,29 +294,35 @@ def evaluate(
 ) -> dict[str, tuple[float, float]]:
     """Sum of the losses in nats, and number of predictions, of each target over a block of examples.
 
+    Processes share the forward passes, unless a pass reads the memory that the one before it left.
+
     Args:
         model: The model.
         examples: The rows.
         compute: Where and how to compute.
         rows: Rows of one forward pass.
-        windows: What the rows were made from. Those that go on from the row `rows` before them read its memory, if the model
+        windows: What the rows were made from. Those that continue the row `rows` before them read its memory, if the model
             has one.
     """
-    memory: Memory | None = None
-    sums: dict[str, tuple[float, float]] = dict.fromkeys(examples.targets, (0.0, 0.0))
+    blocks, world, memory = list(examples.split(rows)), compute.world, None
+    continued = windows is not None and windows.continues is not None
+    found: list[dict[str, tuple[float, float]]] = []
     model.eval()
     with torch.no_grad():
-        for number, block in enumerate(examples.split(rows)):
-            batch = collate(block, device=compute.device, fixed_shape=compute.fixed_shape)
-            if windows is not None and windows.continues is not None:
-                of_block = MicroBatch(block, windows[number * rows : (number + 1) * rows])
+        for number in range(len(blocks)) if continued else share(world.rank, world.size, len(blocks)):
+            batch = collate(blocks[number], device=compute.device, fixed_shape=compute.fixed_shape)
+            if continued:
+                assert windows is not None
+                of_block = MicroBatch(blocks[number], windows[number * rows : (number + 1) * rows])
                 batch = with_memory(batch, of_block, memory, model.for_use().settings)
                 memory = batch.memory
             with compute.autocast():
                 losses = model(batch)
-            for name, loss in losses.items():
-                total, weight = sums[name]
-                sums[name] = total + float(loss.total), weight + loss.weight
+            found.append({name: (float(loss.total), float(loss.weight)) for name, loss in losses.items()})
+    sums: dict[str, tuple[float, float]] = dict.fromkeys(examples.targets, (0.0, 0.0))
+    for losses_of_block in found if continued else itertools.chain(*world.gather(found)):
+        for name, (total, weight) in losses_of_block.items():
+            sums[name] = sums[name][0] + total, sums[name][1] + weight
     return sums
 
 
@@ -280,7 +367,8 @@ _CURE = (
 
 def non_finite(what: str, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]) -> NonFiniteError:
     """The error for a non-finite loss, gradient or weight, naming the rows of its step."""
-    places = "; ".join(describe(micro_batch) for micro_batch in micro_batches[:2])
+    there = [micro_batch for micro_batch in micro_batches if len(micro_batch.examples)]
+    places = "; ".join(describe(micro_batch) for micro_batch in there[:2])
     return NonFiniteError(f"{what}; its rows are from {places}")
 
 

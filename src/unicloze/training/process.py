@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,12 +19,13 @@ from unicloze.errors import UniclozeError
 from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import Recipe, TrainingSettings, chosen
 from unicloze.training.batches import MicroBatch
-from unicloze.training.checkpoint import Checkpoint, save_checkpoint
-from unicloze.training.ledger import Ledger, read_ledger
+from unicloze.training.checkpoint import Checkpoint, checkpoint_name, save_checkpoint
+from unicloze.training.ledger import Ledger, NoLedger, read_ledger
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.models import fit_weights
 from unicloze.training.optimizers import schedule_factor
-from unicloze.training.recurrence import pack, unpack
+from unicloze.training.recurrence import Memories, pack, unpack
+from unicloze.training.world import World
 from unicloze.version import __version__
 
 
@@ -49,13 +51,14 @@ class RunProcess:
         *,
         progress: bool,
     ) -> None:
-        self.recipe, self.out, self.checkpoint, self.progress = recipe, out, checkpoint, progress
+        self.recipe, self.out, self.checkpoint = recipe, out, checkpoint
+        self.world, self.progress = compute.world, progress and compute.world.first
         self.state, self.compute = state, compute
         self.signal = 0
         self.started = time.perf_counter()
 
     def __enter__(self) -> Self:
-        self.ledger = Ledger(self.out / LEDGER)
+        self.ledger = Ledger(self.out / LEDGER) if self.world.first else NoLedger()
         return self
 
     def __exit__(
@@ -67,7 +70,14 @@ class RunProcess:
         self.ledger.close()
 
     def take_over(self, checkpoint: Checkpoint) -> None:
-        """Resume from a checkpoint."""
+        """Go on from a checkpoint; says if rounding differs from here on."""
+        before, now = checkpoint.state.get("threads"), torch.get_num_threads()
+        if before not in (None, now) and self.compute.device.type == "cpu":
+            warnings.warn(
+                f"{checkpoint.path} was computed with {before} threads and the run continues with {now}: sums are rounded "
+                f"differently from here on (--training.threads {before} keeps them)",
+                stacklevel=2,
+            )
         fit_weights(self.state.model, checkpoint)
         for optimizer, state in zip(self.state.optimizers, checkpoint.optimizers, strict=True):
             optimizer.load_state_dict(state)
@@ -85,6 +95,7 @@ class RunProcess:
             device=device_name(self.compute.device),
             precision=self.compute.precision,
             threads=torch.get_num_threads(),
+            processes=self.world.size,
             versions={"unicloze": __version__, "torch": torch.__version__, "python": platform.python_version()},
             resumed_from=None if self.checkpoint is None else self.checkpoint.path.name,
         )
@@ -135,7 +146,7 @@ class RunProcess:
         with tqdm(
             total=settings.steps, initial=self.state.step, unit="step", disable=not self.progress, dynamic_ncols=True
         ) as self.bar:
-            self.signal = fit(self.state, steps, settings, self.compute, hooks).signal
+            self.signal = fit(self.state, steps, settings, self.compute, hooks).heeded
 
     def log(self, state: TrainState, measures: Mapping[str, Any]) -> None:
         """Show a step, and record it in the ledger at intervals."""
@@ -156,12 +167,27 @@ class RunProcess:
             learning_rate=chosen(training.learning_rate) * schedule_factor(state.step - 1, training),
             text_tokens=state.text_tokens,
             text_tokens_per_second=round(speed, 1),
+            **self._stragglers(),
         )
+
+    def _stragglers(self) -> dict[str, Any]:
+        """Seconds that each process computed in the last step, where there are several."""
+        return {"seconds": [round(each, 3) for each in self.world.seconds]} if self.world.seconds else {}
 
     def save(self, facts: Mapping[str, Any], *, keep: int) -> None:
         """Write a checkpoint to resume from, with facts specific to the kind of run, and delete old ones."""
+        if self.world.size > 1:
+            norm = float(torch.nn.utils.get_total_norm([weight.detach() for weight in self.state.model.parameters()]))
+            self.world.same("the model", norm.hex(), "use machines of one kind, and look for a faulty one")
+        self.state.memories = self._all_memories()
         path = self.write_checkpoint(CHECKPOINTS, self.state.optimizers, self.out / RECIPE, facts, keep=keep)
         self.ledger.write("save", step=self.state.step, checkpoint=path.name)
+
+    def _all_memories(self) -> Memories:
+        """What the micro-batches of all processes remember."""
+        if not self.state.model.for_use().settings.memory:
+            return self.state.memories
+        return unpack(self.world.share_tensors(pack(self.state.memories)), self.compute.device)
 
     def write_checkpoint(
         self,
@@ -174,8 +200,20 @@ class RunProcess:
         more: Sequence[Path] = (),
     ) -> Path:
         """Write a self-contained checkpoint to a folder of the run directory, with copies of extra files."""
+        self.world.only_first(lambda: self._write_checkpoint(folder, optimizers, recipe, facts, keep, more))
+        return self.out / folder / checkpoint_name(self.state.step)
+
+    def _write_checkpoint(
+        self,
+        folder: str,
+        optimizers: Sequence[torch.optim.Optimizer],
+        recipe: Path,
+        facts: Mapping[str, Any],
+        keep: int,
+        more: Sequence[Path],
+    ) -> None:
         state = self.state
-        return save_checkpoint(
+        save_checkpoint(
             self.out / folder,
             step=state.step,
             model=state.model.state_dict(),
@@ -185,11 +223,31 @@ class RunProcess:
                 **facts,
                 "vocab_size": state.model.vocab_size,
                 "max_positions": state.model.max_positions,
+                "threads": torch.get_num_threads(),
             },
             files=[recipe, *(self.out / name for name in (TOKENIZER, TOKENIZER_CONFIG)), *more],
             keep=keep,
             memories=pack(state.memories) if optimizers else None,
         )
+
+
+@contextmanager
+def pinned_threads(settings: TrainingSettings, world: World) -> Iterator[None]:
+    """Compute with as many threads as the settings say.
+
+    Raises:
+        UniclozeError: Processes would compute with different numbers, which round differently.
+    """
+    before = torch.get_num_threads()
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    cure = "set OMP_NUM_THREADS alike for all, or --training.threads"
+    world.same("the number of threads", str(torch.get_num_threads()), cure)
+    try:
+        yield
+    finally:
+        if settings.threads is not None:
+            torch.set_num_threads(before)
 
 
 def device_name(device: torch.device) -> str:

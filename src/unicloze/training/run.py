@@ -7,7 +7,7 @@ import math
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import parts, phases
 from unicloze.model.model import perplexity
@@ -38,10 +39,12 @@ from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, TrainState, evaluate
 from unicloze.training.models import load_model, ready_model
 from unicloze.training.optimizers import build_optimizers
+from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision, with_precision
-from unicloze.training.process import RunProcess
+from unicloze.training.process import RunProcess, pinned_threads
 from unicloze.training.samples import heldout_samples
 from unicloze.training.verdict import Course, shown, too_little_text, verdict_on
+from unicloze.training.world import World
 
 CURE_OF_LITTLE = (
     "a model needs 1 MB or more to learn a language, so give more text or start from a trained one (--init)"
@@ -118,26 +121,34 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
         UsageError: The directory holds a run with other settings.
     """
-    with hold_run(out):
-        checkpoint = load_newest(out / CHECKPOINTS)
-        recipe = _with_former_settings(recipe, out, checkpoint)
-        prepared = _open_data(recipe, out, checkpoint, progress)
+    with joined() as world, hold_run(out, world), pinned_threads(recipe.training, world):
+        world.same("the recipe", digest(recipe.to_dict()), "give all processes the same recipe and settings")
+        progress = progress and world.first
+        checkpoint = world.in_turn(lambda: load_newest(out / CHECKPOINTS))
+        recipe = _with_former_settings(recipe, out, checkpoint, world)
+        prepared = world.in_turn(lambda: _open_data(recipe, out, checkpoint, progress))
+        world.same("the data", prepared.fingerprint, "give all the same files, in a folder that they share")
         little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
-        if checkpoint is not None:
-            set_aside_newer(checkpoint.path)
-        elif little:
+        if checkpoint is None and little:
             warnings.warn(f"{little}; {CURE_OF_LITTLE}", stacklevel=2)
-        prepared.tokenizer.save(out)
-        if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
-            save_recipe(recipe, out / RECIPE)
-        phrases = phrases_for(recipe, prepared, out, progress=progress)
-        with _Run(recipe, out, prepared, checkpoint, phrases, progress, open_model) as run:
+        world.only_first(lambda: _write_settings(recipe, out, prepared, checkpoint))
+        phrases = world.in_turn(lambda: phrases_for(recipe, prepared, out, progress=progress))
+        with _Run(recipe, out, prepared, checkpoint, phrases, progress, open_model, world) as run:
             result = run.train()
     run.heed(result.stopped_by)
     return result
 
 
-def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | None) -> Recipe:
+def _write_settings(recipe: Recipe, out: Path, prepared: Prepared, checkpoint: Checkpoint | None) -> None:
+    """Make the directory ready for the run."""
+    if checkpoint is not None:
+        set_aside_newer(checkpoint.path)
+    prepared.tokenizer.save(out)
+    if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
+        save_recipe(recipe, out / RECIPE)
+
+
+def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, world: World) -> Recipe:
     """The recipe with `auto` resolved as in the run to resume, if any, and with the settings of `data.prepared`.
 
     Raises:
@@ -147,7 +158,7 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
     recipe = recipe if lineage is None else as_prepared(recipe, lineage)
     training = recipe.training
     if checkpoint is None:
-        precision: Any = choose_precision(training, choose_device(training))
+        precision: Any = world.only_first(lambda: choose_precision(training, choose_device(training)))
         return with_precision(recipe, precision)
     former = load_recipe(checkpoint.path / RECIPE)
     if lineage is not None:  # the fingerprint decides whether the data are the same
@@ -226,12 +237,14 @@ class _Run(RunProcess):
         phrases: PhraseTable | None,
         progress: bool,
         open_model: Open,
+        world: World,
     ) -> None:
         self.prepared, self.phrases = prepared, phrases
         training = recipe.training
-        device = choose_device(training)
+        device = world.device(choose_device(training))
         compute = Compute(
             device=device,
+            world=world,
             precision=training.precision,
             fixed_shape=training.compile or device.type == "cuda",
         )
@@ -251,7 +264,7 @@ class _Run(RunProcess):
         )
         if heldout is not None and not any(map(_predicts, self.heldout_examples.values())):
             warnings.warn(TOO_SMALL.format("there is nothing to measure"), stacklevel=4)
-        self.baselines = None if heldout is None else open_baselines(last, prepared, out)
+        self.baselines = None if heldout is None else world.in_turn(lambda: open_baselines(last, prepared, out))
         self.counts = self.baselines.perplexities if self.baselines else {}
         state = self._initial_state(recipe, device, None if checkpoint else open_model)
         self.perplexity: dict[str, float | None] = {}
@@ -294,12 +307,17 @@ class _Run(RunProcess):
         if training.compile:
             for network in model.networks:
                 network.backbone.compile()
-        steps = training_steps(self.recipe, self._sampler, self.state.step)
+        steps = training_steps(self.recipe, self._sampler, self.state.step, self._own)
         self.learn(steps, training, self._evaluate, self._save, self._describe)
         if self.state.step < training.steps:
             self.write_stop()
             return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part, self.counts)
         return self._finish(already=False)
+
+    def _own(self, of_parts: Sequence[int]) -> set[int]:
+        """The micro-batches of a step that this process computes."""
+        leaves = self.world.leaves(of_parts, self.recipe.training.leaves)
+        return {number for numbers in leaves.values() for number in numbers}
 
     def _finish(self, *, already: bool) -> RunResult:
         """Finish a run that has done its steps, including one killed between its last save and its end."""
@@ -325,13 +343,15 @@ class _Run(RunProcess):
     def _content_words(self) -> WordScore | None:
         """Score on held-out content words; None if there are too few or the objective cannot predict them."""
         way = way_to_ask(phases(self.recipe)[-1].recipe.objective)
-        if way is None or self.baselines is None or not len(self.baselines.words):
+        if way is None or self.baselines is None or not len(self.baselines.words) or not self.world.first:
             return None
         vocabulary = self.prepared.tokenizer.vocabulary
         ranks = ranks_by_model(self.state.model, self.baselines.words, vocabulary, way, self.compute)
         return WordScore.of(ranks, self.baselines.ranks, way[0])
 
     def _write_samples(self) -> None:
+        if not self.world.first:
+            return
         objective = phases(self.recipe)[-1].recipe.objective
         samples = heldout_samples(self.state.model, self.heldout, self.prepared.tokenizer, objective, self.compute)
         self.ledger.write("samples", step=self.state.step, samples=samples)

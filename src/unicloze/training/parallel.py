@@ -1,0 +1,456 @@
+"""One run on many processes: what they agree on and what they exchange. The only module that knows torch.distributed.
+
+torchrun starts the processes. Each holds all weights and computes its own leaves of every step (see `tree`); then they
+exchange sums of gradients and all take the same update. The first process alone writes: the lock, the ledger, checkpoints,
+prepared data. What fails on one process fails on all: whoever waits for others looks every quarter of a second whether one
+has failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import json
+import math
+import os
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from unicloze import launch
+from unicloze.digest import digest
+from unicloze.errors import FailedElsewhere, UniclozeError
+from unicloze.training.gradients import Gradients, buckets, flatten
+from unicloze.training.tree import Node, PartialSums, rounds, traffic
+from unicloze.training.world import StepReport, World
+from unicloze.version import __version__
+
+T = TypeVar("T")
+
+JOINING = 300.0
+"""Seconds that processes wait for all to join."""
+PATIENCE = 600.0
+"""Seconds that a process waits for others in an exchange."""
+LONGEST_PAUSE = 0.005
+"""Seconds that a process sleeps at most before it looks whether what it waits for has come."""
+LOOK = 0.25
+"""Seconds between two looks whether another process has failed."""
+WATCH = 1.0
+"""Seconds between two looks whether stacks are asked for."""
+ENDED = "another process of the run ended or lost its connection: the same command resumes from the last checkpoint"
+
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Its name since torch 2.13, and its older one."""
+
+
+class Group(World):
+    """Several processes that meet in a store and in collectives.
+
+    Args:
+        store: Where they leave notes for each other.
+        rank: Number of this process.
+        size: How many there are.
+        patience: Seconds to wait for others in an exchange.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, patience: float) -> None:
+        super().__init__()
+        self.rank, self.size = rank, size
+        self._store, self._patience = store, patience
+        self._turn = self._exchange = self._step = self._said = 0
+        self._began = time.monotonic()
+        self._received: Callable[[], int] = lambda: 0
+
+    def device(self, device: torch.device) -> torch.device:
+        """`cuda:LOCAL_RANK` on a GPU.
+
+        Raises:
+            UniclozeError: This machine has fewer devices than processes.
+        """
+        if device.type != "cuda":
+            return device
+        number, there = launch.local_rank(), torch.cuda.device_count()
+        if number >= there:
+            raise UniclozeError(
+                f"process {self.rank} is number {number} of its machine, which has {there} CUDA devices: start one process a "
+                "device (torchrun --nproc-per-node)"
+            )
+        torch.cuda.set_device(number)
+        return torch.device("cuda", number)
+
+    # Notes in the store: rare, and without a limit on time where the first process works.
+
+    def only_first(self, do: Callable[[], T]) -> T:
+        """What the first process does alone; a failure there is one here."""
+        self._turn += 1
+        key = f"turn-{self._turn}"
+        if self.first:
+            value = do()  # if it fails, `joined` tells the others
+            self._store.set(key, json.dumps(value))
+            return value
+        self._wait(lambda: self._store.check([key]), "the first process", limit=math.inf)
+        result: T = json.loads(self._store.get(key))
+        return result
+
+    def in_turn(self, do: Callable[[], T]) -> T:
+        """What all do, the first before the others."""
+        if self.first:
+            value = do()
+            self.only_first(lambda: None)
+            return value
+        self.only_first(lambda: None)
+        return do()
+
+    def same(self, what: str, fingerprint: str, cure: str) -> None:
+        """Refuse to go on where fingerprints differ."""
+        found = self.gather(fingerprint)
+        for number, other in enumerate(found):
+            if other != found[0]:
+                raise UniclozeError(
+                    f"{what} of process {number} is not that of process 0 (fingerprints {other[:16]} and {found[0][:16]}): "
+                    f"{cure}"
+                )
+
+    # Collectives.
+
+    def gather(self, value: Any) -> list[Any]:
+        """A value of every process, as JSON."""
+        return [json.loads(each) for each in self._gather(json.dumps(value).encode())]
+
+    def share_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Named tensors of all processes, on the CPU."""
+        own = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+        return {name: value for each in self._gather(own) for name, value in load(each).items()}
+
+    def _gather(self, data: bytes) -> list[bytes]:
+        sizes = torch.empty(self.size, dtype=torch.int64)
+        self._do(_all_gather, sizes, torch.tensor([len(data)]))
+        longest = int(sizes.max())
+        padded, found = torch.zeros(longest, dtype=torch.uint8), torch.empty(self.size * longest, dtype=torch.uint8)
+        padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._do(_all_gather, found, padded)
+        rows = zip(found.view(self.size, longest), sizes.tolist(), strict=True)
+        return [row[:size].numpy().tobytes() for row, size in rows]
+
+    def begin_step(self, step: int) -> None:
+        """Remember which step may be left, and since when it is computed."""
+        self._step, self._began = step, time.monotonic()
+
+    def leaving(self) -> bool:
+        """Whether a process has left a note that it leaves this step."""
+        return bool(self._store.check([self._leave]))
+
+    @property
+    def _leave(self) -> str:
+        return f"leave-{self._step}"
+
+    def meet(self, report: StepReport, received: Callable[[], int]) -> list[StepReport]:
+        """Exchange reports; a signal that comes while this process waits asks the others to leave the step."""
+        report.signal = received()
+        report.seconds = time.monotonic() - self._began
+        if report.left or report.problem is not None:
+            self._store.set(self._leave, str(report.signal))
+        means = [[number, values] for number, values in report.means.items()]
+        self._received = (lambda: 0) if report.signal else received
+        try:
+            found = self.gather([means, report.left, report.problem, report.signal, report.seconds])
+        finally:
+            self._received = lambda: 0
+        reports = [StepReport(dict(means), *others) for means, *others in found]
+        if any(each.left for each in reports) and not any(each.signal for each in reports):
+            reports[0].signal = int(self._store.get(self._leave))
+        self.seconds = [each.seconds for each in reports]
+        return reports
+
+    def add(self, sums: PartialSums[Gradients], leaves: int, weights: Sequence[nn.Parameter]) -> Gradients:
+        """Exchange sums of gradients, a few weights at a time."""
+        self._say_traffic(leaves)
+        mine = [gradients for _, gradients in sums.nodes]
+        used = torch.tensor([any(one[number] is not None for one in mine) for number in range(len(weights))])
+        used = used.to(torch.uint8)
+        self._do(dist.all_reduce, used, op=dist.ReduceOp.MAX)
+        numbers = [number for number, there in enumerate(used.tolist()) if there]
+        total: Gradients = [None] * len(weights)
+        for bucket in buckets([(number, weights[number].numel()) for number in numbers]):
+            flat = self._add_flat(mine, bucket, leaves, weights)
+            for number, values in zip(bucket, flat.split([weights[number].numel() for number in bucket]), strict=True):
+                own = next((one[number] for one in mine if one[number] is not None), None)
+                gradient = torch.empty_like(weights[number], requires_grad=False) if own is None else own
+                total[number] = gradient.copy_(values.view_as(gradient))
+        return total
+
+    def _say_traffic(self, leaves: int) -> None:
+        """Say once if this number of processes exchanges more than it must."""
+        if leaves != self._said and (factor := traffic(leaves, self.size)) > 1:
+            warnings.warn(
+                f"{self.size} processes send {factor:g} times the bytes of a ring all-reduce: they or the {leaves} groups of "
+                "micro-batches (at most training.leaves) are no power of 2",
+                stacklevel=2,
+            )
+        self._said = leaves
+
+    def _add_flat(
+        self, mine: list[Gradients], bucket: list[int], leaves: int, weights: Sequence[nn.Parameter]
+    ) -> Tensor:
+        """The sum of some gradients as one vector: each process adds one slice of it."""
+        like, length = weights[bucket[0]], sum(weights[number].numel() for number in bucket)
+        slice_size = -(-length // self.size)
+        whole = like.new_empty(slice_size * self.size, requires_grad=False)
+        slices: PartialSums[Tensor] = PartialSums(leaves, lambda left, right: left.add_(right))
+        received: dict[Node, Tensor] = {}
+        for turn, senders in enumerate(rounds(leaves, self.size)):
+            sends = turn < len(mine)
+            if sends:
+                flatten(mine[turn], bucket, weights, whole)
+            found = like.new_empty(slice_size * len(senders), requires_grad=False)
+            sending = {process for process, _ in senders}
+            self._do(
+                dist.all_to_all_single,
+                found,
+                whole if sends else whole[:0],
+                output_split_sizes=[slice_size if process in sending else 0 for process in range(self.size)],
+                input_split_sizes=[slice_size if sends else 0] * self.size,
+            )
+            received |= {node: part for (_, node), part in zip(senders, found.split(slice_size), strict=True)}
+        for node in sorted(received, key=lambda node: node.first):
+            slices.push(node, received[node])
+        self._do(_all_gather, whole, slices.total())
+        return whole[:length]
+
+    def _do(self, collective: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+        """Take part in a collective.
+
+        Raises:
+            FailedElsewhere: Another process has failed.
+            UniclozeError: Another process has ended without a word.
+        """
+        self._exchange += 1
+        try:
+            work = collective(*arguments, **named, async_op=True)
+            self._wait(work.is_completed, f"exchange {self._exchange}", limit=self._patience)
+            work.wait()
+        except RuntimeError as error:  # a connection that broke
+            time.sleep(2 * LOOK)  # whoever broke it may be about to say why
+            self.look()
+            raise UniclozeError(ENDED) from error
+
+    def _wait(self, ready: Callable[[], bool], whom: str, *, limit: float, pause: float = 1e-4) -> None:
+        started = looked = time.monotonic()
+        while not ready():
+            time.sleep(pause)
+            pause = min(1.1 * pause, LONGEST_PAUSE)
+            now = time.monotonic()
+            if now - looked < LOOK:
+                continue
+            looked = now
+            self.look()
+            if number := self._received():
+                self._store.set(self._leave, str(number))
+                self._received = lambda: 0
+            self._store.set(f"waits-{self.rank}", whom)
+            if now - started > limit:
+                self._give_up(whom, limit)
+
+    def _give_up(self, whom: str, limit: float) -> None:
+        """Name who did not come, and have every process print what it is doing.
+
+        Raises:
+            UniclozeError: Always.
+        """
+        self._store.set("stacks", "1")
+        time.sleep(3 * WATCH)
+        keys = [f"waits-{process}" for process in range(self.size)]
+        late = [
+            n for n, key in enumerate(keys) if not self._store.check([key]) or self._store.get(key) != whom.encode()
+        ]
+        raise UniclozeError(
+            f"process {', '.join(map(str, late))} did not come to {whom} within {limit:g} s, where process {self.rank} "
+            "waited: the stacks of all are above; run the same command again to resume"
+        )
+
+    def look(self) -> None:
+        """See whether another process has failed.
+
+        Raises:
+            FailedElsewhere: One has.
+            UniclozeError: The store is gone, and with it the process that held it.
+        """
+        try:
+            said = self._store.get("failed") if self._store.check(["failed"]) else None
+        except RuntimeError as error:
+            raise UniclozeError(ENDED) from error
+        if said is not None:
+            rank, message = json.loads(said)
+            raise FailedElsewhere(f"process {rank} of {self.size}: {message}")
+
+    def fail(self, error: BaseException) -> bool:
+        """Tell the others of an error; returns whether this process is one to print it."""
+        if isinstance(error, FailedElsewhere):
+            return True
+        message = str(error) or type(error).__name__
+        if self._store.add("failures", 1) == 1:
+            self._store.set("failed", json.dumps([self.rank, message]))
+            return True
+        return bool(json.loads(self._store.get("failed"))[1] != message)
+
+    def part(self) -> None:
+        """Leave in order: the first process ends last of its work, and goes last where it holds the store."""
+        self.only_first(lambda: None)
+        self._store.set(f"gone-{self.rank}", "1")
+        if self.first:
+            keys = [f"gone-{process}" for process in range(self.size)]
+            self._wait(lambda: self._store.check(keys), "the end", limit=60.0)
+
+
+@contextmanager
+def joined(*, joining: float | None = None, patience: float | None = None) -> Iterator[World]:
+    """The processes that torchrun started, for one run; one alone where it started none.
+
+    Args:
+        joining: Seconds to wait for all to join.
+        patience: Seconds to wait for others in an exchange.
+
+    Raises:
+        UniclozeError: Another process does not join, has other code, or fails.
+    """
+    if launch.processes() == 1:
+        yield World()
+        return
+    store, rank, size = _store(JOINING if joining is None else joining)
+    group = Group(store, rank, size, PATIENCE if patience is None else patience)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_watched(store, rank))
+            _meet_all(store, rank, size, JOINING if joining is None else joining)
+            backend, hook = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", sys.excepthook
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("group", store),
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=group._patience + 60),
+            )
+            stack.callback(dist.destroy_process_group)
+            sys.excepthook = hook  # torch's writes the rank before every line
+            if rank:
+                stack.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore")  # the first process says the same
+            yield group
+            group.part()
+        except BaseException as error:
+            if _say(group, error) or not isinstance(error, Exception):
+                raise
+            raise FailedElsewhere(str(error)) from error
+
+
+def _say(group: Group, error: BaseException) -> bool:
+    """Tell the others of an error, if the store is still there; whether to print it here."""
+    try:
+        return group.fail(error)
+    except RuntimeError:
+        return group.first
+
+
+_JOINED = 0
+
+
+def _store(joining: float) -> tuple[Store, int, int]:
+    """The store of this attempt: after a restart, that of torchrun still holds the addresses of processes that are gone."""
+    global _JOINED
+    _JOINED += 1
+    rank, size = launch.rank(), launch.processes()
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    hosts_it = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        store = TCPStore(
+            host, int(port), size, hosts_it, timedelta(seconds=joining), wait_for_workers=False, multi_tenant=True
+        )
+    except (RuntimeError, ValueError) as error:
+        raise UniclozeError(
+            f"process {rank} of {size} could not reach {host or 'MASTER_ADDR'}:{port or 'MASTER_PORT'} within {joining:g} s: "
+            "start all with torchrun, and let the port through between their machines "
+            f"({' '.join(str(error).split())[:200]})"
+        ) from error
+    attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}.{_JOINED}"
+    return PrefixStore(attempt, store), rank, size
+
+
+def _meet_all(store: Store, rank: int, size: int, joining: float) -> None:
+    """Wait until all processes have said who they are.
+
+    Raises:
+        UniclozeError: One does not come, or has other code.
+    """
+    version = f"unicloze {__version__}, torch {torch.__version__}"
+    said = {"code": code_fingerprint(), "version": version, "host": socket.gethostname()}
+    store.set(f"here-{rank}", json.dumps(said))
+    keys, started = [f"here-{process}" for process in range(size)], time.monotonic()
+    while not store.check(keys):
+        if time.monotonic() - started > joining:
+            late = [str(process) for process, key in enumerate(keys) if not store.check([key])]
+            raise UniclozeError(
+                f"process {', '.join(late)} of {size} did not join within {joining:g} s: start as many processes as torchrun "
+                "was told, with the same rendezvous"
+            )
+        time.sleep(0.02)
+    all_said = [json.loads(store.get(key)) for key in keys]
+    for number, other in enumerate(all_said):
+        if other["code"] != all_said[0]["code"]:
+            one = all_said[0]
+            raise UniclozeError(
+                f"process {number} on {other['host']} runs other code than process 0 on {one['host']} ({other['version']}, "
+                f"fingerprint {other['code'][:16]}, and {one['version']}, fingerprint {one['code'][:16]}): install the same "
+                "on all machines"
+            )
+
+
+def backends() -> list[str]:
+    """What processes can communicate by: gloo on CPUs, NCCL on GPUs."""
+    if not dist.is_available():
+        return []
+    there = {"gloo": dist.is_gloo_available(), "NCCL": dist.is_nccl_available() and torch.cuda.is_available()}
+    return [name for name, found in there.items() if found]
+
+
+@functools.cache
+def code_fingerprint() -> str:
+    """SHA-256 of this package's files and torch's version."""
+    package = Path(__file__).parents[1]
+    files = {str(file.relative_to(package)): file.read_text("utf-8") for file in sorted(package.rglob("*.py"))}
+    return digest([files, str(torch.__version__)])
+
+
+@contextmanager
+def _watched(store: Store, rank: int) -> Iterator[None]:
+    """Print the stacks of this process when one that waited too long asks all for them."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        with contextlib.suppress(RuntimeError):  # the store is gone: so is the run
+            while not ended.wait(WATCH):
+                if store.check(["stacks"]):
+                    print(f"process {rank}:", file=sys.stderr, flush=True)
+                    faulthandler.dump_traceback(sys.stderr)
+                    return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,187 @@
+"""Four worker processes, started once and used in groups of any size as torchrun would start them. Used by test_parallel.py.
+
+    python crew.py NUMBER
+
+reads a job as a line of JSON on stdin, runs it and answers with a line of JSON on stdout. A job names the environment that
+torchrun would give, what to run, and what shall go wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Job = dict[str, Any]
+
+
+class Crew:
+    """The workers, and the store that torchrun's agent would hold."""
+
+    def __init__(self, size: int) -> None:
+        from torch._C._distributed_c10d import TCPStore
+
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._attempt = itertools.count()
+        self._workers = [self._start(number) for number in range(size)]
+
+    def _start(self, number: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, __file__, str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def run(self, jobs: Sequence[Job | None]) -> list[Job | None]:
+        """Run a job on each of the first workers, as one group; what each answers, None of one that was killed.
+
+        A job that is None belongs to a process that never comes.
+        """
+        environment = {
+            "WORLD_SIZE": len(jobs),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": self._store.port,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": next(self._attempt),
+        }
+        for rank, job in enumerate(jobs):
+            if job is not None:
+                stream = self._workers[rank].stdin
+                assert stream is not None
+                stream.write(
+                    json.dumps({**job, "environment": {**environment, "RANK": rank, "LOCAL_RANK": rank}}) + "\n"
+                )
+                stream.flush()
+        return [None if job is None else self._answer(rank) for rank, job in enumerate(jobs)]
+
+    def _answer(self, rank: int) -> Job | None:
+        stream = self._workers[rank].stdout
+        assert stream is not None
+        for line in stream:
+            if line.startswith("{"):
+                answer: Job = json.loads(line)
+                return answer
+        self._workers[rank].communicate()
+        self._workers[rank] = self._start(rank)
+        return None
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            worker.kill()
+            worker.communicate()
+
+
+def work(job: Job) -> Job:
+    """Run one job; what it gave, or how it failed."""
+    os.environ |= {name: str(value) for name, value in job["environment"].items()}
+    import pytest
+
+    from unicloze.errors import UniclozeError
+    from unicloze.training import parallel
+
+    os.chdir(job.get("folder", "."))
+    parallel._JOINED = 0
+    with pytest.MonkeyPatch.context() as patch:
+        go_wrong(job, patch)
+        try:
+            result = finetune(job) if job.get("model") else pretrain(job)
+        except UniclozeError as error:
+            return {"error": str(error), "kind": type(error).__name__}
+    return {"step": result.step, "stopped_by": result.stopped_by}
+
+
+def pretrain(job: Job) -> Any:
+    from unicloze.recipes import load_recipe
+    from unicloze.training.run import pretrain_run
+
+    return pretrain_run(load_recipe(job["recipe"], job.get("overrides")), Path(job["out"]), progress=False)
+
+
+def finetune(job: Job) -> Any:
+    from unicloze.finetuning.run import finetune_run
+    from unicloze.finetuning.start import task_recipe
+    from unicloze.recipes import load_recipe
+    from unicloze.training.models import load_model
+
+    start = load_model(job["model"])
+    recipe = task_recipe(load_recipe(job["task"], job["overrides"]), start, list(job["overrides"]))
+    records = Path(job["records"])
+    return finetune_run(recipe, start, records, records, Path(job["out"]), progress=False)
+
+
+def go_wrong(job: Job, patch: Any) -> None:
+    """What shall go wrong, at a step or from the start.
+
+    `kill` or `signal` this process, `nan` in its loss, `drift` of its weights, `hang`, a `full` disk, other `code`.
+    """
+    from unicloze.model.model import UnifiedModel
+    from unicloze.training import loop, parallel
+
+    step, what = job.get("at", -1), job.get("wrong")
+    if what == "code":
+        patch.setattr(parallel, "code_fingerprint", lambda: "f" * 64)
+    if "joining" in job:
+        patch.setattr(parallel, "JOINING", job["joining"])
+    if "patience" in job:
+        patch.setattr(parallel, "PATIENCE", job["patience"])
+    if what == "nan":
+        forward = UnifiedModel.forward
+
+        def spoilt(*arguments: Any) -> Any:
+            losses = forward(*arguments)
+            if state["step"] < step:
+                return losses
+            return {name: dataclasses.replace(loss, total=loss.total * float("nan")) for name, loss in losses.items()}
+
+        patch.setattr(UnifiedModel, "forward", spoilt)
+    state = {"step": 0}
+    begin = loop.set_learning
+
+    def beginning(optimizers: Any, number: int) -> None:
+        state["step"] = number
+        begin(optimizers, number)
+        if number == step and what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == step and what == "signal":
+            signal.raise_signal(signal.SIGTERM)
+        if number == step and what == "drift":
+            optimizers[0].param_groups[0]["params"][0].detach().mul_(1.5)
+        if number == step and what == "hang":
+            patch.setattr(loop, "with_memory", hang)
+
+    with_memory = loop.with_memory
+
+    def hang(*arguments: Any) -> Any:
+        threading.Event().wait(job["seconds"])
+        return with_memory(*arguments)
+
+    patch.setattr(loop, "set_learning", beginning)
+    if what == "full":
+
+        def full(*_: Any, **__: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        patch.setattr("unicloze.training.checkpoint.save_file", full)
+
+
+def main() -> None:
+    import unicloze.finetuning.run
+    import unicloze.training.run  # noqa: F401 - while other workers do something else
+
+    for line in sys.stdin:
+        print(json.dumps(work(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""Several processes compute what one does, bit for bit, stop together, and say why."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import REPOSITORY
+from corpora import write_corpus
+from crew import Crew, Job
+from nlu_toys import write
+from unicloze import cli
+from unicloze.recipes import load_recipe, save_recipe, toy_overrides
+from unicloze.text.prepare import prepare_data
+from unicloze.training.ledger import read_ledger
+
+pytestmark = pytest.mark.slow
+
+STEPS = 4
+SMALL: dict[str, Any] = {
+    **toy_overrides(),
+    "training.device": "cpu",
+    "training.precision": "fp32",
+    "training.steps": STEPS,
+    "training.batch_size": 6,
+    "training.micro_batch_size": 1,
+    "training.evaluate_windows": 5,
+    "training.evaluate_every": 2,
+    "training.save_every": 1,
+    "model.dropout": 0.1,
+    "model.attention_dropout": 0.1,
+    "tokenizer.vocab_size": 300,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "unilmv2-base": {},
+    "electra-base": {},
+    "xlnet-base": {"training.leaves": 4},
+    "quickstart": {
+        "training.optimizer": "muon",
+        "training.leaves": 2,
+        "training.phases": [],
+        "objective.mixture": [{"label": "low", "share": 3}, {"label": "high", "mask_rate": 0.9}],
+    },
+}
+CLASSES = [
+    {"text": f"the {one} cat sees the {other} dog .", "label": one} for one in ("old", "red") for other in "abcdefgh"
+]
+TASK: dict[str, Any] = {
+    "training.device": "cpu",
+    "training.precision": "fp32",
+    "training.batch_size": 8,
+    "training.micro_batch_size": 2,
+    "training.learning_rate": 0.01,
+    "finetuning.epochs": 2,
+    "model.dropout": 0.1,
+}
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    crew = Crew(4)
+    yield crew
+    crew.close()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, prepared for each model, and records."""
+    folder = tmp_path_factory.mktemp("parallel")
+    write_corpus(folder / "corpus")
+    write(folder / "classes.jsonl", CLASSES)
+    return folder
+
+
+def prepared(place: Path, recipe: str) -> str:
+    settings = load_recipe(recipe, {**SMALL, "data.corpus": [str(place / "corpus")]})
+    folder = place / "prepared" / f"{settings.tokenizer.kind}-{settings.tokenizer.extra_tokens}"
+    if not folder.exists():
+        prepare_data(settings.data, settings.tokenizer, folder, progress=False)
+    return str(folder)
+
+
+def job(place: Path, out: str, recipe: str = "unilmv2-base", **changes: Any) -> Job:
+    overrides = {**SMALL, **MODELS[recipe], "data.prepared": prepared(place, recipe), **changes}
+    return {"recipe": recipe, "overrides": overrides, "out": str(place / out)}
+
+
+def task(place: Path, out: str) -> Job:
+    records, model = str(place / "classes.jsonl"), str(place / "unilmv2-base-1")
+    return {"task": "classification", "overrides": TASK, "model": model, "records": records, "out": str(place / out)}
+
+
+def sha(out: Path, folder: str = "checkpoints") -> dict[str, str]:
+    newest = sorted((out / folder).glob("step-*"))[-1]
+    files = ("model.safetensors", "optimizer.safetensors", "memories.safetensors")
+    there = [newest / name for name in files if (newest / name).is_file()]
+    return {"checkpoint": newest.name, **{file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in there}}
+
+
+def events(out: Path, name: str) -> list[dict[str, Any]]:
+    return [event for event in read_ledger(out / "ledger.jsonl") if event["event"] == name]
+
+
+WITHOUT_TIMES = {"time", "seconds", "text_tokens_per_second"}
+
+
+def measured(out: Path) -> list[dict[str, Any]]:
+    """Losses, norms and evaluations of a run, as the ledger tells them."""
+    both = [event for event in read_ledger(out / "ledger.jsonl") if event["event"] in ("step", "evaluate")]
+    return [{key: value for key, value in event.items() if key not in WITHOUT_TIMES} for event in both]
+
+
+def done(crew: Crew, jobs: list[Job | None]) -> None:
+    answers = crew.run(jobs)
+    assert all(answer is not None and "error" not in answer for answer in answers), answers
+
+
+@pytest.fixture(scope="module")
+def alone(crew: Crew, place: Path) -> dict[str, Path]:
+    """Each model trained by one process."""
+    for recipe in MODELS:
+        done(crew, [job(place, f"{recipe}-1", recipe)])
+    return {recipe: place / f"{recipe}-1" for recipe in MODELS}
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("recipe", MODELS)
+def test_any_number_of_processes_gives_the_same_bits(
+    recipe: str, size: int, crew: Crew, place: Path, alone: dict[str, Path]
+) -> None:
+    out = f"{recipe}-{size}"
+    done(crew, [job(place, out, recipe)] * size)
+    assert sha(place / out) == sha(alone[recipe])
+    assert measured(place / out) == measured(alone[recipe])
+    assert ("memories.safetensors" in sha(place / out)) == (recipe == "xlnet-base")
+    assert len(events(place / out, "step")[-1]["seconds"]) == size
+
+
+def test_any_number_of_processes_fine_tunes_alike(crew: Crew, place: Path, alone: dict[str, Path]) -> None:
+    for size in (1, 2, 3):
+        done(crew, [task(place, f"tuned-{size}")] * size)
+        for folder in ("checkpoints", "best"):
+            assert sha(place / f"tuned-{size}", folder) == sha(place / "tuned-1", folder)
+        assert measured(place / f"tuned-{size}") == measured(place / "tuned-1")
+        found = (place / f"tuned-{size}" / "dev_predictions.jsonl").read_bytes()
+        assert found == (place / "tuned-1" / "dev_predictions.jsonl").read_bytes()
+
+
+def test_killed_runs_resume_with_any_number_of_processes(crew: Crew, place: Path, alone: dict[str, Path]) -> None:
+    whole = {**job(place, "elastic", "xlnet-base")}
+    for step, size, victim in ((1, 1, 0), (2, 2, 1), (3, 4, 0)):
+        jobs = [{**whole, "wrong": "kill", "at": step} if rank == victim else whole for rank in range(size)]
+        answers = crew.run(jobs)
+        assert answers[victim] is None
+        others = [answer for rank, answer in enumerate(answers) if rank != victim]
+        assert all(answer is not None and "error" in answer for answer in others), answers
+    done(crew, [whole])
+    assert sha(place / "elastic") == sha(alone["xlnet-base"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_process_stops_all_with_one_checkpoint(
+    rank: int, crew: Crew, place: Path, alone: dict[str, Path]
+) -> None:
+    out = place / f"stopped-{rank}"
+    whole = job(place, out.name, **{"training.save_every": 0})
+    answers = crew.run([{**whole, "wrong": "signal", "at": 2} if number == rank else whole for number in range(2)])
+    assert [answer and answer["stopped_by"] for answer in answers] == [signal.SIGTERM] * 2
+    assert answers[0] and answers[1] and answers[0]["step"] == answers[1]["step"] in (2, 3)
+    assert len(list((out / "checkpoints").iterdir())) == 1
+    assert [event["signal"] for event in events(out, "stop")] == [signal.SIGTERM]
+    done(crew, [whole] * 3)
+    assert sha(out)["model.safetensors"] == sha(alone["unilmv2-base"])["model.safetensors"]
+
+
+def test_a_loss_that_is_not_finite_stops_all_with_the_weights_before(crew: Crew, place: Path) -> None:
+    whole = job(place, "nan", **{"training.save_every": 0})
+    answers = crew.run([whole, {**whole, "wrong": "nan", "at": 2}])
+    for answer in answers:
+        assert answer and "is nan in micro-batch" in answer["error"], answers
+    (failed,) = events(place / "nan", "failed")
+    assert "The finite weights of step 2 were saved" in failed["message"]
+    assert sha(place / "nan")["checkpoint"] == "step-00000002"
+
+
+def test_a_process_whose_weights_differ_is_found_before_they_are_saved(crew: Crew, place: Path) -> None:
+    whole = job(place, "drift", **{"training.save_every": 2})
+    answers = crew.run([whole, {**whole, "wrong": "drift", "at": 1}])
+    for answer in answers:
+        assert answer and "the model of process 1 is not that of process 0" in answer["error"], answers
+    assert not (place / "drift" / "checkpoints").exists()
+
+
+def test_a_full_disk_of_the_first_process_stops_all(crew: Crew, place: Path) -> None:
+    whole = job(place, "full")
+    answers = crew.run([{**whole, "wrong": "full"}, whole, whole])
+    for answer in answers:
+        assert answer and "the disk is full" in answer["error"], answers
+    assert answers[1] and answers[1]["kind"] == "FailedElsewhere"
+
+
+def test_processes_with_other_settings_are_refused_with_both_fingerprints(crew: Crew, place: Path) -> None:
+    answers = crew.run([job(place, "other"), job(place, "other", **{"training.seed": 3})])
+    for answer in answers:
+        assert answer and "the recipe of process 1 is not that of process 0 (fingerprints " in answer["error"], answers
+    assert not (place / "other" / "checkpoints").exists()
+
+
+def test_processes_with_other_data_are_refused_with_both_fingerprints(crew: Crew, place: Path) -> None:
+    jobs = []
+    for seed in (0, 1):
+        folder = place / f"machine-{seed}"
+        write_corpus(folder / "corpus", seed=seed)
+        settings = load_recipe("unilmv2-base", {**SMALL, "data.corpus": [str(folder / "corpus")]})
+        prepare_data(settings.data, settings.tokenizer, folder / "prepared", progress=False)
+        jobs.append({**job(place, "data", **{"data.prepared": "prepared"}), "folder": str(folder)})
+    for answer in crew.run(jobs):
+        assert answer and "the data of process 1 is not that of process 0 (fingerprints " in answer["error"], answer
+
+
+def test_processes_with_other_code_are_refused_with_both_fingerprints(crew: Crew, place: Path) -> None:
+    whole = job(place, "code")
+    answers = crew.run([whole, {**whole, "wrong": "code"}])
+    for answer in answers:
+        assert answer and "runs other code than process 0" in answer["error"], answers
+        assert f"fingerprint {'f' * 16}" in answer["error"]
+
+
+def test_a_process_that_never_joins_is_named(crew: Crew, place: Path) -> None:
+    answers = crew.run([{**job(place, "absent"), "joining": 0.5}, None])
+    assert answers[0] and answers[0]["error"].startswith("process 1 of 2 did not join within 0.5 s")
+
+
+def test_a_process_that_hangs_is_named(crew: Crew, place: Path) -> None:
+    whole = {**job(place, "hung"), "patience": 1.0}
+    answers = crew.run([whole, {**whole, "wrong": "hang", "at": 1, "seconds": 3.0}])
+    assert answers[0] and answers[0]["error"].startswith("process 1 did not come to exchange"), answers
+    assert answers[1] and answers[1]["kind"] == "FailedElsewhere", answers
+
+
+def test_torchrun_starts_the_processes_and_the_first_prints(place: Path, alone: dict[str, Path]) -> None:
+    """By the example, as a user does."""
+    whole = job(place, "torchrun")
+    overrides = {**whole["overrides"], "data.corpus": [str(place / "corpus")]}
+    save_recipe(load_recipe("unilmv2-base", overrides), place / "torchrun.yaml")
+    script = REPOSITORY / "examples" / "launch" / "torchrun.sh"
+    found = subprocess.run(
+        [str(script), "2", "--recipe", str(place / "torchrun.yaml"), "--quiet", "--out", whole["out"]],
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("trained to step 4") == 1
+    assert sha(place / "torchrun") == sha(alone["unilmv2-base"])
+
+
+@pytest.mark.parametrize("file", ["torchrun.sh", "slurm.sbatch"])
+def test_examples_are_shell(file: str) -> None:
+    shell = "sh" if file.endswith(".sh") else "bash"
+    subprocess.run([shell, "-n", str(REPOSITORY / "examples" / "launch" / file)], check=True)
+
+
+def test_the_job_of_kubernetes_starts_as_many_processes_as_it_has_pods_and_gpus() -> None:
+    text = (REPOSITORY / "examples" / "launch" / "kubernetes.yaml").read_text(encoding="utf-8")
+    service, policy, run = yaml.safe_load_all(text)
+    template = run["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert f"--nnodes={run['spec']['parallelism']}" in container["args"]
+    assert f"--nproc-per-node={container['resources']['limits']['nvidia.com/gpu']}" in container["args"]
+    assert service["spec"]["selector"] == policy["spec"]["podSelector"]["matchLabels"] == template["metadata"]["labels"]
+    assert template["spec"]["subdomain"] == service["metadata"]["name"]
+
+
+def test_other_commands_do_not_run_in_several_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["compare", "quickstart", "--budget", "steps=1"]) == 2
+    assert "compare runs in one process" in capsys.readouterr().err
