@@ -15,6 +15,7 @@ from unicloze.errors import UniclozeError
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import python_docs
 from unicloze.text.dataset_source import DatasetSource, is_dataset
+from unicloze.text.digests import SEAL, seal
 from unicloze.text.readers import find_files
 from unicloze.text.tokenised import find_shards
 from unicloze.text.tokenizers import Tokenizer
@@ -100,6 +101,8 @@ def read_lineage(folder: Path) -> dict[str, Any]:
     parts = {"fingerprint", "settings", "tokenizer", "sources"}
     if not isinstance(lineage, dict) or lineage.get("schema") != SCHEMA or not parts <= lineage.keys():
         raise UniclozeError(f"{path} is not of schema {SCHEMA}: remove the folder and prepare again.")
+    if SEAL in lineage and lineage[SEAL] != seal(lineage):
+        raise UniclozeError(f"{path} is damaged (its seal does not fit it): remove the folder and prepare again.")
     return cast(dict[str, Any], lineage)
 
 
@@ -140,16 +143,19 @@ def _looks_like(before: Mapping[str, Any], now: tuple[str, Path | None, str]) ->
     return bool(before["size"] == file.stat().st_size and before.get("read_as", read_as) == read_as)
 
 
-def check_lineage(folder: Path, data: DataSettings, settings: dict[str, Any], *, cure: str | None = None) -> None:
+def check_lineage(
+    folder: Path, data: DataSettings, settings: dict[str, Any], *, cure: str | None = None, verify: bool = False
+) -> None:
     """Makes sure that a prepared folder was made from this corpus and these settings.
 
-    A file is read again only if its size or the time of its last change differ.
+    Unless all is to be verified, a file is read again only if its size or the time of its last change differ.
 
     Args:
         folder: The folder.
         data: Names the corpus.
         settings: As of `describe_settings`.
         cure: What to do if it was not; to prepare elsewhere or to remove the folder if not given.
+        verify: Read every file again.
 
     Raises:
         UniclozeError: It was not; the message holds both fingerprints and what differs.
@@ -165,7 +171,7 @@ def check_lineage(folder: Path, data: DataSettings, settings: dict[str, Any], *,
         known = {file["path"]: file for file in recorded}
         for path, file, read_as in _current_files(corpus):
             before = known.pop(path, None)
-            if before and _unchanged(before, file):
+            if before and (file is None or not verify) and _unchanged(before, file):
                 files.append(before)
                 continue
             files.append({"hash": path if file is None else file_hash(file), "read_as": read_as})

@@ -8,6 +8,7 @@ FOLDER/phrases.json        where they are from; written last
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from unicloze.text.tokenizers import Tokenizer, Vocabulary
 SCHEMA = 1
 """Version of the files of a phrase table."""
 
+_ARRAYS = "phrases.npy", "phrases.ends.npy"
 _WORD_KEY, _PIECE_FACTOR, _WORD_FACTOR = 0x50A5, 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 _SIEVE_BITS = 20
 MOST_WORDS = 64
@@ -167,7 +169,14 @@ class PhraseTable:
         np.save(folder / "phrases.ends.npy", ends, allow_pickle=False)
         texts = "".join(f"{tokenizer.decode(phrase).strip()}\n" for phrase in self.phrases)
         (folder / "phrases.txt").write_text(texts, encoding="utf-8")
-        content = {"schema": SCHEMA, "origin": dict(origin), "phrases": len(self.phrases), "tokens": len(flat)}
+        sums = {name: _sha256(folder / name) for name in _ARRAYS}
+        content = {
+            "schema": SCHEMA,
+            "origin": dict(origin),
+            "phrases": len(self.phrases),
+            "tokens": len(flat),
+            "sha256": sums,
+        }
         replace_file(folder / "phrases.json", json.dumps(content, indent=1) + "\n")
 
     @classmethod
@@ -186,11 +195,18 @@ class PhraseTable:
             raise UniclozeError(f"the phrase table in {folder} is damaged ({error}): {cure}") from error
         if content.get("schema") != SCHEMA or [len(ends), len(flat)] != [content["phrases"], content["tokens"]]:
             raise UniclozeError(f"the phrase table in {folder} is damaged or not of schema {SCHEMA}: {cure}")
+        for name, expected in content.get("sha256", {}).items():  # older versions wrote none
+            if name not in _ARRAYS or _sha256(folder / name) != expected:
+                raise UniclozeError(f"{folder / name} is damaged (its SHA-256 is not the one in phrases.json): {cure}")
         if content["origin"] != dict(origin):
             raise UniclozeError(
                 f"the phrase table in {folder} is from {content['origin']}, the run asks for {dict(origin)}: {cure}"
             )
         return cls(np.split(flat, ends[:-1]) if len(ends) else [], vocabulary)
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def given_phrases(path: Path, tokenizer: Tokenizer) -> PhraseTable:

@@ -2,6 +2,7 @@
 
     FOLDER/tokenizer.json, tokenizer_config.json
     FOLDER/train/SOURCE.ds ...    FOLDER/heldout/SOURCE.ds ...
+    FOLDER/digests.json           of all these files, block by block
     FOLDER/lineage.json           what it was made from, with the fingerprint
 
 The folder appears as a whole or not at all: it is written beside its place and renamed. An old folder is opened only if
@@ -21,6 +22,7 @@ from typing import Any, cast
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
+from unicloze.text.digests import Digests
 from unicloze.text.pipeline import Preparation
 from unicloze.text.shards import TokenShard, TokenSource
 from unicloze.text.tokenizers import Tokenizer
@@ -76,14 +78,23 @@ class Prepared:
         return f"{self.folder}: {', '.join(counts)}, vocabulary {len(self.tokenizer):,}"
 
     @classmethod
-    def load(cls, folder: str | Path) -> Prepared:
+    def load(cls, folder: str | Path, *, verify: bool = False) -> Prepared:
         """Opens a prepared folder without looking at the corpus.
+
+        All files but the tokens are checked whole; of each file of tokens the first block, the others when they are read.
+
+        Args:
+            folder: The folder.
+            verify: Check all tokens now.
 
         Raises:
             UniclozeError: It is not one, it is damaged, or another version of the code made it.
         """
         folder = Path(folder)
         content = lineage.read_lineage(folder)
+        digests = Digests.open(folder, content, required=verify)
+        if digests is not None:
+            digests.check(folder / "tokenizer.json", folder / "tokenizer_config.json")
         tokenizer = Tokenizer.load(folder / "tokenizer.json")
         recorded = content["tokenizer"]["fingerprint"]
         if tokenizer.fingerprint != recorded:
@@ -92,13 +103,13 @@ class Prepared:
                 "lineage.json: remove the folder and prepare again."
             )
         entries = content["sources"]
-        return cls(
-            folder=folder,
-            tokenizer=tokenizer,
-            train=tuple(_open_source(folder, "train", entry) for entry in entries),
-            heldout=tuple(_open_source(folder, "heldout", entry) for entry in entries if entry["heldout"]["documents"]),
-            lineage=content,
+        train = tuple(_open_source(folder, "train", entry, digests) for entry in entries)
+        heldout = tuple(
+            _open_source(folder, "heldout", entry, digests) for entry in entries if entry["heldout"]["documents"]
         )
+        for shard in (shard for source in (*train, *heldout) for shard in source.shards):
+            shard.check_all() if verify else shard.check_first()
+        return cls(folder=folder, tokenizer=tokenizer, train=train, heldout=heldout, lineage=content)
 
 
 def open_or_prepare(
@@ -109,6 +120,7 @@ def open_or_prepare(
     progress: bool = True,
     seed: int = 0,
     cure: str | None = None,
+    verify: bool = False,
 ) -> Prepared:
     """Opens `data.prepared` if it is given (the corpus need not exist then), else calls `prepare_data`.
 
@@ -116,8 +128,8 @@ def open_or_prepare(
         UniclozeError: As `Prepared.load` and `prepare_data`, or `data.prepared` was made with another tokenizer.
     """
     if data.prepared is None:
-        return prepare_data(data, tokenizer, Path(folder), progress=progress, seed=seed, cure=cure)
-    prepared = Prepared.load(data.prepared)
+        return prepare_data(data, tokenizer, Path(folder), progress=progress, seed=seed, cure=cure, verify=verify)
+    prepared = Prepared.load(data.prepared, verify=verify)
     if tokenizer.path is not None:
         wanted = Tokenizer.load(tokenizer.path).fingerprint
         if wanted != prepared.tokenizer.fingerprint:
@@ -136,6 +148,7 @@ def prepare_data(
     progress: bool = True,
     seed: int = 0,
     cure: str | None = None,
+    verify: bool = False,
 ) -> Prepared:
     """Prepares a corpus in a folder, or opens the folder if this corpus was prepared there before.
 
@@ -152,6 +165,7 @@ def prepare_data(
         progress: Show progress on stderr.
         seed: Names the choice of held-out documents.
         cure: What to do if the folder was made from something else; another folder or none if not given.
+        verify: Read the corpus and the folder again to the last byte if this corpus was prepared there before.
 
     Raises:
         UsageError: A setting cannot be.
@@ -163,8 +177,8 @@ def prepare_data(
         raise UsageError("data.corpus is empty: give --data.corpus a file, folder or glob, or python-docs.")
     settings = lineage.describe_settings(data, tokenizer, seed)
     if (out / "lineage.json").is_file():
-        lineage.check_lineage(out, data, settings, cure=cure)
-        return Prepared.load(out)
+        lineage.check_lineage(out, data, settings, cure=cure, verify=verify)
+        return Prepared.load(out, verify=verify)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UniclozeError(f"{out} holds something that `prepare` did not write: give another --out or remove it.")
     work = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
@@ -189,7 +203,7 @@ def prepare_data(
     return Prepared.load(out)
 
 
-def _open_source(folder: Path, part: str, entry: dict[str, Any]) -> TokenSource:
+def _open_source(folder: Path, part: str, entry: dict[str, Any], digests: Digests | None) -> TokenSource:
     """A source as its lineage describes it.
 
     Raises:
@@ -197,9 +211,9 @@ def _open_source(folder: Path, part: str, entry: dict[str, Any]) -> TokenSource:
     """
     name = entry["name"]
     if "shards" in entry:
-        source = tokenised.open_selection(folder / part, name, [Path(path) for path in entry["shards"]])
+        source = tokenised.open_selection(folder / part, name, [Path(path) for path in entry["shards"]], digests)
     else:
-        source = TokenSource(name=name, shards=(TokenShard.open(folder / part / f"{name}.ds"),))
+        source = TokenSource(name=name, shards=(TokenShard.open(folder / part / f"{name}.ds", digests=digests),))
     found, recorded = (source.num_documents, source.num_tokens), (entry[part]["documents"], entry[part]["tokens"])
     if found != recorded:
         raise UniclozeError(

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.errors import UniclozeError
+from unicloze.text.digests import Blocks, Digests
 
 SCHEMA = 1
 """Version of the `.ds.json` files."""
@@ -94,6 +95,12 @@ def beside(path: Path, end: str) -> Path:
     return path.with_name(path.name + end)
 
 
+def files_beside(path: Path) -> list[Path]:
+    """What lies beside the tokens of a shard."""
+    ends = ".index", ".metadata", ".bytes", ".lines", ".json"
+    return [file for file in (beside(path, end) for end in ends) if file.is_file()]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenShard:
     """An opened shard, or some documents of it.
@@ -108,6 +115,7 @@ class TokenShard:
         numbers: Number of each document within the `.ds` file. *Shape:* (documents,)
         files: Name of each file and its first document.
         tokenizer_name: What the metadata call the tokenizer; empty if there are none.
+        blocks: Digests of the tokens; None if there are none.
     """
 
     path: Path
@@ -119,18 +127,24 @@ class TokenShard:
     numbers: npt.NDArray[np.int64]
     files: tuple[tuple[str, int], ...]
     tokenizer_name: str = ""
+    blocks: Blocks | None = None
 
     @classmethod
-    def open(cls, path: Path, *, documents: npt.NDArray[np.int64] | None = None) -> TokenShard:
+    def open(
+        cls, path: Path, *, documents: npt.NDArray[np.int64] | None = None, digests: Digests | None = None
+    ) -> TokenShard:
         """Opens a shard of ours or of datatrove's.
 
         Args:
             path: The `.ds` file.
             documents: Numbers of the documents to take, sorted; all if not given.
+            digests: Those of the prepared folder that the shard belongs to. The files beside the tokens are checked at once.
 
         Raises:
-            UniclozeError: A file is missing, cut off or does not fit the others.
+            UniclozeError: A file is missing, cut off, damaged or does not fit the others.
         """
+        if digests is not None:
+            digests.check(*files_beside(path))
         index = beside(path, ".index")
         for file in (path, index):
             if not file.is_file():
@@ -179,7 +193,43 @@ class TokenShard:
             numbers=numbers,
             files=files,
             tokenizer_name=_tokenizer_name(beside(path, ".metadata")),
+            blocks=None if digests is None else digests.blocks(path),
         )
+
+    def read(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.unsignedinteger]:
+        """All tokens, of which some stretches are checked and may be read.
+
+        Args:
+            starts: First token of each stretch. *Shape:* (stretches,)
+            ends: First token behind each; what lies behind the last token is none. *Shape:* (stretches,)
+
+        Raises:
+            UniclozeError: They are damaged; the message names file and bytes.
+        """
+        if self.blocks is not None:
+            width = self.tokens.itemsize
+            self.blocks.check(self._bytes(), starts * width, np.minimum(ends, len(self.tokens)) * width)
+        return self.tokens
+
+    def check_first(self) -> None:
+        """Check the first block.
+
+        Raises:
+            UniclozeError: It is damaged.
+        """
+        self.read(np.zeros(min(1, len(self.tokens)), np.int64), np.ones(min(1, len(self.tokens)), np.int64))
+
+    def check_all(self) -> None:
+        """Check every block.
+
+        Raises:
+            UniclozeError: One is damaged.
+        """
+        if self.blocks is not None:
+            self.blocks.check_all(self._bytes())
+
+    def _bytes(self) -> npt.NDArray[np.uint8]:
+        return np.asarray(self.tokens).view(np.uint8)
 
 
 def _tokenizer_name(metadata: Path) -> str:

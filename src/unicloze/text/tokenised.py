@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.errors import UniclozeError
+from unicloze.text.digests import Digests
 from unicloze.text.readers import files_at
 from unicloze.text.shards import TokenShard, TokenSource
 from unicloze.text.tokenizers import Tokenizer
@@ -65,8 +66,14 @@ def write_selection(folder: Path, name: str, selections: list[tuple[Path, Number
     return {"documents": sum(len(numbers) for _, numbers in selections), "tokens": tokens, "bytes": None}
 
 
-def open_selection(folder: Path, name: str, paths: list[Path]) -> TokenSource:
+def open_selection(folder: Path, name: str, paths: list[Path], digests: Digests | None = None) -> TokenSource:
     """Opens what `write_selection` noted.
+
+    Args:
+        folder: Where it is noted.
+        name: Name of the source.
+        paths: Its shards.
+        digests: Of the prepared folder.
 
     Raises:
         UniclozeError: A file is missing or damaged, or a shard is not the one that was selected from.
@@ -76,5 +83,8 @@ def open_selection(folder: Path, name: str, paths: list[Path]) -> TokenSource:
         file = folder / f"{name}.{i}.documents"
         if not file.is_file():
             raise UniclozeError(f"{file} is missing: remove the folder and prepare again.")
-        shards.append(TokenShard.open(path, documents=np.fromfile(file, dtype="<u8").astype(np.int64)))
+        if digests is not None:
+            digests.check(file)
+        numbers = np.fromfile(file, dtype="<u8").astype(np.int64)
+        shards.append(TokenShard.open(path, documents=numbers, digests=digests))
     return TokenSource(name=name, shards=tuple(shards))

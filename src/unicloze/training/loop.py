@@ -103,10 +103,16 @@ def fit(
     Raises:
         NonFiniteError: The loss or the gradient is not finite; the weights are those of the step before, and saved. Or an
             update left weights that are not finite; these are never saved.
+        UniclozeError: The text of a step cannot be read; the weights are those of the step before, and saved.
     """
     with stop_when_asked() as interruption:
         while state.step < settings.steps:
-            started, micro_batches, memories = time.perf_counter(), next(steps), state.memories
+            started, memories = time.perf_counter(), state.memories
+            try:
+                micro_batches = next(steps)
+            except UniclozeError:  # the text is damaged; what was learnt is not
+                hooks.save(state)
+                raise
             set_learning(state.optimizers, state.step)
             try:
                 losses = accumulate_gradients(state, micro_batches, settings, compute, hooks.describe, interruption)

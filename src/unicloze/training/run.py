@@ -126,7 +126,9 @@ def _measured(part: str, perplexities: Mapping[str, float | None], counts: Mappi
     return f"{part} perplexity {', '.join(each)}" + (f" (counts: {by_counts})" if counts else "")
 
 
-def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model: Open = load_model) -> RunResult:
+def pretrain_run(
+    recipe: Recipe, out: Path, *, progress: bool = True, open_model: Open = load_model, verify: bool = False
+) -> RunResult:
     """Pre-train as a recipe says, or go on with the run that is in the directory.
 
     Args:
@@ -134,6 +136,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
         out: The run's directory; nothing is written outside it.
         progress: Show progress on stderr.
         open_model: Opens what `training.initialize_from` names.
+        verify: Check all prepared text before the first step.
 
     Raises:
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
@@ -142,7 +145,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
     with hold_run(out):
         checkpoint = load_newest(out / "checkpoints")
         recipe = _with_former_settings(recipe, out, checkpoint)
-        prepared = _open_data(recipe, out, checkpoint, progress)
+        prepared = _open_data(recipe, out, checkpoint, progress, verify)
         little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
         if checkpoint is not None:
             set_aside_newer(checkpoint.path)
@@ -227,7 +230,7 @@ def _moves_with_the_steps(recipe: Recipe) -> list[str]:
     return [name for name, moved in moves.items() if moved]
 
 
-def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progress: bool) -> Prepared:
+def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progress: bool, verify: bool) -> Prepared:
     """The data of a run; what was prepared in vain for a run with other data is removed again.
 
     Raises:
@@ -235,15 +238,15 @@ def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progres
     """
     folder = out / "data"
     if checkpoint is None:
-        return open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress)
+        return open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, verify=verify)
     trained_on = checkpoint.state["fingerprint"]
     was_there = (folder / "lineage.json").is_file()
     if was_there and recipe.data.prepared is None and _of_older_code(read_lineage(folder), trained_on, recipe):
-        return Prepared.load(folder)
+        return Prepared.load(folder, verify=verify)
     cure = f"give this corpus another --out, the run in {out} goes on with its old one only (--data.prepared {folder})"
     if was_there and read_lineage(folder)["fingerprint"] != trained_on:
         cure = f"remove {folder}, which holds other data than the run in {out} was trained on, or give another --out"
-    prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, cure=cure)
+    prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, cure=cure, verify=verify)
     if prepared.fingerprint == trained_on:
         return prepared
     if recipe.data.prepared is None and not was_there:
