@@ -297,7 +297,7 @@ def test_one_process_per_directory(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("name", ["recipe.yaml", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["recipe.yaml", "tokenizer.json", "baselines.json"])
 def test_files_that_no_run_wrote_are_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     with pytest.raises(UniclozeError, match=f"{name} was not written by a run, which would replace it: give another"):

@@ -40,6 +40,13 @@ def real_place(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
+def begins_with(file: Path, *begins: str) -> bool:
+    """Whether a file begins in one of these ways, white space aside, or is empty."""
+    with file.open("rb") as opened:
+        found = opened.read(4096).lstrip()
+    return not found or found.startswith(tuple(begin.encode() for begin in begins))
+
+
 def write_file(path: Path, text: str, what: str = "it", cure: str = "run the same command again") -> None:
     """The same; where it cannot be written, a sentence says so.
 

@@ -16,7 +16,10 @@ from unicloze.errors import UniclozeError
 LOCK, HOLDER = "lock", "lock.holder"
 """Files of a run: what the system locks, and who holds it, which stays behind as a sign that the run is ours."""
 LEDGER = "ledger.jsonl"
-WRITTEN = "recipe.yaml", "tokenizer.json", "tokenizer_config.json", "results.json", "dev_predictions.jsonl"
+WRITTEN = (
+    "recipe.yaml", "tokenizer.json", "tokenizer_config.json", "results.json", "dev_predictions.jsonl", "dev_samples.jsonl",
+    "baselines.json", "scores.json", "phrases/phrases.txt",
+)  # fmt: skip
 """Names of files that runs replace, and that people give to files of their own."""
 
 
