@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from unicloze.bounded import read_bytes
 from unicloze.errors import UniclozeError
 from unicloze.evaluation.minimal_pairs import PairSet
 from unicloze.settings import PYTHON_DOCS, DataSettings
@@ -53,7 +54,7 @@ def listed_words(file: str | Path) -> set[str]:
     if not place.is_file():
         raise UniclozeError(f"There is no {place}: name a list of words, one a line, or `corpus`.")
     try:
-        lines = place.read_text(encoding="utf-8-sig").split("\n")
+        lines = read_bytes(place).decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise UniclozeError(f"{place} is no UTF-8 at byte {error.start}: give a list of words, one a line.") from error
     words = set()

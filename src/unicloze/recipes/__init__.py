@@ -17,13 +17,14 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError
 
+from unicloze.bounded import read_bytes
 from unicloze.errors import UsageError
 from unicloze.files import write_file
 from unicloze.recipes.entries import typed_mixture, typed_phases
 from unicloze.recipes.schema import KEYS, SECTIONS, Setting, expected, flatten, nested, parse_options, recipe_parser
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe
-from unicloze.yaml_loader import Loader
+from unicloze.yaml_loader import LARGEST_FILE, Loader
 
 __all__ = [
     "given_beside",
@@ -209,7 +210,7 @@ def _layers(path: Path, seen: tuple[Path, ...]) -> list[dict[str, Setting]]:
 def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The values of a YAML file, and the line of each dotted key."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, LARGEST_FILE).decode()
         loader = Loader(text)
         root = loader.get_single_node()
         lines: dict[str, int] = {}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
+from unicloze.bounded import read_bytes
 from unicloze.errors import UniclozeError
 
 
@@ -14,7 +14,7 @@ def read_text(path: Path) -> str:
     Raises:
         UniclozeError: It is no UTF-8; the message names the line.
     """
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    raw = read_bytes(path)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
+from unicloze.bounded import read_bytes
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import replace_file
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
@@ -216,7 +217,7 @@ def given_phrases(path: Path, tokenizer: Tokenizer) -> PhraseTable:
         UsageError: There is no such file, or no phrase of several words in it that the tokenizer can spell.
     """
     try:
-        content = path.read_text(encoding="utf-8-sig")
+        content = read_bytes(path).decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"data.phrases: {path} cannot be read ({error.strerror}): give a text file.") from error
     except UnicodeDecodeError as error:

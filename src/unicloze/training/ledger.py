@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from unicloze.bounded import LONGEST_LINE, parse_json
 from unicloze.errors import UniclozeError
 
 SCHEMA = 1
@@ -50,11 +51,11 @@ class Ledger:
 
 def read_ledger(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a ledger in order, without torn lines."""
-    with path.open(encoding="utf8", errors="replace") as lines:
-        for line in lines:
+    with path.open("rb") as lines:
+        while line := lines.readline(LONGEST_LINE):
             try:
-                event = json.loads(line)
-            except json.JSONDecodeError:
+                event = parse_json(line.decode(errors="replace"))
+            except ValueError:
                 continue
             if isinstance(event, dict):
                 yield event

@@ -120,8 +120,8 @@ def check_file(out: PathLike | None, *inputs: PathLike | None, begins: Sequence[
         begins: How what is written may begin; a file there that begins otherwise is not replaced.
 
     Raises:
-        UsageError: Its folder is not there or cannot be written to, or it is a folder itself, or a device or a pipe; it is read
-            by the same command, or it holds something else.
+        UsageError: Its folder is not there or cannot be written to, or it is a folder itself, or a device or a pipe; it is
+            read by the same command, or holds something else.
     """
     if out is None:
         return
