@@ -8,6 +8,8 @@ import math
 import os
 import re
 import shutil
+import signal
+import stat
 import sys
 import textwrap
 import traceback
@@ -25,19 +27,25 @@ BUG = 70
 
 def say(kind: str, sentence: str) -> None:
     """One line on stderr."""
-    print(f"unicloze: {kind}: {sentence}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal is closed
+        print(f"unicloze: {kind}: {sentence}", file=sys.stderr)
 
 
 def show(result: Any, *, json: bool) -> None:
     """Print what a verb gives back as text or as JSON; what it notes goes to stderr, and pieces are printed as they come."""
     for note in getattr(result, "notes", ()):
         say("note", note)
-    if isinstance(result, Iterator):
-        for piece in result:
-            print(piece, end="", flush=True)
-        print()
-    else:
-        print(_as_json(result) if json else result)
+    try:
+        if isinstance(result, Iterator):
+            for piece in result:
+                print(piece, end="", flush=True)
+            print()
+        else:
+            print(_as_json(result) if json else result, flush=True)
+    except OSError as error:
+        if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(sys.stdout.fileno()).st_mode):
+            raise
+        give_up_stdout()  # the terminal was closed
 
 
 def _as_json(result: Any) -> str:
@@ -100,7 +108,15 @@ def _spelled(value: Any) -> str:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came while nothing was being trained."""
+    """SIGTERM came, or SIGHUP as a terminal was closed, while nothing was being trained.
+
+    Args:
+        number: The signal.
+    """
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def explain(error: BaseException) -> tuple[str, int]:
@@ -108,7 +124,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, UniclozeError):
         return str(error), error.exit_code
     if isinstance(error, Terminated):
-        return "Stopped by SIGTERM.", 143
+        return f"Stopped by {signal.Signals(error.number).name}.", 128 + error.number
     if isinstance(error, KeyboardInterrupt):
         return "Stopped by Ctrl-C.", 130
     if isinstance(error, BrokenPipeError):

@@ -34,8 +34,8 @@ MOVED = {
 """What `evaluate` once did with these options, and what does it now."""
 
 
-def _terminate(_number: int, _frame: object) -> None:
-    raise terminal.Terminated
+def _terminate(number: int, _frame: object) -> None:
+    raise terminal.Terminated(number)
 
 
 def _let_go(error: BaseException) -> None:
@@ -60,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     with contextlib.suppress(ValueError):  # signals reach the main thread only
         signal.signal(signal.SIGTERM, _terminate)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+            signal.signal(signal.SIGHUP, _terminate)
     try:
         with terminal.warnings_in_one_line():
             code = _run(words)

@@ -49,7 +49,7 @@ class TrainState:
 
 @dataclass
 class Interruption:
-    """Whether SIGTERM or SIGINT asked the run to stop."""
+    """Whether SIGTERM, SIGINT or SIGHUP asked the run to stop."""
 
     signal: int = 0
 
@@ -229,9 +229,12 @@ def evaluate(model: Model, examples: Examples, compute: Compute, rows: int) -> d
 
 @contextmanager
 def stop_when_asked() -> Iterator[Interruption]:
-    """Turn SIGTERM and SIGINT into a wish that the loop grants after its current micro-batch; a second Ctrl-C stops at once.
+    """Turn SIGTERM, SIGINT and SIGHUP into a wish that the loop grants after its current micro-batch.
 
-    A second SIGTERM, as schedulers send, changes nothing: the first one's checkpoint is being written.
+    A second Ctrl-C stops at once.
+
+    A second SIGTERM, as schedulers send, changes nothing: the first one's checkpoint is being written. SIGHUP, which a closed
+    terminal sends, stays ignored where it is, as under nohup.
     """
     interruption = Interruption()
 
@@ -240,7 +243,10 @@ def stop_when_asked() -> Iterator[Interruption]:
         if number == signal.SIGINT:
             signal.signal(number, before[signal.SIGINT])
 
-    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGINT)}
+    asked = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        asked.append(signal.SIGHUP)
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in asked}
     in_main_thread = threading.current_thread() is threading.main_thread()  # signals reach no other
     if in_main_thread:
         for number in before:
