@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from unicloze import verbs
 from unicloze.comparison.compare import compare_recipes
@@ -75,6 +76,19 @@ def test_modes_are_those_of_the_user_or_of_the_file_before(tmp_path: Path) -> No
     (tmp_path / "new").chmod(0o640)
     write_file(tmp_path / "new", "y")
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640 and (tmp_path / "new").read_text() == "y"
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_files_of_a_checkpoint_have_the_mode_of_any_new_file(tmp_path: Path, mask: int, mode: int) -> None:
+    former = os.umask(mask)
+    try:
+        folder = save_checkpoint(
+            tmp_path, step=1, model={"a": torch.zeros(2)}, optimizers=[], state={}, files=[], keep=1,
+            memories={"0.states": torch.zeros(1)},
+        )  # fmt: skip
+    finally:
+        os.umask(former)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {mode}
 
 
 def test_what_killed_saves_left_goes_with_the_next_one(tmp_path: Path) -> None:

@@ -115,3 +115,29 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
+
+
+def misfit(value: Any, shape: Any, place: str = "") -> str | None:
+    """Where a structure is not what it should be; None if it is.
+
+    Args:
+        value: What was read.
+        shape: A type or several; a list of one shape for a list of such; a mapping of shapes by key for a mapping that has
+            these keys and maybe more. A key that ends in "?" may be missing. Whole numbers have 63 bits and no sign,
+            and no text has a NUL character.
+        place: Name of the value, for the answer.
+    """
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return place or "all of it"
+        found = ((key.removesuffix("?"), inner, key.endswith("?")) for key, inner in shape.items())
+        parts = [(value.get(key), inner, f"{place}.{key}") for key, inner, may in found if key in value or not may]
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            return place or "all of it"
+        parts = [(inner, shape[0], f"{place}.{number}") for number, inner in enumerate(value)]
+    else:
+        allowed = shape if isinstance(shape, tuple) else (shape,)
+        fits = type(value) in allowed and (type(value) is not int or 0 <= value < 2**63)
+        return None if fits and "\0" not in str(value) else place or "all of it"
+    return next((said for one in parts if (said := misfit(*one)) is not None), None)

@@ -35,6 +35,13 @@ def replace_file(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def as_umask_says(file: Path) -> None:
+    """Give a file the mode of any new one, where a library keeps it from others."""
+    mask = os.umask(0)
+    os.umask(mask)
+    file.chmod(0o666 & ~mask)
+
+
 def real_place(path: Path) -> Path:
     """Where a file is: what a link points to, else the path as it is given."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import math
 import os
 import re
@@ -25,10 +26,20 @@ BUG = 70
 """Exit code of an error that is not the user's (EX_SOFTWARE)."""
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""What a name out of a file must not do to a terminal."""
+
+
 def say(kind: str, sentence: str) -> None:
     """One line on stderr."""
     with contextlib.suppress(OSError):  # the terminal is closed
-        print(f"unicloze: {kind}: {sentence}", file=sys.stderr)
+        print(f"unicloze: {kind}: {_CONTROL.sub(lambda found: repr(found[0])[1:-1], sentence)}", file=sys.stderr)
+
+
+def spell_all() -> None:
+    """Let stdout spell what its encoding lacks as escapes, instead of failing."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def show(result: Any, *, json: bool) -> None:
@@ -50,7 +61,8 @@ def show(result: Any, *, json: bool) -> None:
 
 def _as_json(result: Any) -> str:
     data = result.to_dict() if isinstance(result, Result) else result
-    return dumps(_finite(data), ensure_ascii=False, allow_nan=False, default=str)
+    ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
+    return dumps(_finite(data), ensure_ascii=ascii_only, allow_nan=False, default=str)
 
 
 def _finite(data: Any) -> Any:

@@ -48,6 +48,12 @@ class Loader(yaml.SafeLoader):
             )
         return node
 
+    def construct_scalar(self, node: Any) -> Any:
+        """The text of a value."""
+        if isinstance(node.value, str) and "\0" in node.value:
+            raise yaml.constructor.ConstructorError(None, None, "it holds a NUL character", node.start_mark)
+        return super().construct_scalar(node)
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """The value of a node."""
         try:

@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, _terminate)
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
             signal.signal(signal.SIGHUP, _terminate)
+    terminal.spell_all()
     try:
         with terminal.warnings_in_one_line():
             code = _run(words)
@@ -84,6 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    if strange := next((word for word in words if "\0" in word), None):
+        raise UsageError(
+            f"{strange.replace(chr(0), '[NUL]')!r} holds a NUL character, which no name can: give another."
+        )
     first = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
     program = _program_parser()
     program.parse_args(words[:first])

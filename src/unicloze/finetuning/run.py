@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
@@ -55,6 +56,7 @@ from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import (
+    MALFORMED,
     Checkpoint,
     checkpoint_name,
     list_checkpoints,
@@ -67,7 +69,7 @@ from unicloze.training.loop import Compute, Hooks, TrainState
 from unicloze.training.models import BEST, LoadedModel, ready_model
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device, choose_precision
-from unicloze.training.process import RECIPE, RunProcess
+from unicloze.training.process import LEDGER, RECIPE, RunProcess
 from unicloze.training.run import refuse_changes
 
 DEV_PREDICTIONS = "dev_predictions.jsonl"
@@ -277,13 +279,16 @@ class _Run(RunProcess):
     def _resume(self, checkpoint: Checkpoint) -> tuple[bool, bool]:
         """Take over a checkpoint; returns whether all has been learned, and whether the ledger says so."""
         self.take_over(checkpoint)
-        events = [event for event in self._former_events() if event.get("step", 0) <= self.state.step]
-        evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
-        for step in sorted(evaluations):
-            self._compare_with_best(evaluations[step]["headline"], step)
-        if self.best is not None:
-            said = evaluations[self.best[1]]["results"]
-            self.scores = {name: MetricResult(**values) for name, values in said.items()}
+        try:
+            events = [event for event in self._former_events() if event.get("step", 0) <= self.state.step]
+            evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
+            for step in sorted(evaluations):
+                self._compare_with_best(evaluations[step]["headline"], step)
+            if self.best is not None:
+                said = evaluations[self.best[1]]["results"]
+                self.scores = {name: MetricResult(**values) for name, values in said.items()}
+        except MALFORMED as error:
+            raise UniclozeError(f"{self.out / LEDGER} is damaged ({error}): start again in another --out") from error
         self._drop_other_bests()
         self._show_best()
         step, training = self.state.step, self.recipe.training

@@ -21,7 +21,17 @@ from unicloze.bounded import read_bytes
 from unicloze.errors import UsageError
 from unicloze.files import write_file
 from unicloze.recipes.entries import typed_mixture, typed_phases
-from unicloze.recipes.schema import KEYS, SECTIONS, Setting, expected, flatten, nested, parse_options, recipe_parser
+from unicloze.recipes.schema import (
+    KEYS,
+    SECTIONS,
+    Setting,
+    expected,
+    flatten,
+    guess,
+    nested,
+    parse_options,
+    recipe_parser,
+)
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe
 from unicloze.yaml_loader import LARGEST_FILE, Loader
@@ -245,7 +255,9 @@ def _collect_lines(node: yaml.MappingNode, path: Path, prefix: str, lines: dict[
 
 def _wrong_type(key: str, setting: Setting) -> UsageError:
     note = NOTES.get(key, "")
-    return UsageError(f"{setting.origin}: {key} is {setting.value!r}; expected {expected(KEYS[key].type)}{note}.")
+    kind = KEYS[key].type
+    end = note + guess(kind, setting.value)
+    return UsageError(f"{setting.origin}: {key} is {setting.value!r}; expected {expected(kind)}{end}")
 
 
 def _culprit(settings: Mapping[str, Setting]) -> UsageError | None:

@@ -11,7 +11,7 @@ from jsonargparse import ArgumentError
 
 from unicloze.errors import UsageError
 from unicloze.mixtures import PART_KEYS, PHASE_SETTINGS
-from unicloze.recipes.schema import KEYS, expected, flatten, listed, section_parser, unknown_key
+from unicloze.recipes.schema import KEYS, expected, flatten, guess, listed, section_parser, unknown_key
 
 
 def typed_mixture(entries: list[Any], origin: str) -> list[dict[str, Any]]:
@@ -112,7 +112,8 @@ def typed(values: Mapping[str, Any], place: str) -> dict[str, Any]:
             try:
                 _parsed({key: value})
             except ArgumentError:
-                problem = f"{key} is {value!r}; expected {expected(KEYS[key].type)}."
+                kind = KEYS[key].type
+                problem = f"{key} is {value!r}; expected {expected(kind)}{guess(kind, value)}"
                 raise UsageError(f"{place}: {problem}") from error
         raise UsageError(f"{place}: {error}") from error
 

@@ -179,6 +179,8 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "data.weights", f"give one weight for each of the {len(data.corpus)} sources of data.corpus"
     if data.weights is not None and not all(0 < weight < math.inf for weight in data.weights):
         yield "data.weights", "every weight must be above 0; take the source out of data.corpus instead"
+    if data.weights is not None and max(data.weights, default=0) > 1e6:
+        yield "data.weights", "a weight is how often an epoch passes over a source, at most 1,000,000 times"
     if not data.text_field:
         yield "data.text_field", "name the field that holds the text"
     shortest = 1 + 2 * data.segments

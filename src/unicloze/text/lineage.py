@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from unicloze.bounded import misfit, parse_json
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
@@ -24,6 +24,24 @@ SCHEMA = 1
 """Version of `lineage.json`."""
 CODE = 4
 """Version of the rules by which text becomes shards; part of the fingerprint."""
+
+_COUNTS = {"documents": int, "tokens": int, "bytes": (int, type(None))}
+_SHAPE = {
+    "fingerprint": str,
+    "settings": {"code": int},
+    "tokenizer": {"fingerprint": str, "vocab_size": int},
+    "digests?": str,
+    "sources": [
+        {
+            "name": str,
+            "corpus": str,
+            "files": [{"path": str, "size": int, "mtime_ns": int, "hash": str, "read_as?": str}],
+            "train": _COUNTS,
+            "heldout": _COUNTS,
+            "shards?": [str],
+        }
+    ],
+}
 
 
 def describe_settings(data: DataSettings, tokenizer: TokenizerSettings, seed: int) -> dict[str, Any]:
@@ -95,12 +113,16 @@ def read_lineage(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UniclozeError(f"{folder} is no prepared corpus, it has no lineage.json: give another or run `prepare`.")
     try:
-        lineage = json.loads(path.read_text(encoding="utf-8"))
+        lineage = parse_json(path.read_bytes())
     except ValueError as error:
         raise UniclozeError(f"{path} is damaged ({error}): remove the folder and prepare again.") from error
-    parts = {"fingerprint", "settings", "tokenizer", "sources"}
-    if not isinstance(lineage, dict) or lineage.get("schema") != SCHEMA or not parts <= lineage.keys():
+    if not isinstance(lineage, dict) or lineage.get("schema") != SCHEMA:
         raise UniclozeError(f"{path} is not of schema {SCHEMA}: remove the folder and prepare again.")
+    wrong = misfit(lineage, _SHAPE)
+    if wrong is None and any("/" in source["name"] for source in lineage["sources"]):
+        wrong = "sources"
+    if wrong is not None:
+        raise UniclozeError(f"{path} is damaged at {wrong.lstrip('.')}: remove the folder and prepare again.")
     if SEAL in lineage and lineage[SEAL] != seal(lineage):
         raise UniclozeError(f"{path} is damaged (its seal does not fit it): remove the folder and prepare again.")
     return cast(dict[str, Any], lineage)

@@ -19,12 +19,14 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.bounded import misfit, parse_json
 from unicloze.errors import UniclozeError
 from unicloze.text.digests import Blocks, Digests
 
 SCHEMA = 1
 """Version of the `.ds.json` files."""
 
+_SHAPE = {"schema": int, "files": [{"path": str, "first_document": int}]}
 Ends = npt.NDArray[np.uint64]
 
 
@@ -168,10 +170,10 @@ class TokenShard:
         files: tuple[tuple[str, int], ...] = ((str(path), 0),)
         if (file := beside(path, ".json")).is_file():
             try:
-                sidecar = json.loads(file.read_text(encoding="utf-8"))
+                sidecar = parse_json(file.read_bytes())
             except ValueError as error:
                 raise UniclozeError(f"{file} is damaged: remove the folder and prepare again.") from error
-            if sidecar.get("schema") != SCHEMA:
+            if misfit(sidecar, _SHAPE) is not None or sidecar["schema"] != SCHEMA:
                 raise UniclozeError(f"{file} is not of schema {SCHEMA}: remove the folder and prepare again.")
             files = tuple((entry["path"], entry["first_document"]) for entry in sidecar["files"])
         numbers = np.arange(len(ends), dtype=np.int64)

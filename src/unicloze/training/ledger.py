@@ -50,15 +50,19 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a ledger in order, without torn lines."""
+    """The events of a ledger in order, without torn lines and without those of no possible step."""
     with path.open("rb") as lines:
         while line := lines.readline(LONGEST_LINE):
             try:
                 event = parse_json(line.decode(errors="replace"))
             except ValueError:
                 continue
-            if isinstance(event, dict):
+            if isinstance(event, dict) and _is_step(event.get("step", 0)):
                 yield event
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**53
 
 
 def trained_on(checkpoint: Path) -> dict[str, Any]:

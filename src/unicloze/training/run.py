@@ -239,7 +239,7 @@ def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progres
     folder = out / "data"
     if checkpoint is None:
         return open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, verify=verify)
-    trained_on = checkpoint.state["fingerprint"]
+    trained_on = checkpoint.state.get("fingerprint", "")
     was_there = (folder / "lineage.json").is_file()
     if was_there and recipe.data.prepared is None and _of_older_code(read_lineage(folder), trained_on, recipe):
         return Prepared.load(folder, verify=verify)

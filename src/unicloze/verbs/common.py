@@ -108,6 +108,8 @@ def folder_at(out: PathLike | None, otherwise: Path | None = None) -> Path:
         return otherwise
     if out is None or str(out) == "":
         raise UsageError("--out is empty: name a folder, or . for this one.")
+    if "\0" in str(out):
+        raise UsageError("--out holds a NUL character, which no name can: give another.")
     return Path(out)
 
 
@@ -125,8 +127,8 @@ def check_file(out: PathLike | None, *inputs: PathLike | None, begins: Sequence[
     """
     if out is None:
         return
-    if str(out) == "":
-        raise UsageError("--out is empty: name a file.")
+    if str(out) == "" or "\0" in str(out):
+        raise UsageError("--out is empty or holds a NUL character: name a file.")
     file = real_place(Path(out))
     if file.is_dir():
         raise UsageError(f"{file} is a folder: give --out a file in it.")
