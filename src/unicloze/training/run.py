@@ -33,6 +33,7 @@ from unicloze.training.baselines import open_baselines, trained_sources
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, training_steps
 from unicloze.training.checkpoint import Checkpoint, load_newest, set_aside_newer
 from unicloze.training.content_words import WordScore, ranks_by_model, way_to_ask
+from unicloze.training.forecast import refuse_what_cannot_fit
 from unicloze.training.initial import Open, initialize_from
 from unicloze.training.ledger import read_ledger
 from unicloze.training.lock import hold_run
@@ -145,6 +146,7 @@ def pretrain_run(
     with hold_run(out):
         checkpoint = load_newest(out / "checkpoints")
         recipe = _with_former_settings(recipe, out, checkpoint)
+        refuse_what_cannot_fit(recipe, choose_device(recipe.training), recipe.tokenizer.vocab_size)
         prepared = _open_data(recipe, out, checkpoint, progress, verify)
         little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
         if checkpoint is not None:
