@@ -38,6 +38,13 @@ def require_file(path: Path) -> None:
     raise UniclozeError(f"{path} is a pipe or a device: give a file.")
 
 
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether a file of a folder is a link to elsewhere, but for the blobs beside a snapshot of Hugging Face's cache."""
+    real, home = path.resolve(), folder.resolve()
+    cached = home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
+    return not (real.is_relative_to(home) or cached)
+
+
 class Unpacked(io.RawIOBase):
     """The content of a compressed file, refused where it is far more than text would be.
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from unicloze.bounded import parse_json
+from unicloze.bounded import leads_out, parse_json
 from unicloze.errors import UniclozeError
 from unicloze.files import as_umask_says
 from unicloze.training.finite import first_non_finite
@@ -232,6 +232,10 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
         )
     for name, expected in sums.items():
         file = path / name
+        if leads_out(file, path):
+            raise UniclozeError(
+                f"{file} is a link out of its folder, to {file.resolve()}: copy the file to where the link is"
+            )
         if Path(name).name != name or not file.is_file() or _digest(file) != expected:
             raise UniclozeError(f"{file} is missing or damaged (its SHA-256 is not the one in {MANIFEST})")
     try:
