@@ -69,7 +69,7 @@ from unicloze.training.loop import Compute, Hooks, TrainState
 from unicloze.training.models import BEST, LoadedModel, ready_model
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device, choose_precision
-from unicloze.training.process import LEDGER, RECIPE, RunProcess
+from unicloze.training.process import CHECKPOINTS, LEDGER, RECIPE, RunProcess
 from unicloze.training.run import refuse_changes
 
 DEV_PREDICTIONS = "dev_predictions.jsonl"
@@ -257,8 +257,7 @@ class _Run(RunProcess):
                 self.train_data, self.recipe, self.tokenizer.vocabulary, self.compute.device.type, self.state.step
             )
             hooks = Hooks(log=self.log, evaluate=self._evaluate, save=self._save, describe=_describe)
-            settings = dataclasses.replace(training, save_every=0)  # each evaluation saves
-            self.learn(steps, settings, hooks)
+            self.learn(steps, training, hooks)
         stopped = self.signal if self.state.step < training.steps and not self._is_enough() else 0
         if stopped:
             self.ledger.write("stop", step=self.state.step, signal=stopped)
@@ -388,8 +387,9 @@ class _Run(RunProcess):
             if kept.is_file():  # older versions have no such file
                 replace_file(self.out / name, kept.read_text(encoding="utf-8"))
 
-    def _save(self, _state: TrainState) -> None:
-        self.save(self._facts(), keep=1)
+    def _save(self, state: TrainState) -> None:
+        if not (self.out / CHECKPOINTS / checkpoint_name(state.step)).is_dir():  # an evaluation saves, too
+            self.save(self._facts(), keep=1)
 
     def _facts(self) -> dict[str, Any]:
         return {"origin": self.origin, "segments": self.segments}

@@ -267,7 +267,10 @@ class NonFiniteError(UniclozeError):
     """The loss, the gradient or a weight is NaN or infinite."""
 
 
-_CURE = "start a run in another --out with a lower training.learning_rate, a longer warm-up or training.clip_norm 1.0"
+_CURE = (
+    "run the same command with a lower --training.learning_rate or with --training.clip_norm 1.0, or start in another --out "
+    "with a longer warm-up"
+)
 
 
 def non_finite(what: str, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]) -> NonFiniteError:

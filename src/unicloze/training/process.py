@@ -65,7 +65,8 @@ class RunProcess:
     ) -> None:
         if error is not None:
             with suppress(UniclozeError):
-                self.ledger.write("failed", step=self.state.step, message=str(error) or type(error).__name__)
+                name = type(error).__name__
+                self.ledger.write("failed", step=self.state.step, message=str(error) or name, kind=name)
         self.ledger.close()
 
     def take_over(self, checkpoint: Checkpoint) -> None:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from unicloze.training.forecast import refuse_what_cannot_fit
 from unicloze.training.initial import Open, initialize_from
 from unicloze.training.ledger import read_ledger
 from unicloze.training.lock import hold_run
-from unicloze.training.loop import Compute, Hooks, TrainState, evaluate
+from unicloze.training.loop import Compute, Hooks, NonFiniteError, TrainState, evaluate
 from unicloze.training.models import load_model, ready_model
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device, choose_precision
@@ -64,6 +64,8 @@ FREE_TO_CHANGE = {
 
 Corpus and tokenizer may have moved; whether they are the same is for the fingerprint to say.
 """
+FREE_AFTER_DIVERGENCE = {"training.learning_rate", "training.muon_learning_rate", "training.clip_norm"}
+"""What a run that was stopped by a number that is not finite may be continued with, too. Each start notes its settings."""
 CURE_OF_LITTLE = (
     "a model needs 1 MB or more to learn a language, so give more text or start from a trained one (--init)"
 )
@@ -183,7 +185,8 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
         recipe = dataclasses.replace(
             recipe, training=dataclasses.replace(training, precision=former.training.precision)
         )
-    refuse_changes(former, recipe, out, f"continue the old one with unicloze pretrain --out {out}")
+    free = FREE_TO_CHANGE | (FREE_AFTER_DIVERGENCE if _diverged(out) else set())
+    refuse_changes(former, recipe, out, f"continue the old one with unicloze pretrain --out {out}", free=free)
     moving = _moves_with_the_steps(recipe)
     if former.training.steps != recipe.training.steps and moving:
         warnings.warn(
@@ -194,7 +197,16 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
     return recipe
 
 
-def refuse_changes(former: Recipe, recipe: Recipe, out: Path, instead: str) -> None:
+def _diverged(out: Path) -> bool:
+    """Whether the process before this one was stopped by a loss, a gradient or a weight that is not finite."""
+    file = out / LEDGER
+    events = list(read_ledger(file)) if file.is_file() else []
+    return bool(events) and (events[-1].get("event"), events[-1].get("kind")) == ("failed", NonFiniteError.__name__)
+
+
+def refuse_changes(
+    former: Recipe, recipe: Recipe, out: Path, instead: str, *, free: Collection[str] = frozenset()
+) -> None:
     """Refuse to go on with a run of other settings.
 
     Args:
@@ -202,13 +214,14 @@ def refuse_changes(former: Recipe, recipe: Recipe, out: Path, instead: str) -> N
         recipe: Settings asked for.
         out: The run's directory.
         instead: What to do beside giving another directory.
+        free: Settings that may differ; `FREE_TO_CHANGE` if none are given.
 
     Raises:
         UsageError: One differs that is not free to change.
     """
     old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
     keys = {**new, **old}  # a mapping may have lost a key, or got one
-    changed = [key for key in keys if old.get(key) != new.get(key) and key not in FREE_TO_CHANGE]
+    changed = [key for key in keys if old.get(key) != new.get(key) and key not in (free or FREE_TO_CHANGE)]
     changed = [key for key in changed if not key.startswith("provenance.")]
     if recipe.task.kind:
         changed = [key for key in changed if key not in DECIDED_IN_A_TASK] or changed  # what others follow from
