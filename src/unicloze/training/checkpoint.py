@@ -232,10 +232,8 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
         )
     for name, expected in sums.items():
         file = path / name
-        if leads_out(file, path):
-            raise UniclozeError(
-                f"{file} is a link out of its folder, to {file.resolve()}: copy the file to where the link is"
-            )
+        if Path(name).name == name and leads_out(file, path):
+            raise UniclozeError(f"{file} is a link out of its folder, to {file.resolve()}: copy it to its place")
         if Path(name).name != name or not file.is_file() or _digest(file) != expected:
             raise UniclozeError(f"{file} is missing or damaged (its SHA-256 is not the one in {MANIFEST})")
     try:
