@@ -10,6 +10,7 @@ RUN := runs/quickstart
 WORKERS := -n auto --dist loadscope
 COUNT := 150
 CASES := 10000
+SECONDS := 3600
 SEED := 0
 
 help: ## List the targets
@@ -56,8 +57,8 @@ mutate: .venv/.mutate ## Measure the tests by a sample of single mutations (MODU
 	$(BIN)/python benchmarks/mutation/mutate.py --count $(COUNT) --seed $(SEED) $(if $(MODULES),--modules $(MODULES)) \
 		$(if $(TESTS),--tests $(TESTS)) $(if $(JOBS),--jobs $(JOBS)) $(if $(BUDGET),--budget $(BUDGET))
 
-fuzz: .venv/.installed ## Mutate everything that is read, in processes with limits (CASES=10000 FORMATS="recipe lineage" SEED=0)
-	$(BIN)/python tests/fuzz.py --cases $(CASES) --seed $(SEED) $(FORMATS)
+fuzz: .venv/.installed ## Mutate everything that is read, in processes with limits (CASES=10000 SECONDS=3600 FORMATS="recipe lineage" SEED=0)
+	$(BIN)/python tests/fuzz.py --cases $(CASES) --seconds $(SECONDS) --seed $(SEED) $(FORMATS)
 
 audit: .venv/.installed ## Look for known faults of the packages in constraints.txt, and list them all in build/sbom.json
 	mkdir -p build

@@ -15,6 +15,7 @@ import faulthandler
 import hashlib
 import io
 import json
+import math
 import multiprocessing
 import queue
 import resource
@@ -22,6 +23,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -52,11 +54,11 @@ LEAVES: st.SearchStrategy[Json] = st.one_of(
     st.floats(),
     st.text(max_size=20),
 )  # fmt: skip
-NESTED = st.recursive(
+NESTED: st.SearchStrategy[Json] = st.recursive(
     LEAVES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
-)
+).map(copy.deepcopy)
 
 
 def places(value: Json, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -392,8 +394,10 @@ def _too_slow(*_: object) -> None:
     raise Slow(f"longer than {SECONDS} s")
 
 
-def attack(world: World, name: str, cases: int, number: int = 0) -> tuple[int, dict[str, str]]:
-    """Try a format.
+def attack(
+    world: World, name: str, cases: int, number: int = 0, *, seconds: float = math.inf
+) -> tuple[int, dict[str, str]]:
+    """Try a format, no longer than some seconds.
 
     Returns:
         How many cases were tried, and what came of them that is no sentence: the place in unicloze with its first case.
@@ -401,6 +405,7 @@ def attack(world: World, name: str, cases: int, number: int = 0) -> tuple[int, d
     from unicloze.errors import UniclozeError
 
     base, read = FORMATS[name](world)
+    until = time.monotonic() + seconds
     tried, found = 0, dict[str, str]()
 
     @seed(number)
@@ -414,6 +419,8 @@ def attack(world: World, name: str, cases: int, number: int = 0) -> tuple[int, d
     @given(mutated(base))
     def check(value: Json) -> None:
         nonlocal tried
+        if time.monotonic() > until:
+            return
         tried += 1
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
         try:
@@ -456,7 +463,7 @@ def _holds(part: Json, key: Any) -> bool:
     )
 
 
-def _worker(name: str, cases: int, number: int, said: Any) -> None:
+def _worker(name: str, cases: int, number: int, seconds: float, said: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -464,7 +471,7 @@ def _worker(name: str, cases: int, number: int, said: Any) -> None:
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
         world = World(Path(place))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        said.put(attack(world, name, cases, number))
+        said.put(attack(world, name, cases, number, seconds=seconds))
 
 
 def main() -> int:
@@ -478,11 +485,11 @@ def main() -> int:
     context = multiprocessing.get_context("spawn")
     for name in options.formats:
         said = context.Queue()
-        worker = context.Process(target=_worker, args=(name, options.cases, options.seed, said))
+        worker = context.Process(target=_worker, args=(name, options.cases, options.seed, options.seconds, said))
         worker.start()
-        tried, found = 0, {"?": f"the worker died of {options.seconds} s"}
+        tried, found = 0, {"?": "the worker died, or hung beyond its time"}
         with contextlib.suppress(queue.Empty):
-            tried, found = said.get(timeout=options.seconds)
+            tried, found = said.get(timeout=options.seconds + 60)
         worker.kill()
         failed += len(found)
         print(f"{name}: {tried:,} cases, {f'{len(found)} faults' if found else 'nothing but sentences'}", flush=True)
