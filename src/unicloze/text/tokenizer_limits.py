@@ -30,6 +30,10 @@ def beyond_bounds(document: Any) -> str | None:
     for number in _ids(document):
         if not 0 <= number <= LARGEST_ID:
             return f"it has the id {number:,}, beyond {LARGEST_ID:,}"
+    model = document.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict) and len({str(number) for number in vocabulary.values()}) < len(vocabulary):
+        return "two of its tokens have one id"
     for section in ("normalizer", "pre_tokenizer", "decoder"):
         parts = list(_parts(document.get(section), 0))
         if len(parts) > MOST_PARTS:
