@@ -33,10 +33,10 @@ class Prepared:
     """A prepared corpus.
 
     Args:
-        folder: Where it lies.
+        folder: Its folder.
         tokenizer: Its tokenizer.
-        train: The sources to train on, in the order of `data.corpus`.
-        heldout: What is held out of each source; sources of which nothing is held out are left out.
+        train: Training text by source, in the order of `data.corpus`.
+        heldout: Held-out text by source; sources without any are omitted.
         lineage: The content of `lineage.json`.
     """
 
@@ -48,11 +48,11 @@ class Prepared:
 
     @property
     def fingerprint(self) -> str:
-        """Names corpus, settings and code version."""
+        """Hash of corpus, settings and code version."""
         return cast(str, self.lineage["fingerprint"])
 
     def to_dict(self) -> dict[str, Any]:
-        """How much it holds, fit for JSON."""
+        """Its size as a JSON-serialisable dictionary."""
         return {
             "folder": str(self.folder),
             "fingerprint": self.fingerprint,
@@ -99,8 +99,8 @@ class Prepared:
         recorded = content["tokenizer"]["fingerprint"]
         if tokenizer.fingerprint != recorded:
             raise UniclozeError(
-                f"{folder / 'tokenizer.json'} has fingerprint {tokenizer.fingerprint[:16]}, not {recorded[:16]} as in "
-                "lineage.json: remove the folder and prepare again."
+                f"{folder / 'tokenizer.json'} has fingerprint {tokenizer.fingerprint[:16]}, but lineage.json records "
+                f"{recorded[:16]}: remove the folder and prepare again."
             )
         entries = content["sources"]
         train = tuple(_open_source(folder, "train", entry, digests) for entry in entries)
@@ -122,7 +122,7 @@ def open_or_prepare(
     cure: str | None = None,
     verify: bool = False,
 ) -> Prepared:
-    """Opens `data.prepared` if it is given (the corpus need not exist then), else calls `prepare_data`.
+    """Open `data.prepared` if it is set (the corpus need not exist then), else call `prepare_data`.
 
     Raises:
         UniclozeError: As `Prepared.load` and `prepare_data`, or `data.prepared` was made with another tokenizer.
@@ -134,8 +134,8 @@ def open_or_prepare(
         wanted = Tokenizer.load(tokenizer.path).fingerprint
         if wanted != prepared.tokenizer.fingerprint:
             raise UniclozeError(
-                f"{data.prepared} was prepared with tokenizer {prepared.tokenizer.fingerprint[:16]}, {tokenizer.path} "
-                f"is {wanted[:16]}: leave --tokenizer.path out or prepare again."
+                f"{data.prepared} was prepared with tokenizer {prepared.tokenizer.fingerprint[:16]}, but {tokenizer.path} "
+                f"is {wanted[:16]}: leave out --tokenizer.path or prepare again."
             )
     return prepared
 
@@ -180,10 +180,10 @@ def prepare_data(
         lineage.check_lineage(out, data, settings, cure=cure, verify=verify)
         return Prepared.load(out, verify=verify)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UniclozeError(f"{out} holds something that `prepare` did not write: give another --out or remove it.")
+        raise UniclozeError(f"{out} has files that `prepare` did not write: give another --out or remove it.")
     work = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
     try:
-        shutil.rmtree(work, ignore_errors=True)  # of a process that was killed and had this one's number
+        shutil.rmtree(work, ignore_errors=True)  # left by a killed process with the same process id
         work.mkdir(parents=True)
         _adopt(work, out)
         Preparation(data, tokenizer, settings, work, progress, seed).run()
@@ -194,20 +194,20 @@ def prepare_data(
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UniclozeError(f"The disk of {out.parent} is full: free some space and run it again.") from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise UniclozeError(f"{error.filename or out.parent} may not be written: give another --out.") from error
+            raise UniclozeError(f"{error.filename or out.parent} is not writable: give another --out.") from error
         if not (out / "lineage.json").is_file():
             raise
-        lineage.check_lineage(out, data, settings, cure=cure)  # another process was faster
+        lineage.check_lineage(out, data, settings, cure=cure)  # another process finished first
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return Prepared.load(out)
 
 
 def _open_source(folder: Path, part: str, entry: dict[str, Any], digests: Digests | None) -> TokenSource:
-    """A source as its lineage describes it.
+    """Open a source as its lineage describes it.
 
     Raises:
-        UniclozeError: It is damaged, or another one: an older version gave two sources one name at times.
+        UniclozeError: It is damaged, or another one: an older version sometimes gave two sources the same name.
     """
     name = entry["name"]
     if "shards" in entry:
@@ -217,14 +217,14 @@ def _open_source(folder: Path, part: str, entry: dict[str, Any], digests: Digest
     found, recorded = (source.num_documents, source.num_tokens), (entry[part]["documents"], entry[part]["tokens"])
     if found != recorded:
         raise UniclozeError(
-            f"{folder / part / name} has {found[0]:,} documents of {found[1]:,} tokens, lineage.json says {recorded[0]:,} of "
-            f"{recorded[1]:,}: remove the folder and prepare again."
+            f"{folder / part / name} has {found[0]:,} documents of {found[1]:,} tokens, but lineage.json records "
+            f"{recorded[0]:,} of {recorded[1]:,}: remove the folder and prepare again."
         )
     return source
 
 
 def _adopt(work: Path, out: Path) -> None:
-    """Removes what killed runs of this machine left; a built-in corpus they had parsed already is taken over."""
+    """Remove leftovers of killed runs on this machine, keeping a built-in corpus that they had already parsed."""
     prefix = f".{out.name}.partial-{socket.gethostname()}-"
     for left in [folder for folder in out.parent.iterdir() if folder.name.startswith(prefix) and folder != work]:
         owner = left.name.removeprefix(prefix)

@@ -1,11 +1,11 @@
-"""Token shards in datatrove's layout, memory-mapped.
+"""Token shards in datatrove's layout: written as a stream, read by memory-mapping.
 
 NAME.ds           token ids, document after document, little-endian uint16 (uint32 for more than 65,536 ids)
-NAME.ds.index     where each document ends, in tokens, uint64
-NAME.ds.metadata  "tokenizer|bytes of a token", the number of tokens, that number for people: three lines
-NAME.ds.bytes     bytes of text up to the end of each document, uint64 (ours; datatrove has none)
-NAME.ds.lines     line of its file each document begins in (row of a table), uint64, 0 if not known (ours)
-NAME.ds.json      the files the documents are from (ours)
+NAME.ds.index     end of each document, in tokens, uint64
+NAME.ds.metadata  three lines: "tokenizer|bytes per token", number of tokens, that number in readable form
+NAME.ds.bytes     bytes of text up to the end of each document, uint64 (ours; not in datatrove)
+NAME.ds.lines     line of its file (row of a table) where each document begins, uint64, 0 if unknown (ours)
+NAME.ds.json      source files of the documents (ours)
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from unicloze.errors import UniclozeError
 from unicloze.text.digests import Blocks, Digests
 
 SCHEMA = 1
-"""Version of the `.ds.json` files."""
+"""Schema version of the `.ds.json` files."""
 
 _SHAPE = {"schema": int, "files": [{"path": str, "first_document": int}]}
 Ends = npt.NDArray[np.uint64]
 
 
 class ShardWriter:
-    """Writes one shard as a stream; use it in a `with` statement.
+    """Writes one shard as a stream; use it as a context manager.
 
     Args:
-        path: The `.ds` file; the others are written beside it.
-        vocab_size: Decides on the width of a token.
-        tokenizer_name: For the metadata.
+        path: The `.ds` file; the other files are written beside it.
+        vocab_size: Determines the width of a token.
+        tokenizer_name: Recorded in the metadata.
     """
 
     def __init__(self, path: Path, *, vocab_size: int, tokenizer_name: str) -> None:
@@ -48,7 +48,7 @@ class ShardWriter:
         self.tokens = self.bytes = self.documents = 0
 
     def begin_file(self, name: str) -> None:
-        """The documents that follow are from this file."""
+        """Set the source file of the following documents."""
         if self._files and self._files[-1]["path"] == name:
             return
         if self._files and self._files[-1]["first_document"] == self.documents:
@@ -58,13 +58,13 @@ class ShardWriter:
     def write(
         self, token_ids: npt.NDArray[np.integer], size: int, *, line: int = 0, ends_document: bool = True
     ) -> None:
-        """Adds a document, or a piece of one.
+        """Write a document, or a piece of one.
 
         Args:
             token_ids: Its tokens. *Shape:* (tokens,)
-            size: Its bytes of text.
-            line: Line of the file the document begins in, from 1; 0 if not known.
-            ends_document: Whether the document ends here.
+            size: Bytes of text.
+            line: Line of the file where the document begins, from 1; 0 if unknown.
+            ends_document: Whether the document ends with this piece.
         """
         tokens_file, index_file, bytes_file, lines_file = self._open
         tokens_file.write(token_ids.astype(self._dtype).tobytes())
@@ -93,7 +93,7 @@ class ShardWriter:
 
 
 def beside(path: Path, end: str) -> Path:
-    """The file of a shard with this ending."""
+    """Path of a shard's file with this suffix."""
     return path.with_name(path.name + end)
 
 
@@ -174,13 +174,13 @@ class TokenShard:
             except ValueError as error:
                 raise UniclozeError(f"{file} is damaged: remove the folder and prepare again.") from error
             if misfit(sidecar, _SHAPE) is not None or sidecar["schema"] != SCHEMA:
-                raise UniclozeError(f"{file} is not of schema {SCHEMA}: remove the folder and prepare again.")
+                raise UniclozeError(f"{file} does not have schema {SCHEMA}: remove the folder and prepare again.")
             files = tuple((entry["path"], entry["first_document"]) for entry in sidecar["files"])
         numbers = np.arange(len(ends), dtype=np.int64)
         if documents is not None:
             if len(documents) and int(documents.max()) >= len(ends):
                 raise UniclozeError(
-                    f"{path} has {len(ends)} documents and not {int(documents.max()) + 1} or more as when it was prepared: "
+                    f"{path} has {len(ends)} documents, but had at least {int(documents.max()) + 1} when it was prepared: "
                     "prepare again."
                 )
             numbers, starts, ends = documents, starts[documents], ends[documents]
@@ -241,7 +241,7 @@ def _tokenizer_name(metadata: Path) -> str:
 
 
 def _beside_documents(path: Path, end: str, index: Path) -> npt.NDArray[np.int64] | None:
-    """What a file beside a shard says of each document; None if there is none."""
+    """Values per document from a file beside a shard; None without such a file."""
     file = beside(path, end)
     if not file.is_file():
         return None
@@ -252,7 +252,7 @@ def _beside_documents(path: Path, end: str, index: Path) -> npt.NDArray[np.int64
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenSource:
-    """One entry of `data.corpus`, tokenised.
+    """One tokenised entry of `data.corpus`.
 
     Args:
         name: Its name.
@@ -264,17 +264,17 @@ class TokenSource:
 
     @property
     def num_documents(self) -> int:
-        """Documents of all shards."""
+        """Number of documents in all shards."""
         return sum(len(shard.ends) for shard in self.shards)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all documents."""
+        """Number of tokens in all documents."""
         return sum(int((shard.ends - shard.starts).sum()) for shard in self.shards)
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes of the text of all documents; None if a shard does not know."""
+        """Bytes of text in all documents; None if a shard does not record them."""
         sizes = [shard.sizes for shard in self.shards]
         known = [int(size.sum()) for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
