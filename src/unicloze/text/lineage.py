@@ -182,7 +182,7 @@ def check_lineage(
         verify: Read every file again.
 
     Raises:
-        UniclozeError: It was not; the message holds both fingerprints and what differs.
+        UniclozeError: They differ; the message holds both fingerprints and the differences.
     """
     lineage = read_lineage(folder)
     changes = []

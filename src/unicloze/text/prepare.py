@@ -1,12 +1,12 @@
-"""Corpus to token shards: drop duplicates, hold documents out, train or load a tokenizer, tokenise; all as a stream.
+"""`prepare`: a corpus to token shards, as a stream: deduplicate, hold out, train or load a tokenizer, tokenise.
 
     FOLDER/tokenizer.json, tokenizer_config.json
     FOLDER/train/SOURCE.ds ...    FOLDER/heldout/SOURCE.ds ...
     FOLDER/digests.json           of all these files, block by block
     FOLDER/lineage.json           what it was made from, with the fingerprint
 
-The folder appears as a whole or not at all: it is written beside its place and renamed. An old folder is opened only if
-the corpus, the settings and the version of this code still give its fingerprint.
+The folder is created atomically: it is written under a temporary name and renamed. An existing folder is reused only if
+the corpus, the settings and the version of this code still yield its fingerprint.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Prepared:
             verify: Check all tokens now.
 
         Raises:
-            UniclozeError: It is not one, it is damaged, or another version of the code made it.
+            UniclozeError: It is not a prepared folder, it is damaged, or another version of the code made it.
         """
         folder = Path(folder)
         content = lineage.read_lineage(folder)
@@ -150,17 +150,17 @@ def prepare_data(
     cure: str | None = None,
     verify: bool = False,
 ) -> Prepared:
-    """Prepares a corpus in a folder, or opens the folder if this corpus was prepared there before.
+    """Prepare a corpus in a folder, or open the folder if this corpus was already prepared there.
 
-    Memory does not grow with the corpus. Documents are duplicates if they are equal up to case and white space (token
-    shards: if their tokens are equal; beside texts, if they spell equal texts); a repeat is found unless about a million
-    other documents have come between. A document is held out if the hash of its text says so, wherever it stands, see
-    `unicloze.text.split`; of each source at least one document is trained on.
+    Memory use does not grow with the corpus. Documents are duplicates if they are equal except for case and white space (for
+    token shards: if their tokens are equal, or beside texts, if they spell equal texts); a duplicate is found unless about a
+    million other documents come between. Whether a document is held out depends on the hash of its text, see
+    `unicloze.text.split`; each source keeps at least one document for training.
 
     Args:
         data: `corpus`, `text_field`, `heldout_share` and `deduplicate` are used. An entry of the corpus may also be
-            token shards of datatrove's; these stay where they are.
-        tokenizer: What to train or load.
+            datatrove token shards, which are read in place.
+        tokenizer: The tokenizer to train or load.
         out: The folder.
         progress: Show progress on stderr.
         seed: Names the choice of held-out documents.
@@ -168,8 +168,8 @@ def prepare_data(
         verify: Read the corpus and the folder again to the last byte if this corpus was prepared there before.
 
     Raises:
-        UsageError: A setting cannot be.
-        UniclozeError: The corpus cannot be read, or the folder was made from something else, or the disk is full.
+        UsageError: A setting is invalid.
+        UniclozeError: The corpus cannot be read, the folder was made from something else, or the disk is full.
     """
     if not 0 <= data.heldout_share < 1:
         raise UsageError(f"data.heldout_share is {data.heldout_share}: give a share from 0 to below 1.")

@@ -160,7 +160,7 @@ def find_files(path: str | Path) -> list[Path]:
 
 
 def other_files(path: str | Path) -> dict[str, int]:
-    """How many files of a folder or glob `find_files` leaves alone, by their endings, the most frequent first.
+    """Number of files in a folder or glob that `find_files` ignores, by suffix, most frequent first.
 
     Links that lead nowhere count as `broken link`, pipes and devices as such, hidden files that would be text otherwise as
     `hidden`.

@@ -105,7 +105,7 @@ def files_beside(path: Path) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenShard:
-    """An opened shard, or some documents of it.
+    """An open shard, or some of its documents.
 
     Args:
         path: The `.ds` file.

@@ -76,7 +76,7 @@ def open_selection(folder: Path, name: str, paths: list[Path], digests: Digests 
         digests: Of the prepared folder.
 
     Raises:
-        UniclozeError: A file is missing or damaged, or a shard is not the one that was selected from.
+        UniclozeError: A file is missing or damaged, or a shard has changed.
     """
     shards = []
     for i, path in enumerate(paths):

@@ -91,14 +91,14 @@ class Compute:
 def fit(
     state: TrainState, steps: Iterator[list[MicroBatch]], settings: TrainingSettings, compute: Compute, hooks: Hooks
 ) -> Interruption:
-    """Train until `settings.steps` or until a signal asks to stop.
+    """Train until `settings.steps` or until a signal arrives.
 
     Args:
         state: Changed in place.
         steps: The micro-batches of each step, from `state.step` on.
         settings: Schedule and intervals.
-        compute: Where and how to compute.
-        hooks: What else to do.
+        compute: Device and precision.
+        hooks: Callbacks.
 
     Raises:
         NonFiniteError: The loss or the gradient is not finite; the weights are those of the step before, and saved. Or an

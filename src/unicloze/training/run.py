@@ -216,7 +216,7 @@ def refuse_changes(
         free: Settings that may differ; `FREE_TO_CHANGE` if none are given.
 
     Raises:
-        UsageError: One differs that is not free to change.
+        UsageError: A setting differs that must not change.
     """
     old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
     keys = {**new, **old}  # keys of a mapping may have been removed or added
