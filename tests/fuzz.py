@@ -291,8 +291,8 @@ RECORDS = {
 
 def of_records(kind: str) -> Callable[[World], tuple[Json, Case]]:
     def make(world: World) -> tuple[Json, Case]:
+        from unicloze.records import read_records
         from unicloze.settings import TaskSettings
-        from unicloze.tasks.records import read_records
 
         base = RECORDS[kind]
         file = world.place / f"{kind}.json{'l' if isinstance(base, list) else ''}"

@@ -17,7 +17,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 class Loader(yaml.SafeLoader):
-    """Plain data only, without a key that is given twice, of bounded size; every error is a `yaml.YAMLError`."""
+    """Loads plain data of bounded size without duplicate keys; every error is a `yaml.YAMLError`."""
 
     def get_single_node(self) -> yaml.Node | None:
         """The document, not yet constructed."""

@@ -17,11 +17,11 @@ import yaml
 from unicloze import bounded, verbs
 from unicloze.bounded import parse_json, read_bytes
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.plain_files import read_text as read_predictions
 from unicloze.evaluation.prompt_files import read_prompt
 from unicloze.recipes import load_recipe
+from unicloze.records import read_records
+from unicloze.records.plain_files import read_text as read_predictions
 from unicloze.settings import TaskSettings
-from unicloze.tasks.records import read_records
 from unicloze.text import readers
 from unicloze.text.readers import find_files, other_files, read_documents
 from unicloze.training.ledger import read_ledger
@@ -145,7 +145,7 @@ LAUGHS = "\n".join(
         ("a: " + "[" * 5000 + "]" * 5000, "nested more than 50 levels deep"),
         ("&a [*a]", "an alias stands within what it stands for"),
         (LAUGHS, "more than 100,000 values, aliases counted"),
-        (f"a: {MANY_DIGITS}", "this is no int"),
+        (f"a: {MANY_DIGITS}", "this is not a valid int"),
     ],
 )
 def test_yaml_is_bounded(tmp_path: Path, text: str, problem: str) -> None:

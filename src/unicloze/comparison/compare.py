@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.comparison.measures import masked_steps
-from unicloze.comparison.plan import Budget, Contestant, check_text, contestants, plan, with_one_precision
+from unicloze.comparison.plan import PLAN, Budget, Contestant, check_text, contestants, plan, with_one_precision
 from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
-from unicloze.comparison.results import Comparison, ProbeColumn, Row, Spent, Spread
+from unicloze.comparison.results import ProbeColumn, Row, Spent, Spread
 from unicloze.comparison.runs import PROBES, SCHEMA, Evaluator, fine_tune, run_once, scores_of
+from unicloze.comparison.table import Comparison
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import write_file
 from unicloze.mixtures import describe, longest_window
@@ -29,7 +30,6 @@ from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.run import build_sampler
 
-PLAN = "comparison.json"
 PAGES = "table.md", "index.html"
 
 OF_THE_TEXT = ("corpus", "text_field", "weights", "heldout_share", "deduplicate")
@@ -181,6 +181,11 @@ def _plan(
             known = {entry["name"]: entry for entry in former["plan"]}
         except (ValueError, KeyError, TypeError) as error:
             raise UniclozeError(f"{path} is damaged: remove it and run the same command again.") from error
+        if former.get("schema") != SCHEMA:
+            raise UsageError(
+                f"{path} was written by another version of unicloze, whose recipes hold other settings: give another --out, "
+                "or finish it with that version."
+            )
         if any(former.get(key) != wanted[key] for key in wanted):
             raise UsageError(
                 f"{path} is the plan of another comparison ({', '.join(known)}; {former.get('budget')}): give another --out."
@@ -205,7 +210,7 @@ def _plan(
 
 
 def _refuse_foreign(out: Path) -> None:
-    """Refuse a folder with files of the names of ours and no comparison.
+    """Refuse a folder that has files of our names but no comparison.
 
     Raises:
         UsageError: There is one.

@@ -34,6 +34,7 @@ from unicloze.report.lineage_table import count, lineage_table
 from unicloze.report.seeds_page import seed_folders, seeds_page
 from unicloze.report.task_history import TaskRun
 from unicloze.report.task_page import task_page
+from unicloze.run_files import LEDGER, RECIPE
 
 
 def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
@@ -54,7 +55,7 @@ def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None
     folder = Path(run)
     page = Path(out) if out is not None else folder / REPORT
     check_page(page)
-    seeds = [] if (folder / "ledger.jsonl").is_file() else seed_folders(folder)
+    seeds = [] if (folder / LEDGER).is_file() else seed_folders(folder)
     if seeds:
         runs = [TaskRun.read(seed) for seed in seeds]
         for one in runs:
@@ -237,7 +238,7 @@ def _commands(history: History) -> str:
 def _abilities(history: History) -> set[str]:
     """What the run's objective defines; nothing if its recipe cannot be read."""
     try:
-        objective = objective_of(load_recipe(history.run / "recipe.yaml"))
+        objective = objective_of(load_recipe(history.run / RECIPE))
     except UniclozeError:
         return set()
     return {name for name in get_args(Ability) if part_with(objective, name) is not None}

@@ -12,6 +12,7 @@ from typing import Any, cast
 from unicloze.bounded import misfit, parse_json
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError
+from unicloze.run_files import LINEAGE
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import python_docs
 from unicloze.text.dataset_source import DatasetSource, is_dataset
@@ -109,7 +110,7 @@ def read_lineage(folder: Path) -> dict[str, Any]:
     Raises:
         UniclozeError: The file is missing, damaged or of another schema.
     """
-    path = folder / "lineage.json"
+    path = folder / LINEAGE
     if not path.is_file():
         raise UniclozeError(
             f"{folder} is not a prepared corpus (no lineage.json): give another folder or run `prepare`."
@@ -170,16 +171,16 @@ def _looks_like(before: Mapping[str, Any], now: tuple[str, Path | None, str]) ->
 def check_lineage(
     folder: Path, data: DataSettings, settings: dict[str, Any], *, cure: str | None = None, verify: bool = False
 ) -> None:
-    """Makes sure that a prepared folder was made from this corpus and these settings.
+    """Check that a prepared folder was made from this corpus with these settings.
 
-    Unless all is to be verified, a file is read again only if its size or the time of its last change differ.
+    Unless `verify` is set, a file is hashed again only if its size or modification time differs.
 
     Args:
-        folder: The folder.
-        data: Names the corpus.
-        settings: As of `describe_settings`.
-        cure: What to do if it was not; to prepare elsewhere or to remove the folder if not given.
-        verify: Read every file again.
+        folder: The prepared folder.
+        data: Settings that name the corpus.
+        settings: As returned by `describe_settings`.
+        cure: Advice in the error message; default: prepare elsewhere or remove the folder.
+        verify: Hash every file again.
 
     Raises:
         UniclozeError: They differ; the message holds both fingerprints and the differences.

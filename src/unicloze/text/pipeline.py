@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.run_files import LINEAGE
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
 from unicloze.text.cutting import last_visible, pieces_of, tail_start, visible
@@ -65,7 +66,7 @@ def _refuse_texts_beside(corpus: str) -> None:
         UsageError: It holds both.
     """
     place = Path(corpus).expanduser()
-    if (place / "lineage.json").is_file():
+    if (place / LINEAGE).is_file():
         return
     files = files_at(place)
     text = next((file for file in files if file.name.endswith(SUFFIXES) and file.name != "vocab.txt"), None)
@@ -138,7 +139,7 @@ class Preparation:
         shards = [Path(shard) for entry in self.tokenised for shard in entry["shards"]]
         content["digests"] = Digests.make(self.folder, (file for s in shards for file in (s, *files_beside(s))))
         content[SEAL] = seal(content)
-        (self.folder / "lineage.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (self.folder / LINEAGE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def bar(self, what: str, total: int | None) -> tqdm[Any]:
         """Progress bar in bytes of text."""

@@ -2,8 +2,8 @@
 
     FOLDER/tokenizer.json, tokenizer_config.json
     FOLDER/train/SOURCE.ds ...    FOLDER/heldout/SOURCE.ds ...
-    FOLDER/digests.json           of all these files, block by block
-    FOLDER/lineage.json           what it was made from, with the fingerprint
+    FOLDER/digests.json           SHA-256 of each block of these files
+    FOLDER/lineage.json           what the folder was made from, with its fingerprint
 
 The folder is created atomically: it is written under a temporary name and renamed. An existing folder is reused only if
 the corpus, the settings and the version of this code still yield its fingerprint.
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.run_files import LINEAGE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
 from unicloze.text.digests import Digests
@@ -79,12 +80,12 @@ class Prepared:
 
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool = False) -> Prepared:
-        """Opens a prepared folder without looking at the corpus.
+        """Open a prepared folder without checking the corpus.
 
-        All files but the tokens are checked whole; of each file of tokens the first block, the others when they are read.
+        Files other than tokens are checked whole. Of each token file the first block is checked now, others when read.
 
         Args:
-            folder: The folder.
+            folder: The prepared folder.
             verify: Check all tokens now.
 
         Raises:
@@ -94,8 +95,8 @@ class Prepared:
         content = lineage.read_lineage(folder)
         digests = Digests.open(folder, content, required=verify)
         if digests is not None:
-            digests.check(folder / "tokenizer.json", folder / "tokenizer_config.json")
-        tokenizer = Tokenizer.load(folder / "tokenizer.json")
+            digests.check(folder / TOKENIZER, folder / TOKENIZER_CONFIG)
+        tokenizer = Tokenizer.load(folder / TOKENIZER)
         recorded = content["tokenizer"]["fingerprint"]
         if tokenizer.fingerprint != recorded:
             raise UniclozeError(
@@ -163,9 +164,9 @@ def prepare_data(
         tokenizer: The tokenizer to train or load.
         out: The folder.
         progress: Show progress on stderr.
-        seed: Names the choice of held-out documents.
-        cure: What to do if the folder was made from something else; another folder or none if not given.
-        verify: Read the corpus and the folder again to the last byte if this corpus was prepared there before.
+        seed: Key for the choice of held-out documents.
+        cure: Advice if the folder was made from something else; default: use another folder or remove it.
+        verify: If this corpus was already prepared there, read all of it and of the folder again.
 
     Raises:
         UsageError: A setting is invalid.
@@ -176,7 +177,7 @@ def prepare_data(
     if not data.corpus:
         raise UsageError("data.corpus is empty: give --data.corpus a file, folder or glob, or python-docs.")
     settings = lineage.describe_settings(data, tokenizer, seed)
-    if (out / "lineage.json").is_file():
+    if (out / LINEAGE).is_file():
         lineage.check_lineage(out, data, settings, cure=cure, verify=verify)
         return Prepared.load(out, verify=verify)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -195,7 +196,7 @@ def prepare_data(
             raise UniclozeError(f"The disk of {out.parent} is full: free some space and run it again.") from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise UniclozeError(f"{error.filename or out.parent} is not writable: give another --out.") from error
-        if not (out / "lineage.json").is_file():
+        if not (out / LINEAGE).is_file():
             raise
         lineage.check_lineage(out, data, settings, cure=cure)  # another process finished first
     finally:

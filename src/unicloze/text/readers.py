@@ -162,8 +162,7 @@ def find_files(path: str | Path) -> list[Path]:
 def other_files(path: str | Path) -> dict[str, int]:
     """Number of files in a folder or glob that `find_files` ignores, by suffix, most frequent first.
 
-    Links that lead nowhere count as `broken link`, pipes and devices as such, hidden files that would be text otherwise as
-    `hidden`.
+    Broken links count as `broken link`, pipes and devices as `pipe or device`, hidden text files as `hidden`.
     """
     place = Path(path).expanduser()
     if place.is_file():

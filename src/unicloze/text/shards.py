@@ -111,13 +111,13 @@ class TokenShard:
         path: The `.ds` file.
         tokens: Token ids of all documents. *Shape:* (tokens of the file,)
         starts: First token of each document. *Shape:* (documents,)
-        ends: Where each document ends. *Shape:* (documents,)
-        sizes: Bytes of text of each document, None if not known. *Shape:* (documents,)
-        lines: Line of its file each document begins in, 0 where not known. *Shape:* (documents,)
-        numbers: Number of each document within the `.ds` file. *Shape:* (documents,)
-        files: Name of each file and its first document.
-        tokenizer_name: What the metadata call the tokenizer; empty if there are none.
-        blocks: Digests of the tokens; None if there are none.
+        ends: End of each document. *Shape:* (documents,)
+        sizes: Bytes of text of each document; None if unknown. *Shape:* (documents,)
+        lines: Line of its file where each document begins; 0 if unknown. *Shape:* (documents,)
+        numbers: Index of each document within the `.ds` file. *Shape:* (documents,)
+        files: Name of each source file and the index of its first document.
+        tokenizer_name: Name of the tokenizer in the metadata; empty without metadata.
+        blocks: Digests of the tokens; None without digests.
     """
 
     path: Path
@@ -135,15 +135,15 @@ class TokenShard:
     def open(
         cls, path: Path, *, documents: npt.NDArray[np.int64] | None = None, digests: Digests | None = None
     ) -> TokenShard:
-        """Opens a shard of ours or of datatrove's.
+        """Open a shard written by us or by datatrove.
 
         Args:
             path: The `.ds` file.
-            documents: Numbers of the documents to take, sorted; all if not given.
-            digests: Those of the prepared folder that the shard belongs to. The files beside the tokens are checked at once.
+            documents: Indices of the documents to select, sorted; default: all.
+            digests: Digests of the prepared folder. The files beside the tokens are checked at once.
 
         Raises:
-            UniclozeError: A file is missing, cut off, damaged or does not fit the others.
+            UniclozeError: A file is missing, truncated, damaged or inconsistent with the others.
         """
         if digests is not None:
             digests.check(*files_beside(path))
@@ -199,11 +199,11 @@ class TokenShard:
         )
 
     def read(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.unsignedinteger]:
-        """All tokens, of which some stretches are checked and may be read.
+        """Check some stretches of the tokens and return all tokens; only the stretches may be read.
 
         Args:
             starts: First token of each stretch. *Shape:* (stretches,)
-            ends: First token behind each; what lies behind the last token is none. *Shape:* (stretches,)
+            ends: End of each stretch; may exceed the number of tokens. *Shape:* (stretches,)
 
         Raises:
             UniclozeError: They are damaged; the message names file and bytes.

@@ -48,11 +48,7 @@ def documents(path: Path, tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.unsig
         )
     for start, end in zip(shard.starts.tolist(), shard.ends.tolist(), strict=True):
         tokens = shard.tokens[start:end]
-        if end > start and int(tokens.max()) >= vocab_size:
-            raise UniclozeError(
-                f"{path} holds token id {tokens.max()}, but the tokenizer has only {vocab_size} ids: give --tokenizer.path "
-                "the tokenizer of these shards."
-            )
+        check_ids(path, tokens, vocab_size)
         yield tokens
 
 
@@ -67,13 +63,13 @@ def write_selection(folder: Path, name: str, selections: list[tuple[Path, Number
 
 
 def open_selection(folder: Path, name: str, paths: list[Path], digests: Digests | None = None) -> TokenSource:
-    """Opens what `write_selection` noted.
+    """Open what `write_selection` recorded.
 
     Args:
-        folder: Where it is noted.
+        folder: Folder of the record.
         name: Name of the source.
         paths: Its shards.
-        digests: Of the prepared folder.
+        digests: Digests of the prepared folder.
 
     Raises:
         UniclozeError: A file is missing or damaged, or a shard has changed.
@@ -88,3 +84,17 @@ def open_selection(folder: Path, name: str, paths: list[Path], digests: Digests 
         numbers = np.fromfile(file, dtype="<u8").astype(np.int64)
         shards.append(TokenShard.open(path, documents=numbers, digests=digests))
     return TokenSource(name=name, shards=tuple(shards))
+
+
+def check_ids(path: Path, tokens: npt.NDArray[np.integer], vocab_size: int) -> None:
+    """Refuse token ids of a shard that a tokenizer of so many does not have.
+
+    Raises:
+        UniclozeError: There is one.
+    """
+    largest = int(tokens.max(initial=0))
+    if largest >= vocab_size:
+        raise UniclozeError(
+            f"{path} holds token id {largest}, but the tokenizer has only {vocab_size} ids: give --tokenizer.path the "
+            "tokenizer of these shards."
+        )

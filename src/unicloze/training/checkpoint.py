@@ -26,12 +26,12 @@ from torch import Tensor
 from unicloze.bounded import leads_out, parse_json
 from unicloze.errors import UniclozeError
 from unicloze.files import as_umask_says
+from unicloze.run_files import MANIFEST, WEIGHTS
 from unicloze.training.finite import first_non_finite
 
 SCHEMA = 1
-MANIFEST = "manifest.json"
 MEMORIES = "memories.safetensors"
-ALWAYS = {"model.safetensors", "optimizer.safetensors", "optimizer.json", "state.json"}
+ALWAYS = {WEIGHTS, "optimizer.safetensors", "optimizer.json", "state.json"}
 """Files of every checkpoint."""
 MALFORMED = ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError
 """What reading a structure raises that is not what we write."""
@@ -130,7 +130,7 @@ def write_checkpoint(
     try:
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)
-        save_file(_on_cpu(model), building / "model.safetensors")
+        save_file(_on_cpu(model), building / WEIGHTS)
         if memories:
             save_file(_on_cpu(memories), building / MEMORIES)
         tensors, plain = _split_optimizers(optimizers)
@@ -237,7 +237,7 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
     try:
         checkpoint = Checkpoint(
             path,
-            load_file(path / "model.safetensors"),
+            load_file(path / WEIGHTS),
             [] if weights_only else _join_optimizers(path),
             _state(path / "state.json"),
             {} if weights_only or MEMORIES not in sums else load_file(path / MEMORIES),

@@ -11,6 +11,7 @@ from typing import Any
 
 from unicloze.bounded import LONGEST_LINE, parse_json
 from unicloze.errors import UniclozeError
+from unicloze.run_files import LEDGER
 
 SCHEMA = 1
 
@@ -63,6 +64,6 @@ def _is_step(value: Any) -> bool:
 
 def trained_on(checkpoint: Path) -> dict[str, Any]:
     """Lineage of the text a checkpoint's run, or the model it started from, was trained on; empty if unknown."""
-    file = checkpoint.parent.parent / "ledger.jsonl"
+    file = checkpoint.parent.parent / LEDGER
     starts = [event for event in read_ledger(file) if event.get("event") == "start"] if file.is_file() else []
     return (starts[-1].get("lineage") or {}) if starts else {}

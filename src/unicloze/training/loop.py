@@ -49,7 +49,7 @@ class TrainState:
 
 @dataclass
 class Interruption:
-    """Whether SIGTERM, SIGINT or SIGHUP asked the run to stop."""
+    """The signal, SIGTERM, SIGINT or SIGHUP, that asked the run to stop; 0 if none."""
 
     signal: int = 0
 
@@ -101,16 +101,16 @@ def fit(
         hooks: Callbacks.
 
     Raises:
-        NonFiniteError: The loss or the gradient is not finite; the weights are those of the step before, and saved. Or an
-            update left weights that are not finite; these are never saved.
-        UniclozeError: The text of a step cannot be read; the weights are those of the step before, and saved.
+        NonFiniteError: The loss or gradient is not finite; the weights before that step are saved. Or an update made
+            weights non-finite; these are never saved.
+        UniclozeError: The text of a step cannot be read; the weights before that step are saved.
     """
     with stop_when_asked() as interruption:
         while state.step < settings.steps:
             started, memories = time.perf_counter(), state.memories
             try:
                 micro_batches = next(steps)
-            except UniclozeError:  # the text is damaged; what was learnt is not
+            except UniclozeError:  # the text is damaged, the weights are not
                 hooks.save(state)
                 raise
             set_learning(state.optimizers, state.step)
@@ -229,12 +229,10 @@ def evaluate(model: Model, examples: Examples, compute: Compute, rows: int) -> d
 
 @contextmanager
 def stop_when_asked() -> Iterator[Interruption]:
-    """Turn SIGTERM, SIGINT and SIGHUP into a wish that the loop grants after its current micro-batch.
+    """Turn SIGTERM, SIGINT and SIGHUP into a flag checked after each micro-batch; a second Ctrl-C stops at once.
 
-    A second Ctrl-C stops at once.
-
-    A second SIGTERM, as schedulers send, changes nothing: the first one's checkpoint is being written. SIGHUP, which a closed
-    terminal sends, stays ignored where it is, as under nohup.
+    A second SIGTERM, as schedulers send, is ignored because the checkpoint is being written. SIGHUP, which a closed terminal
+    sends, stays ignored if it already is, as under nohup.
     """
     interruption = Interruption()
 

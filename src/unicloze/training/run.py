@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-import signal
 import sys
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,51 +20,31 @@ from unicloze.example import Examples
 from unicloze.mixtures import parts, phases
 from unicloze.model.model import perplexity
 from unicloze.recipes import load_recipe, save_recipe
-from unicloze.recipes.rules_unread import DECIDED_IN_A_TASK
+from unicloze.run_files import CHECKPOINTS, LEDGER, LINEAGE, RECIPE
 from unicloze.settings import Recipe
-from unicloze.text.agreement import as_prepared
 from unicloze.text.collocations import open_phrases
 from unicloze.text.lineage import CODE, is_corpus, read_lineage
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import WindowSampler
+from unicloze.training.agreement import as_prepared
 from unicloze.training.baselines import open_baselines, trained_sources
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, training_steps
+from unicloze.training.changes import FREE_AFTER_DIVERGENCE, FREE_TO_CHANGE, refuse_changes
 from unicloze.training.checkpoint import Checkpoint, load_newest, set_aside_newer
 from unicloze.training.content_words import WordScore, ranks_by_model, way_to_ask
 from unicloze.training.forecast import refuse_what_cannot_fit
 from unicloze.training.initial import Open, initialize_from
 from unicloze.training.ledger import read_ledger
 from unicloze.training.lock import hold_run
-from unicloze.training.loop import Compute, Hooks, NonFiniteError, TrainState, evaluate
+from unicloze.training.loop import Compute, NonFiniteError, TrainState, evaluate
 from unicloze.training.models import load_model, ready_model
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.precision import choose_device, choose_precision
-from unicloze.training.process import LEDGER, RunProcess
+from unicloze.training.precision import choose_device, choose_precision, with_precision
+from unicloze.training.process import RunProcess
 from unicloze.training.samples import heldout_samples
 from unicloze.training.verdict import Course, shown, too_little_text, verdict_on
 
-FREE_TO_CHANGE = {
-    "name",
-    "data.corpus",
-    "data.prepared",
-    "tokenizer.path",
-    "training.steps",
-    "training.device",
-    "training.compile",
-    "training.log_every",
-    "training.save_every",
-    "training.evaluate_every",
-    "training.evaluate_windows",
-    "training.keep_checkpoints",
-    "training.initialize_from",
-}
-"""Settings that may change when a run is resumed; any other change would make it a different run.
-
-Corpus and tokenizer may have moved; the fingerprint decides whether they are the same.
-"""
-FREE_AFTER_DIVERGENCE = {"training.learning_rate", "training.muon_learning_rate", "training.clip_norm"}
-"""What a run that was stopped by a number that is not finite may be continued with, too. Each start notes its settings."""
 CURE_OF_LITTLE = (
     "a model needs 1 MB or more to learn a language, so give more text or start from a trained one (--init)"
 )
@@ -131,13 +110,13 @@ def _measured(part: str, perplexities: Mapping[str, float | None], counts: Mappi
 def pretrain_run(
     recipe: Recipe, out: Path, *, progress: bool = True, open_model: Open = load_model, verify: bool = False
 ) -> RunResult:
-    """Pre-train as a recipe says, or go on with the run that is in the directory.
+    """Pre-train a recipe, or resume the run in the directory.
 
     Args:
         recipe: All settings.
         out: The run's directory; nothing is written outside it.
         progress: Show progress on stderr.
-        open_model: Opens what `training.initialize_from` names.
+        open_model: Opens the model named by `training.initialize_from`.
         verify: Check all prepared text before the first step.
 
     Raises:
@@ -145,7 +124,7 @@ def pretrain_run(
         UsageError: The directory holds a run with other settings.
     """
     with hold_run(out):
-        checkpoint = load_newest(out / "checkpoints")
+        checkpoint = load_newest(out / CHECKPOINTS)
         recipe = _with_former_settings(recipe, out, checkpoint)
         refuse_what_cannot_fit(recipe, choose_device(recipe.training), recipe.tokenizer.vocab_size)
         prepared = _open_data(recipe, out, checkpoint, progress, verify)
@@ -156,12 +135,11 @@ def pretrain_run(
             warnings.warn(f"{little}; {CURE_OF_LITTLE}", stacklevel=2)
         prepared.tokenizer.save(out)
         if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
-            save_recipe(recipe, out / "recipe.yaml")
+            save_recipe(recipe, out / RECIPE)
         phrases = phrases_for(recipe, prepared, out, progress=progress)
         with _Run(recipe, out, prepared, checkpoint, phrases, progress, open_model) as run:
             result = run.train()
-    if run.signal and not result.stopped_by:  # it came while the run was ending by itself: deliver it now
-        signal.raise_signal(run.signal)
+    run.heed(result.stopped_by)
     return result
 
 
@@ -176,14 +154,11 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
     training = recipe.training
     if checkpoint is None:
         precision: Any = choose_precision(training, choose_device(training))
-        return dataclasses.replace(recipe, training=dataclasses.replace(training, precision=precision))
-    former = load_recipe(checkpoint.path / "recipe.yaml")
+        return with_precision(recipe, precision)
+    former = load_recipe(checkpoint.path / RECIPE)
     if lineage is not None:  # the fingerprint decides whether the data are the same
         former = as_prepared(former, lineage)
-    if training.precision == "auto":
-        recipe = dataclasses.replace(
-            recipe, training=dataclasses.replace(training, precision=former.training.precision)
-        )
+    recipe = with_precision(recipe, former.training.precision)
     free = FREE_TO_CHANGE | (FREE_AFTER_DIVERGENCE if _diverged(out) else set())
     refuse_changes(former, recipe, out, f"continue the old one with unicloze pretrain --out {out}", free=free)
     moving = _moves_with_the_steps(recipe)
@@ -197,49 +172,19 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
 
 
 def _diverged(out: Path) -> bool:
-    """Whether the process before this one was stopped by a loss, a gradient or a weight that is not finite."""
+    """Whether the last process of a run was stopped by a loss, a gradient or a weight that is not finite."""
     file = out / LEDGER
     events = list(read_ledger(file)) if file.is_file() else []
     return bool(events) and (events[-1].get("event"), events[-1].get("kind")) == ("failed", NonFiniteError.__name__)
 
 
-def refuse_changes(
-    former: Recipe, recipe: Recipe, out: Path, instead: str, *, free: Collection[str] = frozenset()
-) -> None:
-    """Refuse to go on with a run of other settings.
-
-    Args:
-        former: Settings of the run.
-        recipe: Settings asked for.
-        out: The run's directory.
-        instead: What to do beside giving another directory.
-        free: Settings that may differ; `FREE_TO_CHANGE` if none are given.
-
-    Raises:
-        UsageError: A setting differs that must not change.
-    """
-    old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
-    keys = {**new, **old}  # keys of a mapping may have been removed or added
-    changed = [key for key in keys if old.get(key) != new.get(key) and key not in (free or FREE_TO_CHANGE)]
-    changed = [key for key in changed if not key.startswith("provenance.")]
-    if recipe.task.kind:
-        changed = [key for key in changed if key not in DECIDED_IN_A_TASK] or changed  # these determine the others
-    if changed:
-        first = changed[0]
-        others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise UsageError(
-            f"{out} holds a run with {first} {old.get(first)}, but this one has {new.get(first)}{others}: give the new run "
-            f"another --out, or {instead}"
-        )
-
-
 def _moves_with_the_steps(recipe: Recipe) -> list[str]:
     """What depends on the length of the run."""
-    rates = [part.settings.final_mask_rate for phase in phases(recipe) for part in parts(phase.recipe.objective)]
+    rates = [part.settings.rates for phase in phases(recipe) for part in parts(phase.recipe.objective)]
     moves = {
         "the learning rate": recipe.training.schedule != "constant",
         "the boundaries of training.phases": bool(recipe.training.phases),
-        "the mask rate": any(rate is not None for rate in rates),
+        "the mask rate": any(pair is not None and pair[0] != pair[1] for pair in rates),
     }
     return [name for name, moved in moves.items() if moved]
 
@@ -254,7 +199,7 @@ def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progres
     if checkpoint is None:
         return open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, verify=verify)
     trained_on = checkpoint.state.get("fingerprint", "")
-    was_there = (folder / "lineage.json").is_file()
+    was_there = (folder / LINEAGE).is_file()
     if was_there and recipe.data.prepared is None and _of_older_code(read_lineage(folder), trained_on, recipe):
         return Prepared.load(folder, verify=verify)
     cure = (
@@ -281,16 +226,6 @@ def _of_older_code(lineage: Mapping[str, Any], trained_on: str, recipe: Recipe) 
     """Whether an older version prepared this run's data from the same corpus; its settings may differ from today's."""
     older = lineage["settings"]["code"] < CODE and lineage["fingerprint"] == trained_on
     return older and is_corpus(lineage, recipe.data.corpus)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and key != "coefficients":
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = list(value) if isinstance(value, tuple) else value
-    return flat
 
 
 class _Run(RunProcess):
@@ -374,18 +309,17 @@ class _Run(RunProcess):
             for network in model.networks:
                 network.backbone.compile()
         steps = training_steps(self.recipe, self._sampler, self.state.step)
-        hooks = Hooks(log=self.log, evaluate=self._evaluate, save=self._save, describe=self._describe)
-        self.learn(steps, training, hooks)
+        self.learn(steps, training, self._evaluate, self._save, self._describe)
         if self.state.step < training.steps:
-            self.ledger.write("stop", step=self.state.step, signal=self.signal)
+            self.write_stop()
             return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part, self.counts)
         return self._finish(already=False)
 
     def _finish(self, *, already: bool) -> RunResult:
         """Finish a run that has done its steps, including one killed between its last save and its end."""
         step, words = self.state.step, None
-        events = list(read_ledger(self.out / LEDGER))
-        end = next((one for one in reversed(events) if one["event"] == "end" and one.get("step") == step), None)
+        ends = [event for event in self.former_events() if event["event"] == "end" and event.get("step") == step]
+        end = ends[-1] if ends else None
         if already and end is not None:
             warnings.warn(
                 f"{self.out} is already trained to step {step}; raise --training.steps to continue", stacklevel=2
@@ -469,7 +403,7 @@ def phrases_for(recipe: Recipe, prepared: Prepared, folder: Path, *, progress: b
         UsageError: There are no phrases.
     """
     settings = (part.settings for phase in phases(recipe) for part in parts(phase.recipe.objective))
-    if all(objective.mask_unit != "phrase" for objective in settings):
+    if not any(objective.windows.phrases for objective in settings):
         return None
     return open_phrases(recipe.data, prepared, folder / "phrases", progress=progress)
 

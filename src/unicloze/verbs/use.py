@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import Order, Pooling, Precision
-from unicloze.verbs.common import PathLike, opening
+from unicloze.verbs.common import PathLike
 from unicloze.verbs.options import Device, Model, OneOf, Option, clean
 
 if TYPE_CHECKING:
@@ -50,10 +50,11 @@ def fill(
         UniclozeError: There is no whole checkpoint.
     """
     from unicloze.decoding import infill
+    from unicloze.interop.opening import open_model
 
     if not isinstance(text, str):
         raise UsageError(f"text is of type {type(text).__name__}: give one text to fill, a string.")
-    return infill.fill(opening(model, device), text, top_k=top_k, order=order)
+    return infill.fill(open_model(model, device), text, top_k=top_k, order=order)
 
 
 def score(
@@ -82,6 +83,7 @@ def score(
         UniclozeError: There is no whole checkpoint, or the file cannot be read.
     """
     from unicloze.decoding import likelihood
+    from unicloze.interop.opening import open_model
 
     if (text is None) == (file is None):
         raise UsageError("Give a text or a file to score, and not both.")
@@ -90,7 +92,7 @@ def score(
     if strange is not None or not texts:
         given = "no text" if strange is None else f"something of type {type(strange).__name__}"
         raise UsageError(f"the texts to score hold {given}: give strings.")
-    return likelihood.Scores(likelihood.score(opening(model, device), texts))
+    return likelihood.Scores(likelihood.score(open_model(model, device), texts))
 
 
 def _texts(file: PathLike | None) -> list[str]:
@@ -131,5 +133,6 @@ def embed(
         UniclozeError: There is no whole checkpoint.
     """
     from unicloze.decoding import embed as room
+    from unicloze.interop.opening import open_model
 
-    return room.embed(opening(model, device, precision), texts, pooling=pooling, batch_size=batch_size)
+    return room.embed(open_model(model, device, precision), texts, pooling=pooling, batch_size=batch_size)
