@@ -1,7 +1,7 @@
 # `make` alone lists the targets. Every target that needs the environment makes it first: .venv, here, nothing elsewhere.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test check lint types format bench mutate clean lock
+.PHONY: help install quickstart test check lint types format bench mutate fuzz audit clean lock
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,6 +9,8 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet 
 RUN := runs/quickstart
 WORKERS := -n auto --dist loadscope
 COUNT := 150
+CASES := 10000
+SECONDS := 3600
 SEED := 0
 
 help: ## List the targets
@@ -54,6 +56,15 @@ bench: .venv/.installed ## Measure this machine: examples a second, and training
 mutate: .venv/.mutate ## Measure the tests by a sample of single mutations (MODULES="training/loop text/shards" COUNT=150 SEED=0)
 	$(BIN)/python benchmarks/mutation/mutate.py --count $(COUNT) --seed $(SEED) $(if $(MODULES),--modules $(MODULES)) \
 		$(if $(TESTS),--tests $(TESTS)) $(if $(JOBS),--jobs $(JOBS)) $(if $(BUDGET),--budget $(BUDGET))
+
+fuzz: .venv/.installed ## Mutate everything that is read, in processes with limits (CASES=10000 SECONDS=3600 FORMATS="recipe lineage" SEED=0)
+	$(BIN)/python tests/fuzz.py --cases $(CASES) --seconds $(SECONDS) --seed $(SEED) $(FORMATS)
+
+audit: .venv/.installed ## Look for known faults of the packages in constraints.txt, and list them all in build/sbom.json
+	mkdir -p build
+	$(PIP_INSTALL) pip-audit
+	$(BIN)/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
+	$(BIN)/pip-audit --disable-pip --no-deps --requirement constraints.txt --format cyclonedx-json --output build/sbom.json
 
 clean: ## Remove .venv, caches and build outputs; runs/ stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

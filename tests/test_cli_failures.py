@@ -51,7 +51,7 @@ def corpus_of(folder: Path, name: str, content: bytes) -> Path:
         ("blank.txt", b"\n \n\n\t\n", "no text"),
         ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "broken.jsonl:2"),
         ("other.jsonl", b'{"body": "a"}\n', "--data.text_field"),
-        ("cut.txt.gz", b"\x1f\x8b\x08\x00", "cut.txt.gz is cut off"),
+        ("cut.txt.gz", b"\x1f\x8b\x08\x00", "cut.txt.gz is truncated"),
     ],
 )
 def test_a_bad_corpus(name: str | None, content: bytes, says: str, tmp_path: Path, command: Command) -> None:
@@ -111,7 +111,7 @@ def test_no_whole_checkpoint_is_said(run: Path, command: Command) -> None:
     for checkpoint in (run / "checkpoints").iterdir():
         flip(checkpoint / "model.safetensors")
     said = command("score", "--model", run, "--text", "the cat")
-    assert said.code == 1 and "model.safetensors" in said.sentence and "no earlier one is whole" in said.sentence
+    assert said.code == 1 and "model.safetensors" in said.sentence and "no earlier one is intact" in said.sentence
     assert command("score", "--model", newest(run), "--text", "the cat").code == 1
 
 

@@ -214,11 +214,37 @@ def test_a_signal_in_the_last_step_before_patience_ends_the_run_is_no_stop(
     assert events[-1] == "end" and "stop" not in events
 
 
+def test_a_run_saves_between_its_evaluations_too_and_resumes_there(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, dev = files(tmp_path)
+    recipe = recipe_for(start, training__save_every=2)
+    whole = finetune_run(recipe, start, train, dev, tmp_path / "whole", progress=False)
+    events = [json.loads(line) for line in (tmp_path / "whole" / "ledger.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "save"] == [2, 3, 4, 6, 8, 9]
+
+    def die(state: Any) -> None:
+        if state.step == 5:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        log = room._Run.log
+        patch.setattr(room._Run, "log", lambda run, state, measures: (log(run, state, measures), die(state)))
+        with pytest.raises(Killed):
+            finetune_run(recipe, start, train, dev, tmp_path / "killed", progress=False)
+    resumed = finetune_run(recipe, start, train, dev, tmp_path / "killed", progress=False)
+    starts = [json.loads(line) for line in (tmp_path / "killed" / "ledger.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in starts if event["event"] == "start"] == [0, 4]
+    assert (resumed.best_step, resumed.step) == (whole.best_step, whole.step)
+    one, other = (load_model(tmp_path / name).model.state_dict() for name in ("whole", "killed"))
+    assert all(map(torch.equal, one.values(), other.values()))
+
+
 def test_a_run_saves_after_its_evaluations_and_in_the_precision_it_chose(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, dev = files(tmp_path)
-    recipe, out = recipe_for(start, training__save_every=1, training__precision="auto"), tmp_path / "run"
+    recipe, out = recipe_for(start, training__precision="auto"), tmp_path / "run"
     monkeypatch.setattr(room, "choose_precision", lambda *_: "bf16")
     with monkeypatch.context() as patch:
         stop_behind(patch, 5)
@@ -226,7 +252,7 @@ def test_a_run_saves_after_its_evaluations_and_in_the_precision_it_chose(
     monkeypatch.setattr(room, "choose_precision", lambda *_: "fp32")
     finetune_run(recipe, start, train, dev, out, progress=False)
     events = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in events if event["event"] == "save"] == [3, 5, 6, 9, 9]
+    assert [event["step"] for event in events if event["event"] == "save"] == [3, 5, 6, 9]
     assert [event["precision"] for event in events if event["event"] == "start"] == ["bf16", "bf16"]
     assert load_model(out).recipe.training.precision == "bf16"
 

@@ -16,13 +16,14 @@ import toys
 from corpora import write_corpus
 from toys import random_windows, vocabulary
 from unicloze.cli import main
-from unicloze.errors import UniclozeError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.read import write_model
 from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import TrainingSettings
 from unicloze.training import checkpoint as saving
+from unicloze.training import loop
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint, load_newest, save_checkpoint
 from unicloze.training.finite import first_non_finite
@@ -145,6 +146,24 @@ def test_a_diverging_run_exits_with_an_error_and_leaves_no_checkpoint(
     assert "the update of step 1 made" in capsys.readouterr().err
     assert list_checkpoints(out / "checkpoints") == []
     assert [event["event"] for event in read_ledger(out / "ledger.jsonl")] == ["start", "samples", "failed"]
+
+
+def test_a_run_that_diverged_continues_with_another_rate_in_the_same_folder(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    settings = {"training.warmup_steps": 0, "training.schedule": "constant", "training.steps": 2}
+    pretrained(corpus, out, **settings)
+    with pytest.raises(UsageError, match=r"holds a run with training\.learning_rate"):
+        pretrained(corpus, out, **settings | {"training.steps": 4, "training.learning_rate": 1e-4})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "clip_gradient", lambda *_: math.nan)
+        with pytest.raises(NonFiniteError, match=r"run the same command with a lower --training\.learning_rate"):
+            pretrained(corpus, out, **settings | {"training.steps": 4})
+    pretrained(corpus, out, **settings | {"training.steps": 4, "training.learning_rate": 1e-4})
+    starts = [event for event in read_ledger(out / "ledger.jsonl") if event["event"] == "start"]
+    assert [event["recipe"]["training"]["learning_rate"] for event in starts][-1] == 1e-4
+    assert list_checkpoints(out / "checkpoints")[-1].name == "step-00000004"
+    with pytest.raises(UsageError, match=r"holds a run with training\.learning_rate 0\.0001"):
+        pretrained(corpus, out, **settings | {"training.steps": 6, "training.learning_rate": 1e-5})
 
 
 def spoil_newest(out: Path, monkeypatch: pytest.MonkeyPatch, value: float = math.nan) -> Path:

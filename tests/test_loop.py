@@ -217,7 +217,7 @@ def test_a_run_ends_where_an_evaluation_says_it_is_enough() -> None:
 
 def test_handlers_of_signals_are_those_of_before_once_a_run_has_ended() -> None:
     settings = TrainingSettings(steps=1, warmup_steps=0)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     seen: list[Any] = []
     hooks = nothing(log=lambda *_: seen.append({number: signal.getsignal(number) for number in before}))
     fit(state_of(settings), steps_of(), settings, CPU, hooks)
@@ -230,6 +230,18 @@ def test_handlers_of_signals_are_those_of_before_once_a_run_has_ended() -> None:
 
     assert fit(state_of(settings), steps_of(), settings, CPU, nothing(log=interrupted)).signal == signal.SIGINT
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_closed_terminal_saves_and_stops_unless_nohup_ignores_it() -> None:
+    settings, saved = TrainingSettings(steps=3, warmup_steps=0), list[int]()
+    hooks = nothing(log=lambda *_: signal.raise_signal(signal.SIGHUP), save=lambda state: saved.append(state.step))
+    assert fit(state_of(settings), steps_of(), settings, CPU, hooks).signal == signal.SIGHUP and saved == [1]
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert fit(state_of(settings), steps_of(), settings, CPU, hooks).signal == 0 and saved == [1, 3]
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, former)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 100])

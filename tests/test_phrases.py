@@ -289,7 +289,7 @@ def test_a_run_finds_its_phrases_once(corpus: Path, tmp_path: Path) -> None:
     assert origin["phrases"] == "collocations"
     assert (out / "phrases" / "phrases.txt").read_text() == "post office\n"
     (out / "phrases" / "phrases.txt").write_text("for people only")
-    with pytest.warns(UserWarning, match="goes from 2 to 3"):
+    with pytest.warns(UserWarning, match="changes from 2 to 3"):
         pretrain_run(load_recipe("ernie-base", toy | {"training.steps": 3}), out, progress=False)
     assert (out / "phrases" / "phrases.txt").read_text() == "for people only"
     pretrain_run(load_recipe("ernie-base", toy | {"objective.mask_unit": "word"}), tmp_path / "words", progress=False)

@@ -30,7 +30,7 @@ def test_a_strangers_folder_is_left_alone(corpus: Path, tmp_path: Path) -> None:
     assert run(corpus, tmp_path / "out").train, "an empty folder is fine"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(UniclozeError, match="mine holds something that `prepare` did not write"):
+    with pytest.raises(UniclozeError, match="mine has files that `prepare` did not write"):
         run(corpus, tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
 
@@ -82,7 +82,7 @@ def test_a_file_that_changes_while_it_is_read(corpus: Path, tmp_path: Path, monk
         return train(*arguments)
 
     monkeypatch.setattr(Tokenizer, "train", grow)
-    with pytest.raises(UniclozeError, match=r"a\.jsonl changed while it was read"):
+    with pytest.raises(UniclozeError, match=r"a\.jsonl changed while it was being read"):
         run(corpus, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -97,7 +97,7 @@ def test_files_that_come_or_go_while_the_corpus_is_read(
         return train(*arguments)
 
     monkeypatch.setattr(Tokenizer, "train", remove)
-    with pytest.raises(UniclozeError, match="corpus changed while it was read"):
+    with pytest.raises(UniclozeError, match="corpus changed while it was being read"):
         run(corpus, tmp_path / "out")
 
 
@@ -111,7 +111,7 @@ def test_damage_is_named(corpus: Path, tmp_path: Path, damage: str) -> None:
 
 
 def test_a_folder_that_is_not_prepared(tmp_path: Path) -> None:
-    with pytest.raises(UniclozeError, match=r"is no prepared corpus, it has no lineage\.json"):
+    with pytest.raises(UniclozeError, match=r"is not a prepared corpus \(no lineage\.json\)"):
         Prepared.load(tmp_path)
 
 
@@ -129,7 +129,7 @@ def test_tokens_of_another_tokenizer_are_refused(corpus: Path, tmp_path: Path) -
 def test_texts_beside_tokens_are_not_left_out_unsaid(corpus: Path, tmp_path: Path) -> None:
     prepared = run(corpus, corpus / "earlier" / "data")
     tokenizer = TokenizerSettings(path=str(prepared.folder))
-    with pytest.raises(UsageError, match=r"holds tokens \(.*\.ds\) and texts \(.*\): give a folder of each"):
+    with pytest.raises(UsageError, match=r"holds tokens \(.*\.ds\) and texts \(.*\): use separate folders"):
         run(corpus, tmp_path / "out", tokenizer)
     with pytest.raises(
         UsageError, match=r"\*\*/\* holds tokens \(.*\.ds\) and texts \(.*\): .* a pattern that ends in \.ds"

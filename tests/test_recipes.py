@@ -147,6 +147,12 @@ def test_directory_is_no_recipe(tmp_path: Path) -> None:
             "training:\n  steps: 3\n  stepz: 4\n",
             "line 3: there is no setting 'training.stepz'; did you mean 'training.steps'?",
         ),
+        ("lr: 1\n", "line 1: there is no setting 'lr'; did you mean 'training.learning_rate'?"),
+        ("training:\n  lr: 1\n", "line 2: there is no setting 'training.lr'; did you mean 'training.learning_rate'?"),
+        (
+            "tokenizer:\n  kind: Wordpeice\n",
+            "line 2: tokenizer.kind is 'Wordpeice'; expected 'wordpiece' or 'bpe'; did you mean 'wordpiece'?",
+        ),
         ("trainig:\n  steps: 3\n", "line 1: there is no setting 'trainig'; did you mean 'training'?"),
         ("learning_rate: 1\n", "line 1: there is no setting 'learning_rate'; did you mean 'training.learning_rate'?"),
         ("model:\n  window: 8\n", "line 2: there is no setting 'model.window'; did you mean 'data.window'?"),

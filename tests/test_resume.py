@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -121,7 +123,7 @@ def test_killed_at_random_until_it_is_done(uninterrupted: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -> None:
     out = uninterrupted / f"signal-{number.name}"
     process = start(uninterrupted, out, "never", 0)
@@ -141,7 +143,8 @@ def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -
 
 
 @pytest.mark.slow
-def test_sigterm_before_training_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_training_is_one_sentence(tmp_path: Path, number: signal.Signals) -> None:
     corpus = write_corpus(tmp_path / "corpus", documents=20_000)
     command = [
         sys.executable,
@@ -157,9 +160,28 @@ def test_sigterm_before_training_is_one_sentence(tmp_path: Path) -> None:
     until = time.monotonic() + 60
     while time.monotonic() < until and not list(tmp_path.glob(".data.partial-*")):
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert b"Stopped by SIGTERM." in said
+    assert process.returncode == 128 + number
+    assert f"Stopped by {number.name}.".encode() in said
     assert b"Traceback" not in said
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_closed_saves_and_stops(tmp_path: Path) -> None:
+    corpus, out = write_corpus(tmp_path / "corpus"), tmp_path / "run"
+    words = ["pretrain", "--recipe", "unilmv2-base", "--toy", "--data.corpus", str(corpus), "--out", str(out)]
+    words += ["--training.steps", "100000", "--training.save_every", "0", "--training.log_every", "1"]
+    process, terminal = pty.fork()
+    if not process:
+        os.execv(sys.executable, [sys.executable, "-m", "unicloze", *words])
+    ledger, until = out / "ledger.jsonl", time.monotonic() + 60
+    while time.monotonic() < until and not (ledger.exists() and '"event": "step"' in ledger.read_text()):
+        if select.select([terminal], [], [], 0.01)[0]:
+            os.read(terminal, 2**16)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) in (128 + signal.SIGHUP, -signal.SIGHUP)
+    events = list(read_ledger(ledger))
+    assert (events[-1]["event"], events[-1]["signal"]) == ("stop", signal.SIGHUP)
+    assert list_checkpoints(out / "checkpoints")[-1].name == f"step-{events[-1]['step']:08d}"

@@ -41,7 +41,7 @@ class OutOfMemoryError(RuntimeError):
         (MemoryError(), 1, "not enough memory"),
         (OutOfMemoryError("CUDA out of memory.\nTried"), 1, "(CUDA out of memory. Tried)"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 5 bytes"), 1, "not enough memory"),
-        (PermissionError(errno.EACCES, "Permission denied", "runs/mine"), 1, "runs/mine: permission denied: give"),
+        (PermissionError(errno.EACCES, "Permission denied", "runs/mine"), 1, "runs/mine: permission denied: change"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "free some space"),
         (Exception("I/O error: No space left on device (os error 28)"), 1, "free some space"),
         (OSError(errno.EIO, "Input/output error", "disk"), 1, "disk: input/output error"),

@@ -9,10 +9,16 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
-from unicloze.errors import UsageError
+from unicloze import verbs
+from unicloze.comparison.compare import compare_recipes
+from unicloze.comparison.plan import Budget
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import write_file
 from unicloze.finetuning.part_file import PartFile
+from unicloze.finetuning.seeds import finetune_seeds
+from unicloze.recipes import load_recipe
 from unicloze.terminal import show
 from unicloze.training.checkpoint import save_checkpoint
 from unicloze.verbs.common import check_file
@@ -72,6 +78,19 @@ def test_modes_are_those_of_the_user_or_of_the_file_before(tmp_path: Path) -> No
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640 and (tmp_path / "new").read_text() == "y"
 
 
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_files_of_a_checkpoint_have_the_mode_of_any_new_file(tmp_path: Path, mask: int, mode: int) -> None:
+    former = os.umask(mask)
+    try:
+        folder = save_checkpoint(
+            tmp_path, step=1, model={"a": torch.zeros(2)}, optimizers=[], state={}, files=[], keep=1,
+            memories={"0.states": torch.zeros(1)},
+        )  # fmt: skip
+    finally:
+        os.umask(former)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {mode}
+
+
 def test_what_killed_saves_left_goes_with_the_next_one(tmp_path: Path) -> None:
     left = tmp_path / ".building-step-00000007"
     left.mkdir()
@@ -82,3 +101,52 @@ def test_what_killed_saves_left_goes_with_the_next_one(tmp_path: Path) -> None:
 def test_json_that_is_shown_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     show({"a": [float("nan"), 1.5], "b": (float("inf"), None)}, json=True)
     assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": [None, None]}
+
+
+def test_what_a_command_reads_is_not_replaced(tmp_path: Path) -> None:
+    """Nor is a file that holds something else than what would be written; an earlier result is."""
+    records, link = tmp_path / "records.jsonl", tmp_path / "link.jsonl"
+    records.write_text('{"text": "mine"}\n')
+    link.symlink_to(records)
+    with pytest.raises(UsageError, match=r"records\.jsonl is read by this command and would be replaced"):
+        check_file(link, records)
+    check_file(records, None, tmp_path / "missing", begins="{")
+    with pytest.raises(UsageError, match=r"records\.jsonl is read by this command"):
+        verbs.generate("no-model", file=records, out=records)
+    with pytest.raises(UsageError, match=r"records\.jsonl is read by this command"):
+        verbs.predict("no-model", file=records, out=records)
+    with pytest.raises(UsageError, match=r"records\.jsonl is read by this command"):
+        verbs.unanswerable(records, out=records)
+    records.write_text("Dear diary")
+    with pytest.raises(UsageError, match=r"records\.jsonl holds something else, which would be replaced"):
+        verbs.generate("no-model", text="x", out=records)
+    table = tmp_path / "thesis.tsv"
+    table.write_text("chapter\tpages\n")
+    with pytest.raises(UsageError, match=r"thesis\.tsv holds something else"):
+        verbs.predict("no-model", file=records, out=table)
+    assert (records.read_text(), table.read_text()) == ("Dear diary", "chapter\tpages\n")
+
+
+def test_a_report_replaces_reports_only(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("<html>my own</html>")
+    for run, out in ((tmp_path, None), (tmp_path / "run", page)):
+        with pytest.raises(UniclozeError, match=r"report\.html is no page of unicloze and would be replaced"):
+            verbs.report(run, out)
+    assert page.read_text() == "<html>my own</html>"
+
+
+@pytest.mark.parametrize("name", ["table.md", "index.html"])
+def test_a_comparison_leaves_pages_of_the_user_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UsageError, match=f"{name} was not written by a comparison and would be replaced"):
+        compare_recipes(["quickstart"], tmp_path, budget=Budget.parse("steps=1"), seeds=1)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_runs_of_several_seeds_leave_results_of_the_user_alone(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("mine")
+    recipe, place = load_recipe("classification"), tmp_path / "train.jsonl"
+    with pytest.raises(UsageError, match=r"holds results\.json, which no run of several seeds wrote"):
+        finetune_seeds(recipe, None, place, None, tmp_path, seeds=2)  # type: ignore[arg-type]
+    assert (tmp_path / "results.json").read_text() == "mine"

@@ -272,7 +272,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--tests", nargs="+", default=sorted(f"tests/{p.name}" for p in ROOT.glob("tests/test_*.py")))
+    parser.add_argument(
+        "--tests", nargs="+", default=sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("tests/**/test_*.py"))
+    )
     parser.add_argument("--budget", type=float, default=300)
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -35,9 +35,23 @@ def replace_file(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def as_umask_says(file: Path) -> None:
+    """Give a file the mode of any new one, where a library keeps it from others."""
+    mask = os.umask(0)
+    os.umask(mask)
+    file.chmod(0o666 & ~mask)
+
+
 def real_place(path: Path) -> Path:
     """The target of a symbolic link, or the path itself."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def begins_with(file: Path, *begins: str) -> bool:
+    """Whether a file begins in one of these ways, white space aside, or is empty."""
+    with file.open("rb") as opened:
+        found = opened.read(4096).lstrip()
+    return not found or found.startswith(tuple(begin.encode() for begin in begins))
 
 
 def write_file(path: Path, text: str, what: str = "it", cure: str = "run the same command again") -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import math
 import os
 import re
 import shutil
+import signal
+import stat
 import sys
 import textwrap
 import traceback
@@ -24,9 +27,20 @@ BUG = 70
 """Exit code of an internal error (EX_SOFTWARE)."""
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""What a name out of a file must not do to a terminal."""
+
+
 def say(kind: str, sentence: str) -> None:
     """Print one line to stderr."""
-    print(f"unicloze: {kind}: {sentence}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal is closed
+        print(f"unicloze: {kind}: {_CONTROL.sub(lambda found: repr(found[0])[1:-1], sentence)}", file=sys.stderr)
+
+
+def spell_all() -> None:
+    """Let stdout spell what its encoding lacks as escapes, instead of failing."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def show(result: Any, *, json: bool) -> None:
@@ -38,17 +52,23 @@ def show(result: Any, *, json: bool) -> None:
         return
     for note in getattr(result, "notes", ()):
         say("note", note)
-    if isinstance(result, Iterator):
-        for piece in result:
-            print(piece, end="", flush=True)
-        print()
-    else:
-        print(_as_json(result) if json else result)
+    try:
+        if isinstance(result, Iterator):
+            for piece in result:
+                print(piece, end="", flush=True)
+            print()
+        else:
+            print(_as_json(result) if json else result, flush=True)
+    except OSError as error:
+        if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(sys.stdout.fileno()).st_mode):
+            raise
+        give_up_stdout()  # the terminal was closed
 
 
 def _as_json(result: Any) -> str:
     data = result.to_dict() if isinstance(result, Result) else result
-    return dumps(_finite(data), ensure_ascii=False, allow_nan=False, default=str)
+    ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
+    return dumps(_finite(data), ensure_ascii=ascii_only, allow_nan=False, default=str)
 
 
 def _finite(data: Any) -> Any:
@@ -109,7 +129,15 @@ def _spelled(value: Any) -> str:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived while no training was running."""
+    """SIGTERM arrived, or SIGHUP because a terminal was closed, while no training was running.
+
+    Args:
+        number: The signal.
+    """
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def explain(error: BaseException) -> tuple[str, int]:
@@ -119,7 +147,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, UniclozeError):
         return str(error), error.exit_code
     if isinstance(error, Terminated):
-        return "Stopped by SIGTERM.", 143
+        return f"Stopped by {signal.Signals(error.number).name}.", 128 + error.number
     if isinstance(error, KeyboardInterrupt):
         return "Stopped by Ctrl-C.", 130
     if isinstance(error, BrokenPipeError):

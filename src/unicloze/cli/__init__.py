@@ -36,8 +36,8 @@ MOVED = {
 """What `evaluate` once did with these options, and what does it now."""
 
 
-def _terminate(_number: int, _frame: object) -> None:
-    raise terminal.Terminated
+def _terminate(number: int, _frame: object) -> None:
+    raise terminal.Terminated(number)
 
 
 def _let_go(error: BaseException) -> None:
@@ -62,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     with contextlib.suppress(ValueError):  # signals reach the main thread only
         signal.signal(signal.SIGTERM, _terminate)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+            signal.signal(signal.SIGHUP, _terminate)
+    terminal.spell_all()
     try:
         with terminal.warnings_in_one_line():
             code = _run(words)
@@ -84,6 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    if strange := next((word for word in words if "\0" in word), None):
+        raise UsageError(
+            f"{strange.replace(chr(0), '[NUL]')!r} holds a NUL character, which no name can: give another."
+        )
     words = _register_plugins(words)
     first = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
     program = _program_parser()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import difflib
 import functools
 import inspect
 import re
@@ -37,7 +38,19 @@ class Parser(argparse.ArgumentParser):
         """Raise what argparse found wrong."""
         message = message.replace("argument ", "option ", 1) if message.startswith("argument ") else message
         place = self.prog.removeprefix("unicloze").lstrip()
-        raise UsageError(f"{place}{': ' if place else ''}{message}; `{self.prog} --help` shows how.")
+        raise UsageError(
+            f"{place}{': ' if place else ''}{message}{' ' if message.endswith('?') else '; '}`{self.prog} --help` shows how."
+        )
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Say which of the values is most likely meant, too."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            near = difflib.get_close_matches(str(value).lower(), map(str, action.choices or ()), n=1)
+            if near:
+                error.message += f"; did you mean '{near[0]}'?"
+            raise
 
     def require_nothing(self) -> None:
         """Accept that options are missing, where nothing is done but to explain."""

@@ -30,6 +30,8 @@ from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.run import build_sampler
 
+PAGES = "table.md", "index.html"
+
 OF_THE_TEXT = ("corpus", "text_field", "weights", "heldout_share", "deduplicate")
 """Settings of `data` that decide what the text of a comparison is."""
 
@@ -74,6 +76,7 @@ def compare_recipes(
         "recipes": [recipe.to_dict() for recipe in recipes],
         "budget": str(budget),
     }
+    _refuse_foreign(out)
     out.mkdir(parents=True, exist_ok=True)
     prepared, window = _prepare(recipes, out, progress)
     for recipe in recipes:
@@ -204,6 +207,17 @@ def _plan(
     ]
     write_file(path, json.dumps({**wanted, "plan": entries}, indent=1))
     return planned
+
+
+def _refuse_foreign(out: Path) -> None:
+    """Refuse a folder that has files of our names but no comparison.
+
+    Raises:
+        UsageError: There is one.
+    """
+    foreign = next((name for name in PAGES if (out / name).exists()), None)
+    if foreign is not None and not (out / PLAN).is_file():
+        raise UsageError(f"{out / foreign} was not written by a comparison and would be replaced: give another --out.")
 
 
 def _note_probes(probes: Sequence[FittedProbe], path: Path, say: Callable[[str], None]) -> None:

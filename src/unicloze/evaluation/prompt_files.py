@@ -18,13 +18,14 @@ from typing import Any
 
 import yaml
 
+from unicloze.bounded import read_bytes
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.choices import NORMALISERS, Normaliser
 from unicloze.recipes.entries import typed
 from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings, TaskSettings
 from unicloze.tasks.choice import choice_of
-from unicloze.yaml_loader import Loader
+from unicloze.yaml_loader import LARGEST_FILE, Loader
 
 LABEL = "label"
 """The blank in a template, and the role of the right answer."""
@@ -169,7 +170,7 @@ def read_prompt(path: Path) -> Prompt:
     if not path.is_file():
         raise UniclozeError(f"There is no prompt file {path}: name one in YAML or JSON.")
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader)
+        values = yaml.load(read_bytes(path, LARGEST_FILE).decode(), Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         where = f"{path}:{mark.line + 1}" if mark else str(path)

@@ -117,6 +117,9 @@ PREDICTION_FORMATS: Mapping[str, Callable[[Sequence[Prediction]], str]] = {
 }
 """How predictions are written."""
 
+BEGINNINGS: Mapping[str, Sequence[str]] = {"jsonl": ("{",), "json": ("{", "["), "glue": ("index\t",)}
+"""How files of these formats begin."""
+
 ENDINGS: Mapping[str, str] = {".jsonl": "jsonl", ".json": "json", ".tsv": "glue"}
 """The format that a file's name tells."""
 

@@ -17,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 from unicloze.digest import digest
+from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
@@ -50,7 +51,7 @@ from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
 from unicloze.records import read_records
-from unicloze.run_files import BEST, CHECKPOINTS, DEV_PREDICTIONS, DEV_SAMPLES, RECIPE
+from unicloze.run_files import BEST, CHECKPOINTS, DEV_PREDICTIONS, DEV_SAMPLES, LEDGER, RECIPE
 from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS
 from unicloze.tasks.extraction import ExtractionSettings
@@ -61,6 +62,7 @@ from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import MicroBatch
 from unicloze.training.changes import refuse_changes
 from unicloze.training.checkpoint import (
+    MALFORMED,
     Checkpoint,
     checkpoint_name,
     list_checkpoints,
@@ -265,8 +267,7 @@ class _Run(RunProcess):
             steps = finetuning_steps(
                 self.train_data, self.recipe, self.tokenizer.vocabulary, self.compute.device.type, self.state.step
             )
-            settings = dataclasses.replace(training, save_every=0)  # each evaluation saves
-            self.learn(steps, settings, self._evaluate, self._save, _describe)
+            self.learn(steps, training, self._evaluate, self._save, _describe)
         stopped = self.signal if self.state.step < training.steps and not self._is_enough() else 0
         if stopped:
             self.write_stop()
@@ -287,13 +288,16 @@ class _Run(RunProcess):
     def _resume(self, checkpoint: Checkpoint) -> tuple[bool, bool]:
         """Take over a checkpoint; returns whether all has been learned, and whether the ledger says so."""
         self.take_over(checkpoint)
-        events = [event for event in self.former_events() if event.get("step", 0) <= self.state.step]
-        evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
-        for step in sorted(evaluations):
-            self._compare_with_best(evaluations[step]["headline"], step)
-        if self.best is not None:
-            said = evaluations[self.best[1]]["results"]
-            self.scores = {name: MetricResult(**values) for name, values in said.items()}
+        try:
+            events = [event for event in self.former_events() if event.get("step", 0) <= self.state.step]
+            evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
+            for step in sorted(evaluations):
+                self._compare_with_best(evaluations[step]["headline"], step)
+            if self.best is not None:
+                said = evaluations[self.best[1]]["results"]
+                self.scores = {name: MetricResult(**values) for name, values in said.items()}
+        except MALFORMED as error:
+            raise UniclozeError(f"{self.out / LEDGER} is damaged ({error}): start again in another --out") from error
         self._drop_other_bests()
         self._show_best()
         step, training = self.state.step, self.recipe.training
@@ -391,8 +395,9 @@ class _Run(RunProcess):
             if kept.is_file():  # older versions have no such file
                 replace_file(self.out / name, kept.read_text(encoding="utf-8"))
 
-    def _save(self, _state: TrainState) -> None:
-        self.save(self._facts(), keep=1)
+    def _save(self, state: TrainState) -> None:
+        if not (self.out / CHECKPOINTS / checkpoint_name(state.step)).is_dir():  # an evaluation saves, too
+            self.save(self._facts(), keep=1)
 
     def _facts(self) -> dict[str, Any]:
         return {"origin": self.origin, "segments": self.segments}

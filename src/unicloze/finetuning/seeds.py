@@ -175,6 +175,8 @@ def _refuse_others(out: Path, first: int, seeds: int) -> None:
         what = f"{len(there)} run{'s' * (len(there) > 1)} of --seeds, in folders seed-N"
     elif seeds > 1 and (out / RECIPE).is_file():
         what = "a run without --seeds"
+    elif seeds > 1 and not there and (out / RESULTS).exists():
+        what = f"{RESULTS}, which no run of several seeds wrote"
     elif others:
         what = f"the run of seed {others[0]}, which is none of this command's {seeds} from {first} on"
     else:

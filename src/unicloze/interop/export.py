@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import as_umask_says
 from unicloze.interop.card import model_card
 from unicloze.interop.check import LARGEST_DIFFERENCE, compare
 from unicloze.interop.config import read_json
@@ -129,7 +130,7 @@ def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str
         )
         (building / "README.md").write_text(card, encoding="utf-8")
         for file in building.glob("*.safetensors"):
-            file.chmod(0o644)  # safetensors makes it private
+            as_umask_says(file)
         content = {"schema": SCHEMA, "version": __version__, "to": export.to, "architecture": export.architecture,
                    "step": loaded.step, "differences": differences, "said": export.said,
                    "files": sorted({MARK, *_files(building)})}  # fmt: skip

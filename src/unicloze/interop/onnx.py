@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,12 +74,24 @@ def _export(module: Encoder | Step, file: Path) -> Path:
                 if given.shape is not None
             }
         )
+        _forget_origin(program.model)
         program.save(part, external_data=False)
         compare(module, _Runner(module, part), str(file))
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)
     return file
+
+
+def _forget_origin(model: Any) -> None:
+    """Drop what the exporter notes of each node: stack traces with the paths of this machine."""
+    for graph in (model.graph, *model.functions.values()):
+        graph.metadata_props.clear()
+        for node in graph.all_nodes():
+            node.metadata_props.clear()
+            node.doc_string = None
+            for output in node.outputs:
+                output.metadata_props.clear()
 
 
 class _Runner:

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from unicloze.bounded import leads_out
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.config import read_json
 
@@ -72,15 +73,15 @@ def inside(folder: Path, name: str) -> Path | None:
     Raises:
         UniclozeError: It is a link to elsewhere, or not a regular file.
     """
-    path, home = folder / name, folder.resolve()
+    path = folder / name
     if not path.exists():
         if path.is_symlink():
             raise UniclozeError(f"{path} is a link to a file that is not there: download the checkpoint again")
         return None
-    real = path.resolve()
-    cached = home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
-    if not (real.is_relative_to(home) or cached):
-        raise UniclozeError(f"{path} is a link out of its folder, to {real}: replace the link with a copy of the file")
+    if leads_out(path, folder):
+        raise UniclozeError(
+            f"{path} is a link out of its folder, to {path.resolve()}: copy the file to where the link is"
+        )
     if not path.is_file():
         raise UniclozeError(f"{path} is not a regular file: download the checkpoint again")
     return path

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from unicloze.bounded import read_bytes
 from unicloze.errors import UsageError, option_of
 from unicloze.files import write_file
 from unicloze.recipes.dumps import SCHEMA, without_foreign
@@ -23,7 +24,7 @@ from unicloze.recipes.entries import kind_of, named, parsed, typed_mixture, type
 from unicloze.recipes.schema import KEYS, SECTIONS, VARIED, Setting, flatten, keys_of, parse_options
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe
-from unicloze.yaml_loader import Loader
+from unicloze.yaml_loader import LARGEST_FILE, Loader
 
 __all__ = [
     "given_beside",
@@ -232,7 +233,7 @@ def _check_names(values: Mapping[str, Any], origin: Callable[[str], str]) -> Non
 def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The values of a YAML file, and the line of each dotted key."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, LARGEST_FILE).decode()
         loader = Loader(text)
         root = loader.get_single_node()
         lines: dict[str, int] = {}

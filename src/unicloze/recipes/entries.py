@@ -21,6 +21,7 @@ from unicloze.recipes.schema import (
     find_key,
     flatten,
     foreign_key,
+    guess,
     keys_of,
     listed,
     parser_of,
@@ -213,5 +214,6 @@ def _key(key: str, kinds: Mapping[str, Any]) -> Key:
 
 
 def _wrong_type(key: str, setting: Setting, kinds: Mapping[str, Any]) -> UsageError:
-    kind = expected(_key(key, kinds).type)
-    return UsageError(f"{setting.origin}: {key} is {setting.value!r}; expected {kind}{NOTES.get(key, '')}.")
+    kind = _key(key, kinds).type
+    end = NOTES.get(key, "") + guess(kind, setting.value)
+    return UsageError(f"{setting.origin}: {key} is {setting.value!r}; expected {expected(kind)}{end}")

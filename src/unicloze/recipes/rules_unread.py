@@ -124,7 +124,6 @@ DECIDED_IN_A_TASK: Mapping[str, str] = {
     "training.warmup_steps": "give finetuning.warmup_share",
     "training.evaluate_every": "give finetuning.evaluations, how many an epoch has",
     "training.evaluate_windows": "give task.evaluate_records, how many records are measured",
-    "training.save_every": "each evaluation saves; give finetuning.evaluations, how many an epoch has",
     "training.keep_checkpoints": "the newest checkpoint is kept, and the best one",
     "training.compile": "its rows differ in length, and a model that is compiled anew for each is slower",
     "training.phases": "they change the objective or the windows of pre-training",

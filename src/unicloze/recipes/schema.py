@@ -234,8 +234,17 @@ def unknown_key(key: str, origin: str) -> UsageError:
     return UsageError(f"{origin}: there is no setting '{key}'; {cure}")
 
 
+_SHORT = {
+    "lr": "training.learning_rate", "bs": "training.batch_size", "wd": "training.weight_decay",
+    "max_steps": "training.steps", "max_length": "data.window", "hidden": "model.hidden_size", "layers": "model.num_layers",
+}  # fmt: skip
+"""What others call settings."""
+
+
 def _nearest(key: str) -> str | None:
     section, _, name = key.rpartition(".")
+    if name in _SHORT and section in ("", _SHORT[name].partition(".")[0]):
+        return _SHORT[name]
     keys = [*every_key()]
     candidates = keys if section else [*keys, *SECTIONS]
     whole = difflib.get_close_matches(key, candidates, n=1, cutoff=0.75)
@@ -244,6 +253,25 @@ def _nearest(key: str) -> str | None:
     by_name = {known.rpartition(".")[2]: known for known in reversed(keys)}
     elsewhere = [by_name[near] for near in difflib.get_close_matches(name, by_name, n=1, cutoff=0.75)]
     return next(iter([*elsewhere, *whole]), None)
+
+
+def guess(hint: Any, value: Any) -> str:
+    """The value of a type that is most likely meant, as the end of a sentence; a full stop if none is."""
+    known = [name for name in _choices(hint) if isinstance(name, str)]
+    for part in value if isinstance(value, list | tuple) else [value]:
+        near = (
+            difflib.get_close_matches(part.lower(), known, n=1) if isinstance(part, str) and part not in known else []
+        )
+        if near:
+            return f"; did you mean '{near[0]}'?"
+    return "."
+
+
+def _choices(hint: Any) -> list[Any]:
+    arguments = get_args(hint)
+    if get_origin(hint) is Literal:
+        return list(arguments)
+    return [choice for argument in arguments for choice in _choices(argument)]
 
 
 def expected(hint: Any) -> str:

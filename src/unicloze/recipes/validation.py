@@ -155,6 +155,15 @@ def _problems_of_phases(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+_MOST = {
+    "tokenizer.vocab_size": 2**22, "tokenizer.extra_tokens": 2**16, "data.window": 2**18, "training.batch_size": 2**20,
+    "training.steps": 2**40, "training.evaluate_windows": 2**24, "model.num_layers": 2**10, "model.hidden_size": 2**17,
+    "model.num_heads": 2**12, "model.intermediate_size": 2**19, "model.embedding_size": 2**17, "model.max_positions": 2**18,
+    "model.memory": 2**18, "decoding.beams": 2**10, "decoding.batch_size": 2**16, "decoding.max_length": 2**18,
+}  # fmt: skip
+"""What no model here comes near; larger values take a machine down before anything else is said."""
+
+
 def _has(recipe: Recipe, key: str) -> bool:
     """Whether a recipe has a setting: of another objective it may not."""
     section, _, name = key.rpartition(".")
@@ -186,6 +195,12 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         yield "data.weights", f"give one weight for each of the {len(data.corpus)} sources of data.corpus"
     if data.weights is not None and not all(0 < weight < math.inf for weight in data.weights):
         yield "data.weights", "every weight must be above 0; take the source out of data.corpus instead"
+    if data.weights is not None and max(data.weights, default=0) > 1e6:
+        yield "data.weights", "a weight is how often an epoch passes over a source, at most 1,000,000 times"
+    for key, most in _MOST.items():
+        value = _value(recipe, key)
+        if value is not None and value != "auto" and value > most:
+            yield key, f"it must be at most {most:,}"
     if not data.text_field:
         yield "data.text_field", "name the field that holds the text"
     shortest = 1 + 2 * data.segments

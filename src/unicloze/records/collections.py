@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from unicloze.bounded import LARGEST_FILE
 from unicloze.errors import UniclozeError
 from unicloze.records.plain_files import read_text
 from unicloze.settings import PYTHON_DOCS
@@ -58,6 +59,8 @@ def dstc7(path: Path) -> Lines:
             for member in archive:
                 name = Path(member.name).name
                 if name in _DSTC7_TABLES and (file := archive.extractfile(member)) is not None:
+                    if member.size > LARGEST_FILE:
+                        raise UniclozeError(f"{path}: {name} is larger than {LARGEST_FILE:,} bytes")
                     tables[name] = file.read().decode("utf-8").splitlines()
     except (tarfile.TarError, UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
         raise UniclozeError(f"{path}: this is no archive of DSTC7's human evaluation ({error})") from error

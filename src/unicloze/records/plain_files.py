@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from unicloze.bounded import read_bytes
 from unicloze.errors import UniclozeError
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
@@ -30,8 +31,7 @@ def read_text(path: Path) -> str:
     if not path.is_file():
         raise UniclozeError(f"There is no file {path}: name one.")
     try:
-        raw = path.read_bytes()
-        content = gzip.decompress(raw) if path.name.endswith(".gz") else raw
+        content = read_bytes(path)
     except PermissionError as error:
         raise UniclozeError(f"{path} may not be read: give yourself the permission to.") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

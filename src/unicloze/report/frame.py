@@ -5,11 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
+from pathlib import Path
+
+from unicloze.errors import UniclozeError
+from unicloze.files import begins_with
 
 Style = tuple[str, str]
 """A package and the name of a style sheet in it."""
 
 PAGE_STYLE: Style = ("unicloze.report", "page.css")
+
+
+_BEGIN = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+"""
+
+
+def check_page(page: Path) -> None:
+    """Refuse to replace a file that is no page of ours.
+
+    Raises:
+        UniclozeError: There is one.
+    """
+    if page.is_file() and not begins_with(page, _BEGIN):
+        raise UniclozeError(
+            f"{page} is no page of unicloze and would be replaced: move it away, or give another --out."
+        )
 
 
 def frame(
@@ -41,12 +65,7 @@ def frame(
         resources.files(package).joinpath(sheet).read_text("utf-8") for package, sheet in (PAGE_STYLE, *styles)
     )
     body = "\n".join(f"<section><h2>{title}</h2>\n{content}</section>" for title, content in sections)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(window_title)}</title>
+    return f"""{_BEGIN}<title>{escape(window_title)}</title>
 <style>
 {style}</style>
 </head>

@@ -170,7 +170,7 @@ def number(value: Any) -> float | None:
     """A number of the ledger, None for what is none."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         return None
-    return float(value)
+    return float(value) if isinstance(value, float) or abs(value) < 2**63 else None
 
 
 def mapping(value: Any) -> Event:

@@ -28,7 +28,7 @@ from unicloze.report.blocks import (
 from unicloze.report.curves import Line, line_chart, short
 from unicloze.report.fed import Fed
 from unicloze.report.filled import filled_samples
-from unicloze.report.frame import frame
+from unicloze.report.frame import check_page, frame
 from unicloze.report.history import History, mapping, number
 from unicloze.report.lineage_table import count, lineage_table
 from unicloze.report.seeds_page import seed_folders, seeds_page
@@ -50,13 +50,16 @@ def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None
         The file.
 
     Raises:
-        UniclozeError: The directory is no run, or the page cannot be written.
+        UniclozeError: The directory is no run, or the page cannot be written or would replace something else.
     """
     folder = Path(run)
     page = Path(out) if out is not None else folder / REPORT
+    check_page(page)
     seeds = [] if (folder / LEDGER).is_file() else seed_folders(folder)
     if seeds:
         runs = [TaskRun.read(seed) for seed in seeds]
+        for one in runs:
+            check_page(one.history.run / REPORT)
         for one in runs:
             _write(one.history.run / REPORT, task_page(one))
         _write(page, seeds_page(folder, runs, page.parent))

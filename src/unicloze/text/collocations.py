@@ -152,7 +152,8 @@ class _Text:
                 if not len(chosen) or (part - 1) % self._every:
                     continue
                 bounds = zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True)
-                token_ids = np.concatenate([shard.tokens[start:end] for start, end in bounds])
+                tokens = shard.read(starts[chosen], ends[chosen])
+                token_ids = np.concatenate([tokens[start:end] for start, end in bounds])
                 rows = np.repeat(chosen, ends[chosen] - starts[chosen])
                 words = Words.of(token_ids, rows, self._is_text[token_ids], self._vocabulary)
                 letters = np.logical_or.reduceat(self._has_letter[token_ids], words.starts)

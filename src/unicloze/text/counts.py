@@ -64,7 +64,8 @@ def _stretch(shard: TokenShard, start: int) -> tuple[Ints, Flags]:
     stop = min(start + STRETCH, int(ends[-1]))
     document = np.searchsorted(ends, np.arange(start, stop), side="right")
     shift = shard.starts - (ends - (shard.ends - shard.starts))
-    tokens: Ints = shard.tokens[np.arange(start, stop) + shift[document]].astype(np.int64)
+    places = np.arange(start, stop) + shift[document]
+    tokens: Ints = shard.read(places, places + 1)[places].astype(np.int64)
     begins: Flags = np.diff(document, prepend=-1) != 0
     return tokens, begins
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from unicloze.bounded import misfit, parse_json
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError
 from unicloze.run_files import LINEAGE
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import python_docs
 from unicloze.text.dataset_source import DatasetSource, is_dataset
+from unicloze.text.digests import SEAL, seal
 from unicloze.text.readers import find_files
 from unicloze.text.tokenised import find_shards
 from unicloze.text.tokenizers import Tokenizer
@@ -24,6 +25,24 @@ SCHEMA = 1
 """Schema version of `lineage.json`."""
 CODE = 4
 """Version of the rules that turn text into shards; part of the fingerprint."""
+
+_COUNTS = {"documents": int, "tokens": int, "bytes": (int, type(None))}
+_SHAPE = {
+    "fingerprint": str,
+    "settings": {"code": int},
+    "tokenizer": {"fingerprint": str, "vocab_size": int},
+    "digests?": str,
+    "sources": [
+        {
+            "name": str,
+            "corpus": str,
+            "files": [{"path": str, "size": int, "mtime_ns": int, "hash": str, "read_as?": str}],
+            "train": _COUNTS,
+            "heldout": _COUNTS,
+            "shards?": [str],
+        }
+    ],
+}
 
 
 def describe_settings(data: DataSettings, tokenizer: TokenizerSettings, seed: int) -> dict[str, Any]:
@@ -97,12 +116,18 @@ def read_lineage(folder: Path) -> dict[str, Any]:
             f"{folder} is not a prepared corpus (no lineage.json): give another folder or run `prepare`."
         )
     try:
-        lineage = json.loads(path.read_text(encoding="utf-8"))
+        lineage = parse_json(path.read_bytes())
     except ValueError as error:
         raise UniclozeError(f"{path} is damaged ({error}): remove the folder and prepare again.") from error
-    parts = {"fingerprint", "settings", "tokenizer", "sources"}
-    if not isinstance(lineage, dict) or lineage.get("schema") != SCHEMA or not parts <= lineage.keys():
+    if not isinstance(lineage, dict) or lineage.get("schema") != SCHEMA:
         raise UniclozeError(f"{path} does not have schema {SCHEMA}: remove the folder and prepare again.")
+    wrong = misfit(lineage, _SHAPE)
+    if wrong is None and any("/" in source["name"] for source in lineage["sources"]):
+        wrong = "sources"
+    if wrong is not None:
+        raise UniclozeError(f"{path} is damaged at {wrong.lstrip('.')}: remove the folder and prepare again.")
+    if SEAL in lineage and lineage[SEAL] != seal(lineage):
+        raise UniclozeError(f"{path} is damaged (its seal does not fit it): remove the folder and prepare again.")
     return cast(dict[str, Any], lineage)
 
 
@@ -143,16 +168,19 @@ def _looks_like(before: Mapping[str, Any], now: tuple[str, Path | None, str]) ->
     return bool(before["size"] == file.stat().st_size and before.get("read_as", read_as) == read_as)
 
 
-def check_lineage(folder: Path, data: DataSettings, settings: dict[str, Any], *, cure: str | None = None) -> None:
+def check_lineage(
+    folder: Path, data: DataSettings, settings: dict[str, Any], *, cure: str | None = None, verify: bool = False
+) -> None:
     """Check that a prepared folder was made from this corpus with these settings.
 
-    A file is hashed again only if its size or modification time differs.
+    Unless `verify` is set, a file is hashed again only if its size or modification time differs.
 
     Args:
         folder: The prepared folder.
         data: Settings that name the corpus.
         settings: As returned by `describe_settings`.
         cure: Advice in the error message; default: prepare elsewhere or remove the folder.
+        verify: Hash every file again.
 
     Raises:
         UniclozeError: They differ; the message holds both fingerprints and the differences.
@@ -168,7 +196,7 @@ def check_lineage(folder: Path, data: DataSettings, settings: dict[str, Any], *,
         known = {file["path"]: file for file in recorded}
         for path, file, read_as in _current_files(corpus):
             before = known.pop(path, None)
-            if before and _unchanged(before, file):
+            if before and (file is None or not verify) and _unchanged(before, file):
                 files.append(before)
                 continue
             files.append({"hash": path if file is None else file_hash(file), "read_as": read_as})

@@ -8,6 +8,7 @@ FOLDER/phrases.json        their origin; written last
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
+from unicloze.bounded import read_bytes
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import replace_file
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
@@ -27,6 +29,7 @@ FACTS = "phrases.json"
 SCHEMA = 1
 """Schema version of a phrase table."""
 
+_ARRAYS = "phrases.npy", "phrases.ends.npy"
 _PIECE_FACTOR, _WORD_FACTOR = int(keyed.GOLDEN), 0xD6E8FEB86659FD93
 _SIEVE_BITS = 20
 MOST_WORDS = 64
@@ -168,7 +171,14 @@ class PhraseTable:
         np.save(folder / "phrases.ends.npy", ends, allow_pickle=False)
         texts = "".join(f"{tokenizer.decode(phrase).strip()}\n" for phrase in self.phrases)
         (folder / "phrases.txt").write_text(texts, encoding="utf-8")
-        content = {"schema": SCHEMA, "origin": dict(origin), "phrases": len(self.phrases), "tokens": len(flat)}
+        sums = {name: _sha256(folder / name) for name in _ARRAYS}
+        content = {
+            "schema": SCHEMA,
+            "origin": dict(origin),
+            "phrases": len(self.phrases),
+            "tokens": len(flat),
+            "sha256": sums,
+        }
         replace_file(folder / FACTS, json.dumps(content, indent=1) + "\n")
 
     @classmethod
@@ -187,11 +197,18 @@ class PhraseTable:
             raise UniclozeError(f"the phrase table in {folder} is damaged ({error}): {cure}") from error
         if content.get("schema") != SCHEMA or [len(ends), len(flat)] != [content["phrases"], content["tokens"]]:
             raise UniclozeError(f"the phrase table in {folder} is damaged or does not have schema {SCHEMA}: {cure}")
+        for name, expected in content.get("sha256", {}).items():  # older versions wrote none
+            if name not in _ARRAYS or _sha256(folder / name) != expected:
+                raise UniclozeError(f"{folder / name} is damaged (its SHA-256 is not the one in phrases.json): {cure}")
         if content["origin"] != dict(origin):
             raise UniclozeError(
                 f"the phrase table in {folder} is from {content['origin']}, but the run needs {dict(origin)}: {cure}"
             )
         return cls(np.split(flat, ends[:-1]) if len(ends) else [], vocabulary)
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def given_phrases(path: Path, tokenizer: Tokenizer) -> PhraseTable:
@@ -201,7 +218,7 @@ def given_phrases(path: Path, tokenizer: Tokenizer) -> PhraseTable:
         UsageError: The file is missing or has no phrase of several words that the tokenizer can spell.
     """
     try:
-        content = path.read_text(encoding="utf-8-sig")
+        content = read_bytes(path).decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"data.phrases: {path} cannot be read ({error.strerror}): give a text file.") from error
     except UnicodeDecodeError as error:

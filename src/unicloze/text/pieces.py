@@ -110,7 +110,8 @@ class _Documents:
         return self.shard.ends - self.shard.starts
 
     def take(self, runs: Ints, starts: Ints, count: int) -> npt.NDArray[np.integer]:
-        tokens, begins = self.shard.tokens, self.shard.starts[runs] + starts
+        begins = self.shard.starts[runs] + starts
+        tokens = self.shard.read(begins, begins + count)
         if len(tokens) >= count and int(begins.max()) <= len(tokens) - count:
             return cast(Tokens, np.lib.stride_tricks.sliding_window_view(tokens, count)[begins])
         return cast(Tokens, tokens[np.minimum(begins[:, None] + np.arange(count), len(tokens) - 1)])
@@ -145,8 +146,9 @@ class _Joined:
         document_starts = np.where(document > 0, self._ends[document - 1] + 1, 0)
         begins = np.maximum(document_starts + shift, row * count)
         sizes = np.diff(begins, append=rows * count)
-        index = np.arange(rows * count) + np.repeat(self._starts[document] - document_starts - shift, sizes)
-        tokens = self.shard.tokens
+        shifts = self._starts[document] - document_starts - shift
+        index = np.arange(rows * count) + np.repeat(shifts, sizes)
+        tokens = self.shard.read(begins + shifts, begins + shifts + sizes)
         block = np.asarray(tokens[np.minimum(index, len(tokens) - 1)])
         separators = self._ends[document] + shift
         block[separators[separators < (row + 1) * count]] = self._separator

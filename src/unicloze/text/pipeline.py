@@ -24,9 +24,10 @@ from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
 from unicloze.text.cutting import last_visible, pieces_of, tail_start, visible
 from unicloze.text.dataset_source import DatasetSource, is_dataset
+from unicloze.text.digests import SEAL, Digests, seal
 from unicloze.text.python_docs import write_python_docs
 from unicloze.text.readers import SUFFIXES, Document, Tally, files_at, find_files, other_files, read_file
-from unicloze.text.shards import ShardWriter, TokenShard
+from unicloze.text.shards import ShardWriter, TokenShard, files_beside
 from unicloze.text.split import CUT, HELDOUT, TRAIN, Spelling, Split, text_hash, tokens_hash
 from unicloze.text.tokenizers import Tokenizer
 
@@ -135,6 +136,9 @@ class Preparation:
             if not entry["train"]["tokens"]:
                 reason = "earlier sources hold the same documents" if entry["duplicates"] else "it holds no tokens"
                 warnings.warn(f"{entry['corpus']} has no training text: {reason}", stacklevel=2)
+        shards = [Path(shard) for entry in self.tokenised for shard in entry["shards"]]
+        content["digests"] = Digests.make(self.folder, (file for s in shards for file in (s, *files_beside(s))))
+        content[SEAL] = seal(content)
         (self.folder / LINEAGE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def bar(self, what: str, total: int | None) -> tqdm[Any]:

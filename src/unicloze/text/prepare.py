@@ -2,6 +2,7 @@
 
     FOLDER/tokenizer.json, tokenizer_config.json
     FOLDER/train/SOURCE.ds ...    FOLDER/heldout/SOURCE.ds ...
+    FOLDER/digests.json           SHA-256 of each block of these files
     FOLDER/lineage.json           what the folder was made from, with its fingerprint
 
 The folder is created atomically: it is written under a temporary name and renamed. An existing folder is reused only if
@@ -19,9 +20,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.run_files import LINEAGE, TOKENIZER
+from unicloze.run_files import LINEAGE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
+from unicloze.text.digests import Digests
 from unicloze.text.pipeline import Preparation
 from unicloze.text.shards import TokenShard, TokenSource
 from unicloze.text.tokenizers import Tokenizer
@@ -77,14 +79,23 @@ class Prepared:
         return f"{self.folder}: {', '.join(counts)}, vocabulary {len(self.tokenizer):,}"
 
     @classmethod
-    def load(cls, folder: str | Path) -> Prepared:
+    def load(cls, folder: str | Path, *, verify: bool = False) -> Prepared:
         """Open a prepared folder without checking the corpus.
+
+        Files other than tokens are checked whole. Of each token file the first block is checked now, others when read.
+
+        Args:
+            folder: The prepared folder.
+            verify: Check all tokens now.
 
         Raises:
             UniclozeError: It is not a prepared folder, it is damaged, or another version of the code made it.
         """
         folder = Path(folder)
         content = lineage.read_lineage(folder)
+        digests = Digests.open(folder, content, required=verify)
+        if digests is not None:
+            digests.check(folder / TOKENIZER, folder / TOKENIZER_CONFIG)
         tokenizer = Tokenizer.load(folder / TOKENIZER)
         recorded = content["tokenizer"]["fingerprint"]
         if tokenizer.fingerprint != recorded:
@@ -93,13 +104,13 @@ class Prepared:
                 f"{recorded[:16]}: remove the folder and prepare again."
             )
         entries = content["sources"]
-        return cls(
-            folder=folder,
-            tokenizer=tokenizer,
-            train=tuple(_open_source(folder, "train", entry) for entry in entries),
-            heldout=tuple(_open_source(folder, "heldout", entry) for entry in entries if entry["heldout"]["documents"]),
-            lineage=content,
+        train = tuple(_open_source(folder, "train", entry, digests) for entry in entries)
+        heldout = tuple(
+            _open_source(folder, "heldout", entry, digests) for entry in entries if entry["heldout"]["documents"]
         )
+        for shard in (shard for source in (*train, *heldout) for shard in source.shards):
+            shard.check_all() if verify else shard.check_first()
+        return cls(folder=folder, tokenizer=tokenizer, train=train, heldout=heldout, lineage=content)
 
 
 def open_or_prepare(
@@ -110,6 +121,7 @@ def open_or_prepare(
     progress: bool = True,
     seed: int = 0,
     cure: str | None = None,
+    verify: bool = False,
 ) -> Prepared:
     """Open `data.prepared` if it is set (the corpus need not exist then), else call `prepare_data`.
 
@@ -117,8 +129,8 @@ def open_or_prepare(
         UniclozeError: As `Prepared.load` and `prepare_data`, or `data.prepared` was made with another tokenizer.
     """
     if data.prepared is None:
-        return prepare_data(data, tokenizer, Path(folder), progress=progress, seed=seed, cure=cure)
-    prepared = Prepared.load(data.prepared)
+        return prepare_data(data, tokenizer, Path(folder), progress=progress, seed=seed, cure=cure, verify=verify)
+    prepared = Prepared.load(data.prepared, verify=verify)
     if tokenizer.path is not None:
         wanted = Tokenizer.load(tokenizer.path).fingerprint
         if wanted != prepared.tokenizer.fingerprint:
@@ -137,6 +149,7 @@ def prepare_data(
     progress: bool = True,
     seed: int = 0,
     cure: str | None = None,
+    verify: bool = False,
 ) -> Prepared:
     """Prepare a corpus in a folder, or open the folder if this corpus was already prepared there.
 
@@ -153,6 +166,7 @@ def prepare_data(
         progress: Show progress on stderr.
         seed: Key for the choice of held-out documents.
         cure: Advice if the folder was made from something else; default: use another folder or remove it.
+        verify: If this corpus was already prepared there, read all of it and of the folder again.
 
     Raises:
         UsageError: A setting is invalid.
@@ -164,8 +178,8 @@ def prepare_data(
         raise UsageError("data.corpus is empty: give --data.corpus a file, folder or glob, or python-docs.")
     settings = lineage.describe_settings(data, tokenizer, seed)
     if (out / LINEAGE).is_file():
-        lineage.check_lineage(out, data, settings, cure=cure)
-        return Prepared.load(out)
+        lineage.check_lineage(out, data, settings, cure=cure, verify=verify)
+        return Prepared.load(out, verify=verify)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UniclozeError(f"{out} has files that `prepare` did not write: give another --out or remove it.")
     work = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
@@ -190,7 +204,7 @@ def prepare_data(
     return Prepared.load(out)
 
 
-def _open_source(folder: Path, part: str, entry: dict[str, Any]) -> TokenSource:
+def _open_source(folder: Path, part: str, entry: dict[str, Any], digests: Digests | None) -> TokenSource:
     """Open a source as its lineage describes it.
 
     Raises:
@@ -198,9 +212,9 @@ def _open_source(folder: Path, part: str, entry: dict[str, Any]) -> TokenSource:
     """
     name = entry["name"]
     if "shards" in entry:
-        source = tokenised.open_selection(folder / part, name, [Path(path) for path in entry["shards"]])
+        source = tokenised.open_selection(folder / part, name, [Path(path) for path in entry["shards"]], digests)
     else:
-        source = TokenSource(name=name, shards=(TokenShard.open(folder / part / f"{name}.ds"),))
+        source = TokenSource(name=name, shards=(TokenShard.open(folder / part / f"{name}.ds", digests=digests),))
     found, recorded = (source.num_documents, source.num_tokens), (entry[part]["documents"], entry[part]["tokens"])
     if found != recorded:
         raise UniclozeError(

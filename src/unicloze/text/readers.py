@@ -5,11 +5,11 @@ In .txt files blank lines separate documents. Compressed files (.gz, .zst) are r
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import gzip
 import hashlib
 import io
-import json
 import os
 import re
 import zlib
@@ -17,8 +17,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from unicloze.bounded import LONGEST_LINE, RATIO, SPARE, Unpacked, parse_json
 from unicloze.errors import UniclozeError
 
 if TYPE_CHECKING:
@@ -88,9 +89,35 @@ def _names_at(place: Path, *, hidden: bool = False) -> list[Path]:
         return [] if hidden else [place]
     if place.is_dir():
         return sorted(_names_below(place, hidden))
-    found = [Path(name) for name in glob.glob(str(place), recursive=True)]
+    found = _matching(place)
     below = {name for folder in found if folder.is_dir() for name in _names_below(folder, hidden)}
     return sorted(below.union([] if hidden else (name for name in found if not name.is_dir())))
+
+
+def _matching(place: Path) -> list[Path]:
+    """What a glob names; behind `**` each folder counts once, however many links lead to it, and in a circle."""
+    parts = place.parts
+    if "**" not in parts:
+        return [Path(name) for name in glob.glob(str(place))]
+    cut = parts.index("**")
+    tops = [Path(name) for name in glob.glob(str(Path(*parts[:cut])))] if cut else [Path()]
+    found = []
+    for top in filter(Path.is_dir, tops):
+        below: set[Path] = set(_names_below(top, hidden=False))
+        below.update(
+            folder for name in list(below) for folder in name.parents if folder != top and top in folder.parents
+        )
+        found += [name for name in below if _fits(name.relative_to(top).parts, parts[cut:])]
+    return found
+
+
+def _fits(names: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    """Whether the parts of a name fit those of a glob, of which `**` stands for any number of folders."""
+    if not pattern:
+        return not names
+    if pattern[0] == "**":
+        return any(_fits(names[skipped:], pattern[1:]) for skipped in range(len(names) + 1))
+    return bool(names) and fnmatch.fnmatchcase(names[0], pattern[0]) and _fits(names[1:], pattern[1:])
 
 
 def _names_below(place: Path, hidden: bool) -> Iterator[Path]:
@@ -135,7 +162,7 @@ def find_files(path: str | Path) -> list[Path]:
 def other_files(path: str | Path) -> dict[str, int]:
     """Number of files in a folder or glob that `find_files` ignores, by suffix, most frequent first.
 
-    Broken links count as `broken link`, hidden text files as `hidden`.
+    Broken links count as `broken link`, pipes and devices as `pipe or device`, hidden text files as `hidden`.
     """
     place = Path(path).expanduser()
     if place.is_file():
@@ -144,7 +171,9 @@ def other_files(path: str | Path) -> dict[str, int]:
     for file in _names_at(place):
         if not file.exists():
             kinds.append("broken link")
-        elif file.is_file() and not file.name.endswith(SUFFIXES):
+        elif not file.is_file():
+            kinds.append("pipe or device")
+        elif not file.name.endswith(SUFFIXES):
             kinds.append(file.suffix or "without an ending")
     kinds += ["hidden" for file in _names_at(place, hidden=True) if file.name.endswith(SUFFIXES) and file.is_file()]
     return dict(Counter(kinds).most_common())
@@ -195,6 +224,7 @@ class _Hashing(io.RawIOBase):
     def __init__(self, file: Path, digest: Any) -> None:
         self._file = file.open("rb", buffering=0)
         self._digest = digest
+        self.size = 0
 
     def readable(self) -> bool:
         return True
@@ -202,6 +232,7 @@ class _Hashing(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         count = self._file.readinto(buffer) or 0
         self._digest.update(memoryview(buffer)[:count])
+        self.size += count
         return count
 
     def close(self) -> None:
@@ -212,14 +243,14 @@ class _Hashing(io.RawIOBase):
 def _open(file: Path, tally: Tally) -> BinaryIO:
     if file.suffix in (".gz", ".zst") and not file.stat().st_size:
         raise EOFError("it is empty")
-    raw = io.BufferedReader(_Hashing(file, tally.digest), _BLOCK)
-    if file.suffix == ".gz":
-        return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), _BLOCK))
+    hashing = _Hashing(file, tally.digest)
+    raw = io.BufferedReader(hashing, _BLOCK)
+    stream: Any = gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else None
     if file.suffix == ".zst":
         import pyarrow
 
-        return cast(BinaryIO, io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"), _BLOCK))
-    return raw
+        stream = pyarrow.CompressedInputStream(raw, "zstd")
+    return raw if stream is None else io.BufferedReader(Unpacked(file, stream, raw, lambda: hashing.size), _BLOCK)
 
 
 def _text(raw: bytes, place: str, tally: Tally) -> str:
@@ -282,16 +313,32 @@ def _between_characters(raw: bytearray, cut: int) -> int:
     return next(starts, cut)
 
 
+def _lines(file: Path, stream: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file.
+
+    Raises:
+        UniclozeError: One is too long for memory.
+    """
+    line = 0
+    while raw := stream.readline(LONGEST_LINE + 1):
+        line += 1
+        if len(raw) > LONGEST_LINE:
+            raise UniclozeError(
+                f"{file}:{line} is longer than {LONGEST_LINE:,} bytes: cut the line, or give the text as .txt."
+            )
+        yield raw
+
+
 def _read_jsonl(file: Path, stream: BinaryIO, text_field: str, tally: Tally) -> Iterator[Document]:
-    for line, raw in enumerate(stream, 1):
+    for line, raw in enumerate(_lines(file, stream), 1):
         while line == 1 and raw.startswith(_BYTE_ORDER_MARK):
             raw = raw.removeprefix(_BYTE_ORDER_MARK)
         if not raw.strip():
             continue
         place = f"{file}:{line}"
         try:
-            record = json.loads(_text(raw, place, tally))
-        except (json.JSONDecodeError, RecursionError) as error:
+            record = parse_json(_text(raw, place, tally))
+        except ValueError as error:
             raise UniclozeError(f"{place} is not JSON ({error}): fix or remove the line.") from error
         if not isinstance(record, dict):
             raise UniclozeError(f'{place} is not a JSON object such as {{"text": "..."}}: fix or remove the line.')
@@ -347,6 +394,7 @@ def _read_parquet(file: Path, text_field: str, tally: Tally) -> Iterator[Documen
                 raise UniclozeError(
                     f'The column "{text_field}" of {file} holds {kind}, not text: set --data.text_field to another column.'
                 )
+            _refuse_bomb(file, table.metadata, text_field)
             line = 0
             for batch in table.iter_batches(batch_size=64, columns=[text_field]):
                 column = batch.column(0)
@@ -356,3 +404,14 @@ def _read_parquet(file: Path, text_field: str, tally: Tally) -> Iterator[Documen
                     yield from _document(_text(content, f"{file}:{line}", tally), file, line, tally)
     except pyarrow.ArrowInvalid as error:
         raise UniclozeError(f"{file} is truncated or damaged ({error}): download or write it again.") from error
+
+
+def _refuse_bomb(file: Path, metadata: Any, text_field: str) -> None:
+    """Refuse a table whose column of text unpacks to far more than text would, of which a page is unpacked at a time."""
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            most = SPARE + RATIO * column.total_compressed_size
+            if column.path_in_schema == text_field and column.total_uncompressed_size > most:
+                raise UniclozeError(
+                    f"{file} unpacks to more than {RATIO} times its size, as no text does: it is not read."
+                )

@@ -19,11 +19,14 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.bounded import misfit, parse_json
 from unicloze.errors import UniclozeError
+from unicloze.text.digests import Blocks, Digests
 
 SCHEMA = 1
 """Schema version of the `.ds.json` files."""
 
+_SHAPE = {"schema": int, "files": [{"path": str, "first_document": int}]}
 Ends = npt.NDArray[np.uint64]
 
 
@@ -94,6 +97,12 @@ def beside(path: Path, end: str) -> Path:
     return path.with_name(path.name + end)
 
 
+def files_beside(path: Path) -> list[Path]:
+    """What lies beside the tokens of a shard."""
+    ends = ".index", ".metadata", ".bytes", ".lines", ".json"
+    return [file for file in (beside(path, end) for end in ends) if file.is_file()]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenShard:
     """An open shard, or some of its documents.
@@ -108,6 +117,7 @@ class TokenShard:
         numbers: Index of each document within the `.ds` file. *Shape:* (documents,)
         files: Name of each source file and the index of its first document.
         tokenizer_name: Name of the tokenizer in the metadata; empty without metadata.
+        blocks: Digests of the tokens; None without digests.
     """
 
     path: Path
@@ -119,18 +129,24 @@ class TokenShard:
     numbers: npt.NDArray[np.int64]
     files: tuple[tuple[str, int], ...]
     tokenizer_name: str = ""
+    blocks: Blocks | None = None
 
     @classmethod
-    def open(cls, path: Path, *, documents: npt.NDArray[np.int64] | None = None) -> TokenShard:
+    def open(
+        cls, path: Path, *, documents: npt.NDArray[np.int64] | None = None, digests: Digests | None = None
+    ) -> TokenShard:
         """Open a shard written by us or by datatrove.
 
         Args:
             path: The `.ds` file.
             documents: Indices of the documents to select, sorted; default: all.
+            digests: Digests of the prepared folder. The files beside the tokens are checked at once.
 
         Raises:
-            UniclozeError: A file is missing, truncated or inconsistent with the others.
+            UniclozeError: A file is missing, truncated, damaged or inconsistent with the others.
         """
+        if digests is not None:
+            digests.check(*files_beside(path))
         index = beside(path, ".index")
         for file in (path, index):
             if not file.is_file():
@@ -154,10 +170,10 @@ class TokenShard:
         files: tuple[tuple[str, int], ...] = ((str(path), 0),)
         if (file := beside(path, ".json")).is_file():
             try:
-                sidecar = json.loads(file.read_text(encoding="utf-8"))
+                sidecar = parse_json(file.read_bytes())
             except ValueError as error:
                 raise UniclozeError(f"{file} is damaged: remove the folder and prepare again.") from error
-            if sidecar.get("schema") != SCHEMA:
+            if misfit(sidecar, _SHAPE) is not None or sidecar["schema"] != SCHEMA:
                 raise UniclozeError(f"{file} does not have schema {SCHEMA}: remove the folder and prepare again.")
             files = tuple((entry["path"], entry["first_document"]) for entry in sidecar["files"])
         numbers = np.arange(len(ends), dtype=np.int64)
@@ -179,7 +195,43 @@ class TokenShard:
             numbers=numbers,
             files=files,
             tokenizer_name=_tokenizer_name(beside(path, ".metadata")),
+            blocks=None if digests is None else digests.blocks(path),
         )
+
+    def read(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.unsignedinteger]:
+        """Check some stretches of the tokens and return all tokens; only the stretches may be read.
+
+        Args:
+            starts: First token of each stretch. *Shape:* (stretches,)
+            ends: End of each stretch; may exceed the number of tokens. *Shape:* (stretches,)
+
+        Raises:
+            UniclozeError: They are damaged; the message names file and bytes.
+        """
+        if self.blocks is not None:
+            width = self.tokens.itemsize
+            self.blocks.check(self._bytes(), starts * width, np.minimum(ends, len(self.tokens)) * width)
+        return self.tokens
+
+    def check_first(self) -> None:
+        """Check the first block.
+
+        Raises:
+            UniclozeError: It is damaged.
+        """
+        self.read(np.zeros(min(1, len(self.tokens)), np.int64), np.ones(min(1, len(self.tokens)), np.int64))
+
+    def check_all(self) -> None:
+        """Check every block.
+
+        Raises:
+            UniclozeError: One is damaged.
+        """
+        if self.blocks is not None:
+            self.blocks.check_all(self._bytes())
+
+    def _bytes(self) -> npt.NDArray[np.uint8]:
+        return np.asarray(self.tokens).view(np.uint8)
 
 
 def _tokenizer_name(metadata: Path) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.errors import UniclozeError
+from unicloze.text.digests import Digests
 from unicloze.text.readers import files_at
 from unicloze.text.shards import TokenShard, TokenSource
 from unicloze.text.tokenizers import Tokenizer
@@ -61,8 +62,14 @@ def write_selection(folder: Path, name: str, selections: list[tuple[Path, Number
     return {"documents": sum(len(numbers) for _, numbers in selections), "tokens": tokens, "bytes": None}
 
 
-def open_selection(folder: Path, name: str, paths: list[Path]) -> TokenSource:
+def open_selection(folder: Path, name: str, paths: list[Path], digests: Digests | None = None) -> TokenSource:
     """Open what `write_selection` recorded.
+
+    Args:
+        folder: Folder of the record.
+        name: Name of the source.
+        paths: Its shards.
+        digests: Digests of the prepared folder.
 
     Raises:
         UniclozeError: A file is missing or damaged, or a shard has changed.
@@ -72,7 +79,10 @@ def open_selection(folder: Path, name: str, paths: list[Path]) -> TokenSource:
         file = folder / f"{name}.{i}.documents"
         if not file.is_file():
             raise UniclozeError(f"{file} is missing: remove the folder and prepare again.")
-        shards.append(TokenShard.open(path, documents=np.fromfile(file, dtype="<u8").astype(np.int64)))
+        if digests is not None:
+            digests.check(file)
+        numbers = np.fromfile(file, dtype="<u8").astype(np.int64)
+        shards.append(TokenShard.open(path, documents=numbers, digests=digests))
     return TokenSource(name=name, shards=tuple(shards))
 
 
@@ -85,6 +95,6 @@ def check_ids(path: Path, tokens: npt.NDArray[np.integer], vocab_size: int) -> N
     largest = int(tokens.max(initial=0))
     if largest >= vocab_size:
         raise UniclozeError(
-            f"{path} holds token id {largest}, the tokenizer only {vocab_size} ids: give --tokenizer.path the tokenizer of "
-            "these shards."
+            f"{path} holds token id {largest}, but the tokenizer has only {vocab_size} ids: give --tokenizer.path the "
+            "tokenizer of these shards."
         )

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from unicloze.bounded import parse_json, read_bytes
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.run_files import TOKENIZER, TOKENIZER_CONFIG
@@ -27,6 +28,7 @@ from unicloze.text.exported import dressed, undressed
 from unicloze.text.joining import join_words
 from unicloze.text.plain import PlainText
 from unicloze.text.tokenizer_config import KEYS, TokenizerConfig
+from unicloze.text.tokenizer_limits import LARGEST_FILE, beyond_bounds
 
 PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO = "[PAD]", "[unused1]", "[UNK]", "[SOS]", "[EOS]", "[MASK]", "[PSEUDO]"
 SPECIAL_TOKENS = PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO
@@ -168,7 +170,10 @@ class Tokenizer:
         if place.suffix != ".json":
             return cls(_from_vocab_txt(place, config), name=str(place), roles=config.roles())
         try:
-            backend = tokenizers.Tokenizer.from_str(place.read_text(encoding="utf-8"))
+            text = read_bytes(place, LARGEST_FILE).decode()
+            if (problem := beyond_bounds(parse_json(text))) is not None:
+                raise UniclozeError(f"{place} is not read, {problem}: set --tokenizer.path to another.")
+            backend = tokenizers.Tokenizer.from_str(text)
             config.check(backend, place)
             return cls(backend, name=str(place), roles=config.roles())
         except (UniclozeError, OSError):
@@ -366,7 +371,7 @@ def _marked(size: int, ids: Iterable[int]) -> npt.NDArray[np.bool_]:
 
 def _from_vocab_txt(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = read_bytes(path, LARGEST_FILE).decode().split("\n")
     except UnicodeDecodeError as error:
         raise UniclozeError(
             f"{path} is not valid UTF-8 at byte {error.start}: give another --tokenizer.path."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,13 @@ FREE_TO_CHANGE = {
 
 Corpus and tokenizer may have moved; the fingerprint decides whether they are the same.
 """
+FREE_AFTER_DIVERGENCE = {"training.learning_rate", "training.muon_learning_rate", "training.clip_norm"}
+"""What may change too when a run is resumed that a non-finite number stopped. Each start records its settings."""
 
 
-def refuse_changes(former: Recipe, recipe: Recipe, out: Path, instead: str) -> None:
+def refuse_changes(
+    former: Recipe, recipe: Recipe, out: Path, instead: str, *, free: Collection[str] = frozenset(FREE_TO_CHANGE)
+) -> None:
     """Refuse to resume a run with other settings.
 
     Args:
@@ -40,13 +44,14 @@ def refuse_changes(former: Recipe, recipe: Recipe, out: Path, instead: str) -> N
         recipe: Requested settings.
         out: The run directory.
         instead: Advice besides giving another directory.
+        free: Settings that may differ.
 
     Raises:
         UsageError: A setting differs that must not change.
     """
     old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
     keys = {**new, **old}  # keys of a mapping may have been removed or added
-    changed = [key for key in keys if old.get(key) != new.get(key) and key not in FREE_TO_CHANGE]
+    changed = [key for key in keys if old.get(key) != new.get(key) and key not in free]
     changed = [key for key in changed if not key.startswith("provenance.")]
     if recipe.task.kind:
         changed = [key for key in changed if key not in DECIDED_IN_A_TASK] or changed  # these determine the others

@@ -23,12 +23,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from unicloze.bounded import leads_out, parse_json
 from unicloze.errors import UniclozeError
+from unicloze.files import as_umask_says
 from unicloze.run_files import MANIFEST, WEIGHTS
 from unicloze.training.finite import first_non_finite
 
 SCHEMA = 1
 MEMORIES = "memories.safetensors"
+ALWAYS = {WEIGHTS, "optimizer.safetensors", "optimizer.json", "state.json"}
+"""Files of every checkpoint."""
+MALFORMED = ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError
+"""What reading a structure raises that is not what we write."""
+_KINDS = {"step": int, "text_tokens": int, "vocab_size": int, "max_positions": int, "fingerprint": str, "origin": dict}
 
 
 class FormatError(UniclozeError):
@@ -132,6 +139,8 @@ def write_checkpoint(
         (building / "state.json").write_text(json.dumps({"schema": SCHEMA, "step": step, **state}, indent=1))
         for file in files:
             shutil.copyfile(file, building / file.name)
+        for file in building.glob("*.safetensors"):
+            as_umask_says(file)
         sums = {file.name: _digest(file) for file in sorted(building.iterdir())}
         (building / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "sha256": sums}, indent=1))
         for file in building.iterdir():
@@ -208,8 +217,10 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
     """
     manifest_path = path / MANIFEST
     try:
-        manifest = json.loads(manifest_path.read_text())
+        manifest = parse_json(manifest_path.read_bytes())
         sums = dict(manifest["sha256"])
+        if not sums.keys() >= ALWAYS and manifest.get("schema") == SCHEMA:
+            raise ValueError("it does not name all files")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UniclozeError(f"{manifest_path} is missing or damaged") from error
     if manifest.get("schema") != SCHEMA:
@@ -219,18 +230,41 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
         )
     for name, expected in sums.items():
         file = path / name
+        if Path(name).name == name and leads_out(file, path):
+            raise UniclozeError(f"{file} is a link out of its folder, to {file.resolve()}: copy it to its place")
         if Path(name).name != name or not file.is_file() or _digest(file) != expected:
             raise UniclozeError(f"{file} is missing or damaged (its SHA-256 differs from {MANIFEST})")
-    model = load_file(path / WEIGHTS)
-    if (bad := first_non_finite(model)) is not None:
+    try:
+        checkpoint = Checkpoint(
+            path,
+            load_file(path / WEIGHTS),
+            [] if weights_only else _join_optimizers(path),
+            _state(path / "state.json"),
+            {} if weights_only or MEMORIES not in sums else load_file(path / MEMORIES),
+        )
+    except (SafetensorError, OSError, *MALFORMED) as error:  # whole, but not what we write
+        raise UniclozeError(
+            f"{path} is damaged, though its sums are right ({type(error).__name__}: {error})"
+        ) from error
+    if (bad := first_non_finite(checkpoint.model)) is not None:
         raise UniclozeError(f"{path} is from a run that diverged: its {bad} is NaN or infinite")
-    return Checkpoint(
-        path,
-        model,
-        [] if weights_only else _join_optimizers(path),
-        json.loads((path / "state.json").read_text()),
-        {} if weights_only or MEMORIES not in sums else load_file(path / MEMORIES),
-    )
+    return checkpoint
+
+
+def _state(file: Path) -> dict[str, Any]:
+    """What is neither a weight nor a moment.
+
+    Raises:
+        ValueError: It is not what we write.
+    """
+    state = parse_json(file.read_bytes())
+    if not isinstance(state, dict) or "step" not in state:
+        raise ValueError(f"{file.name} names no step")
+    for name, kind in _KINDS.items():
+        value = state.get(name, kind())
+        if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**53):
+            raise ValueError(f"{file.name}: {name} is {str(value)[:40]!r}")
+    return state
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -255,9 +289,9 @@ def _split_optimizers(optimizers: list[torch.optim.Optimizer]) -> tuple[dict[str
 
 def _join_optimizers(path: Path) -> list[dict[str, Any]]:
     tensors = load_file(path / "optimizer.safetensors")
-    states = [
+    states: list[dict[str, Any]] = [
         {"param_groups": plain["param_groups"], "state": {int(index): dict(v) for index, v in plain["state"].items()}}
-        for plain in json.loads((path / "optimizer.json").read_text())
+        for plain in parse_json((path / "optimizer.json").read_bytes())
     ]
     for name, tensor in tensors.items():
         number, index, key = name.split(".", 2)

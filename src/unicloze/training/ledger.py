@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from unicloze.bounded import LONGEST_LINE, parse_json
 from unicloze.errors import UniclozeError
 from unicloze.run_files import LEDGER
 
@@ -59,15 +60,19 @@ class NoLedger(Ledger):
 
 
 def read_ledger(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a ledger in order, without truncated lines."""
-    with path.open(encoding="utf8", errors="replace") as lines:
-        for line in lines:
+    """The events of a ledger in order, without torn lines and without those of no possible step."""
+    with path.open("rb") as lines:
+        while line := lines.readline(LONGEST_LINE):
             try:
-                event = json.loads(line)
-            except json.JSONDecodeError:
+                event = parse_json(line.decode(errors="replace"))
+            except ValueError:
                 continue
-            if isinstance(event, dict):
+            if isinstance(event, dict) and _is_step(event.get("step", 0)):
                 yield event
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**53
 
 
 def trained_on(checkpoint: Path) -> dict[str, Any]:

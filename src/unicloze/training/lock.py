@@ -12,12 +12,15 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from unicloze.errors import UniclozeError
-from unicloze.run_files import DEV_PREDICTIONS, LEDGER, RECIPE, RESULTS, TOKENIZER, TOKENIZER_CONFIG
+from unicloze.run_files import DEV_PREDICTIONS, DEV_SAMPLES, LEDGER, RECIPE, RESULTS, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.training.world import World
 
 LOCK, HOLDER = "lock", "lock.holder"
 """Lock file, and the file naming its holder, which remains as a sign that the folder is a run."""
-WRITTEN = RECIPE, TOKENIZER, TOKENIZER_CONFIG, RESULTS, DEV_PREDICTIONS
+WRITTEN = (
+    RECIPE, TOKENIZER, TOKENIZER_CONFIG, RESULTS, DEV_PREDICTIONS, DEV_SAMPLES, "baselines.json", "scores.json",
+    "phrases/phrases.txt",
+)  # fmt: skip
 """Files that runs replace, with names that people also use for their own files."""
 
 

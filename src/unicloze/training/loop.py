@@ -58,11 +58,11 @@ class TrainState:
 
 @dataclass
 class Interruption:
-    """Whether SIGTERM or SIGINT asked the run to stop.
+    """Whether SIGTERM, SIGINT or SIGHUP asked the run to stop.
 
     Args:
-        signal: What this process received.
-        agreed: What all processes of the run stop for; None in a single process, which asks nobody.
+        signal: What this process received; 0 if nothing.
+        agreed: What all processes of the run stop for; None in a single process.
     """
 
     signal: int = 0
@@ -124,10 +124,17 @@ def fit(
     Raises:
         NonFiniteError: The loss or gradient is not finite; the weights before that step are saved. Or an update made
             weights non-finite; these are never saved.
+        UniclozeError: The text of a step cannot be read; the weights before that step are saved.
     """
     with stop_when_asked() as interruption:
         while state.step < settings.steps:
-            started, micro_batches, memories = time.perf_counter(), next(steps), state.memories
+            started, memories = time.perf_counter(), state.memories
+            try:
+                micro_batches = next(steps)
+            except UniclozeError:  # the text is damaged, the weights are not
+                if compute.world.size == 1:  # saving takes all processes
+                    hooks.save(state)
+                raise
             set_learning(state.optimizers, state.step)
             try:
                 losses = accumulate_gradients(state, micro_batches, settings, compute, hooks.describe, interruption)
@@ -328,9 +335,10 @@ def evaluate(
 
 @contextmanager
 def stop_when_asked() -> Iterator[Interruption]:
-    """Turn SIGTERM and SIGINT into a flag checked after each micro-batch; a second Ctrl-C stops at once.
+    """Turn SIGTERM, SIGINT and SIGHUP into a flag checked after each micro-batch; a second Ctrl-C stops at once.
 
-    A second SIGTERM, as schedulers send, is ignored because the checkpoint is being written.
+    A second SIGTERM, as schedulers send, is ignored because the checkpoint is being written. SIGHUP, which a closed terminal
+    sends, stays ignored if it already is, as under nohup.
     """
     interruption = Interruption()
 
@@ -339,7 +347,10 @@ def stop_when_asked() -> Iterator[Interruption]:
         if number == signal.SIGINT:
             signal.signal(number, before[signal.SIGINT])
 
-    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGINT)}
+    asked = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        asked.append(signal.SIGHUP)
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in asked}
     in_main_thread = threading.current_thread() is threading.main_thread()  # other threads get no signals
     if in_main_thread:
         for number in before:
@@ -361,7 +372,8 @@ class NonFiniteError(UniclozeError):
 
 
 _CURE = (
-    "start a new run in another --out with a lower training.learning_rate, a longer warm-up or training.clip_norm 1.0"
+    "run the same command with a lower --training.learning_rate or with --training.clip_norm 1.0, or start in another --out "
+    "with a longer warm-up"
 )
 
 

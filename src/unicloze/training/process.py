@@ -19,7 +19,7 @@ from unicloze.errors import UniclozeError
 from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import Recipe, TrainingSettings, chosen
 from unicloze.training.batches import MicroBatch
-from unicloze.training.checkpoint import Checkpoint, checkpoint_name, save_checkpoint
+from unicloze.training.checkpoint import MALFORMED, Checkpoint, checkpoint_name, save_checkpoint
 from unicloze.training.ledger import Ledger, NoLedger, read_ledger
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.models import fit_weights
@@ -66,7 +66,8 @@ class RunProcess:
     ) -> None:
         if error is not None:
             with suppress(UniclozeError):
-                self.ledger.write("failed", step=self.state.step, message=str(error) or type(error).__name__)
+                name = type(error).__name__
+                self.ledger.write("failed", step=self.state.step, message=str(error) or name, kind=name)
         self.ledger.close()
 
     def take_over(self, checkpoint: Checkpoint) -> None:
@@ -79,9 +80,8 @@ class RunProcess:
                 stacklevel=2,
             )
         fit_weights(self.state.model, checkpoint)
-        for optimizer, state in zip(self.state.optimizers, checkpoint.optimizers, strict=True):
-            optimizer.load_state_dict(state)
-        self.state.step, self.state.text_tokens = checkpoint.state["step"], checkpoint.state["text_tokens"]
+        load_moments(self.state.optimizers, checkpoint)
+        self.state.step, self.state.text_tokens = checkpoint.state["step"], checkpoint.state.get("text_tokens", 0)
         self.state.memories = unpack(checkpoint.memories, self.compute.device)
 
     def write_start(self, **facts: Any) -> None:
@@ -248,6 +248,40 @@ def pinned_threads(settings: TrainingSettings, world: World) -> Iterator[None]:
     finally:
         if settings.threads is not None:
             torch.set_num_threads(before)
+
+
+def load_moments(optimizers: Sequence[torch.optim.Optimizer], checkpoint: Checkpoint) -> None:
+    """Load the state of the optimisers of a run. Their settings stay those of the recipe.
+
+    Raises:
+        UniclozeError: The checkpoint has the state of others, or of other weights.
+    """
+    try:
+        for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):
+            _check_moments(optimizer, state)
+            optimizer.load_state_dict({**state, "param_groups": optimizer.state_dict()["param_groups"]})
+    except MALFORMED as error:
+        raise UniclozeError(
+            f"{checkpoint.path} does not fit the run ({type(error).__name__}: {error}): go back to an earlier checkpoint"
+        ) from error
+
+
+def _check_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Refuse a state that is of another optimiser or of other weights.
+
+    Raises:
+        ValueError: It is.
+    """
+    ours = optimizer.state_dict()["param_groups"]
+    if [group["params"] for group in state["param_groups"]] != [group["params"] for group in ours]:
+        raise ValueError("it has the moments of other weights")
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    if len({frozenset(moments) for moments in state["state"].values()}) > 1:
+        raise ValueError("a moment is missing")
+    for index, moments in state["state"].items():
+        for name, moment in moments.items():
+            if isinstance(moment, torch.Tensor) and moment.numel() > 1 and moment.shape != weights[index].shape:
+                raise ValueError(f"{name} of weight {index} has shape {tuple(moment.shape)}")
 
 
 def device_name(device: torch.device) -> str:

@@ -30,13 +30,14 @@ from unicloze.text.sampler import WindowSampler
 from unicloze.training.agreement import as_prepared
 from unicloze.training.baselines import open_baselines, trained_sources
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, training_steps
-from unicloze.training.changes import refuse_changes
+from unicloze.training.changes import FREE_AFTER_DIVERGENCE, FREE_TO_CHANGE, refuse_changes
 from unicloze.training.checkpoint import Checkpoint, load_newest, set_aside_newer
 from unicloze.training.content_words import WordScore, ranks_by_model, way_to_ask
+from unicloze.training.forecast import refuse_what_cannot_fit
 from unicloze.training.initial import Open, initialize_from
 from unicloze.training.ledger import read_ledger
 from unicloze.training.lock import hold_run
-from unicloze.training.loop import Compute, TrainState, evaluate
+from unicloze.training.loop import Compute, NonFiniteError, TrainState, evaluate
 from unicloze.training.models import load_model, ready_model
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.parallel import joined
@@ -108,7 +109,9 @@ def _measured(part: str, perplexities: Mapping[str, float | None], counts: Mappi
     return f"{part} perplexity {', '.join(each)}" + (f" (counts: {by_counts})" if counts else "")
 
 
-def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model: Open = load_model) -> RunResult:
+def pretrain_run(
+    recipe: Recipe, out: Path, *, progress: bool = True, open_model: Open = load_model, verify: bool = False
+) -> RunResult:
     """Pre-train a recipe, or resume the run in the directory.
 
     Args:
@@ -116,6 +119,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
         out: The run's directory; nothing is written outside it.
         progress: Show progress on stderr.
         open_model: Opens the model named by `training.initialize_from`.
+        verify: Check all prepared text before the first step.
 
     Raises:
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
@@ -126,7 +130,8 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
         progress = progress and world.first
         checkpoint = world.in_turn(lambda: load_newest(out / CHECKPOINTS))
         recipe = _with_former_settings(recipe, out, checkpoint, world)
-        prepared = world.in_turn(lambda: _open_data(recipe, out, checkpoint, progress))
+        refuse_what_cannot_fit(recipe, choose_device(recipe.training), recipe.tokenizer.vocab_size)
+        prepared = world.in_turn(lambda: _open_data(recipe, out, checkpoint, progress, verify))
         world.same("the data", prepared.fingerprint, "give all the same files, in a folder that they share")
         little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
         if checkpoint is None and little:
@@ -164,7 +169,8 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
     if lineage is not None:  # the fingerprint decides whether the data are the same
         former = as_prepared(former, lineage)
     recipe = with_precision(recipe, former.training.precision)
-    refuse_changes(former, recipe, out, f"continue the old one with unicloze pretrain --out {out}")
+    free = FREE_TO_CHANGE | (FREE_AFTER_DIVERGENCE if _diverged(out) else set())
+    refuse_changes(former, recipe, out, f"continue the old one with unicloze pretrain --out {out}", free=free)
     moving = _moves_with_the_steps(recipe)
     if former.training.steps != recipe.training.steps and moving:
         warnings.warn(
@@ -173,6 +179,13 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
             stacklevel=2,
         )
     return recipe
+
+
+def _diverged(out: Path) -> bool:
+    """Whether the last process of a run was stopped by a loss, a gradient or a weight that is not finite."""
+    file = out / LEDGER
+    events = list(read_ledger(file)) if file.is_file() else []
+    return bool(events) and (events[-1].get("event"), events[-1].get("kind")) == ("failed", NonFiniteError.__name__)
 
 
 def _moves_with_the_steps(recipe: Recipe) -> list[str]:
@@ -186,7 +199,7 @@ def _moves_with_the_steps(recipe: Recipe) -> list[str]:
     return [name for name, moved in moves.items() if moved]
 
 
-def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progress: bool) -> Prepared:
+def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progress: bool, verify: bool) -> Prepared:
     """The data of a run; data newly prepared for a run with other data are removed again.
 
     Raises:
@@ -194,17 +207,17 @@ def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progres
     """
     folder = out / "data"
     if checkpoint is None:
-        return open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress)
-    trained_on = checkpoint.state["fingerprint"]
+        return open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, verify=verify)
+    trained_on = checkpoint.state.get("fingerprint", "")
     was_there = (folder / LINEAGE).is_file()
     if was_there and recipe.data.prepared is None and _of_older_code(read_lineage(folder), trained_on, recipe):
-        return Prepared.load(folder)
+        return Prepared.load(folder, verify=verify)
     cure = (
         f"give this corpus another --out; the run in {out} can only resume with its old one (--data.prepared {folder})"
     )
     if was_there and read_lineage(folder)["fingerprint"] != trained_on:
         cure = f"remove {folder}, which holds other data than the run in {out} was trained on, or give another --out"
-    prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, cure=cure)
+    prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, cure=cure, verify=verify)
     if prepared.fingerprint == trained_on:
         return prepared
     if recipe.data.prepared is None and not was_there:

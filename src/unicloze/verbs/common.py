@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UsageError
-from unicloze.files import real_place
+from unicloze.files import begins_with, real_place
 
 PathLike = str | Path
 Overrides = Mapping[str, Any]
@@ -47,22 +47,34 @@ def folder_at(out: PathLike | None, otherwise: Path | None = None) -> Path:
         return otherwise
     if out is None or str(out) == "":
         raise UsageError("--out is empty: name a folder, or . for this one.")
+    if "\0" in str(out):
+        raise UsageError("--out holds a NUL character, which no name can: give another.")
     return Path(out)
 
 
-def check_file(out: PathLike | None) -> None:
-    """Refuse a file that cannot be written, before the work whose fruit it is to hold.
+def check_file(out: PathLike | None, *inputs: PathLike | None, begins: Sequence[str] = ("",)) -> None:
+    """Refuse a file that cannot or should not be written, before the work whose fruit it is to hold.
+
+    Args:
+        out: The file.
+        inputs: What the same command reads.
+        begins: How what is written may begin; a file there that begins otherwise is not replaced.
 
     Raises:
-        UsageError: Its folder is not there or cannot be written to, or it is a folder itself, or a device or a pipe.
+        UsageError: Its folder is not there or cannot be written to, or it is a folder itself, or a device or a pipe; it is
+            read by the same command, or holds something else.
     """
     if out is None:
         return
-    if str(out) == "":
-        raise UsageError("--out is empty: name a file.")
+    if str(out) == "" or "\0" in str(out):
+        raise UsageError("--out is empty or holds a NUL character: name a file.")
     file = real_place(Path(out))
     if file.is_dir():
         raise UsageError(f"{file} is a folder: give --out a file in it.")
+    if file.is_file() and any(Path(one).exists() and file.samefile(one) for one in inputs if one is not None):
+        raise UsageError(f"{file} is read by this command and would be replaced: give another --out.")
+    if file.is_file() and not begins_with(file, *begins):
+        raise UsageError(f"{file} holds something else, which would be replaced: give another --out, or move it away.")
     if file.exists() and not file.is_file():
         raise UsageError(f"{file} is a device or a pipe: give --out a file, or leave it out to see what comes.")
     if not file.parent.is_dir():

@@ -48,7 +48,7 @@ def prepare(
 ) -> Prepared:  # fmt: skip
     """Turn a corpus into tokens on disk: deduplicated, held-out documents apart, with its tokenizer.
 
-    A folder prepared before is checked and opened.
+    A folder prepared before is read to the last byte, and so is its corpus: both must be as they were.
 
     Args:
         recipe: Recipe, of which `data` and `tokenizer` are used.
@@ -81,7 +81,7 @@ def prepare(
     )
     refuse_unread([settings], given_settings(overrides))
     folder = folder_at(out, RUNS / settings.name / "data")
-    return prepare_data(settings.data, settings.tokenizer, folder, progress=not quiet)
+    return prepare_data(settings.data, settings.tokenizer, folder, progress=not quiet, verify=True)
 
 
 def pretrain(
@@ -100,6 +100,7 @@ def pretrain(
     ] = None,
     init: Folder | None = None,
     new_tokenizer: bool = False,
+    verify: bool = False,
 ) -> RunResult:  # fmt: skip
     """Pre-train a model, or go on with an interrupted run; Ctrl-C saves and stops.
 
@@ -113,6 +114,7 @@ def pretrain(
             and the tokenizer are then its own, unless a setting or the recipe's tokenizer.path says otherwise; rows of
             the tokens that two vocabularies share go with the tokens.
         new_tokenizer: With `--init`: train a tokenizer on the corpus all the same.
+        verify: Compare all prepared text with its digests before the first step, not each block when it is first read.
 
     Examples:
         unicloze pretrain --recipe quickstart
@@ -167,7 +169,7 @@ def pretrain(
         inherited = start.settings(settings, given, new_tokenizer=new_tokenizer)
         settings = load_recipe(recipe, {**(toy_overrides() if toy else {}), **inherited, **given})
     refuse_unread([settings], given_settings(overrides))
-    return pretrain_run(settings, folder, progress=not quiet, open_model=start.open)
+    return pretrain_run(settings, folder, progress=not quiet, open_model=start.open, verify=verify)
 
 
 def inspect(

@@ -206,8 +206,9 @@ def predict(
     from unicloze.tasks import TASKS
     from unicloze.tasks.task import Predictions, written
 
-    check_file(out)
+    check_file(out, file)
     chosen = room.format_of(out if out is None else Path(out), format)
+    check_file(out, begins=room.BEGINNINGS[chosen])
     shown = room.PREDICTION_FORMATS[chosen] if out is None else partial(written, out, "predictions")
     check_fixed(overrides, OF_FILES)
     loaded = _with(open_model(model, device, precision), overrides)
@@ -275,7 +276,7 @@ def generate(
 
     if (text is None) == (file is None):
         raise UsageError("Give a text or a file of sources to generate from, and not both.")
-    check_file(out)
+    check_file(out, file, begins="{")
     loaded = _generator(model, device, overrides, of_a_file=file is not None)
     several = loaded.recipe.decoding.num_results
     if into is not None and several > 1:
@@ -356,7 +357,7 @@ def unanswerable(
     if Path(out).suffix != ".jsonl":
         raise UsageError(f"{out}: what is written are JSON lines; give a name that ends in .jsonl.")
     check_fixed(overrides, OF_FILES)
-    check_file(out)
+    check_file(out, file, begins="{")
     recipe = load_recipe("squad-v2-generated", overrides)
     check_fields(recipe, TASKS[recipe.task.kind], ("title", "answer"))
     return write_training_records(Path(file), Path(out), share=share, seed=seed, settings=recipe.task)

@@ -1,0 +1,77 @@
+"""What a run needs of memory at least, so that what cannot fit is refused before any work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from unicloze.errors import UsageError
+from unicloze.mixtures import phases
+from unicloze.model.build import shapes_only
+from unicloze.settings import Recipe
+from unicloze.training.models import shape_model
+
+_GIB = 2**30
+_CGROUPS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int) -> None:
+    """Refuse a recipe that needs more memory than there is, by a forecast that is below what it will take.
+
+    Args:
+        recipe: With its phases.
+        device: Where it computes.
+        vocab_size: Ids of its tokenizer.
+
+    Raises:
+        UsageError: It cannot fit; the message says what would.
+    """
+    there = memory_of(device)
+    if there is None:
+        return
+    with shapes_only():
+        weights = sum(weight.numel() for weight in shape_model(recipe, vocab_size).parameters())
+    of_a_weight = 4 if recipe.training.frozen else 12 if recipe.training.optimizer == "muon" else 16
+    fixed = of_a_weight * weights  # each with its gradient and one or two moments, unless it may be frozen
+    if fixed > there:
+        raise UsageError(
+            f"the model has {weights:,} weights and would need {fixed / _GIB:,.0f} GiB of memory with their gradients and "
+            f"moments, and there are {there / _GIB:,.1f} GiB: lower model.hidden_size, model.num_layers, "
+            f"tokenizer.vocab_size or data.window until it has {int(there / of_a_weight):,} weights or fewer"
+        )
+    for phase in phases(recipe):
+        training = phase.recipe.training
+        rows = training.micro_batch_size or training.batch_size
+        of_a_row = _bytes_of_a_row(phase.recipe)
+        if fixed + rows * of_a_row > there:
+            most = int((there - fixed) // of_a_row)
+            fits = next((size for size in range(most, 0, -1) if training.batch_size % size == 0), 0) if most else 0
+            cure = f"--training.micro_batch_size {fits}" if fits else "a shorter data.window or a smaller model"
+            raise UsageError(
+                f"{rows:,} rows of {phase.recipe.data.window:,} tokens at a time would need "
+                f"{(fixed + rows * of_a_row) / _GIB:,.0f} GiB of memory or more, and there are {there / _GIB:,.1f} GiB: give "
+                f"{cure}"
+            )
+
+
+def _bytes_of_a_row(recipe: Recipe) -> int:
+    """What the backward pass keeps of a row at least: inputs of the products of each layer, in bf16."""
+    model = recipe.model
+    kept = 4 * model.hidden_size + 2 * model.intermediate_size
+    return 2 * recipe.data.window * model.num_layers * kept
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Bytes of memory of a device, or of what this process may use of that of the machine; None if not known."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return None
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for file in _CGROUPS:
+        said = file.read_text().strip() if file.is_file() else "max"
+        if said.isdecimal():
+            found.append(int(said))
+    return min(found)

@@ -1,0 +1,503 @@
+"""Mutations of what unicloze reads: nothing but one sentence may come of them, quickly and in bounded memory.
+
+    python tests/fuzz.py [--cases 10000] [--seconds 3600] [FORMAT ...]
+
+A file is mutated as the structure it holds, not as bytes, which would end at its parser. Sums and seals are signed again, as
+whoever writes such a file can do too. Each format runs in a process of its own, limited in memory and in seconds a case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import faulthandler
+import hashlib
+import io
+import json
+import math
+import multiprocessing
+import queue
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+SECONDS = 10
+"""A case may take."""
+MEMORY = 2**32
+"""Bytes of address space of a worker, of which torch maps about a half when it is loaded."""
+
+Json = Any
+Case = Callable[[Json], None]
+
+LEAVES: st.SearchStrategy[Json] = st.one_of(
+    st.sampled_from(
+        [
+            None, True, False, 0, -1, 1, 2, 2**31, 2**63, 2**64, 10**12, 10**40, -(2**63) - 1, 0.0, -0.5, 1e300, 1e-300,
+            float("inf"), float("-inf"), float("nan"), "", " ", "\x00", "\ud800", "x" * 5000, "../../etc/passwd", "/", ".",
+            "~", "*", "**", "[", "null", "1e999", "\u202e", "é", "[MASK]", "[PAD]", [], {}, [[]], [{}], {"": None},
+        ]
+    ),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=20),
+)  # fmt: skip
+NESTED: st.SearchStrategy[Json] = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+).map(copy.deepcopy)
+
+
+def places(value: Json, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each part of a structure."""
+    yield path
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inside:
+        yield from places(part, (*path, key))
+
+
+@st.composite
+def mutated(draw: st.DrawFn, base: Json) -> Json:
+    """A structure with one to three of its parts replaced, removed, repeated, moved or added."""
+    value = copy.deepcopy(base)
+    for _ in range(draw(st.integers(1, 3))):
+        path = draw(st.sampled_from(list(places(value))))
+        if not path:
+            value = draw(st.one_of(NESTED, st.just(value)))
+            continue
+        parent = value
+        for key in path[:-1]:
+            parent = parent[key]
+        match draw(st.sampled_from(["replace", "replace", "remove", "repeat", "add", "move"])):
+            case "replace":
+                parent[path[-1]] = draw(NESTED)
+            case "remove":
+                del parent[path[-1]]
+            case "repeat" if isinstance(parent, list):
+                parent.insert(path[-1], copy.deepcopy(parent[path[-1]]))
+            case "add" if isinstance(parent, dict):
+                parent[draw(st.text(max_size=8))] = draw(NESTED)
+            case _:
+                donors = list(places(value))
+                donor = value
+                for key in draw(st.sampled_from(donors)):
+                    donor = donor[key]
+                parent[path[-1]] = copy.deepcopy(donor)
+        if not isinstance(value, dict | list):
+            break
+    return value
+
+
+def spelled(value: Json) -> bytes:
+    """As JSON; half of a surrogate pair stays one."""
+    return json.dumps(value).encode()
+
+
+class World:
+    """A small corpus, prepared, and a run trained on it, in a folder."""
+
+    def __init__(self, place: Path) -> None:
+        from corpora import write_corpus
+        from unicloze.recipes import load_recipe, toy_overrides
+        from unicloze.training.run import pretrain_run
+
+        self.place = place
+        corpus = write_corpus(place / "corpus", documents=30)
+        overrides = {**toy_overrides(), "data.corpus": [str(corpus)], "training.precision": "fp32"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pretrain_run(load_recipe("unilmv2-base", overrides), place / "run", progress=False)
+        self.run, self.data = place / "run", place / "run" / "data"
+        self.checkpoint = next((self.run / "checkpoints").iterdir())
+
+    def copy(self, folder: Path) -> Path:
+        """A copy to change."""
+        copied = self.place / f"copy-of-{folder.name}"
+        shutil.rmtree(copied, ignore_errors=True)
+        shutil.copytree(folder, copied)
+        return copied
+
+
+def sign_checkpoint(folder: Path) -> None:
+    names = [file.name for file in folder.iterdir() if file.name != "manifest.json"]
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    (folder / "manifest.json").write_text(json.dumps({"schema": 1, "sha256": sums}))
+
+
+def of_checkpoint(name: str) -> Callable[[World], tuple[Json, Case]]:
+    def make(world: World) -> tuple[Json, Case]:
+        from unicloze.training.checkpoint import load_checkpoint
+        from unicloze.training.models import load_model
+
+        folder = world.copy(world.checkpoint)
+
+        def read(value: Json) -> None:
+            (folder / name).write_bytes(spelled(value))
+            if name != "manifest.json":
+                sign_checkpoint(folder)
+            load_checkpoint(folder)
+            if name != "optimizer.json":
+                load_model(folder)
+
+        return json.loads((folder / name).read_text()), read
+
+    return make
+
+
+def of_moments(world: World) -> tuple[Json, Case]:
+    import torch
+
+    from unicloze.training.checkpoint import load_checkpoint
+    from unicloze.training.models import load_model, ready_model
+    from unicloze.training.optimizers import build_optimizers
+    from unicloze.training.process import load_moments
+
+    folder = world.copy(world.checkpoint)
+    recipe = load_model(folder).recipe
+    model = ready_model(recipe, load_model(folder).model.vocab_size, torch.device("cpu"))
+
+    def read(value: Json) -> None:
+        (folder / "optimizer.json").write_bytes(spelled(value))
+        sign_checkpoint(folder)
+        checkpoint = load_checkpoint(folder)
+        load_moments(build_optimizers(model, recipe.training), checkpoint)
+
+    return json.loads((folder / "optimizer.json").read_text()), read
+
+
+def of_lineage(world: World) -> tuple[Json, Case]:
+    from unicloze.text.digests import SEAL, seal
+    from unicloze.text.prepare import Prepared
+    from unicloze.text.sampler import WindowSampler
+
+    folder = world.copy(world.data)
+
+    def read(value: Json) -> None:
+        if isinstance(value, dict):
+            value[SEAL] = seal(value)
+        (folder / "lineage.json").write_bytes(spelled(value))
+        opened = Prepared.load(folder)
+        opened.to_dict(), str(opened)
+        WindowSampler(opened.train, window=16, segments=1, vocabulary=opened.tokenizer.vocabulary, seed=0).read(0, 2)
+
+    return json.loads((folder / "lineage.json").read_text()), read
+
+
+def of_shard(world: World) -> tuple[Json, Case]:
+    from unicloze.text.shards import TokenShard
+
+    folder = world.copy(world.data)
+    file = next((folder / "train").glob("*.ds"))
+
+    def read(value: Json) -> None:
+        file.with_name(f"{file.name}.json").write_bytes(spelled(value))
+        TokenShard.open(file)
+
+    return json.loads(file.with_name(f"{file.name}.json").read_text()), read
+
+
+def of_ledger(world: World) -> tuple[Json, Case]:
+    from unicloze.report.page import build_report
+
+    folder = world.copy(world.run)
+    events = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+
+    def read(value: Json) -> None:
+        lines = value if isinstance(value, list) else [value]
+        (folder / "ledger.jsonl").write_bytes(b"\n".join(map(spelled, lines)) + b"\n")
+        build_report(folder)
+
+    return events, read
+
+
+def of_recipe(world: World) -> tuple[Json, Case]:
+    from unicloze.recipes import load_recipe
+
+    file = world.place / "recipe.yaml"
+
+    def read(value: Json) -> None:
+        file.write_text(yaml.safe_dump(value), encoding="utf-8", errors="surrogatepass")
+        str(load_recipe(file).to_dict())
+
+    return yaml.safe_load((world.run / "recipe.yaml").read_text()), read
+
+
+def of_prompt(world: World) -> tuple[Json, Case]:
+    from unicloze.evaluation.prompt_files import read_prompt
+
+    file = world.place / "prompt.yaml"
+
+    def read(value: Json) -> None:
+        file.write_text(yaml.safe_dump(value), encoding="utf-8", errors="surrogatepass")
+        read_prompt(file)
+
+    return {"template": "{text} It was {label}.", "labels": {"0": "bad", "1": "good"}}, read
+
+
+def of_tokenizer(name: str) -> Callable[[World], tuple[Json, Case]]:
+    def make(world: World) -> tuple[Json, Case]:
+        from unicloze.text.tokenizers import Tokenizer
+
+        folder = world.copy(world.checkpoint)
+
+        def read(value: Json) -> None:
+            (folder / name).write_bytes(spelled(value))
+            tokenizer = Tokenizer.load(folder)
+            tokenizer.decode(tokenizer.encode("The old cat [MASK] sees the house; é 中."))
+
+        return json.loads((folder / name).read_text()), read
+
+    return make
+
+
+def of_documents(world: World) -> tuple[Json, Case]:
+    from unicloze.text.readers import read_documents
+
+    file = world.place / "documents.jsonl"
+
+    def read(value: Json) -> None:
+        lines = value if isinstance(value, list) else [value]
+        file.write_bytes(b"\n".join(map(spelled, lines)))
+        for document in read_documents(file):
+            document.text.encode()
+
+    return [{"text": "The cat."}, {"text": "A dog.", "n": 1}], read
+
+
+RECORDS = {
+    "classification": [{"text": "The cat.", "label": "a", "id": 1}, {"text": "A dog.", "label": "b"}],
+    "extraction": {
+        "data": [
+            {"title": "t", "paragraphs": [{"context": "The cat sees a dog.", "qas": [
+                {"id": "1", "question": "What?", "answers": [{"text": "a dog", "answer_start": 13}], "is_impossible": False}
+            ]}]}
+        ]
+    },
+}  # fmt: skip
+
+
+def of_records(kind: str) -> Callable[[World], tuple[Json, Case]]:
+    def make(world: World) -> tuple[Json, Case]:
+        from unicloze.records import read_records
+        from unicloze.settings import TaskSettings
+
+        base = RECORDS[kind]
+        file = world.place / f"{kind}.json{'l' if isinstance(base, list) else ''}"
+
+        def read(value: Json) -> None:
+            lines = value if isinstance(base, list) and isinstance(value, list) else [value]
+            file.write_bytes(b"\n".join(map(spelled, lines)))
+            for record in read_records(file, TaskSettings(kind=kind)):  # type: ignore[arg-type]
+                str(record.place)
+
+        return base, read
+
+    return make
+
+
+def of_answers(world: World) -> tuple[Json, Case]:
+    from unicloze.verbs import measure
+
+    gold, said = world.place / "gold.json", world.place / "said.json"
+    said.write_text('{"1": "a dog"}')
+
+    def read(value: Json) -> None:
+        gold.write_bytes(spelled(value))
+        str(measure("squad", said, gold))
+
+    return RECORDS["extraction"], read
+
+
+def of_config(world: World) -> tuple[Json, Case]:
+    from test_import_unilm import released
+    from unicloze.interop.read import import_checkpoint
+
+    folder = world.place / "released"
+    folder.mkdir()
+    released(folder, fused=False, relative=False, segments=2, model_type="bert")
+
+    def read(value: Json) -> None:
+        (folder / "config.json").write_bytes(spelled(value))
+        import_checkpoint(folder)
+
+    return json.loads((folder / "config.json").read_text()), read
+
+
+def of_arguments(world: World) -> tuple[Json, Case]:
+    from unicloze.cli import main
+
+    corpus, out = str(world.place / "corpus"), str(world.place / "out")
+    base = [
+        ["prepare", "--recipe", "quickstart", "--data.corpus", corpus, "--out", out],
+        ["fill", "--model", str(world.run), "--text", "the [MASK] cat", "--top-k", "3"],
+        ["score", "--model", str(world.run), "--text", "the cat"],
+        ["inspect", "--recipe", "unilmv2-base", "--text", "one two three four", "--seed", "1"],
+        ["report", str(world.run), "--out", str(world.place / "page.html")],
+        ["generate", "--model", str(world.run), "--text", "the", "--decoding.max_length", "3"],
+        ["measure", "rouge", "--predictions", str(world.place / "corpus" / "corpus.txt"), "--references", "x"],
+        ["recipes", "--json"],
+    ]  # fmt: skip
+
+    def read(value: Json) -> None:
+        lines = value if isinstance(value, list) else [value]
+        for line in [line for line in lines if line not in base]:
+            words = [str(word)[:200] for word in line] if isinstance(line, list) else [str(line)[:200]]
+            if {"pretrain", "compare", "finetune"} & set(words):
+                continue
+            said = io.StringIO()
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+                code = main(words)
+            assert code != 70, (words, said.getvalue()[-500:])
+
+    return base, read
+
+
+FORMATS: dict[str, Callable[[World], tuple[Json, Case]]] = {
+    "recipe": of_recipe,
+    "checkpoint-state": of_checkpoint("state.json"),
+    "checkpoint-manifest": of_checkpoint("manifest.json"),
+    "checkpoint-optimizer": of_moments,
+    "lineage": of_lineage,
+    "shard": of_shard,
+    "ledger": of_ledger,
+    "prompt": of_prompt,
+    "tokenizer": of_tokenizer("tokenizer.json"),
+    "tokenizer-config": of_tokenizer("tokenizer_config.json"),
+    "documents": of_documents,
+    "records": of_records("classification"),
+    "squad": of_records("extraction"),
+    "answers": of_answers,
+    "config": of_config,
+    "arguments": of_arguments,
+}
+"""What is mutated: its base, and what reads it."""
+
+
+class Slow(BaseException):
+    """A case took too long."""
+
+
+def _too_slow(*_: object) -> None:
+    raise Slow(f"longer than {SECONDS} s")
+
+
+def attack(
+    world: World, name: str, cases: int, number: int = 0, *, seconds: float = math.inf
+) -> tuple[int, dict[str, str]]:
+    """Try a format, no longer than some seconds.
+
+    Returns:
+        How many cases were tried, and what came of them that is no sentence: the place in unicloze with its first case.
+    """
+    from unicloze.errors import UniclozeError
+
+    base, read = FORMATS[name](world)
+    until = time.monotonic() + seconds
+    tried, found = 0, dict[str, str]()
+
+    @seed(number)
+    @settings(
+        max_examples=cases,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(mutated(base))
+    def check(value: Json) -> None:
+        nonlocal tried
+        if time.monotonic() > until:
+            return
+        tried += 1
+        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                read(copy.deepcopy(value))
+        except UniclozeError:
+            pass
+        except BaseException as error:
+            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "unicloze" in frame.filename]
+            place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+            found.setdefault(f"{place} {type(error).__name__}: {str(error)[:300]}", differences(base, value))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    former = signal.signal(signal.SIGALRM, _too_slow)
+    try:
+        check()
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    return tried, found
+
+
+def differences(base: Json, value: Json) -> str:
+    """What a case changed, at most a few places of it."""
+    ways = {*places(base), *places(value)}
+    changed = []
+    for way in sorted(ways, key=str):
+        parts = [base, value]
+        for key in way:
+            parts = [part[key] if _holds(part, key) else KeyError for part in parts]
+        if not all(isinstance(part, dict | list) for part in parts) and repr(parts[0]) != repr(parts[1]):
+            changed.append(f"{'.'.join(map(str, way))}: {parts[1]!r:.120}")
+    return "; ".join(changed[:4])
+
+
+def _holds(part: Json, key: Any) -> bool:
+    return (
+        key in part if isinstance(part, dict) else isinstance(part, list) and isinstance(key, int) and key < len(part)
+    )
+
+
+def _worker(name: str, cases: int, number: int, seconds: float, said: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    faulthandler.enable()
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
+        world = World(Path(place))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        said.put(attack(world, name, cases, number, seconds=seconds))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("formats", nargs="*", default=list(FORMATS))
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seconds", type=int, default=3600, help="for each format")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    failed = 0
+    context = multiprocessing.get_context("spawn")
+    for name in options.formats:
+        said = context.Queue()
+        worker = context.Process(target=_worker, args=(name, options.cases, options.seed, options.seconds, said))
+        worker.start()
+        tried, found = 0, {"?": "the worker died, or hung beyond its time"}
+        with contextlib.suppress(queue.Empty):
+            tried, found = said.get(timeout=options.seconds + 60)
+        worker.kill()
+        failed += len(found)
+        print(f"{name}: {tried:,} cases, {f'{len(found)} faults' if found else 'nothing but sentences'}", flush=True)
+        for fault, case in found.items():
+            print(f"    {fault}\n        {case}", flush=True)
+    return min(1, failed)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    sys.exit(main())
