@@ -24,6 +24,7 @@ from unicloze.recipes import (
 )
 from unicloze.recipes.rules_objective import OBJECTIVE_TARGETS
 from unicloze.recipes.schema import KEYS
+from unicloze.recipes.several import recipes_of
 from unicloze.settings import ModelSettings, ObjectiveSettings, Recipe
 
 FILES = sorted(Path(unicloze.recipes.__file__).parent.glob("*.yaml"))
@@ -587,3 +588,18 @@ def test_what_is_merged_is_not_given_twice(tmp_path: Path) -> None:
     file.write_text("objective:\n  <<: {mask_rate: 0.3, max_span: 4}\n  mask_rate: 0.2\n", encoding="utf-8")
     objective = load_recipe(file).objective
     assert (objective.mask_rate, objective.max_span) == (0.2, 4)
+
+
+def test_words_name_several_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [load_recipe(name).provenance.place for name in recipes_of(["table-6"])]
+    assert [re.search(r"Table 6, row \[(\d)\]", place)[1] for place in rows] == list("123456")  # type: ignore[index]
+    assert recipes_of(["gpt*", "gpt"]) == ["gpt", "gpt-2", "gpt-3-small"]
+    for run in ("runs/a", "runs/b"):
+        Path(run).mkdir(parents=True)
+        Path(run, "recipe.yaml").write_text("base: gpt\n")
+    Path("runs/data").mkdir()
+    assert recipes_of(["runs/*", "runs/a"]) == ["runs/a/recipe.yaml", "runs/b/recipe.yaml"]
+    assert recipes_of(["gpt", "nothing.yaml"]) == ["gpt", "nothing.yaml"]
+    with pytest.raises(UsageError, match=r"no recipe and no run fits 'walks/\*'"):
+        recipes_of(["walks/*"])

@@ -308,7 +308,7 @@ def test_fill_fills(trained: RunResult) -> None:
     assert "[MASK]" not in result.filled
     assert verbs.fill(load_model(trained.out), "the [MASK] cat [MASK] the dog", top_k=3) == result
     spans = verbs.fill(trained.out, "the [MASK] cat [MASK] the dog", order="left-to-right")
-    assert [mask.step for mask in spans.masks] == [0, 1]
+    assert [mask.step for mask in spans.masks] == [1, 2]
 
 
 def test_score_reads_a_text_or_a_file(trained: RunResult, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from unicloze.decoding.layout import GenerationLayout, layout_of
 from unicloze.decoding.parallel import fill_in_parallel
 from unicloze.decoding.search import Hypothesis, Search, Settled, search
 from unicloze.decoding.texts import check_text, open_model
+from unicloze.decoding.uses import place_of
 from unicloze.errors import UsageError
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
@@ -317,7 +318,7 @@ def _ready(
     for i, source in enumerate(sources):
         check_text(source, f"source {i + 1} of {len(sources)}")
     loaded = open_model(model)
-    layout = layout or layout_of(loaded.recipe, loaded.tokenizer.vocabulary)
+    layout = layout or layout_of(loaded.recipe, loaded.tokenizer.vocabulary, place_of(loaded))
     check_settings(settings, layout)
     layout = with_token_ids(layout, settings, loaded.tokenizer)
     room = loaded.model.max_positions - settings.max_length - layout.specials

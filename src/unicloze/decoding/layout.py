@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.decoding.abilities import objective_of
+from unicloze.decoding.uses import use_of
 from unicloze.errors import UsageError
 from unicloze.mixtures import parts
 from unicloze.settings import ObjectiveSettings, Recipe
@@ -76,11 +77,16 @@ class GenerationLayout:
         return np.array([*self.start, *source, *end], dtype=np.int32)
 
 
-def layout_of(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout:
+def layout_of(recipe: Recipe, vocabulary: Vocabulary, place: str = "DIR") -> GenerationLayout:
     """How a model trained by a recipe generates, by the first part of its objective that can.
 
     A model fine-tuned to generate does as it learned. Of other models, those trained by sequence-to-sequence objectives come
     before those that go on with a text.
+
+    Args:
+        recipe: The recipe.
+        vocabulary: Of its tokenizer.
+        place: What names the model on the command line, for messages.
 
     Raises:
         UsageError: No part of its objective can generate, or it is fine-tuned for another task.
@@ -89,14 +95,12 @@ def layout_of(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout:
     if found is not None:
         return found
     if recipe.task.kind:
-        raise UsageError(
-            f"a model fine-tuned for {recipe.task.kind} cannot generate text: use one of a task that generates"
-        )
+        raise UsageError(f"a model fine-tuned for {recipe.task.kind} cannot generate text; {use_of(recipe, place)}")
     names = ", ".join(dict.fromkeys(part.settings.name for part in parts(objective_of(recipe))))
     what = "an encoder without heads" if names == "none" else f"a model trained by {names}"
     raise UsageError(
-        f"{what} cannot generate text: use one of another objective, such as unilmv2 with the target "
-        "par, prefix or causal"
+        f"{what} cannot generate text: use one of another objective, such as unilmv2 with the target par, prefix or causal; "
+        f"{use_of(recipe, place, predicts_tokens=names != 'none')}"
     )
 
 

@@ -15,6 +15,7 @@ import torch
 
 from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
 from unicloze.decoding.texts import Piece, by_length, check_numbers, cut, one_segment, open_model
+from unicloze.decoding.uses import check_predicts_tokens
 from unicloze.errors import UsageError
 from unicloze.example import Examples, collate, select_rows
 from unicloze.mixtures import parts
@@ -132,6 +133,8 @@ def score(model: ModelLike, texts: Sequence[str], *, batch_size: int = 32) -> li
         UniclozeError: The model predicts nan.
     """
     loaded = open_model(model)
+    if loaded.recipe.task.kind:
+        check_predicts_tokens(loaded, "score texts")
     tokens, pieces = cut(loaded, texts)
     chain, pseudo = (
         _by_text(len(texts), pieces, log_probabilities(loaded, pieces, measure, batch_size=batch_size))
@@ -181,6 +184,7 @@ def log_probabilities(
         UniclozeError: The model predicts nan.
     """
     check_defines(objective_of(model.recipe), measure)
+    check_predicts_tokens(model, "score texts")
     settings = part_with(objective_of(model.recipe), _ASKS[measure][0])
     assert settings is not None
     ask = _pseudo if measure == "pseudo" else _chain

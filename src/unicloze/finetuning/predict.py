@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from unicloze.decoding.texts import check_numbers
+from unicloze.decoding.uses import instead
 from unicloze.errors import UsageError
 from unicloze.example import collate
 from unicloze.files import write_file
@@ -58,7 +59,9 @@ def load_task_model(loaded: LoadedModel) -> TaskModel:
         UsageError: It has no task.
     """
     if not loaded.recipe.task.kind:
-        raise UsageError(f"{loaded.path} is no fine-tuned model: give the --out of `unicloze finetune`")
+        raise UsageError(
+            f"{loaded.path} is no fine-tuned model: give the --out of `unicloze finetune`; {instead(loaded)}"
+        )
     return TaskModel(loaded.model, loaded.tokenizer, loaded.recipe, loaded.compute)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from unicloze.decoding.generate import Generation, generate, stream, stream_tokens, with_token_ids
 from unicloze.decoding.layout import layout_of
+from unicloze.decoding.uses import place_of
 from unicloze.digest import digest
 from unicloze.finetuning.checks import model_fingerprint
 from unicloze.finetuning.data import encoded, records_fingerprint
@@ -42,7 +43,7 @@ def generate_for_records(
         UniclozeError: A record lacks a part of its source; the message names its line.
     """
     recipe = model.recipe
-    layout = layout_of(recipe, model.tokenizer.vocabulary)
+    layout = layout_of(recipe, model.tokenizer.vocabulary, place_of(model))
     if recipe.task.kind:
         data = encoded(records, recipe, model.tokenizer, answers=False)
         return generated(load_task_model(model), data, first=first, on_part=on_part, progress=progress)
@@ -116,7 +117,7 @@ def generate_into(
 def stream_for_record(model: LoadedModel, record: Record) -> Iterator[str]:
     """The text for one record piece by piece, as soon as each is settled; see `generate_for_records`."""
     recipe = model.recipe
-    layout = layout_of(recipe, model.tokenizer.vocabulary)
+    layout = layout_of(recipe, model.tokenizer.vocabulary, place_of(model))
     if not recipe.task.kind:
         return stream(model, _prompt(record, model), recipe.decoding, layout=layout)
     row = encoded([record], recipe, model.tokenizer, answers=False).rows[0]

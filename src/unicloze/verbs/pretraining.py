@@ -310,7 +310,8 @@ def compare(
     A comparison that was stopped resumes.
 
     Args:
-        recipes: Names or files of recipes.
+        recipes: Names or files of recipes, runs, patterns of these ('unilmv2-ablation-*', 'runs/*'), or table-6: the
+            rows of that table of the paper.
         budget: Of each run: steps=N, tokens=N of text, flops=N or time=SECONDS.
         seeds: Runs of each recipe.
         out: Folder of the comparison; runs/compare if not given.
@@ -330,6 +331,7 @@ def compare(
             --data.corpus my_text/ --out runs/mine-compared
         unicloze compare unilmv2-ablation-ae gpt --like quickstart --budget steps=500
             --probe docstring-summary python-docs/train python-docs/dev --probe.finetuning.epochs 1
+        unicloze compare table-6 --like quickstart --budget steps=500
 
     Raises:
         UsageError: Recipes, settings, probes or budget cannot be, or the folder holds another comparison.
@@ -356,6 +358,7 @@ def compare(
     from unicloze.comparison.table import as_markdown
     from unicloze.files import write_file
     from unicloze.recipes.rules_unread import given_settings
+    from unicloze.recipes.several import recipes_of
 
     given, of_probes = given_settings(overrides), given_settings(probe_overrides, PREFIX)
     if not probes and (of_use := next((key for key in given if key.startswith("use.")), None)):
@@ -369,7 +372,7 @@ def compare(
 
     folder = folder_at(out, RUNS / "compare")
     comparison = compare_recipes(
-        [str(recipe) for recipe in recipes],
+        recipes_of(recipes),
         folder,
         budget=Budget.parse(budget),
         seeds=seeds,
