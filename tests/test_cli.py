@@ -25,6 +25,7 @@ from unicloze.cli.parser import Parser, Verb, call_arguments
 from unicloze.errors import UniclozeError
 from unicloze.recipes import load_recipe, parse_options
 from unicloze.recipes.schema import KEYS
+from unicloze.recipes.several import recipes_of
 from unicloze.verbs.options import Option
 
 HEAVY = {"torch", "numpy", "pyarrow", "tokenizers", "transformers"}
@@ -295,7 +296,7 @@ def test_examples_that_would_take_minutes_are_sound(
     name: str, here: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def only_read(recipe: str | None = None, recipes: Sequence[str] = (), **arguments: object) -> None:
-        for name in [recipe, *recipes, arguments.get("like")]:
+        for name in [recipe, *recipes_of(recipes), arguments.get("like")]:
             if name is not None:
                 load_recipe(name, arguments["overrides"])  # type: ignore[arg-type]
         raise UniclozeError("as far as this test goes")

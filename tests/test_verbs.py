@@ -6,6 +6,8 @@ import dataclasses
 import json
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +21,14 @@ from conftest import REPOSITORY
 from corpora import write_corpus
 from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.recipes import load_recipe, recipe_names, task_names, toy_overrides
+from unicloze.recipes import load_recipe, recipe_names, summaries, task_names, toy_overrides
+from unicloze.recipes.summaries import kept_summaries
 from unicloze.text import lineage
 from unicloze.training import run as training_run
 from unicloze.training.ledger import read_ledger
 from unicloze.training.models import load_model
 from unicloze.training.run import RunResult
+from unicloze.verbs.about import summarised
 
 TEXT = "the small cat sees the old dog ."
 
@@ -427,6 +431,29 @@ def test_recipes_lists_all() -> None:
     assert rows["unilmv2-ablation-ae-ar"].objective == "unilmv2 ae+ar"
     assert rows["unilmv2-ablation-par"].objective == "unilmv2 par"
     assert "Table 7" in rows["unilmv2-base"].place
+
+
+@pytest.mark.slow
+def test_what_is_kept_of_the_recipes_is_what_they_are() -> None:
+    """Where it fails: python -c "from unicloze.verbs import about; about.keep_summaries()"."""
+    assert kept_summaries() == summarised().to_dict()
+
+
+def test_recipes_that_changed_are_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(summaries, "KEPT", tmp_path / "summaries.json")
+    assert kept_summaries() is None
+    (tmp_path / "gpt.yaml").write_text("model: {}\n", encoding="utf-8")
+    summaries.keep_summaries([{"name": "gpt"}])
+    assert kept_summaries() == [{"name": "gpt"}]
+    (tmp_path / "gpt.yaml").write_text("model: { }\n", encoding="utf-8")
+    assert kept_summaries() is None
+
+
+def test_the_recipes_are_listed_without_anything_heavy() -> None:
+    heavy = {"torch", "numpy", "tokenizers", "pyarrow"}
+    program = f"import sys, unicloze.verbs; str(unicloze.verbs.recipes()); print(*sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
 
 
 def test_results_are_plain_data(trained: RunResult) -> None:
