@@ -17,7 +17,7 @@ PACKAGE = Path(unicloze.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
-    {"errors", "settings", "files", "yaml_loader", "cores", "digest", "docstrings", "version"},
+    {"errors", "settings", "files", "yaml_loader", "cores", "digest", "docstrings", "progress", "version"},
     {"capacity", "keyed", "mixtures", "ragged", "recipes", "visibility", "visibility_masks", "example", "blocks"},
     {"text", "objectives", "tasks", "model"},
     {"training", "decoding"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from tqdm import tqdm
 
 from unicloze.decoding.branches import Branches
 from unicloze.decoding.choices import Rules
@@ -25,6 +23,7 @@ from unicloze.decoding.uses import place_of
 from unicloze.errors import UsageError
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
+from unicloze.progress import Progress
 from unicloze.settings import DecodingSettings, TrainingSettings
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.precision import choose_precision
@@ -170,10 +169,7 @@ def generate_tokens(
     check_settings(settings, layout)
     ready = IncrementalModel(model, _dtype(settings, model))
     results: list[list[Hypothesis]] = [[] for _ in sources]
-    bar = tqdm(
-        total=len(sources), desc="generate", unit=" texts", disable=not progress, file=sys.stderr, mininterval=0.5,
-        initial=first,
-    )  # fmt: skip
+    bar = Progress("generate", len(sources), "texts", initial=first, show=progress)
     part = settings.batch_size * BATCHES_OF_A_PART
     with bar:
         for begin in (first, *range(first - first % part + part, len(sources), part)):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from unicloze.decoding.blanks import Blank, By, fill_blanks, way_of
 from unicloze.decoding.texts import open_model
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.known_words import listed_words
 from unicloze.evaluation.metrics.spread import binomial_error
+from unicloze.progress import Progress
 from unicloze.settings import TaskSettings
 from unicloze.tasks.records import Record, read_records
 from unicloze.text.tokenizers import Tokenizer
@@ -125,7 +124,7 @@ def lambada(
     loaded = open_model(model)
     by = way_of(loaded.recipe)
     never = None if words is None else spelling(words, loaded.tokenizer)
-    with tqdm(total=len(blanks), desc="LAMBADA", unit=" passages", disable=not progress, file=sys.stderr) as bar:
+    with Progress("LAMBADA", len(blanks), "passages", show=progress) as bar:
         found = fill_blanks(loaded, blanks, batch_size=batch_size, never_first=never, progress=bar.update)
     logs = np.array([filled.logs.sum() for filled in found])
     scored = logs[~np.isnan(logs)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from unicloze import keyed
 from unicloze.digest import digest
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
+from unicloze.progress import say
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.columns import with_columns
@@ -68,7 +67,7 @@ def reading_columns(recipe: Recipe, records: Sequence[Record], progress: bool, p
     guessed = {role: name for role, name in task.fields.items() if recipe.task.fields.get(role) != name}
     if guessed and progress:
         each = ", ".join(f"{role} from '{name}'" for role, name in guessed.items())
-        tqdm.write(f"reading {each} (--{prefix}task.fields says otherwise)", file=sys.stderr)
+        say(f"reading {each} (--{prefix}task.fields says otherwise)")
     return dataclasses.replace(recipe, task=task)
 
 

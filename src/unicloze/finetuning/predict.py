@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from unicloze.decoding.texts import check_numbers
 from unicloze.decoding.uses import instead
@@ -19,6 +18,7 @@ from unicloze.files import write_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
 from unicloze.finetuning.generate import generated
 from unicloze.model.model import UnifiedModel
+from unicloze.progress import Progress
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.conversation import turn_of
@@ -82,7 +82,7 @@ def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = Fal
     task, vocabulary = TASKS[model.recipe.task.kind], model.tokenizer.vocabulary
     found: list[Outputs] = [{}] * len(rows)
     model.model.eval()
-    with torch.inference_mode(), tqdm(total=len(rows), unit="row", disable=not progress, dynamic_ncols=True) as bar:
+    with torch.inference_mode(), Progress("", len(rows), "rows", show=progress) as bar:
         for block in blocks_by_length(rows, SLOTS_AT_ONCE):
             examples = task.lay_out([rows[number] for number in block], vocabulary, model.recipe, None)
             with model.compute.autocast():

@@ -7,7 +7,6 @@ import json
 import math
 import shutil
 import signal
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
@@ -46,6 +44,7 @@ from unicloze.finetuning.scores import headline, measure, with_errors
 from unicloze.finetuning.start import start_weights
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
+from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe, chosen
@@ -139,7 +138,7 @@ def finetune_run(
                 warnings.warn(warning, stacklevel=2)
             choices = automatic.what_was_chosen(asked, recipe, weights, len(training.rows))
             if choices and progress:
-                tqdm.write(f"chosen: {choices}", file=sys.stderr)
+                say(f"chosen: {choices}")
         recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps: what is saved must be read again
         origin = origin_of(start, training, development)
@@ -348,7 +347,7 @@ class _Run(RunProcess):
             )
             if self.progress:
                 shown = ", ".join(f"{k} {v:.2f}" for result in results.values() for k, v in result.values.items())
-                tqdm.write(f"step {state.step}: {shown}", file=sys.stderr)
+                say(f"step {state.step}: {shown}")
         self._save(state)
         self._drop_other_bests()
         return self._is_enough()

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import shutil
 import signal
-import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples
 from unicloze.mixtures import parts, phases
 from unicloze.model.model import perplexity
+from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.rules_unread import DECIDED_IN_A_TASK
 from unicloze.settings import Recipe
@@ -421,7 +420,7 @@ class _Run(RunProcess):
         )
         if self.progress:
             said = _measured(self.part, self.perplexity, self.counts)
-            tqdm.write(f"step {state.step}: {said} (window {self.heldout.window})", file=sys.stderr)
+            say(f"step {state.step}: {said} (window {self.heldout.window})")
         return False
 
     def _save(self, _state: TrainState) -> None:
