@@ -103,6 +103,42 @@ def test_pretrain_takes_the_toys_steps(trained: RunResult, place: Path) -> None:
     assert all(1 < value < 1e4 for value in trained.perplexity.values())
 
 
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"training.warmup_steps": 1000}, "so that its learning rate would never be reached"),
+        ({"training.device": "cuda:97"}, "torch finds no such device"),
+        ({"tokenizer.path": "nowhere.txt"}, "There is no nowhere.txt"),
+        ({"training.initialize_from": "nowhere"}, "nowhere"),
+    ],
+    ids=str,
+)
+def test_a_toy_refuses_what_the_whole_run_refuses(
+    overrides: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "mine.yaml"
+    settings: dict[str, Any] = {"base": "quickstart", "data": {"corpus": ["corpus"]}}
+    for key, value in overrides.items():
+        settings.setdefault(key.partition(".")[0], {})[key.partition(".")[2]] = value
+    recipe.write_text(json.dumps(settings), encoding="utf-8")
+    for toy in (False, True):
+        with pytest.raises(UniclozeError, match=says):
+            verbs.pretrain(recipe, tmp_path / "run", toy=toy, quiet=True)
+
+
+def test_a_toy_reads_the_beginning_of_a_long_corpus(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unicloze.text.toy.ENOUGH", 6000)
+    given = {"data.corpus": [str(place / "corpus")]}
+    run = verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=given)
+    assert load_recipe(run.out / "recipe.yaml").data.corpus == [str(run.out / "toy.jsonl")]
+    texts = [json.loads(line)["text"] for line in (run.out / "toy.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert 6000 <= sum(map(len, texts)) < 7000
+    with pytest.warns(UserWarning, match="is trained to step 2"):
+        verbs.pretrain("quickstart", run.out, toy=True, quiet=True, overrides=given)
+
+
 @pytest.mark.filterwarnings("ignore:training.steps goes from")
 def test_pretrain_continues_the_run_of_a_directory(trained: RunResult, place: Path) -> None:
     overrides = {"data.corpus": ["corpus"], "data.prepared": str(trained.out / "data")}

@@ -102,7 +102,8 @@ class Progress:
     def _left(self, spent: float) -> str:
         if self.total is None or self.done >= self.total or self.done <= self._initial:
             return ""
-        return f", about {spent / (self.done - self._initial) * (self.total - self.done):,.0f} s left"
+        left = spent / (self.done - self._initial) * (self.total - self.done)
+        return f", about {left:,.0f} s left" if left >= 1 else ""
 
 
 def each(things: Iterable[T], what: str, unit: str, *, show: bool = True) -> Iterator[T]:

@@ -105,7 +105,8 @@ def pretrain(
     Args:
         recipe: Recipe; that of the run in `--out` if not given.
         out: Directory of the run; runs/NAME if not given.
-        toy: Take two steps with a tiny model and vocabulary, to try a recipe; other settings come after.
+        toy: Take two steps with a tiny model and vocabulary on the beginning of the corpus, to try a recipe; what the
+            whole run would refuse is refused. Other settings come after.
         quiet: Show no progress.
         overrides: Settings by dotted name.
         init: Start from this run, checkpoint or folder of another library's (training.initialize_from). The model's shape
@@ -140,7 +141,7 @@ def pretrain(
         if not recipe.is_file():
             raise UsageError(f"{out} holds no run to continue: give --recipe too (`unicloze recipes` lists them).")
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
-    settings = load_recipe(recipe, {**(toy_overrides() if toy else {}), **given})
+    settings = load_recipe(recipe, given)
     refuse_not_of_pretraining("pretrain", given_settings(overrides))
     beside = given_beside("data.prepared", recipe, given)
     if continued:  # its own recipe.yaml may be older than the rule that it tells the truth of its data
@@ -151,7 +152,8 @@ def pretrain(
         raise UsageError("A new tokenizer is trained anyway: --new-tokenizer is for a run that starts from --init.")
     folder = folder_at(out, RUNS / (f"{settings.name}-toy" if toy else settings.name))
     warmup, steps = settings.training.warmup_steps, settings.training.steps
-    if warmup >= steps and not toy and not (folder / "recipe.yaml").is_file():
+    few = toy and "training.steps" in given_settings(overrides)  # a toy's, whose warm-up is its own
+    if warmup >= steps and not few and not (folder / "recipe.yaml").is_file():
         raise UsageError(
             f"training.warmup_steps is {warmup:,} and the run has {steps:,} steps, so that its learning rate would never be "
             "reached: give --training.warmup_steps fewer."
@@ -161,12 +163,35 @@ def pretrain(
     from unicloze.interop.start import Start
     from unicloze.training.run import pretrain_run
 
-    start = Start()
+    start, inherited = Start(), {}
     if not continued and settings.training.initialize_from is not None:
         inherited = start.settings(settings, given, new_tokenizer=new_tokenizer)
-        settings = load_recipe(recipe, {**(toy_overrides() if toy else {}), **inherited, **given})
+        settings = load_recipe(recipe, {**inherited, **given})
     refuse_unread([settings], given_settings(overrides))
+    if toy:
+        small = toy_overrides() if init is None else {**toy_overrides(), **inherited}
+        settings = _as_toy(settings, load_recipe(recipe, {**small, **given}), folder)
     return pretrain_run(settings, folder, progress=not quiet, open_model=start.open)
+
+
+def _as_toy(recipe: Recipe, small: Recipe, folder: Path) -> Recipe:
+    """The small recipe on the beginning of its corpus, once the machine and the files are known to do for the whole one.
+
+    Raises:
+        UsageError: The recipe asks for a device that there is not.
+        UniclozeError: Its tokenizer or its corpus cannot be read.
+    """
+    from unicloze.text.tokenizers import Tokenizer
+    from unicloze.text.toy import beginning_of
+    from unicloze.training.precision import choose_device
+
+    choose_device(recipe.training)
+    if recipe.tokenizer.path is not None:
+        Tokenizer.load(recipe.tokenizer.path)
+    beginning = beginning_of(small.data, folder)
+    if beginning is None:
+        return small
+    return dataclasses.replace(small, data=dataclasses.replace(small.data, corpus=[str(beginning)]))
 
 
 def inspect(
