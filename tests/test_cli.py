@@ -391,7 +391,7 @@ def test_evaluate_as_text_and_json(here: Path, tmp_path: Path, command: Command)
     data = json.loads(said.out)
     assert (said.code, said.err, data["pairs"]) == (0, "", 2)
     shown = command(*words)
-    assert "chain rule: 100%" in shown.err
+    assert "chain rule: 28 of 28 tokens" in shown.err
     overall = next(line.split() for line in shown.out.splitlines() if line.startswith("overall"))
     assert overall == ["overall", "1", *(f"{data['accuracy'][name]:.1%}" for name in ("pseudo", "chain"))]
     assert "2 pairs of 1 sets compared" in shown.out
