@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike, folder_at, opening
@@ -141,7 +141,7 @@ def pretrain(
         if not recipe.is_file():
             raise UsageError(f"{out} holds no run to continue: give --recipe too (`unicloze recipes` lists them).")
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
-    settings = load_recipe(recipe, given)
+    settings = load_recipe(recipe, _of_whole(given) if toy else given)
     refuse_not_of_pretraining("pretrain", given_settings(overrides))
     beside = given_beside("data.prepared", recipe, given)
     if continued:  # its own recipe.yaml may be older than the rule that it tells the truth of its data
@@ -152,8 +152,7 @@ def pretrain(
         raise UsageError("A new tokenizer is trained anyway: --new-tokenizer is for a run that starts from --init.")
     folder = folder_at(out, RUNS / (f"{settings.name}-toy" if toy else settings.name))
     warmup, steps = settings.training.warmup_steps, settings.training.steps
-    few = toy and "training.steps" in given_settings(overrides)  # a toy's, whose warm-up is its own
-    if warmup >= steps and not few and not (folder / "recipe.yaml").is_file():
+    if warmup >= steps and not (folder / "recipe.yaml").is_file():
         raise UsageError(
             f"training.warmup_steps is {warmup:,} and the run has {steps:,} steps, so that its learning rate would never be "
             "reached: give --training.warmup_steps fewer."
@@ -163,15 +162,34 @@ def pretrain(
     from unicloze.interop.start import Start
     from unicloze.training.run import pretrain_run
 
-    start, inherited = Start(), {}
+    start, whole, small = Start(), settings, toy_overrides() if toy else {}
+    settings = load_recipe(recipe, {**small, **given}) if toy else settings
     if not continued and settings.training.initialize_from is not None:
         inherited = start.settings(settings, given, new_tokenizer=new_tokenizer)
-        settings = load_recipe(recipe, {**inherited, **given})
+        settings = load_recipe(recipe, {**small, **inherited, **given})
     refuse_unread([settings], given_settings(overrides))
     if toy:
-        small = toy_overrides() if init is None else {**toy_overrides(), **inherited}
-        settings = _as_toy(settings, load_recipe(recipe, {**small, **given}), folder)
+        if settings.training.initialize_from is None and whole.training.initialize_from is not None:
+            start.open(whole.training.initialize_from)
+        settings = _as_toy(whole, settings, folder)
     return pretrain_run(settings, folder, progress=not quiet, open_model=start.open)
+
+
+def _of_whole(given: Overrides) -> dict[str, Any]:
+    """The settings that are given beside --toy and say something of the whole run: others are of the toy's own sizes."""
+    from unicloze.recipes.rules_unread import given_settings
+
+    settings = given_settings(given)
+    of_toy = {
+        "data.window",
+        "tokenizer.vocab_size",
+        "training.steps",
+        "training.batch_size",
+        "training.micro_batch_size",
+    }
+    if "training.steps" in settings:
+        of_toy.add("training.warmup_steps")
+    return {key: value for key, value in settings.items() if key not in of_toy and not key.startswith("model.")}
 
 
 def _as_toy(recipe: Recipe, small: Recipe, folder: Path) -> Recipe:
@@ -188,7 +206,8 @@ def _as_toy(recipe: Recipe, small: Recipe, folder: Path) -> Recipe:
     choose_device(recipe.training)
     if recipe.tokenizer.path is not None:
         Tokenizer.load(recipe.tokenizer.path)
-    beginning = beginning_of(small.data, folder)
+    own = not folder.exists() or (folder / "ledger.jsonl").is_file() or not any(folder.iterdir())
+    beginning = beginning_of(small.data, folder) if own else None  # what is not ours is left alone, and refused
     if beginning is None:
         return small
     return dataclasses.replace(small, data=dataclasses.replace(small.data, corpus=[str(beginning)]))
