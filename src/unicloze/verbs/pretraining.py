@@ -180,13 +180,7 @@ def _of_whole(given: Overrides) -> dict[str, Any]:
     from unicloze.recipes.rules_unread import given_settings
 
     settings = given_settings(given)
-    of_toy = {
-        "data.window",
-        "tokenizer.vocab_size",
-        "training.steps",
-        "training.batch_size",
-        "training.micro_batch_size",
-    }
+    of_toy = {"data.window", "training.steps", "training.batch_size", "training.micro_batch_size"}
     if "training.steps" in settings:
         of_toy.add("training.warmup_steps")
     return {key: value for key, value in settings.items() if key not in of_toy and not key.startswith("model.")}
