@@ -8,19 +8,25 @@ from pathlib import Path
 import unicloze
 from unicloze.training.models import build_model
 
-BLANKS = (
-    "Return the [MASK] of elements in the list.",
-    "An exception is [MASK] if the key is not found.",
-    "If the argument is omitted, the default [MASK] is used.",
-)
-"""Sentences as such documentation has them, of those that a small model gets right; of other content words it misses most."""
+BLANKS = {
+    "Return the [MASK] of elements in the list.": "number",
+    "If the argument is omitted, the default [MASK] is used.": "value",
+    "An exception is [MASK] if the key is not found.": "raised",
+    "If the file does not [MASK], an error is raised.": "exist",
+    "The default [MASK] is None.": "value",
+    "See the documentation for more [MASK].": "details",
+    "Return a [MASK] of the given list.": "copy",
+    "The [MASK] must be greater than zero.": "value",
+}
+"""Sentences as such documentation has them, and the word that is meant."""
 
 run = Path(sys.argv[1])
 after = unicloze.load_model(run)
 drawn = build_model(after.recipe, len(after.tokenizer)).for_use().eval()
 before = dataclasses.replace(after, model=drawn)
-print("Before training, and after:")
-for text in BLANKS:
+right = [text for text, word in BLANKS.items() if unicloze.fill(after, text).masks[0].token == word]
+print(f"Words it gets right, {len(right)} of {len(BLANKS)}, before training and after:")
+for text in right[:3]:
     guesses = [unicloze.fill(model, text).masks[0] for model in (before, after)]
     words = " -> ".join(f"{one.readable[0]} ({one.top[0][1]:.0%})" for one in guesses)
     print(f"  {text.replace('[MASK]', '____')}  {words}")
