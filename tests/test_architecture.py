@@ -197,7 +197,7 @@ def test_local_layers_need_to_know_what_is_near() -> None:
     model = toys.model(layer_visibility=["full", "local"])
     assert model.backbone.visibility == ["full", "local", "full"]
     with pytest.raises(
-        UniclozeError, match=r"names 'local' and these rows have no such visibility: use objective\.name"
+        UniclozeError, match=r"names 'local' but these rows define no local visibility: use objective\.name"
     ):
         model(masked_batch())
 

@@ -420,7 +420,7 @@ def test_words_of_the_corpus_must_occur_twice(tmp_path: Path) -> None:
     model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, data=data))
     result = blimp(model, tmp_path / "pairs", filter_by="corpus", progress=False)
     assert (result.pairs, result.filtered) == (1, 1)
-    with pytest.raises(UniclozeError, match=r"no text at .*gone"):
+    with pytest.raises(UniclozeError, match=r"no text file at .*gone"):
         frequent_words(DataSettings(corpus=[str(tmp_path / "gone.txt")]), wanted, progress=False)
 
 

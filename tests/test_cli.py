@@ -322,7 +322,7 @@ def test_pretrain_prints_its_result_and_quiet_nothing_else(here: Path, tmp_path:
     run = copied(here / "runs" / "quickstart", tmp_path / "run")
     said = command("pretrain", "--out", run, "--training.steps", "3", "--quiet")
     assert said.code == 0
-    assert "training.steps goes from 2 to 3" in said.err
+    assert "training.steps changes from 2 to 3" in said.err
     assert len(said.err.splitlines()) == 1
     assert said.out.startswith(f"{run}: trained to step 3, held-out perplexity ae ")
     done = command("pretrain", "--out", run, "--quiet")
@@ -337,7 +337,7 @@ def test_pretrain_tells_a_signal(command: Command, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(verbs, "pretrain", lambda **_: stopped)
     said = command("pretrain")
     assert (said.code, said.err) == (143, "")
-    assert said.out == "runs/mine: stopped and saved at step 12; the same command goes on from there\n"
+    assert said.out == "runs/mine: stopped and saved at step 12; run the same command to resume\n"
 
 
 def test_inspect_as_text_and_json(here: Path, command: Command) -> None:
@@ -533,7 +533,7 @@ def corpus_of(folder: Path, name: str, content: bytes) -> Path:
         ("blank.txt", b"\n \n\n\t\n", "no text"),
         ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "broken.jsonl:2"),
         ("other.jsonl", b'{"body": "a"}\n', "--data.text_field"),
-        ("cut.txt.gz", b"\x1f\x8b\x08\x00", "cut.txt.gz is cut off"),
+        ("cut.txt.gz", b"\x1f\x8b\x08\x00", "cut.txt.gz is truncated"),
     ],
 )
 def test_a_bad_corpus(name: str | None, content: bytes, says: str, tmp_path: Path, command: Command) -> None:
@@ -593,7 +593,7 @@ def test_no_whole_checkpoint_is_said(run: Path, command: Command) -> None:
     for checkpoint in (run / "checkpoints").iterdir():
         flip(checkpoint / "model.safetensors")
     said = command("score", "--model", run, "--text", "the cat")
-    assert said.code == 1 and "model.safetensors" in said.sentence and "no earlier one is whole" in said.sentence
+    assert said.code == 1 and "model.safetensors" in said.sentence and "no earlier one is intact" in said.sentence
     assert command("score", "--model", newest(run), "--text", "the cat").code == 1
 
 
@@ -727,7 +727,7 @@ class OutOfMemoryError(RuntimeError):
         (MemoryError(), 1, "not enough memory"),
         (OutOfMemoryError("CUDA out of memory.\nTried"), 1, "(CUDA out of memory. Tried)"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 5 bytes"), 1, "not enough memory"),
-        (PermissionError(errno.EACCES, "Permission denied", "runs/mine"), 1, "runs/mine: permission denied: give"),
+        (PermissionError(errno.EACCES, "Permission denied", "runs/mine"), 1, "runs/mine: permission denied: change"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "free some space"),
         (Exception("I/O error: No space left on device (os error 28)"), 1, "free some space"),
         (OSError(errno.EIO, "Input/output error", "disk"), 1, "disk: input/output error"),

@@ -138,7 +138,7 @@ def test_a_dataset_that_changes_between_passes_is_refused(tmp_path: Path, monkey
         return real(self, text_field, tally)
 
     monkeypatch.setattr(DatasetSource, "documents", documents)
-    with pytest.raises(UniclozeError, match="changed while it was read"):
+    with pytest.raises(UniclozeError, match="changed while it was being read"):
         prepare(f"hf:{place}", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -171,10 +171,10 @@ def test_memory_does_not_grow_with_a_dataset(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize(
     ("corpus", "message"),
     [
-        ("hf:", "is no name of a dataset: give hf:NAME"),
-        ("hf:a/b::text", "is no name of a dataset"),
-        ("hf:a/b:train:text:more", "is no name of a dataset"),
-        ("hf:json", "There is no folder json, and datasets of the Hub are named OWNER/NAME"),
+        ("hf:", "is not a valid dataset name: give hf:NAME"),
+        ("hf:a/b::text", "is not a valid dataset name"),
+        ("hf:a/b:train:text:more", "is not a valid dataset name"),
+        ("hf:json", "There is no folder json, and datasets on the Hub are named OWNER/NAME"),
         ("hf:./nowhere", r"There is no folder \./nowhere"),
         ("hf:nobody/nothing", r"hf:nobody/nothing cannot be read \(Couldn't reach 'nobody/nothing' on the Hub"),
         ("hf:{files}:nope", "has no split nope: name one of its splits, train, test"),

@@ -171,7 +171,7 @@ def japanese() -> Tokenizer:
 def test_a_used_id_1_changes_places_with_the_padding_of_mpnet(tmp_path: Path) -> None:
     model = loaded(japanese(), relative=True, name="masked", targets=["ae"])
     result = verbs.export(model, "mpnet", tmp_path / "out")
-    assert result.said[-1] == "ids 0 and 1 change places, as padding has id 1 there"
+    assert result.said[-1] == "ids 0 and 1 are swapped, because padding has id 1 there"
     auto = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert (auto.pad_token, auto.pad_token_id, auto.unk_token_id) == ("[PAD]", 1, 0)
     assert auto("the unknown list")["input_ids"] == [2, 5, 0, 6, 3]
@@ -187,7 +187,7 @@ def test_ids_that_cannot_be_swapped_are_refused(tmp_path: Path) -> None:
     backend.add_special_tokens([piece for piece, _ in pieces[:5]])
     model = loaded(Tokenizer(backend), relative=True)
     with pytest.raises(
-        UniclozeError, match=r"ids 0 and 1 .* change places.*Unigram model cannot: export it with --to uni"
+        UniclozeError, match=r"ids 0 and 1 .* be swapped.*Unigram model does not allow that: export it with --to uni"
     ):
         verbs.export(model, "mpnet", tmp_path / "out")
     assert not list(tmp_path.iterdir())
@@ -253,7 +253,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no embedding norm": ("bert", dict(embedding_norm=False), "model.embedding_norm is false"),
     "head": ("bert", dict(head="linear"), "model.head is linear.*dense layer before its output matrix"),
     "bias": ("bert", dict(head_bias=False), "model.head_bias is false"),
-    "activation": ("mpnet", dict(relative_bias=True, activation="relu"), "model.activation is relu.* has gelu in its head"),
+    "activation": ("mpnet", dict(relative_bias=True, activation="relu"), "model.activation is relu.* uses gelu in its head"),
     "format": ("gpt", {}, "--to is 'gpt': give one of bert, mpnet, roberta, electra, albert, unicloze"),
 }  # fmt: skip
 

@@ -53,7 +53,9 @@ def test_a_difference_deletes_the_output(tmp_path: Path, monkeypatch: pytest.Mon
         del weights["bert.encoder.layer.1.output.dense.bias"]
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
-    with pytest.raises(UniclozeError, match=r"other weights than a BertForMaskedLM has: bert.encoder.layer.1.output"):
+    with pytest.raises(
+        UniclozeError, match=r"weights that do not match a BertForMaskedLM: bert.encoder.layer.1.output"
+    ):
         write_export(model, dataclasses.replace(export, write=without), tmp_path / "out")
 
     def otherwise(folder: Path) -> None:
@@ -61,7 +63,7 @@ def test_a_difference_deletes_the_output(tmp_path: Path, monkeypatch: pytest.Mon
         file = folder / "tokenizer.json"
         file.write_text(file.read_text().replace('"lowercase": true', '"lowercase": false'))
 
-    with pytest.raises(UniclozeError, match="AutoTokenizer gives other ids than ours for 'The quick"):
+    with pytest.raises(UniclozeError, match="AutoTokenizer gives different ids for 'The quick"):
         write_export(model, dataclasses.replace(export, write=otherwise), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -75,14 +77,14 @@ def test_only_an_earlier_export_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "link").unlink()
     (out / ".git").mkdir()
     (out / ".git" / "HEAD").write_text("somebody's")
-    with pytest.raises(UsageError, match=r"out holds .git/HEAD beside an export, which would be lost: give another"):
+    with pytest.raises(UsageError, match=r"out holds .git/HEAD besides an export, which would be lost: give another"):
         verbs.export(loaded(), "bert", out)
     (out / ".git" / "HEAD").unlink()
     with pytest.raises(UsageError, match=r"model.relative_bias"):
         verbs.export(loaded(relative=True), "bert", out)
     assert (out / "model.safetensors").is_file()
     (out / "unicloze_export.json").unlink()
-    with pytest.raises(UsageError, match="holds something that is no export: give another --out"):
+    with pytest.raises(UsageError, match="holds files that are not an export: give another --out"):
         verbs.export(loaded(), "bert", out)
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file is a file"):
@@ -109,7 +111,7 @@ def test_the_card_tells_what_the_ledger_does(tmp_path: Path) -> None:
     card = (tmp_path / "run-mpnet/README.md").read_text()
     front = yaml.safe_load(card.split("---")[1])
     assert front == {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["unicloze", "unilmv2"]}
-    assert "# license: name one before you publish" in card
+    assert "# license: add one before you publish" in card
     assert str(tmp_path) not in card
     evaluation = [event for event in read_ledger(tmp_path / "run/ledger.jsonl") if event["event"] == "evaluate"][-1]
     assert f"perplexity, ae | {evaluation['perplexity']['ae']:,.3f} |" in " ".join(card.split())

@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
                     r"task.pooling is mean.*predicts from each slot alone.*fine-tune it with --task.pooling first"),
     "delimiter": ("bert", "classification", TWO | {"delimiter": True}, r"task.delimiter is true.*puts \[EOS\] between"),
     "orders": ("bert", "classification", TWO | {"both_orders": True}, r"task.both_orders is true.*reads a pair once"),
-    "ELECTRA": ("electra", "classification", TWO, r"has gelu and no tanh in its classifier: export it with --to bert"),
+    "ELECTRA": ("electra", "classification", TWO, r"uses gelu instead of tanh in its classifier: export it with --to bert"),
     "twice": ("roberta", "classification", TWO | {"pooling": "last"}, r"--task.pooling first$"),
     "nearly": ("mpnet", "classification", TWO | {"pooling": "mean"},
                r"model.relative_bias is false.*: fine-tune it with --task.pooling first, then export it with --to bert"),
@@ -216,7 +216,7 @@ def test_the_card_of_a_task(tmp_path: Path) -> None:
     card = (tmp_path / "out/README.md").read_text()
     assert "pipeline_tag: text-classification" in card
     assert "- started from: pre-trained, trained for 7 steps\n" in card
-    assert "- records to train on: 16 of train.jsonl\n" in card
+    assert "- training records: 16 of train.jsonl\n" in card
     assert "- text that model was trained on: texts (3 documents, 70 tokens)\n- fingerprint of the text: abc\n" in card
     assert "accuracy on 16 records" in card
     command = "unicloze finetune --task recipe.yaml --model pre-trained --train train.jsonl --dev train.jsonl\n"

@@ -116,7 +116,7 @@ def test_an_export_with_a_token_too_many_before_its_masks_is_refused(tmp_path: P
             token["normalized"] = False
         file.write_text(json.dumps(content | {"normalizer": None}))
 
-    with pytest.raises(UniclozeError, match=r"AutoTokenizer gives other ids than ours for 'a .* b'"):
+    with pytest.raises(UniclozeError, match=r"AutoTokenizer gives different ids for 'a .* b'"):
         write_export(model, dataclasses.replace(export, write=without_dress), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -160,4 +160,4 @@ def test_special_tokens_in_texts_are_read_by_stock_tokenizers_alone(tmp_path: Pa
         card = " ".join((out / "README.md").read_text().split())
         assert f"reads the name of a special token in a text, such as `{auto.sep_token}`, as that token" in card
         assert ("split_special_tokens=True" in card) is not unigram
-        assert ("Remove such names from texts" in card) is unigram
+        assert ("Remove such names from untrusted texts" in card) is unigram

@@ -316,7 +316,7 @@ def test_damaged_checkpoints_are_set_aside_and_made_anew(start: LoadedModel, tmp
     for name in ("step-00000006", "step-00000009"):
         shutil.copytree(folder / "step-00000005", folder / name)
         (folder / name / "model.safetensors").write_bytes(b"damaged")
-    with pytest.warns(UserWarning, match="going back to step-00000005"):
+    with pytest.warns(UserWarning, match="using step-00000005 instead"):
         resumed = finetune_run(recipe, start, train, dev, out, progress=False)
     assert resumed.step == 9
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -382,9 +382,9 @@ def test_a_run_does_not_go_on_without_a_setting_it_began_with(
     given = {"finetuning__epochs": 1, "task__metrics": ["accuracy", "f1"]}
     train, dev = (nlu_toys.write(file, records(count, labels="01")) for file, count in ((train, 24), (dev, 9)))
     finetune_run(recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "run", progress=False)
-    with pytest.raises(UsageError, match=f"holds a run with {re.escape(key)}, this one asks for None: give the new"):
+    with pytest.raises(UsageError, match=f"holds a run with {re.escape(key)}, but this one has None: give the new"):
         finetune_run(recipe_for(start, **given), start, train, dev, tmp_path / "run", progress=False)
-    with pytest.raises(UsageError, match=f"{key.split()[0]} None, this one asks for {key.split()[1]}"):
+    with pytest.raises(UsageError, match=f"{key.split()[0]} None, but this one has {key.split()[1]}"):
         finetune_run(recipe_for(start, **given), start, train, dev, tmp_path / "bare", progress=False)
         finetune_run(
             recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "bare", progress=False
@@ -548,6 +548,6 @@ def test_a_refusal_names_the_setting_that_others_follow_from() -> None:
         for epochs, warmup in ((1, 0), (3, 1))
     )
     with pytest.raises(
-        UsageError, match=r"^out holds a run with finetuning\.epochs 1.*, this one asks for 3[^a]*: give"
+        UsageError, match=r"^out holds a run with finetuning\.epochs 1.*, but this one has 3[^a]*: give"
     ):
         refuse_changes(former, asked, Path("out"), "leave it out")

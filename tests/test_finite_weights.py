@@ -107,7 +107,7 @@ def test_a_gradient_that_is_not_finite_leaves_good_weights_that_are_saved() -> N
         NonFiniteError, match=r"before the update of step 3: the norm of the gradient is (nan|inf)"
     ) as error:
         run.train()
-    assert "The weights of step 2 are finite and saved" in str(error.value)
+    assert "The finite weights of step 2 were saved" in str(error.value)
     assert run.done[-2:] == [("evaluate", 2), ("save", 2)]
     assert first_non_finite(run.state.model.state_dict()) is None
 
@@ -171,13 +171,11 @@ def test_an_older_version_s_bad_checkpoint_is_passed_over(
     out = tmp_path / "run"
     pretrained(corpus, out)
     newest = spoil_newest(out, monkeypatch)
-    with pytest.warns(UserWarning, match=r"token_head\.bias is NaN or infinite; going back to step-00000001"):
+    with pytest.warns(UserWarning, match=r"token_head\.bias is NaN or infinite; using step-00000001 instead"):
         assert load_model(out).step == 1
-    with pytest.raises(
-        UniclozeError, match=r"step-00000002 is of a run that had diverged: its token_head\.bias is NaN"
-    ):
+    with pytest.raises(UniclozeError, match=r"step-00000002 is from a run that diverged: its token_head\.bias is NaN"):
         load_model(newest)
-    with pytest.warns(UserWarning, match="going back to step-00000001"):
+    with pytest.warns(UserWarning, match="using step-00000001 instead"):
         pretrained(corpus, out)
     assert load_model(out).step == 2 and (out / "checkpoints" / "damaged-step-00000002").is_dir()
 
@@ -191,14 +189,14 @@ def test_a_model_of_bad_weights_alone_is_refused(
     spoil_newest(out, monkeypatch, value)
     assert main(["fill", "--model", str(out), "--text", "a [MASK]"]) == 1
     said = capsys.readouterr()
-    assert said.out == "" and "token_head.bias is NaN or infinite, and no earlier one is whole" in said.err
+    assert said.out == "" and "token_head.bias is NaN or infinite, and no earlier one is intact" in said.err
 
 
 def test_nothing_is_written_with_bad_weights(tmp_path: Path) -> None:
     start = nlu_toys.start()
     with torch.no_grad():
         start.model.token_head.bias[3] = math.inf
-    with pytest.raises(UniclozeError, match=r"model is not written, because token_head\.bias is NaN or infinite"):
+    with pytest.raises(UniclozeError, match=r"model was not written because token_head\.bias is NaN or infinite"):
         write_model(dataclasses.replace(start), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 

@@ -381,7 +381,7 @@ def test_what_a_model_cannot_do_is_refused_in_a_sentence(tmp_path: Path) -> None
     mask[1, 4] = 0
     with pytest.raises(UsageError, match="gap in row 1"):
         model(ids[:, :9], attention_mask=mask)
-    with pytest.raises(UsageError, match="not trained to write a target"):
+    with pytest.raises(UsageError, match="not trained to generate text"):
         hf.UniclozeForConditionalGeneration(hf.UniclozeConfig(**SHAPE))
     with pytest.raises(UsageError, match="pseudo_token_id is not set"):
         hf.UniclozeForConditionalGeneration(hf.UniclozeConfig(**SHAPE, predicts="pseudo"))
@@ -391,15 +391,15 @@ def test_what_a_model_cannot_do_is_refused_in_a_sentence(tmp_path: Path) -> None
         )
     with pytest.raises(UsageError, match="multiple of num_heads"):
         hf.UniclozeModel(hf.UniclozeConfig(**(SHAPE | {"num_heads": 5})))
-    with pytest.raises(UsageError, match="norm of the configuration is 'between'"):
+    with pytest.raises(UsageError, match="configuration field norm is 'between'"):
         hf.UniclozeModel(hf.UniclozeConfig(**SHAPE, norm="between"))
     writer = hf.UniclozeForConditionalGeneration(hf.UniclozeConfig(**SHAPE, **WRITES))
-    with pytest.raises(UsageError, match="row 0 has a label where token_type_ids says source"):
+    with pytest.raises(UsageError, match="row 0 has a label where token_type_ids marks the source"):
         writer(ids[:, :5], token_type_ids=torch.zeros(2, 5), labels=ids[:, :5])
     with pytest.raises(UniclozeError, match="there is no model at"):
         hf.UniclozeModel.from_run(tmp_path / "nowhere")
     save_run(tmp_path / "bert", name="masked", targets=["ae"])
-    with pytest.raises(UsageError, match="not trained to write"):
+    with pytest.raises(UsageError, match="not trained to generate"):
         hf.UniclozeForConditionalGeneration.from_run(tmp_path / "bert")
 
 

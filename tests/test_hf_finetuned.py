@@ -113,13 +113,13 @@ def test_the_folder_says_how_to_write_and_what_it_cannot(run: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("decoding", "config", "says"),
     [
-        ({"length_penalty": 0.9}, {"length_penalty": 0.9}, "compares beams by log p / n^0.9"),
+        ({"length_penalty": 0.9}, {"length_penalty": 0.9}, "ranks beams by log p / n^0.9"),
         (
             {"beams": 1, "sample": True, "top_p": 0.8, "temperature": 1.5},
             {"do_sample": True, "top_k": 0, "top_p": 0.8, "temperature": 1.5},
-            "random numbers of torch",
+            "torch's random numbers",
         ),
-        ({"may_repeat": ["alpha"]}, {"no_repeat_ngram_size": 2}, "sequences with a token of alpha"),
+        ({"may_repeat": ["alpha"]}, {"no_repeat_ngram_size": 2}, "allows those with a token of alpha"),
     ],
     ids=str,
 )

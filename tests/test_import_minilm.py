@@ -104,7 +104,7 @@ def test_imported_and_opened_again(
 ) -> None:
     assert main(["import", str(folder), "--out", str(tmp_path / "mini")]) == 0
     said = capsys.readouterr().out
-    assert "6 layers of 384, 30,522 tokens, 512 positions" in said and "it predicts nothing, and embeds texts" in said
+    assert "6 layers of 384, 30,522 tokens, 512 positions" in said and "without heads, for text embeddings" in said
     again = load_model(tmp_path / "mini")
     assert all(torch.equal(again.model.state_dict()[k], v) for k, v in loaded.model.state_dict().items())
     np.testing.assert_array_equal(embed(again, TEXTS[:1]), embed(loaded, TEXTS[:1]))

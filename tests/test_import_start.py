@@ -93,7 +93,7 @@ def test_an_imported_model_with_another_vocabulary(bert: Path, tmp_path: Path) -
     old = load_any(bert).model.state_dict()
     other = write_vocabulary(tmp_path / "other", [*SPECIALS, "z", "new", "a", "##a"])
     with pytest.warns(
-        UserWarning, match=r"^10 of 11 tokens have their rows from .*bert, the other 1 start at the mean$"
+        UserWarning, match=r"^10 of 11 tokens take their rows from .*bert, the other 1 start at the mean$"
     ):
         loaded = import_checkpoint(bert, tokenizer=other)
     new = loaded.model.state_dict()
@@ -109,7 +109,7 @@ def test_an_imported_model_with_another_vocabulary(bert: Path, tmp_path: Path) -
 def test_rows_beyond_the_vocabulary_are_left_out_and_said(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     peer = save("BertForMaskedLM", tmp_path, vocab_size=56)
-    with pytest.warns(UserWarning, match=r"has 56 rows of tokens and its tokenizer 50 tokens: the other 6 rows"):
+    with pytest.warns(UserWarning, match=r"has 56 token rows but its tokenizer only 50 tokens: the other 6 rows"):
         loaded = load_any(tmp_path)
     batch, real = batch_of(loaded.tokenizer.vocabulary, segments=True)
     with torch.no_grad():
@@ -266,7 +266,7 @@ def test_unilm_v1_starts_from_bert_as_its_paper_says(bert: Path, corpus: Path, t
     with pytest.warns(UserWarning) as said:
         found = run("unilm-v1-base", bert, tmp_path / "run", corpus)
     sentences = [str(one.message) for one in said]
-    assert any("the segments 0 to 5 start as the segments 0, 1, 0, 0, 0, 1 of" in one for one in sentences)
+    assert any("segments 0 to 5 start as copies of segments 0, 1, 0, 0, 0, 1 of" in one for one in sentences)
     assert any("has no pair_head" in one for one in sentences)
     start = load_any(bert)
     same(found, start, but=(SEGMENTS,))
@@ -281,7 +281,7 @@ def test_a_run_with_a_vocabulary_of_its_own(bert: Path, corpus: Path, tmp_path: 
     shared = shared_tokens(start.tokenizer, found.tokenizer)
     count = int((shared >= 0).sum())
     assert 20 < count < len(found.tokenizer)
-    assert any(f"{count} of {len(found.tokenizer)} tokens have their rows from" in str(one.message) for one in said)
+    assert any(f"{count} of {len(found.tokenizer)} tokens take their rows from" in str(one.message) for one in said)
     same(found, start, but=(TOKENS, "token_head.bias"))
     rows, old = found.model.state_dict()[TOKENS], start.model.state_dict()[TOKENS]
     torch.testing.assert_close(rows[shared >= 0], old[shared[shared >= 0]], atol=1e-6, rtol=0)
@@ -320,7 +320,7 @@ def test_each_family_starts_a_run_of_its_own_objective(
     save(kind, tmp_path / "theirs", padding=2 if kind[:2] in ("Ro", "MP") else 0, **changes)
     start = load_any(tmp_path / "theirs")
     if start.recipe.model.num_segments == 0 and kind.startswith("Distil"):
-        with pytest.warns(UserWarning, match=r"knows no segments: their embeddings start at 0"):
+        with pytest.warns(UserWarning, match=r"has no segments: their embeddings start at 0"):
             found = run(recipe, tmp_path / "theirs", tmp_path / "run", corpus)
         assert not found.model.state_dict()[SEGMENTS].abs().max() > 1e-6
     else:
@@ -352,7 +352,7 @@ def test_an_imported_model_is_fine_tuned_on_pairs(kind: str, changes: dict[str, 
 
 def test_what_a_start_refuses(bert: Path, corpus: Path, tmp_path: Path) -> None:
     given = {"data.corpus": [str(corpus)], "data.heldout_share": 0.2}
-    with pytest.raises(UsageError, match=r"tokenizer.vocab_size is for a tokenizer that is trained.*--new-tokenizer"):
+    with pytest.raises(UsageError, match=r"tokenizer.vocab_size applies to training a tokenizer.*--new-tokenizer"):
         pretrain("bert-base", tmp_path / "a", toy=True, overrides={**given, "tokenizer.vocab_size": 99}, init=bert)
     with pytest.raises(UsageError, match="A new tokenizer is trained anyway"):
         pretrain("bert-base", tmp_path / "b", toy=True, overrides=given, new_tokenizer=True)

@@ -173,7 +173,7 @@ def test_there_and_back_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> No
 
 
 def test_the_table_of_relative_positions_has_two_names(tmp_path: Path) -> None:
-    """As released, and as code that goes on from there names it."""
+    """As released, and as later code names it."""
     state = released(tmp_path, **VARIANTS["v2"])  # type: ignore[arg-type]
     table = state.pop("bert.encoder.rel_pos_bias.weight")
     save_file(state | {"bert.rel_pos_bias.weight": table}, tmp_path / "model.safetensors")
@@ -235,7 +235,7 @@ def test_a_bin_is_read_only_when_asked_for(tmp_path: Path, legacy: bool) -> None
     (tmp_path / "config.json").rename(tmp_path / "unilm2-base-uncased-config.json")
     (tmp_path / "vocab.txt").rename(tmp_path / "unilm2-base-uncased-vocab.txt")
     torch.save(state, tmp_path / "unilm2-base-uncased.bin", _use_new_zipfile_serialization=not legacy)
-    with pytest.raises(UsageError, match=r"as a pickle only .*import --pickle"):
+    with pytest.raises(UsageError, match=r"only as a pickle .*import --pickle"):
         load_any(tmp_path)
     found = import_checkpoint(tmp_path, pickle=True).model.state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

@@ -92,7 +92,7 @@ def test_smoothing_that_would_have_no_effect_is_refused(tmp_path: Path) -> None:
     start = nlu_toys.start("bert-base")
     file = nlu_toys.write(tmp_path / "train.jsonl", [{"text": word, "label": word[0]} for word in nlu_toys.WORDS])
     recipe = nlu_toys.recipe_for(start, "classification", training__label_smoothing=0.1)
-    message = "training.label_smoothing is 0.1, but a task of the kind classification predicts no tokens"
+    message = "training.label_smoothing is 0.1, but a classification task predicts no tokens"
     with pytest.raises(UsageError, match=message):
         finetune_run(recipe, start, file, None, tmp_path / "run", progress=False)
     with pytest.raises(UsageError, match=message):

@@ -85,12 +85,12 @@ def test_local_layers_need_a_width() -> None:
     slots = slots_of(token_ids(), None, None, rule=StepRule(predicts="next"), earlier=0, max_positions=SLOTS)
     reader = GivenKeys(slots=slots, append=lambda key, value, _: (key, value))
     with pytest.raises(
-        UniclozeError, match=r"no such visibility: use objective\.name causal with objective\.local_width"
+        UniclozeError, match=r"no local visibility: use objective\.name causal with objective\.local_width"
     ):
         list(backbone.read(slots.input_ids, slots.positions, slots.segment_ids, reader))
 
 
 def test_what_needs_more_than_keys_and_values_is_refused() -> None:
     check_steps(ModelSettings())
-    with pytest.raises(UsageError, match=r"model\.positions transformer_xl cannot write a target step by step"):
+    with pytest.raises(UsageError, match=r"model\.positions transformer_xl cannot generate a target step by step"):
         check_steps(ModelSettings(positions="transformer_xl"))

@@ -250,6 +250,6 @@ def test_a_step_that_fails_names_its_rows() -> None:
     state.model.token_head.dense.weight.register_hook(lambda gradient: gradient * float("nan"))
     batches = [dataclasses.replace(batch, place=f"row {number}") for number, batch in enumerate(micro_batches(3))]
     with pytest.raises(
-        NonFiniteError, match=r"gradient is nan; its rows are from row 0; row 1\. The weights of step 0"
+        NonFiniteError, match=r"gradient is nan; its rows are from row 0; row 1\. The finite weights of step 0"
     ):
         fit(state, iter([batches]), settings, CPU, nothing(describe=lambda batch: batch.place))

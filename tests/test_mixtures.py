@@ -241,7 +241,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path: Path) -> None:
     start["tokenizer.kind"] = "bpe"
     with pytest.warns(UserWarning) as said:
         pretrain_run(load_recipe("unilmv2-base", start), tmp_path / "third", progress=False)
-    assert any("tokens have their rows from" in str(warning.message) for warning in said)
+    assert any("tokens take their rows from" in str(warning.message) for warning in said)
 
 
 def test_a_loss_that_is_no_number_in_an_early_phase_names_its_window(
@@ -277,7 +277,7 @@ def test_more_steps_move_the_phases_and_that_is_said(tmp_path: Path) -> None:
     phased = {"training.phases": [{}, {"objective.mask_rate": 0.3}], "training.schedule": "constant"}
     settings = {**toy_overrides(), "data.corpus": [str(corpus)], **phased}
     pretrain_run(load_recipe("unilmv2-ablation-ae", settings), tmp_path / "run", progress=False)
-    with pytest.warns(UserWarning, match="goes from 2 to 4, and the borders of training.phases with it"):
+    with pytest.warns(UserWarning, match="changes from 2 to 4, and the boundaries of training.phases with it"):
         pretrain_run(
             load_recipe("unilmv2-ablation-ae", settings | {"training.steps": 4}), tmp_path / "run", progress=False
         )

@@ -159,9 +159,9 @@ def test_a_program_that_computes_something_else_is_refused() -> None:
 
 
 def test_what_cannot_be_exported_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="masked ae does not write a target"):
+    with pytest.raises(UsageError, match="masked ae does not generate text"):
         export_program(loaded(name="masked", targets=["ae"]), "step")
-    with pytest.raises(UsageError, match=r"^an encoder without heads does not write a target"):
+    with pytest.raises(UsageError, match=r"^an encoder without heads does not generate text"):
         export_program(loaded(name="none", targets=[]), "step")
     with pytest.raises(UniclozeError, match="there is no model at"):
         export_program(tmp_path / "nowhere")

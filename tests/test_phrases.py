@@ -218,7 +218,7 @@ def test_saved_phrases_are_opened_as_they_were(tmp_path: Path) -> None:
     found.save(tmp_path / "phrases", tokenizer, origin)
     assert PhraseTable.load(tmp_path / "phrases", tokenizer.vocabulary, origin).phrases == found.phrases
     assert "as soon as" in (tmp_path / "phrases" / "phrases.txt").read_text().splitlines()
-    with pytest.raises(UniclozeError, match=r"is from .*abc.* the run asks for .*xyz.*: remove"):
+    with pytest.raises(UniclozeError, match=r"is from .*abc.* but the run needs .*xyz.*: remove"):
         PhraseTable.load(tmp_path / "phrases", tokenizer.vocabulary, origin | {"fingerprint": "xyz"})
     (tmp_path / "phrases" / "phrases.npy").write_bytes(b"no array")
     with pytest.raises(UniclozeError, match="is damaged"):
@@ -232,7 +232,7 @@ def test_given_phrases_are_found_in_running_text(kind: Any, tmp_path: Path) -> N
     path = tmp_path / "mine.txt"
     path.write_text("post office\n\n  New York \noffice\n")
     with pytest.warns(
-        UserWarning, match=r"data\.phrases: 1 of the 3 lines of .*mine\.txt are left out, such as 'office'"
+        UserWarning, match=r"data\.phrases: 1 of the 3 lines of .*mine\.txt are ignored, such as 'office'"
     ):
         known = given_phrases(path, tokenizer)
     ids = tokenizer.encode_batch(["The post office of New York is old (New York)."])[0]
@@ -243,7 +243,7 @@ def test_given_phrases_are_found_in_running_text(kind: Any, tmp_path: Path) -> N
         phrases.append(tokenizer.decode(current).strip().lower())
     assert (phrases.count("post office"), phrases.count("new york")) == (1, 2)
     path.write_text("office\n")
-    with pytest.raises(UsageError, match="holds no phrase of two or more words"):
+    with pytest.raises(UsageError, match="has no phrase of two or more words"):
         given_phrases(path, tokenizer)
 
 

@@ -245,7 +245,7 @@ def test_prepared_needs_no_corpus(corpus: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
     other = Tokenizer.train([sentence(0)], TokenizerSettings(vocab_size=150))
     other.save(tmp_path)
-    with pytest.raises(UniclozeError, match=rf"{other.fingerprint[:16]}: leave --tokenizer\.path out"):
+    with pytest.raises(UniclozeError, match=rf"{other.fingerprint[:16]}: leave out --tokenizer\.path"):
         open_or_prepare(data, TokenizerSettings(path=str(tmp_path / "tokenizer.json")), tmp_path / "other")
 
 
@@ -273,9 +273,7 @@ def test_nothing_is_held_out_if_so_asked(corpus: Path, tmp_path: Path) -> None:
 
 def test_several_sources(corpus: Path, tmp_path: Path) -> None:
     data = DataSettings(corpus=[str(corpus / "a.jsonl"), str(corpus / "b.jsonl"), str(corpus / "a.jsonl")])
-    with pytest.warns(
-        UserWarning, match=r"a\.jsonl gives nothing to train on: sources before it hold the same documents"
-    ):
+    with pytest.warns(UserWarning, match=r"a\.jsonl has no training text: earlier sources hold the same documents"):
         with_repeats = prepare_data(data, TOKENIZER, tmp_path / "out", progress=False)
     assert [source.name for source in with_repeats.train] == ["a", "b", "a-2"]
     assert with_repeats.train[2].num_documents == 0, "every document was in the first source"
@@ -317,7 +315,7 @@ def test_a_folder_in_which_one_source_overwrote_another_is_refused(corpus: Path,
     lineage = json.loads((out / "lineage.json").read_text())
     lineage["sources"][1]["name"] = "a"
     (out / "lineage.json").write_text(json.dumps(lineage))
-    with pytest.raises(UniclozeError, match=r"train/a has .* documents .* lineage\.json says .*: remove the folder"):
+    with pytest.raises(UniclozeError, match=r"train/a has .* documents .* lineage\.json records .*: remove the folder"):
         Prepared.load(out)
 
 
@@ -362,7 +360,7 @@ def test_mended_text_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "a.txt"
     path.write_bytes(b"\n\n".join(sentence(i).encode() + b" \xff\0" for i in range(20)))
     run(path, tmp_path / "out")
-    assert capsys.readouterr().err.count("20 places that are no UTF-8") == 1
+    assert capsys.readouterr().err.count("20 invalid UTF-8 sequences") == 1
     entry = Prepared.load(tmp_path / "out").lineage["sources"][0]
     assert (entry["replaced"], entry["nul"]) == (20, 20)
 
@@ -370,7 +368,7 @@ def test_mended_text_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_files_that_are_left_out_are_said_once_and_recorded(corpus: Path, tmp_path: Path) -> None:
     for name in ("a.md", "b.md", "c.html"):
         (corpus / name).write_text("text", encoding="utf-8")
-    with pytest.warns(UserWarning, match=r"corpus: 3 files of other kinds are left out: 2 \.md, 1 \.html$"):
+    with pytest.warns(UserWarning, match=r"corpus: 3 files of other kinds are ignored: 2 \.md, 1 \.html$"):
         prepared = run(corpus, tmp_path / "out")
     assert prepared.lineage["sources"][0]["left_out"] == {".md": 2, ".html": 1}
     assert run(corpus, tmp_path / "out").fingerprint == prepared.fingerprint
@@ -380,7 +378,7 @@ def test_empty_corpora_and_bad_settings(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" \n\n")
     with pytest.raises(UniclozeError, match=r"a\.txt holds no text"):
         run(tmp_path / "a.txt", tmp_path / "out")
-    with pytest.raises(UniclozeError, match="There is no text at"):
+    with pytest.raises(UniclozeError, match="There is no text file at"):
         run(tmp_path / "missing", tmp_path / "out")
     with pytest.raises(UsageError, match=r"data\.heldout_share is 1\.5"):
         run(tmp_path / "a.txt", tmp_path / "out", heldout_share=1.5)
@@ -394,7 +392,7 @@ def test_a_strangers_folder_is_left_alone(corpus: Path, tmp_path: Path) -> None:
     assert run(corpus, tmp_path / "out").train, "an empty folder is fine"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(UniclozeError, match="mine holds something that `prepare` did not write"):
+    with pytest.raises(UniclozeError, match="mine has files that `prepare` did not write"):
         run(corpus, tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
 
@@ -446,7 +444,7 @@ def test_a_file_that_changes_while_it_is_read(corpus: Path, tmp_path: Path, monk
         return train(*arguments)
 
     monkeypatch.setattr(Tokenizer, "train", grow)
-    with pytest.raises(UniclozeError, match=r"a\.jsonl changed while it was read"):
+    with pytest.raises(UniclozeError, match=r"a\.jsonl changed while it was being read"):
         run(corpus, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -461,7 +459,7 @@ def test_files_that_come_or_go_while_the_corpus_is_read(
         return train(*arguments)
 
     monkeypatch.setattr(Tokenizer, "train", remove)
-    with pytest.raises(UniclozeError, match="corpus changed while it was read"):
+    with pytest.raises(UniclozeError, match="corpus changed while it was being read"):
         run(corpus, tmp_path / "out")
 
 
@@ -475,7 +473,7 @@ def test_damage_is_named(corpus: Path, tmp_path: Path, damage: str) -> None:
 
 
 def test_a_folder_that_is_not_prepared(tmp_path: Path) -> None:
-    with pytest.raises(UniclozeError, match=r"is no prepared corpus, it has no lineage\.json"):
+    with pytest.raises(UniclozeError, match=r"is not a prepared corpus \(no lineage\.json\)"):
         Prepared.load(tmp_path)
 
 
@@ -493,7 +491,7 @@ def test_tokens_of_another_tokenizer_are_refused(corpus: Path, tmp_path: Path) -
 def test_texts_beside_tokens_are_not_left_out_unsaid(corpus: Path, tmp_path: Path) -> None:
     prepared = run(corpus, corpus / "earlier" / "data")
     tokenizer = TokenizerSettings(path=str(prepared.folder))
-    with pytest.raises(UsageError, match=r"holds tokens \(.*\.ds\) and texts \(.*\): give a folder of each"):
+    with pytest.raises(UsageError, match=r"holds tokens \(.*\.ds\) and texts \(.*\): use separate folders"):
         run(corpus, tmp_path / "out", tokenizer)
     with pytest.raises(
         UsageError, match=r"\*\*/\* holds tokens \(.*\.ds\) and texts \(.*\): .* a pattern that ends in \.ds"
@@ -521,7 +519,7 @@ def test_datatroves_folder_is_read_where_it_lies(tmp_path: Path) -> None:
         (folder / f"{shard:05}_shuffled.ds").write_bytes(tokens.astype("<u2").tobytes())
         (folder / f"{shard:05}_shuffled.ds.index").write_bytes(struct.pack("<30Q", *ends))
         (folder / f"{shard:05}_shuffled.ds.metadata").write_text("toy|2\n300\n300 T")
-    with pytest.raises(UsageError, match=r"datatrove holds tokens: set --tokenizer\.path"):
+    with pytest.raises(UsageError, match=r"datatrove holds token shards: set --tokenizer\.path"):
         run(folder, tmp_path / "out")
     prepared = run(folder, tmp_path / "out", TokenizerSettings(path=str(folder)))
     (train,), (heldout,) = prepared.train, prepared.heldout
@@ -533,7 +531,7 @@ def test_datatroves_folder_is_read_where_it_lies(tmp_path: Path) -> None:
     (folder / "00000_shuffled.ds").write_bytes(np.full(300, 5000, dtype="<u2").tobytes())
     with pytest.raises(UniclozeError, match=r"00000_shuffled\.ds has changed"):
         run(folder, tmp_path / "out", TokenizerSettings(path=str(folder)))
-    with pytest.raises(UniclozeError, match="holds token id 5000, the tokenizer only"):
+    with pytest.raises(UniclozeError, match="holds token id 5000, but the tokenizer has only"):
         run(folder, tmp_path / "other", TokenizerSettings(path=str(folder)))
 
 

@@ -150,7 +150,7 @@ def course(training: float, *heldout: float) -> Course:
          "perplexity 95.0 (par) against 310.0 of bigram counts, content words 19.7 % in the top 5 against 9.4 %"),
         ({"ae": 98.0, "nsp": 0.7}, score(0.1, 0.09, 0.006, sees="left"), course(4.5, 4.6), "",
          "perplexity 98.0 against 310.0 of bigram counts, content words from the left 10.0 % in the top 5 against 9.0 %, "
-         "which is within 2 standard errors"),
+         "within 2 standard errors"),
         ({"ae": 98.0}, score(0.09, 0.09), course(4.5, 4.6), "",
          f"no better than counting at content words: {LONGER} (perplexity 98.0 against 310.0 of bigram counts, content words "
          "9.0 % in the top 5 against 9.0 %)"),
@@ -229,7 +229,7 @@ def test_a_run_counts_once_and_ends_with_a_verdict(tmp_path: Path, monkeypatch: 
     with pytest.warns(UserWarning, match="trained to step 2"):
         again = pretrain_run(recipe, tmp_path / "run", progress=False)
     assert (again.verdict, again.counts, again.words) == (result.verdict, result.counts, None)
-    with pytest.warns(UserWarning, match=r"training\.steps goes from 2 to 3"):
+    with pytest.warns(UserWarning, match=r"training\.steps changes from 2 to 3"):
         more = load_recipe("quickstart", toy(corpus, **{"training.steps": 3}))
         longer = pretrain_run(more, tmp_path / "run", progress=False)
     assert longer.counts == result.counts and longer.words is not None

@@ -410,8 +410,8 @@ def test_labels_that_read_the_same_are_refused(tmp_path: Path) -> None:
     for labels, message in (
         ('{1: good, "1": bad, 2: fair}', "two labels read the same, such as 1 and '1': remove one"),
         ('{yes: good, "yes": bad, no: fair}', "two labels read the same"),
-        ("{1: good, true: bad, 2: fair}", "p.yaml:2 is neither YAML nor JSON .the key true is given a second time"),
-        ("{a: good, a: bad, b: fair}", "p.yaml:2 is neither YAML nor JSON .the key a is given a second time; keep one"),
+        ("{1: good, true: bad, 2: fair}", "p.yaml:2 is neither YAML nor JSON .duplicate key true; keep one"),
+        ("{a: good, a: bad, b: fair}", "p.yaml:2 is neither YAML nor JSON .duplicate key a; keep one"),
     ):
         path.write_text(f"template: '{{text}} is {{label}}'\nlabels: {labels}\n")
         with pytest.raises(UniclozeError, match=message):

@@ -139,7 +139,7 @@ def test_a_folder_that_may_not_be_read_is_not_left_out(tmp_path: Path, monkeypat
     (tmp_path / "closed").mkdir()
     (tmp_path / "a.txt").write_text("x")
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(UniclozeError, match=r"The folder .*closed may not be read"):
+    with pytest.raises(UniclozeError, match=r"The folder .*closed is not readable"):
         find_files(tmp_path)
 
 
@@ -148,17 +148,17 @@ def test_a_folder_that_may_not_be_read_is_not_left_out(tmp_path: Path, monkeypat
 def test_no_beginning_of_a_compressed_file_is_taken_for_the_whole(tmp_path: Path, ending: str, size: int) -> None:
     path = write(tmp_path / f"a{ending}", b"".join(b'{"text": "%d"}\n' % number for number in range(500)))
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(UniclozeError, match=rf"a{ending} is cut off or damaged"):
+    with pytest.raises(UniclozeError, match=rf"a{ending} is truncated or damaged"):
         texts(path)
 
 
 def test_places_without_text_are_named(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("x")
-    with pytest.raises(UniclozeError, match=r"There is no text at .*missing"):
+    with pytest.raises(UniclozeError, match=r"There is no text file at .*missing"):
         find_files(tmp_path / "missing")
     with pytest.raises(UniclozeError, match="holds no text"):
         find_files(tmp_path)
-    with pytest.raises(UniclozeError, match=r"notes.md is no file of a known kind.*\.jsonl"):
+    with pytest.raises(UniclozeError, match=r"notes.md is not of a known file type.*\.jsonl"):
         find_files(tmp_path / "notes.md")
 
 
@@ -211,7 +211,7 @@ def test_empty_documents_are_skipped_and_counted(tmp_path: Path) -> None:
     [
         (b'{"text": "x"', "is not JSON"),
         (b'["x"]', "is not a JSON object"),
-        (b'{"body": "x", "n": 1}', r'has no field "text": set --data.text_field to one of its fields of text \(body\)'),
+        (b'{"body": "x", "n": 1}', r'has no field "text": set --data.text_field to one of its text fields \(body\)'),
         (b'{"text": 3}', 'no text in the field "text"'),
     ],
 )
@@ -229,7 +229,7 @@ def test_damaged_files_are_named(tmp_path: Path, ending: str) -> None:
     else:
         write(path, b"".join(b'{"text": "%d"}\n' % i for i in range(5000)))
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(UniclozeError, match=rf"a{ending} is cut off or damaged"):
+    with pytest.raises(UniclozeError, match=rf"a{ending} is truncated or damaged"):
         texts(path)
 
 

@@ -315,24 +315,24 @@ def test_directory_is_no_recipe(tmp_path: Path) -> None:
         ),
         (
             "objective:\n  mixture:\n  - {share: 1, label: a}\n  - {share: 1, label: b, share: 2}\n",
-            "line 4: this is not valid YAML: the key share is given a second time; keep one.",
+            "line 4: this is not valid YAML: duplicate key share; keep one.",
         ),
         (
             "task:\n  fields:\n    text: one\n    text: two\n",
-            "line 4: this is not valid YAML: the key text is given a second time; keep one.",
+            "line 4: this is not valid YAML: duplicate key text; keep one.",
         ),
         ("a: [1\n", "line 2: this is not valid YAML: expected ',' or ']', but got '<stream end>'."),
         (
             "base: quickstart\nname: 2020-13-45\n",
-            "line 2: this is not valid YAML: this is no timestamp; put it between quotation marks if it is text.",
+            "line 2: this is not valid YAML: this is not a valid timestamp; quote it if it is text.",
         ),
         (
             "training:\n  steps: !!int abc\n",
-            "line 2: this is not valid YAML: this is no int; put it between quotation marks if it is text.",
+            "line 2: this is not valid YAML: this is not a valid int; quote it if it is text.",
         ),
         (
             "name: !!timestamp soon\n",
-            "line 1: this is not valid YAML: this is no timestamp; put it between quotation marks if it is text.",
+            "line 1: this is not valid YAML: this is not a valid timestamp; quote it if it is text.",
         ),
         ("a:\n\tb: 1\n", "line 2: this is not valid YAML: found character '\\t' that cannot start any token."),
         ("base: 3\n", "line 1: base is 3; expected the name of a recipe."),

@@ -213,7 +213,7 @@ def test_a_text_is_known_again_in_its_tokens_whatever_the_tokenizer(tmp_path: Pa
     first = prepared([corpus], tmp_path / "first", settings, heldout_share=0.2)
     shards = [f"{first.folder}/{part}/*.ds" for part in ("train", "heldout")]
     both = [write_texts(tmp_path / "b.jsonl", capitals), *shards]
-    with pytest.warns(UserWarning, match="gives nothing to train on: sources before it hold the same documents"):
+    with pytest.warns(UserWarning, match="has no training text: earlier sources hold the same documents"):
         data = prepared(both, tmp_path / "second", settings, heldout_share=0.2)
     counts = [(entry["documents"], entry["duplicates"]) for entry in data.lineage["sources"]]
     assert counts[0] == (60, 0) and all(total == dropped > 0 for total, dropped in counts[1:])

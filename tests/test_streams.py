@@ -1,4 +1,4 @@
-"""Windows that go on from each other, row by row, for segment recurrence."""
+"""Windows that continue each other, row by row, for segment recurrence."""
 
 from __future__ import annotations
 
@@ -148,5 +148,5 @@ def test_shuffled_windows_go_on_from_nothing(tmp_path: Path) -> None:
 
 
 def test_streams_have_one_segment(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"data\.order is streams, .* set --data\.segments 1"):
+    with pytest.raises(UsageError, match=r"data\.order streams .* set --data\.segments 1"):
         make_sampler(make_source(tmp_path), order="streams")

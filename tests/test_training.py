@@ -181,7 +181,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, damage: 
         path.write_bytes(content[: len(content) // 2])
     else:
         path.unlink()
-    with pytest.warns(UserWarning, match=f"{file}.*going back to step-00000001"):
+    with pytest.warns(UserWarning, match=f"{file}.*using step-00000001 instead"):
         newest = load_newest(tmp_path)
     assert newest is not None
     assert newest.state["step"] == 1
@@ -192,7 +192,7 @@ def test_a_damaged_newer_checkpoint_costs_no_good_one(tmp_path: Path) -> None:
     for step in (2, 4):
         checkpoint_at(tmp_path, step, state.model, state.optimizers)
     (tmp_path / "step-00000004" / "state.json").write_text("{}")
-    with pytest.warns(UserWarning, match="going back to step-00000002"):
+    with pytest.warns(UserWarning, match="using step-00000002 instead"):
         newest = load_newest(tmp_path)
     assert newest is not None
     set_aside_newer(newest.path)
@@ -231,7 +231,7 @@ def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
     assert load_newest(tmp_path) is None
     state = trained()
     (checkpoint_at(tmp_path, 1, state.model, state.optimizers) / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UniclozeError, match="no earlier one is whole"):
+    with pytest.raises(UniclozeError, match="no earlier one is intact"):
         load_newest(tmp_path)
 
 
@@ -262,7 +262,7 @@ def test_only_the_newest_are_kept_and_a_full_disk_harms_none(tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("unicloze.training.checkpoint.save_file", full)
-    with pytest.raises(UniclozeError, match="the disk is full; earlier checkpoints are untouched"):
+    with pytest.raises(UniclozeError, match="the disk is full; earlier checkpoints are unchanged"):
         checkpoint_at(tmp_path, 4, state.model, state.optimizers)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
     assert load_checkpoint(tmp_path / "step-00000003").state["step"] == 3
@@ -300,7 +300,9 @@ def test_one_process_per_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["recipe.yaml", "tokenizer.json"])
 def test_files_that_no_run_wrote_are_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(UniclozeError, match=f"{name} was not written by a run, which would replace it: give another"):
+    with pytest.raises(
+        UniclozeError, match=f"{name} was not written by a run, but this run would replace it: give another"
+    ):
         verbs.pretrain("quickstart", tmp_path, toy=True, quiet=True)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
 
@@ -446,7 +448,7 @@ def test_other_settings_are_not_continued(corpus: Path, tmp_path: Path) -> None:
     pretrain_run(load_recipe("quickstart", toy), tmp_path / "run", progress=False)
     with pytest.raises(UsageError, match=r"training\.learning_rate"):
         pretrain_run(load_recipe("quickstart", toy | {"training.learning_rate": 0.5}), tmp_path / "run", progress=False)
-    with pytest.warns(UserWarning, match=r"training\.steps goes from 2 to 3"):
+    with pytest.warns(UserWarning, match=r"training\.steps changes from 2 to 3"):
         longer = pretrain_run(load_recipe("quickstart", toy | {"training.steps": 3}), tmp_path / "run", progress=False)
     assert longer.step == 3
     with pytest.warns(UserWarning, match="trained to step 3"):
@@ -504,5 +506,5 @@ def test_frozen_parts_stay_as_they_are_and_the_others_learn(tmp_path: Path) -> N
             load_recipe("quickstart", overrides | {"training.frozen": ["encoder"]}), tmp_path / "a", progress=False
         )
     everything = overrides | {"training.frozen": ["backbone", "token_head"]}
-    with pytest.raises(UsageError, match="leave out what shall learn"):
+    with pytest.raises(UsageError, match="leave out those to train"):
         pretrain_run(load_recipe("quickstart", everything), tmp_path / "b", progress=False)

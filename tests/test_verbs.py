@@ -139,7 +139,7 @@ def test_a_toy_reads_the_beginning_of_a_long_corpus(
         verbs.pretrain("quickstart", run.out, toy=True, quiet=True, overrides=given)
 
 
-@pytest.mark.filterwarnings("ignore:training.steps goes from")
+@pytest.mark.filterwarnings("ignore:training.steps changes from")
 def test_pretrain_continues_the_run_of_a_directory(trained: RunResult, place: Path) -> None:
     overrides = {"data.corpus": ["corpus"], "data.prepared": str(trained.out / "data")}
     first = verbs.pretrain("unilmv2-ablation-ar", toy=True, quiet=True, overrides=overrides)
@@ -161,7 +161,7 @@ def prepared(place: Path) -> Path:
     [
         (
             {"data.corpus": "texts"},
-            r"option --data\.corpus: .*'texts'.*prepared was made with .*corpus.*leave data\.corpus out",
+            r"option --data\.corpus: .*'texts'.*prepared was made with .*corpus.*leave out data\.corpus",
         ),
         ({"data.corpus": ["corpus", "corpus"]}, "was made with"),
         ({"tokenizer.vocab_size": 500}, r"option --tokenizer\.vocab_size: .* is 500, .* was made with 300: leave"),
@@ -191,7 +191,7 @@ def test_a_loaded_vocabulary_says_itself_whether_it_lower_cases(place: Path, tmp
     for name, value in {"lowercase": True, "strip_accents": True, "vocab_size": 300, "kind": "bpe"}.items():
         refused = overrides | {f"tokenizer.{name}": value}
         for act in (verbs.prepare, verbs.pretrain):
-            with pytest.raises(UsageError, match=rf"option --tokenizer\.{name}: it is for a tokenizer that is trained"):
+            with pytest.raises(UsageError, match=rf"option --tokenizer\.{name} applies to training a tokenizer"):
                 act("quickstart", tmp_path / "refused", quiet=True, overrides=refused)
     assert not (tmp_path / "refused").exists()
 
@@ -215,7 +215,7 @@ def test_the_recipe_of_a_run_tells_what_the_prepared_data_is(prepared: Path, pla
     assert (told.tokenizer.vocab_size, told.tokenizer.path) == (300, None)
 
 
-@pytest.mark.filterwarnings("ignore:training.steps goes from")
+@pytest.mark.filterwarnings("ignore:training.steps changes from")
 def test_a_run_whose_recipe_does_not_tell_the_truth_goes_on(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,19 +228,21 @@ def test_a_run_whose_recipe_does_not_tell_the_truth_goes_on(
     assert load_recipe(tmp_path / "run" / "recipe.yaml").tokenizer.vocab_size == 300
 
 
-@pytest.mark.filterwarnings("ignore:training.steps goes from")
+@pytest.mark.filterwarnings("ignore:training.steps changes from")
 def test_a_run_is_not_lost_by_another_corpus(place: Path, tmp_path: Path) -> None:
     run, data = tmp_path / "run", tmp_path / "run" / "data"
     write_corpus(tmp_path / "other", seed=1)
     old, new = {"data.corpus": str(place / "corpus")}, {"data.corpus": str(tmp_path / "other")}
     verbs.pretrain("quickstart", run, toy=True, quiet=True, overrides=old)
     with pytest.raises(
-        UniclozeError, match=r"give this corpus another --out, the run in .* with its old one only"
+        UniclozeError, match=r"give this corpus another --out; the run in .* only resume with its old one"
     ) as said:
         verbs.pretrain("quickstart", run, toy=True, quiet=True, overrides=new)
     assert "remove" not in str(said.value)
     shutil.rmtree(data)
-    with pytest.raises(UniclozeError, match=r"give this corpus another --out, the run in .* with its old one only"):
+    with pytest.raises(
+        UniclozeError, match=r"give this corpus another --out; the run in .* only resume with its old one"
+    ):
         verbs.pretrain("quickstart", run, toy=True, quiet=True, overrides=new)
     assert not data.exists()
     verbs.prepare(out=data, quiet=True, overrides={**new, "tokenizer.vocab_size": 512})
@@ -251,7 +253,7 @@ def test_a_run_is_not_lost_by_another_corpus(place: Path, tmp_path: Path) -> Non
     assert verbs.pretrain("quickstart", run, toy=True, quiet=True, overrides={**old, "training.steps": 3}).step == 3
 
 
-@pytest.mark.filterwarnings("ignore:training.steps goes from")
+@pytest.mark.filterwarnings("ignore:training.steps changes from")
 def test_a_run_goes_on_with_what_an_older_version_prepared(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +273,7 @@ def test_what_a_loaded_tokenizer_prepared_has_no_settings_of_training(prepared: 
     again = {"data.corpus": str(place / "corpus"), "tokenizer.path": str(prepared / "tokenizer.json")}
     data = verbs.prepare(out=place / "loaded", quiet=True, overrides=again).folder
     with pytest.raises(
-        UsageError, match=r"tokenizer\.kind is of training a tokenizer, and data\.prepared .* a loaded one"
+        UsageError, match=r"tokenizer\.kind applies to training a tokenizer, but data\.prepared .* a loaded one"
     ):
         given = {"data.prepared": str(data), "tokenizer.kind": "bpe"}
         verbs.pretrain("quickstart", place / "no", toy=True, quiet=True, overrides=given)
@@ -432,7 +434,9 @@ def test_a_corpus_too_small_to_measure_is_said_and_has_no_perplexity(
 def test_what_is_held_out_may_be_too_short_for_a_window(tmp_path: Path) -> None:
     (tmp_path / "tiny.txt").write_text("hello world\n", encoding="utf-8")
     overrides = {"data.corpus": str(tmp_path / "tiny.txt")}
-    with pytest.warns(UserWarning, match="too small to hold anything out: the perplexity will be that of the text to"):
+    with pytest.warns(
+        UserWarning, match="too small to hold anything out: the perplexity will be measured on the training text"
+    ):
         result = verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=overrides)
     assert result.part == "training-text"
 

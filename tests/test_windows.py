@@ -239,7 +239,7 @@ def test_joined_documents_of_a_part_of_a_shard(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("window", "segments", "least"), [(4, 2, 5), (2, 1, 3), (0, 2, 5)])
 def test_a_window_shorter_than_the_specials(tmp_path: Path, window: int, segments: int, least: int) -> None:
-    with pytest.raises(UsageError, match=rf"data\.window is {window}, too short .* set it to {least} or more"):
+    with pytest.raises(UsageError, match=rf"data\.window is {window}, too short .* set it to at least {least}"):
         make_sampler(make_source(tmp_path), window=window, segments=segments)
 
 
@@ -247,9 +247,9 @@ def test_bad_weights_and_missing_windows(tmp_path: Path) -> None:
     source = make_source(tmp_path)
     with pytest.raises(UsageError, match=r"data\.weights has 2 values for 1 sources"):
         make_sampler(source, weights=[1.0, 1.0])
-    with pytest.raises(UsageError, match=r"data\.weights gives .* 0\.001 of its windows, which is none"):
+    with pytest.raises(UsageError, match=r"data\.weights gives .* 0\.001 of its windows, which rounds to none"):
         make_sampler(source, source, weights=[1.0, 0.001])
-    with pytest.raises(UsageError, match=r"data\.weights holds -1"):
+    with pytest.raises(UsageError, match=r"data\.weights contains -1"):
         make_sampler(source, weights=[-1.0])
     with pytest.raises(UniclozeError, match="There is no window in s"):
         make_sampler(source, weights=[0.0])
@@ -259,7 +259,7 @@ def test_bad_weights_and_missing_windows(tmp_path: Path) -> None:
 
 def test_an_empty_source_beside_a_full_one(tmp_path: Path) -> None:
     empty = make_source(tmp_path, [0, 1], name="e")
-    with pytest.warns(UserWarning, match=r"data\.weights has no effect on e: no document there is long enough"):
+    with pytest.warns(UserWarning, match=r"data\.weights has no effect on e: none of their documents is long enough"):
         sampler = make_sampler(empty, make_source(tmp_path), weights=[2.0, 1.0])
     assert set(sampler.read(0, sampler.epoch_size).source.tolist()) == {1}
     assert make_sampler(empty, make_source(tmp_path)).num_windows == sampler.num_windows, (
@@ -278,5 +278,5 @@ def test_ids_the_tokenizer_has_not(tmp_path: Path, token: int) -> None:
     with ShardWriter(tmp_path / "a.ds", vocab_size=5000, tokenizer_name="toy") as writer:
         writer.write(np.array([10, token, 2999]), 5)
     source = TokenSource(name="a", shards=(TokenShard.open(tmp_path / "a.ds"),))
-    with pytest.raises(UniclozeError, match=f"holds token id {token}, the tokenizer only 3000 ids"):
+    with pytest.raises(UniclozeError, match=f"holds token id {token}, but the tokenizer has only 3000 ids"):
         make_sampler(source).read(0, 1)

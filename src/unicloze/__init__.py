@@ -5,8 +5,8 @@
     unicloze.pretrain(recipe="quickstart", out="runs/quickstart")
     print(unicloze.fill(model="runs/quickstart", text="Return a [MASK] of the given list."))
 
-Each verb of the command line is a function of `unicloze.verbs` with the same name and arguments. All but `report`,
-`recipes` and `doctor`, which are rooms of this package, are here as well. Nothing heavy is imported before it is used.
+Each command-line verb is a function of `unicloze.verbs` with the same name and arguments. All but `report`,
+`recipes` and `doctor`, which are modules of this package, are exported here too. Heavy imports happen on first use.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "load_recipe":  # its parser takes longer to import than all the rest
+    if name == "load_recipe":  # importing the YAML parser takes longer than everything else here
         from unicloze.recipes import load_recipe
 
         return load_recipe

@@ -1,4 +1,4 @@
-"""`python -m unicloze` is `unicloze`."""
+"""Runs the command line as `python -m unicloze`."""
 
 from __future__ import annotations
 

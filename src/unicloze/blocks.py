@@ -1,7 +1,7 @@
-"""Rows of different lengths in one forward pass without padding: blocks of like length, laid end to end in one row.
+"""One forward pass over rows of different lengths without padding: blocks of similar length concatenated into one row.
 
-What slots do alone is done for all of them at once, attention block by block. The row is a batch like any other, whose
-slots read within their own text; that it has blocks only says how to compute it fast.
+Per-slot operations run over the whole row at once; attention runs block by block. The row is an ordinary batch whose
+slots attend within their own text; the blocks only tell the backbone how to compute it fast.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from unicloze.example import Batch, Leading, TargetBatch
 
 
 def lay_end_to_end(blocks: Sequence[Batch]) -> Batch:
-    """One row of all slots of some blocks; the block itself if there is only one.
+    """Concatenate the slots of several blocks into one row; a single block is returned unchanged.
 
     Args:
-        blocks: Of the same targets, none with a memory.
+        blocks: Batches with the same targets and without a memory.
     """
     if len(blocks) == 1:
         return blocks[0]
@@ -42,11 +42,11 @@ def lay_end_to_end(blocks: Sequence[Batch]) -> Batch:
 
 
 def end_to_end(slots: Sequence[Tensor], blocks: Sequence[Batch]) -> Tensor:
-    """Numbers of slots within the rows of each block, as numbers within all.
+    """Shift slot numbers of each block's rows to slot numbers of the concatenated row.
 
     Args:
-        slots: *Shape:* (rows, n, ...) each
-        blocks: What they are numbers of.
+        slots: Slot numbers within a row, one tensor per block. *Shape:* (rows, n, ...) each
+        blocks: The block of each tensor.
 
     Returns:
         *Shape:* (1, sum of rows x n, ...)
@@ -61,7 +61,7 @@ def end_to_end(slots: Sequence[Tensor], blocks: Sequence[Batch]) -> Tensor:
 
 
 def _target(parts: Sequence[TargetBatch], blocks: Sequence[Batch]) -> TargetBatch:
-    """The predictions of all rows side by side."""
+    """Concatenate the predictions of all rows; prediction slots missing in some blocks are marked absent."""
 
     def joined(tensors: Sequence[Tensor]) -> Tensor:
         return torch.cat([tensor.flatten(0, 1) for tensor in tensors])[None]

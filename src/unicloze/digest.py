@@ -1,4 +1,4 @@
-"""Names for values: what is equal has one name."""
+"""Content hash of JSON values."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from typing import Any
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a value that JSON can hold, whatever the order of its keys."""
+    """SHA-256 of a JSON-serialisable value, independent of key order."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Reading Google docstrings: one text serves the reader of the code and the help of the command line."""
+"""Parses Google docstrings, which also supply the command-line help."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def purpose(documented: object) -> str:
 
 
 def arguments(documented: object) -> Mapping[str, str]:
-    """What `Args` says of each argument, in one line each."""
+    """Descriptions under `Args`, one line per argument."""
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", _section(documented, "Args"), flags=re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}
 
 
 def examples(documented: object) -> tuple[str, ...]:
-    """The lines of `Examples`; a line that is indented further continues the one before."""
+    """Lines under `Examples`; a line indented further continues the previous one."""
     lines = re.findall(r"^ {4}(\S.*(?:\n {5,}.*)*)", _section(documented, "Examples"), flags=re.MULTILINE)
     return tuple(re.sub(r"\s*\n\s*", " ", line) for line in lines)
 

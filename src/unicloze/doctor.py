@@ -1,4 +1,4 @@
-"""What this machine offers, what a run would use of it, and the cure for what is missing."""
+"""`doctor`: what this machine offers, what a run would use, and how to fix what is missing."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _PRODUCT_SIZE = 768
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of the examination.
+    """One line of the report.
 
     Args:
-        topic: What was looked at.
-        state: `ok`; `note` for what works but could be better; `problem` for what keeps a run from working.
-        detail: What was found.
-        cure: What to do about it; empty if there is nothing to do.
+        topic: What was checked.
+        state: `ok`; `note` if it works but could be better; `problem` if it prevents runs.
+        detail: The result.
+        cure: How to fix it; empty if nothing needs fixing.
     """
 
     topic: str
@@ -48,22 +48,22 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Examination:
-    """All findings; as `str` a table for people."""
+    """All findings; `str` renders a table."""
 
     findings: tuple[Finding, ...]
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing required is broken."""
+        """Whether there are no problems."""
         return all(finding.state != "problem" for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
-        """Of a process that ends with it: 1 if something required is broken."""
+        """Exit code of the command: 1 if there is a problem, else 0."""
         return 0 if self.healthy else 1
 
     def to_dict(self) -> dict[str, Any]:
-        """The findings as plain dictionaries, fit for JSON."""
+        """The findings as JSON-serialisable dictionaries."""
         return {"healthy": self.healthy, "findings": [asdict(finding) for finding in self.findings]}
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Examination:
 
 
 def examine() -> Examination:
-    """Look at this machine. Takes a second or two: torch is imported and matrix products are timed."""
+    """Check this machine. Takes a second or two: it imports torch and times matrix products."""
     findings = [*_python(), *_packages()]
     topics: tuple[Callable[[], Iterator[Finding]], ...] = (_processor, _memory, _disk, _temporary_files)
     if all(finding.state != "problem" for finding in findings):
@@ -160,7 +160,7 @@ def _arithmetic() -> Iterator[Finding]:
     yield Finding(
         topic="threads",
         state="note" if crowded else "ok",
-        detail=f"torch computes with {threads}",
+        detail=f"torch uses {threads}",
         cure=f"Set OMP_NUM_THREADS={usable_cores()}: more threads than cores slow each other down." if crowded else "",
     )
     operations = 2 * _PRODUCT_SIZE**3
@@ -183,11 +183,11 @@ def _dropout() -> Iterator[Finding]:
 
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        detail, cure = "no C compiler: NumPy draws it, which is slower", "Install gcc or clang."
+        detail, cure = "no C compiler: NumPy computes it, which is slower", "Install gcc or clang."
     elif dropout._compiled() is None:
         detail, cure = (
-            f"{compiler} cannot compile it: NumPy draws it, which is slower",
-            f"Mend {compiler} and its headers.",
+            f"{compiler} cannot compile it: NumPy computes it, which is slower",
+            f"Fix {compiler} and its headers.",
         )
     else:
         detail, cure = f"compiled with {compiler}", ""
@@ -196,10 +196,10 @@ def _dropout() -> Iterator[Finding]:
 
 def _allocator() -> Iterator[Finding]:
     if platform.libc_ver()[0] == "glibc":
-        detail = f"glibc {platform.libc_ver()[1]}; `pretrain` tells it to keep freed memory, which saves page faults"
+        detail = f"glibc {platform.libc_ver()[1]}; `pretrain` sets it to keep freed memory, which avoids page faults"
         yield Finding(topic="allocator", state="ok", detail=detail)
     else:
-        detail = "not glibc, used as it is; a training step on the CPU spends more time on page faults"
+        detail = "not glibc, left unchanged; training steps on the CPU spend more time on page faults"
         yield Finding(topic="allocator", state="note", detail=detail)
 
 
@@ -219,8 +219,8 @@ def _gpus() -> Iterator[Finding]:
     if driver and torch.version.cuda is None:
         detail, cure = "a CUDA device, but torch is built without CUDA", "Install a CUDA build of torch (pytorch.org)."
     elif driver:
-        detail = f"a CUDA device that torch, built for CUDA {torch.version.cuda}, cannot use"
-        cure = "Update the driver, or install a torch for its CUDA version (`nvidia-smi` shows it)."
+        detail = f"a CUDA device that torch (built for CUDA {torch.version.cuda}) cannot use"
+        cure = "Update the driver, or install a torch build for its CUDA version (shown by `nvidia-smi`)."
     else:
         detail, cure = "no CUDA device; runs use the CPU", ""
     yield Finding(topic="GPU", state="note", detail=detail, cure=cure)
@@ -232,7 +232,7 @@ def _disk() -> Iterator[Finding]:
     detail = f"{free / _GIB:.1f} GiB free in {place}"
     if not os.access(place, os.W_OK):
         yield Finding(
-            topic="disk", state="note", detail=f"{place} may not be written", cure="Give runs an --out elsewhere."
+            topic="disk", state="note", detail=f"{place} is not writable", cure="Give runs an --out elsewhere."
         )
     elif free < _SCARCE_DISK:
         yield Finding(
@@ -251,8 +251,8 @@ def _temporary_files() -> Iterator[Finding]:
         yield Finding(
             topic="temporary files",
             state="problem",
-            detail=f"cannot be written ({error.strerror})",
-            cure="Set TMPDIR to a folder that can be written and has space.",
+            detail=f"not writable ({error.strerror})",
+            cure="Set TMPDIR to a writable folder with free space.",
         )
 
 

@@ -1,16 +1,16 @@
-"""The one exception users are meant to meet: a sentence, not a traceback."""
+"""Errors a user can fix, reported as one sentence instead of a traceback."""
 
 
 class UniclozeError(Exception):
-    """Something the user can mend. Its message says what is wrong, where, and the cure.
+    """An error the user can fix. Its message says what is wrong, where, and how to fix it.
 
-    The command line prints the message alone and exits with `exit_code`; `--debug` adds the traceback.
+    The command line prints only the message and exits with `exit_code`; `--debug` adds the traceback.
     """
 
     exit_code = 1
 
 
 class UsageError(UniclozeError):
-    """The command, a recipe or a setting is wrong: nothing was started."""
+    """The command, a recipe or a setting is invalid; nothing was started."""
 
     exit_code = 2

@@ -1,7 +1,7 @@
-"""The one currency: an example is a row of slots, some of them to be predicted, and a rule of who reads whom.
+"""Examples: rows of slots with visibility and prediction targets, and the batches made of them.
 
-Objectives and tasks make `Examples`, a block of rows in NumPy; `collate` makes a `Batch` of them, tensors on a device.
-The backbone and the loop see nothing else.
+Objectives and tasks make `Examples`, a block of rows as NumPy arrays; `collate` turns it into a `Batch`, tensors on a
+device. The backbone and the training loop see nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Block = TypeVar("Block")
 
 
 def select_rows(block: Block, rows: slice | npt.NDArray[np.integer]) -> Block:
-    """Some rows of every array of a dataclass of arrays, and of those in its mappings; what is None stays None."""
+    """Select rows of every array field of a dataclass, including arrays in mappings; None stays None."""
 
     def cut(column: Any) -> Any:
         if isinstance(column, Mapping):
@@ -43,31 +43,30 @@ class Kind(IntEnum):
     """What a slot holds."""
 
     CONTEXT = 0
-    """A token of the window that is not masked."""
+    """An unmasked token of the window."""
     MASK = 1
-    """A masked position of the context: a mask, a random token or the token itself."""
+    """A masked position of the context: the mask, a random token or the token itself."""
     ORIGINAL = 2
     """The original token of a masked position, read by later steps."""
     PSEUDO = 3
     """The pseudo mask of a masked position, which predicts it."""
     MEMORY = 4
-    """A key without a query."""
+    """A key without a query, from a memory."""
     PADDING = 5
-    """Fills a row; reads itself and is read by nobody."""
+    """Fills up a row; reads only itself, and no other slot reads it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Predictions of one name, padded on the right with weight 0.
+    """Predictions of one target, padded on the right with weight 0.
 
     Args:
-        slots: Which slot predicts, or which several slots together, -1 where there are fewer. *Shape:* (rows, predictions)
-            or (rows, predictions, slots of a prediction)
-        labels: The answers: numbers of tokens or classes, or float32 where a quantity is predicted.
-            *Shape:* (rows, predictions)
+        slots: The slot or slots each prediction is made from, -1 where a prediction has fewer. *Shape:* (rows, predictions)
+            or (rows, predictions, slots per prediction)
+        labels: Expected token or class ids, or float32 quantities. *Shape:* (rows, predictions)
         weights: Weight of each prediction in the loss. *Shape:* (rows, predictions)
-        places: Position of each answer relative to its slots, for heads that ask for it. *Shape:* (rows, predictions)
-        norms: What each row adds to the normaliser of the loss; its weights if None. *Shape:* (rows,)
+        places: Position of each answer relative to its slots, for heads that use it. *Shape:* (rows, predictions)
+        norms: Contribution of each row to the loss normaliser; default: the sum of its weights. *Shape:* (rows,)
     """
 
     slots: Ints
@@ -80,10 +79,10 @@ class Target:
         return select_rows(self, rows)
 
     def only(self, kept: npt.NDArray[np.bool_]) -> Target:
-        """Some of the predictions, moved to the left in their order; the others have weight 0.
+        """Keep some predictions, moved left in order; the others get weight 0.
 
         Args:
-            kept: Which ones. *Shape:* (rows, predictions)
+            kept: Which predictions to keep. *Shape:* (rows, predictions)
         """
         order = np.argsort(~kept, axis=1, kind="stable")
         rows = np.arange(len(kept))[:, None]
@@ -97,27 +96,27 @@ class Target:
 
     @property
     def normaliser(self) -> float:
-        """What the summed loss of these rows is divided by."""
+        """Divisor of the summed loss of these rows."""
         return float((self.weights if self.norms is None else self.norms).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """A block of examples. Real slots stand together, padding at the end of a row.
+    """A block of examples. In each row real slots come first, then padding.
 
     Args:
-        input_ids: Token of each slot. *Shape:* (rows, slots)
+        input_ids: Token id of each slot. *Shape:* (rows, slots)
         position_ids: Position each slot stands for. *Shape:* (rows, slots)
-        segment_ids: Segment of that position. *Shape:* (rows, slots)
-        kinds: A `Kind` each. *Shape:* (rows, slots)
-        steps: Factorization step from 0, or -1. *Shape:* (rows, slots)
+        segment_ids: Segment id of that position. *Shape:* (rows, slots)
+        kinds: `Kind` of each slot. *Shape:* (rows, slots)
+        steps: Factorization step, from 0; -1 if none. *Shape:* (rows, slots)
         intervals: Visibility, see `unicloze.visibility`. *Shape:* (rows, slots, 4)
-        lengths: Slots that are not padding. *Shape:* (rows,)
+        lengths: Slots of each row that are not padding. *Shape:* (rows,)
         mutual: Number of leading slots that read exactly each other, so that attention among them needs no mask.
             *Shape:* (rows,)
-        text_tokens: Tokens of the text a row was made from, special tokens included. *Shape:* (rows,)
+        text_tokens: Tokens in the text of each row, special tokens included. *Shape:* (rows,)
         targets: Predictions by name.
-        local: Visibility in the layers that read nearby slots only, None where there is no such rule.
+        local: Visibility in layers that read only nearby slots; None if there is no such rule.
             *Shape:* (rows, slots, 4)
     """
 
@@ -145,9 +144,9 @@ class Examples:
             yield self[first : first + rows]
 
     def text_slots(self) -> Ints:
-        """The slot that holds each token of the text, in the text's order; -1 behind its end. *Shape:* (rows, tokens)
+        """Slot of each token of the text, in text order; -1 after its end. *Shape:* (rows, tokens)
 
-        A masked token is held by its original, where there is one.
+        For a masked token this is its original, if the row has one.
         """
         slots = np.full((len(self), int(self.text_tokens.max(initial=0))), -1, dtype=np.int32)
         for kinds in ((Kind.CONTEXT, Kind.MASK), (Kind.ORIGINAL,)):
@@ -156,7 +155,7 @@ class Examples:
         return slots
 
     def visible(self, row: int) -> npt.NDArray[np.bool_]:
-        """Which slot of a row reads which, without padding. *Shape:* (slots, slots)"""
+        """Which slots of a row read which, without padding. *Shape:* (slots, slots)"""
         length = int(self.lengths[row])
         mask: npt.NDArray[np.bool_] = bool_mask(self.intervals[row, :length], length)
         return mask
@@ -164,9 +163,9 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetBatch:
-    """A `Target` as tensors, the normaliser summed over the rows.
+    """A `Target` as tensors, with its normaliser summed over the rows.
 
-    A slot that is not there is slot 0, and `present` says so; it is None where all are there.
+    Missing slots hold 0 and are False in `present`, which is None if no slot is missing.
     """
 
     slots: torch.Tensor
@@ -179,14 +178,14 @@ class TargetBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Leading:
-    """The leading slots of a batch: as many as the longest context has, attended to among few keys.
+    """The leading slots of a batch, as many as its longest context has; they attend to only a few leading keys.
 
     Args:
-        slots: How many lead.
-        keys: They read among so many leading keys.
-        alike: They read all of these, in every row: no mask is needed.
-        in_order: Their positions are 0, 1, 2, ... in all rows but the shorter ones.
-        shorter: Rows whose context is shorter, so that other slots of theirs lead too; None if there is no such row.
+        slots: Number of leading slots.
+        keys: Number of leading keys they read from.
+        alike: Whether each of them reads all these keys in every row, so that no mask is needed.
+        in_order: Whether their positions are 0, 1, 2, ... in all rows but the shorter ones.
+        shorter: Rows with a shorter context, whose leading slots include other kinds; None if there are none.
             *Shape:* (shorter rows,)
     """
 
@@ -198,7 +197,7 @@ class Leading:
 
     @classmethod
     def of(cls, examples: Examples, device: torch.device | str) -> Leading:
-        """See who leads in a block of examples."""
+        """Find the leading slots of a block of examples."""
         import torch
 
         slots = int(examples.mutual.max(initial=0))
@@ -217,11 +216,12 @@ class Leading:
 class Memory:
     """Hidden states of the text before each row: keys without queries (segment recurrence, Dai et al. 2019, Section 3.2).
 
-    The forward pass that reads a memory also writes it: afterwards it holds what the rows that go on from these read.
+    The forward pass reads a memory and then updates it for the rows that continue these.
 
     Args:
-        states: Inputs of each layer, the newest token last. *Shape:* (layers, rows, memory, hidden size)
-        lengths: How many of them a row reads, the last ones; the others are of no text of its own. *Shape:* (rows,)
+        states: Inputs of each layer, newest token last. *Shape:* (layers, rows, memory, hidden size)
+        lengths: Number of states each row reads, counted from the end; the others belong to another text or none.
+            *Shape:* (rows,)
     """
 
     states: torch.Tensor
@@ -229,15 +229,15 @@ class Memory:
 
     @property
     def slots(self) -> int:
-        """Keys of a row."""
+        """Number of keys per row."""
         return self.states.shape[2]
 
     def remember(self, states: Sequence[torch.Tensor], text: torch.Tensor) -> None:
-        """Append the text of the rows and keep the newest tokens; no gradient flows into a memory.
+        """Append the text of the rows and keep the newest tokens, detached from the graph.
 
         Args:
             states: Inputs of each layer. *Shape:* (rows, slots, hidden size) each
-            text: Slots that hold the text, see `Examples.text_slots`. *Shape:* (rows, tokens)
+            text: Slots holding the text, see `Examples.text_slots`. *Shape:* (rows, tokens)
         """
         import torch
 
@@ -254,20 +254,20 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Examples as tensors, what the model is called with.
+    """Examples as tensors: the input of the model.
 
     Args:
         input_ids: *Shape:* (rows, slots)
         position_ids: *Shape:* (rows, slots)
         segment_ids: *Shape:* (rows, slots)
         intervals: *Shape:* (rows, slots, 4)
-        leading: How the leading slots of all rows may be attended to.
+        leading: How the leading slots of all rows attend.
         targets: Predictions by name.
-        text_tokens: Tokens of the text in all rows.
-        local: Visibility in the layers that read nearby slots only, None where there are none. *Shape:* (rows, slots, 4)
-        memory: What the rows read of the text before them; None if they stand alone.
-        text_slots: Which slots a memory remembers, see `Examples.text_slots`. *Shape:* (rows, tokens)
-        blocks: What is laid end to end in the only row, see `unicloze.blocks`; empty if nothing is.
+        text_tokens: Number of text tokens in all rows.
+        local: Visibility in layers that read only nearby slots; None if there are none. *Shape:* (rows, slots, 4)
+        memory: Hidden states of the preceding text; None if rows stand alone.
+        text_slots: Slots the memory remembers, see `Examples.text_slots`. *Shape:* (rows, tokens)
+        blocks: The blocks concatenated into the only row, see `unicloze.blocks`; empty otherwise.
     """
 
     input_ids: torch.Tensor
@@ -284,17 +284,17 @@ class Batch:
 
     @property
     def parts(self) -> tuple[Batch, ...]:
-        """What attention computes apart: the blocks, or the batch itself."""
+        """The batches attention processes separately: the blocks, or the batch itself."""
         return self.blocks or (self,)
 
     def under(self, visibility: str) -> Batch:
-        """The batch as the layers of one visibility read it.
+        """The batch as seen by layers of one visibility.
 
         Args:
-            visibility: `full`, or `local` for the nearby slots only.
+            visibility: `full`, or `local` for nearby slots only.
 
         Raises:
-            UniclozeError: The batch does not say which slots are nearby.
+            UniclozeError: The batch has no `local` visibility.
         """
         if visibility == "full":
             return self
@@ -306,13 +306,13 @@ class Batch:
 
 
 def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_shape: bool = False) -> Batch:
-    """Make a batch of a block of examples.
+    """Turn a block of examples into a batch.
 
     Args:
         examples: The rows.
-        device: Where the tensors go.
-        fixed_shape: Keep the full width of the block, so that all batches have one shape; else cut columns that are padding
-            in every row.
+        device: Device of the tensors.
+        fixed_shape: Keep the full width of the block, so that all batches have the same shape; otherwise drop columns that
+            are padding in every row.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Files that are either the new ones, whole, or the old ones."""
+"""Writes files atomically: a reader finds the old file or the complete new one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from unicloze.errors import UniclozeError
 def replace_file(path: Path, text: str) -> None:
     """Write a text file beside `path`, sync it and rename it into place.
 
-    Through a link the file it points to is replaced; a device or a pipe is written to.
+    A symbolic link keeps pointing to its file, which is replaced; devices and pipes are written to directly.
 
     Raises:
-        OSError: It cannot be written; a file that was there is as it was.
+        OSError: The file cannot be written; an existing file is unchanged.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         path.write_text(text, encoding="utf-8")
@@ -36,21 +36,21 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def real_place(path: Path) -> Path:
-    """Where a file is: what a link points to, else the path as it is given."""
+    """The target of a symbolic link, or the path itself."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def write_file(path: Path, text: str, what: str = "it", cure: str = "run the same command again") -> None:
-    """The same; where it cannot be written, a sentence says so.
+    """`replace_file`, with a `UniclozeError` on failure.
 
     Args:
         path: The file.
-        text: What it shall hold.
-        what: What that is, in words.
-        cure: What to do if it cannot be written.
+        text: Its new contents.
+        what: Name of the contents in the error message.
+        cure: Advice in the error message.
 
     Raises:
-        UniclozeError: It cannot be written; a file that was there is as it was.
+        UniclozeError: The file cannot be written; an existing file is unchanged.
     """
     try:
         replace_file(path, text)

@@ -1,11 +1,11 @@
-"""Random draws that are named instead of drawn in turn.
+"""Counter-based random numbers: every draw is a function of a key.
 
-Every draw of a run is a function of what it is for: masks of (seed, epoch, sample), dropout of (seed, step, micro-batch),
-the order of the samples of (seed, epoch). There is no generator state to save, so a resumed run repeats every draw exactly,
-and many rows are drawn in one vectorised call.
+Masks are keyed by (seed, epoch, sample), dropout by (seed, step, micro-batch), the order of samples by (seed, epoch).
+There is no generator state to save, so a resumed run repeats every draw exactly, and one vectorised call draws many
+rows.
 
-The mixer is the output function of splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
-2014); the permutation is a four-round Feistel network over the next power of four, walked until it lands inside.
+The mixing function is the output function of splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+Generators", 2014); the permutation is a four-round Feistel network over the next power of four, with cycle walking.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _mix(bits: Bits) -> Bits:
 
 
 def key(*parts: int | npt.NDArray[np.integer]) -> Bits:
-    """A 64-bit key for a name of several integers; arrays broadcast to an array of keys."""
+    """Hash several integers to a 64-bit key; arrays broadcast to an array of keys."""
     result = np.zeros(1, dtype=np.uint64)
     with np.errstate(over="ignore"):
         for part in parts:
@@ -43,9 +43,9 @@ def bits(keys: Bits, stream: int, counters: npt.NDArray[np.integer]) -> Bits:
     """A random 64-bit integer for each pair of a key and a counter.
 
     Args:
-        keys: Names what is drawn for, broadcast with the counters.
-        stream: What the draws are for; different streams of a key are independent.
-        counters: Numbers the draws of a key.
+        keys: Broadcast with the counters.
+        stream: Number of the stream; different streams of one key are independent.
+        counters: Index of each draw within its stream.
     """
     with np.errstate(over="ignore"):
         start = _mix(keys + np.uint64(stream + 1) * _MULTIPLIERS[1])
@@ -53,22 +53,22 @@ def bits(keys: Bits, stream: int, counters: npt.NDArray[np.integer]) -> Bits:
 
 
 def uniform(random_bits: Bits) -> npt.NDArray[np.float64]:
-    """Random bits as floats, uniform in [0, 1)."""
+    """Map random bits to floats, uniform in [0, 1)."""
     return (random_bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def below(random_bits: Bits, limit: int | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Random bits as integers, uniform in [0, limit); limits broadcast and must be below 2**32."""
+    """Map random bits to integers, uniform in [0, limit); limits broadcast and must be below 2**32."""
     return (((random_bits >> np.uint64(32)) * np.asarray(limit).astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
 def permutation(index: npt.NDArray[np.integer], size: int, seed_key: int | np.uint64) -> npt.NDArray[np.int64]:
-    """Where a keyed random permutation of [0, size) sends each index, computed without the permutation in memory.
+    """Image of each index under a keyed random permutation of [0, size), without building the permutation.
 
     Args:
         index: Values in [0, size).
         size: Number of permuted values.
-        seed_key: Names the permutation.
+        seed_key: Key of the permutation.
     """
     half = max(1, ((max(size - 1, 1)).bit_length() + 1) // 2)
     low = np.uint64((1 << half) - 1)

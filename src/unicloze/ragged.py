@@ -1,7 +1,7 @@
-"""Lists of what several rows hold, one row after the other.
+"""Ragged rows stored as flat arrays, one row after the other.
 
-Arrays are read and written by such lists through one index into the flattened array: NumPy does that several times faster
-than by a row and a column.
+They index other arrays through one index into the flattened array, which in NumPy is several times faster than a pair of
+row and column indices.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Number = TypeVar("Number", bound=np.integer)
 
 
 def ranks(row: npt.NDArray[np.integer], num_rows: int) -> npt.NDArray[np.int64]:
-    """Number of each entry within its row, from 0.
+    """Index of each entry within its row, from 0.
 
     Args:
         row: Row of each entry, in ascending order. *Shape:* (entries,)
-        num_rows: Number of rows, also of those without an entry.
+        num_rows: Number of rows, including rows without entries.
     """
     counts = np.bincount(row, minlength=num_rows)
     numbers: npt.NDArray[np.int64] = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -27,7 +27,7 @@ def ranks(row: npt.NDArray[np.integer], num_rows: int) -> npt.NDArray[np.int64]:
 
 
 def flagged(flags: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Row and column of each flag that is set, row by row, and how many are set in each row.
+    """Row and column of each set flag in row-major order, and the number of set flags per row.
 
     Args:
         flags: *Shape:* (rows, columns)
@@ -39,11 +39,11 @@ def flagged(flags: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int64], npt.ND
 
 
 def sorted_in_rows(values: npt.NDArray[Number], counts: npt.NDArray[np.integer]) -> npt.NDArray[Number]:
-    """Each row's values in ascending order. To sort values that carry what they stand for beats sorting an index.
+    """Sort each row's values in ascending order. Sorting packed values is faster than sorting an index.
 
     Args:
         values: Integers. *Shape:* (values of all rows,)
-        counts: Values of each row. *Shape:* (rows,)
+        counts: Number of values in each row. *Shape:* (rows,)
     """
     width = int(counts.max(initial=0))
     real = np.arange(width) < counts[:, None]

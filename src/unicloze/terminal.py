@@ -1,4 +1,4 @@
-"""What people read at a terminal: results as text, warnings in one line, an error in one sentence."""
+"""Terminal output: results as text or JSON, one-line warnings, one-sentence errors."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from unicloze.errors import UniclozeError
 from unicloze.verbs.options import Result
 
 BUG = 70
-"""Exit code of an error that is not the user's (EX_SOFTWARE)."""
+"""Exit code of an internal error (EX_SOFTWARE)."""
 
 
 def say(kind: str, sentence: str) -> None:
-    """One line on stderr."""
+    """Print one line to stderr."""
     print(f"unicloze: {kind}: {sentence}", file=sys.stderr)
 
 
 def show(result: Any, *, json: bool) -> None:
-    """Print what a verb gives back as text or as JSON; what it notes goes to stderr, and pieces are printed as they come."""
+    """Print a verb's result as text or JSON. Its notes go to stderr; an iterator's pieces are printed as they arrive."""
     for note in getattr(result, "notes", ()):
         say("note", note)
     if isinstance(result, Iterator):
@@ -75,7 +75,7 @@ def _as_json(result: Any) -> str:
 
 
 def _finite(data: Any) -> Any:
-    """The data with null for what is no finite number, which JSON cannot spell."""
+    """The data with non-finite floats, which JSON cannot represent, replaced by None."""
     if isinstance(data, Mapping):
         return {key: _finite(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -84,7 +84,7 @@ def _finite(data: Any) -> Any:
 
 
 def main_settings(keys: Sequence[str]) -> str:
-    """Some dotted settings with their descriptions."""
+    """List some dotted settings with their descriptions."""
     from unicloze.recipes.schema import KEYS
 
     lines = ["main settings of the recipe (--help-settings lists all):"]
@@ -94,7 +94,7 @@ def main_settings(keys: Sequence[str]) -> str:
 
 
 def all_settings(recipe: str | None, overrides: dict[str, Any]) -> str:
-    """Every dotted setting by section, with the value that a recipe and overrides give it, or else its default."""
+    """List every dotted setting by section, with its value in a recipe with overrides, or else its default."""
     from unicloze.recipes import load_recipe
     from unicloze.recipes.schema import KEYS, SECTIONS
 
@@ -120,7 +120,7 @@ def _setting(key: str, value: str, description: str) -> list[str]:
 
 
 def _spelled(value: Any) -> str:
-    """A value as the command line takes it."""
+    """A value in command-line syntax."""
     if isinstance(value, list | tuple):
         return " ".join(map(_spelled, value)) or "[]"
     if value is None or isinstance(value, bool | dict):
@@ -129,11 +129,11 @@ def _spelled(value: Any) -> str:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came while nothing was being trained."""
+    """SIGTERM arrived while no training was running."""
 
 
 def explain(error: BaseException) -> tuple[str, int]:
-    """One sentence for an error, empty if nobody is there to read it, and the exit code."""
+    """The message and exit code of an error; the message is empty if stdout was closed."""
     if isinstance(error, UniclozeError):
         return str(error), error.exit_code
     if isinstance(error, Terminated):
@@ -171,8 +171,8 @@ def _explain_os_error(error: OSError) -> str:
     cures = {
         errno.ENOSPC: "free some space and run it again; what was already written is still there",
         errno.EDQUOT: "free some space and run it again; what was already written is still there",
-        errno.EACCES: "give yourself the permission, or name another place",
-        errno.EPERM: "give yourself the permission, or name another place",
+        errno.EACCES: "change its permissions, or name another place",
+        errno.EPERM: "change its permissions, or name another place",
         errno.EROFS: "name another place",
         errno.ENOENT: "check the name",
         errno.EEXIST: "name another place",
@@ -202,6 +202,6 @@ def warnings_in_one_line() -> Iterator[None]:
 
 
 def give_up_stdout() -> None:
-    """Nobody reads it, or its disk is full: do not let the interpreter try again when it exits."""
+    """Redirect stdout to the null device, so that the interpreter does not fail again when it flushes at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

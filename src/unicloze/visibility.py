@@ -1,14 +1,13 @@
-"""Who may read whom: at most two intervals of keys for each query.
+"""Visibility rules: for each query, at most two intervals of keys it may attend to.
 
-A row is laid out so that the slots a query reads stand together. Every rule of the papers is then "query q reads keys
-[a0, a1) and [b0, b1)": four integers a query instead of a row of a matrix. Queries and keys are separate axes: keys may
-include slots that are no queries, such as a memory or a decoder's cache; those stand first.
+Rows are laid out so that the slots a query reads are contiguous. Every rule of the papers then becomes "query q reads keys
+[a0, a1) and [b0, b1)": four integers per query instead of a row of a matrix. Queries and keys are separate axes: keys may
+include slots that are not queries, such as a memory or a decoder's cache; those come first.
 
 A constructor returns the intervals of one row, *Shape:* (queries, 4), int32; an interval [0, 0) is empty.
-Those named `..._rows` do it for many rows at once. `bool_mask`, `block_mask` and `text` render the same intervals.
+Constructors named `..._rows` make many rows at once. `bool_mask`, `block_mask` and `text` render the intervals.
 
-Rows that come as tensors, and slots of a generator, which stand in no fixed order, have their rules in
-`unicloze.visibility_masks`.
+`unicloze.visibility_masks` has the rules for rows given as tensors and for a generator's slots, whose order is not fixed.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
 Intervals = npt.NDArray[np.int32]
 
 NOTHING_NEARBY = (
-    "model.layer_visibility names 'local' and these rows have no such visibility: use objective.name causal with "
+    "model.layer_visibility names 'local' but these rows define no local visibility: use objective.name causal with "
     "objective.local_width, or name 'full' alone"
 )
-"""Why rows that say nothing of nearby slots cannot be read by `local` layers."""
+"""Error for `local` layers over rows without local visibility."""
 
 
 def _intervals(a0: Any, a1: Any, b0: Any = 0, b1: Any = 0) -> Intervals:
@@ -44,12 +43,12 @@ def bidirectional(length: int) -> Intervals:
 
 
 def left_to_right(length: int) -> Intervals:
-    """A slot reads itself and what is left of it (GPT)."""
+    """A slot reads itself and all slots to its left (GPT)."""
     return _intervals(0, np.arange(length) + 1)
 
 
 def right_to_left(length: int) -> Intervals:
-    """A slot reads itself and what is right of it (UniLM v1)."""
+    """A slot reads itself and all slots to its right (UniLM v1)."""
     return _intervals(np.arange(length), length)
 
 
@@ -67,8 +66,8 @@ def left_to_right_rows(lengths: npt.NDArray[np.integer], *, capacity: int) -> In
     """`left_to_right` for many rows, padded on the right to `capacity` slots; padding reads only itself.
 
     Args:
-        lengths: Slots of each row that are not padding. *Shape:* (rows,)
-        capacity: Slots of a row.
+        lengths: Number of real slots in each row. *Shape:* (rows,)
+        capacity: Slots per row, padding included.
 
     Returns:
         *Shape:* (rows, capacity, 4)
@@ -80,9 +79,9 @@ def prefix_rows(source: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer
     """`prefix` for many rows, see `left_to_right_rows`.
 
     Args:
-        source: Slots of each row's source. *Shape:* (rows,)
-        lengths: Slots of each row, of the source and the target. *Shape:* (rows,)
-        capacity: Slots of a row.
+        source: Number of source slots in each row. *Shape:* (rows,)
+        lengths: Number of source and target slots in each row. *Shape:* (rows,)
+        capacity: Slots per row, padding included.
     """
     after = np.arange(1, capacity + 1, dtype=np.int32)
     return _padded_rows(lengths, 0, np.maximum(source[:, None].astype(np.int32), after), capacity)
@@ -94,7 +93,7 @@ def right_to_left_rows(lengths: npt.NDArray[np.integer], *, capacity: int) -> In
 
 
 def _padded_rows(lengths: npt.NDArray[np.integer], first: Any, last: Any, capacity: int) -> Intervals:
-    """Rows of one interval [first, last) a slot, and padding."""
+    """Rows whose slots each read one interval [first, last), with padding."""
     slot = np.arange(capacity, dtype=np.int32)
     real = slot < lengths[:, None]
     result = np.zeros((*real.shape, 4), dtype=np.int32)
@@ -104,11 +103,11 @@ def _padded_rows(lengths: npt.NDArray[np.integer], first: Any, last: Any, capaci
 
 
 def nearby(intervals: Intervals, width: int) -> Intervals:
-    """A rule less the keys more than `width` slots away, for rows whose keys are their queries (GPT-3's local layers).
+    """Restrict a rule to keys at most `width` slots away, for rows whose keys are their queries (GPT-3's local layers).
 
     Args:
-        intervals: One interval a query. *Shape:* (..., queries, 4)
-        width: How far a slot reads.
+        intervals: One interval per query. *Shape:* (..., queries, 4)
+        width: Largest distance a slot reads.
     """
     query = np.arange(intervals.shape[-2], dtype=np.int32)
     near = intervals.copy()
@@ -121,11 +120,11 @@ def pseudo_masked(context: int, steps: Sequence[int]) -> Intervals:
     """UniLMv2's pseudo-masked row: context C, originals O by step, pseudo masks P by step (paper Section 3.2, Figure 5).
 
     C reads C. O of step t reads C and O of steps <= t. P of step t reads C, O of steps < t and P of step t.
-    With the source as context and steps of one token (or one block) this is also how a generator is fine-tuned
+    With the source as context and steps of one token (or one block) this is also the row for fine-tuning a generator
     (paper Section 3.4).
 
     Args:
-        context: Slots of C.
+        context: Number of slots in C.
         steps: Number of tokens predicted in each factorization step.
     """
     starts, ends = _step_bounds(steps)
@@ -146,11 +145,11 @@ def pseudo_masked_rows(
     """`pseudo_masked` for many rows, padded on the right to `capacity` slots; padding reads only itself.
 
     Args:
-        context: Slots of C in each row. *Shape:* (rows,)
-        row: Row of each masked token, in ascending order; within a row they stand by step. *Shape:* (masked,)
-        starts: Masked tokens of its row in earlier steps than its own. *Shape:* (masked,)
-        ends: Masked tokens of its row up to and with its own step. *Shape:* (masked,)
-        capacity: Slots of a row.
+        context: Number of C slots in each row. *Shape:* (rows,)
+        row: Row of each masked token, in ascending order; within a row ordered by step. *Shape:* (masked,)
+        starts: Number of masked tokens of its row in earlier steps. *Shape:* (masked,)
+        ends: Number of masked tokens of its row up to and including its step. *Shape:* (masked,)
+        capacity: Slots per row, padding included.
 
     Returns:
         *Shape:* (rows, capacity, 4)
@@ -170,14 +169,14 @@ def _rows_by_group(
     *,
     capacity: int,
 ) -> Intervals:
-    """Rows of a context and groups of one slot for each masked token; padding after them reads only itself.
+    """Rows of a context followed by groups with one slot per masked token; padding after them reads only itself.
 
     Args:
-        context: Slots of the context of each row. *Shape:* (rows,)
+        context: Number of context slots in each row. *Shape:* (rows,)
         row: Row of each masked token, in ascending order. *Shape:* (masked,)
-        of_context: Intervals of the context slots, 0 or a number for each row.
-        groups: Intervals of the slots of each group, 0 or a number for each masked token.
-        capacity: Slots of a row.
+        of_context: Interval bounds of the context slots, each 0 or one number per row.
+        groups: Interval bounds of each group's slots, each 0 or one number per masked token.
+        capacity: Slots per row, padding included.
     """
     masked = np.bincount(row, minlength=len(context))
     slot = np.arange(capacity, dtype=np.int32)
@@ -201,8 +200,8 @@ def _rows_by_group(
 def permuted(memory: int, context: int, steps: Sequence[int]) -> Intervals:
     """XLNet's two streams: keys are memory, C (without the masked tokens), O, P; queries are C, O, P.
 
-    C reads memory and C; O of step t those and O of steps <= t; P of step t memory, C and O of steps < t. P is never a
-    key, not even to itself.
+    C reads memory and C; O of step t reads those and O of steps <= t; P of step t reads memory, C and O of steps < t.
+    P is never a key, not even for itself.
     """
     starts, ends = _step_bounds(steps)
     first = memory + context
@@ -226,10 +225,10 @@ def permuted_rows(
 
 
 def compensated(context: int, steps: Sequence[int]) -> Intervals:
-    """MPNet's permuted and masked row: context, O, M, Q, the last three by step.
+    """MPNet's permuted and masked row: context, O, M, Q; the last three are ordered by step.
 
-    Context and M read context and every M. O of step t reads context, O of steps <= t and the M of steps > t. A query Q of
-    step t reads context, O of steps < t and only the M of steps >= t; queries are never keys.
+    Context and M read the context and every M. O of step t reads the context, O of steps <= t and M of steps > t. A query
+    Q of step t reads the context, O of steps < t and only M of steps >= t; queries are never keys.
     """
     starts, ends = _step_bounds(steps)
     masked = len(starts)
@@ -261,7 +260,8 @@ def compensated_rows(
 def block_diffusion(blocks: Sequence[int]) -> Intervals:
     """BD3-LM's row: clean tokens by block, then noised tokens by block.
 
-    A clean token reads clean blocks up to its own; a noised one reads clean blocks before its own and its own noised block.
+    A clean token reads clean blocks up to and including its own; a noised token reads earlier clean blocks and its own noised
+    block.
 
     Args:
         blocks: Number of tokens in each block.
@@ -277,10 +277,10 @@ def block_diffusion_rows(
     """`block_diffusion` for many rows, padded on the right to `capacity` slots; padding reads only itself.
 
     Args:
-        lengths: Tokens of each row. *Shape:* (rows,)
-        block_size: Tokens of a block; the last one of a row may be short.
-        copies: Noised copies, one after the other; none reads another.
-        capacity: Slots of a row.
+        lengths: Number of tokens in each row. *Shape:* (rows,)
+        block_size: Tokens per block; the last block of a row may be shorter.
+        copies: Number of noised copies, one after the other; none reads another.
+        capacity: Slots per row, padding included.
 
     Returns:
         *Shape:* (rows, capacity, 4)
@@ -302,7 +302,7 @@ def block_diffusion_rows(
 
 
 def packed(rows: Sequence[Intervals]) -> Intervals:
-    """Several self-contained rows one after the other, none reading another; each must have as many keys as queries."""
+    """Concatenate self-contained rows; none reads another. Each must have as many keys as queries."""
     shifted, first = [], 0
     for row in rows:
         shifted.append(row + np.int32(first))
@@ -314,9 +314,9 @@ def packed_rows(sizes: Sequence[Sequence[int]], *, both_ways: bool, capacity: in
     """`packed` for many rows of `bidirectional` or `left_to_right` sequences, padded on the right; padding reads only itself.
 
     Args:
-        sizes: Slots of the sequences of each row.
-        both_ways: Whether a slot reads those right of it too.
-        capacity: Slots of a row.
+        sizes: Number of slots of each sequence, per row.
+        both_ways: Whether a slot also reads slots to its right.
+        capacity: Slots per row, padding included.
 
     Returns:
         *Shape:* (rows, capacity, 4)
@@ -336,13 +336,13 @@ def packed_rows(sizes: Sequence[Sequence[int]], *, both_ways: bool, capacity: in
 def with_masks_rows(
     lengths: npt.NDArray[np.integer], row: npt.NDArray[np.integer], place: npt.NDArray[np.integer], *, capacity: int
 ) -> Intervals:
-    """`left_to_right` rows with a pseudo mask behind them for some slots, reading what is left of its slot, and itself.
+    """`left_to_right` rows followed by pseudo masks for some slots; a mask reads itself and all slots left of its slot.
 
     Args:
-        lengths: Slots of each row before the masks. *Shape:* (rows,)
+        lengths: Number of slots in each row before the masks. *Shape:* (rows,)
         row: Row of each mask, in ascending order. *Shape:* (masks,)
-        place: The slot it stands for. *Shape:* (masks,)
-        capacity: Slots of a row; padding behind the masks reads only itself.
+        place: The slot each mask stands for. *Shape:* (masks,)
+        capacity: Slots per row; padding after the masks reads only itself.
 
     Returns:
         *Shape:* (rows, capacity, 4)
@@ -360,15 +360,15 @@ def _step_bounds(steps: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArr
 
 
 def with_memory(intervals: Any, memory: int, filled: Any) -> Any:
-    """The same rows with a memory before their keys: what reads a row's first slot reads what is before it too.
+    """Put a memory before the keys of rows: a query that reads its row's first slot also reads the memory.
 
     Args:
         intervals: NumPy array or tensor. *Shape:* (rows, queries, 4)
-        memory: Keys of the memory.
-        filled: How many of them each row reads, the last ones. *Shape:* (rows,)
+        memory: Number of memory keys per row.
+        filled: Number of them each row reads, counted from the end. *Shape:* (rows,)
 
     Returns:
-        Of the same library. *Shape:* (rows, queries, 4)
+        Same array type as `intervals`. *Shape:* (rows, queries, 4)
     """
     first_slot = (intervals[..., 0] == 0) & (intervals[..., 1] > 0)
     shifted = intervals + memory
@@ -384,7 +384,7 @@ def bool_mask(intervals: Any, num_keys: int) -> Any:
         num_keys: Number of keys.
 
     Returns:
-        Of the same library. *Shape:* (..., queries, num_keys)
+        Same array type as `intervals`. *Shape:* (..., queries, num_keys)
     """
     if isinstance(intervals, np.ndarray):
         keys: Any = np.arange(num_keys, dtype=intervals.dtype)
@@ -397,7 +397,7 @@ def bool_mask(intervals: Any, num_keys: int) -> Any:
 
 
 def block_mask(intervals: torch.Tensor, num_keys: int) -> BlockMask:
-    """Render intervals as FlexAttention's BlockMask; build it once for a batch and share it over the layers.
+    """Render intervals as FlexAttention's BlockMask; build it once per batch and share it between layers.
 
     Args:
         intervals: *Shape:* (rows, queries, 4)
@@ -416,13 +416,13 @@ def block_mask(intervals: torch.Tensor, num_keys: int) -> BlockMask:
 
 
 def text(intervals: Intervals, num_keys: int, *, query_names: Sequence[str], groups: Sequence[int] = ()) -> str:
-    """Render intervals as lines of 0 and 1, one a query, with a gap after each group of keys.
+    """Render intervals as lines of 0 and 1, one per query, with a space after each group of keys.
 
     Args:
         intervals: *Shape:* (queries, 4)
         num_keys: Number of keys.
         query_names: A label for each query.
-        groups: Keys of each group, in order.
+        groups: Number of keys in each group, in order.
     """
     mask = bool_mask(intervals, num_keys)
     stops = np.cumsum(groups)[:-1] if len(groups) else np.array([], dtype=int)

@@ -1,7 +1,7 @@
-"""Rules as tensors, for rows that come as an attention mask and for the slots of a generator.
+"""Visibility rules as boolean tensors, for rows given by an attention mask and for the slots of a generator.
 
-Those stand behind their source in no fixed order, as a tree of hypotheses or with gaps. So these rules are boolean masks,
-true where a query reads a key; only `real_rows` gives intervals.
+Generated slots follow their source in no fixed order, as a tree of hypotheses or with gaps. The rules are boolean masks,
+True where a query reads a key; only `real_rows` returns intervals.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def real_rows(real: Tensor, *, both_ways: bool, width: int | None = None) -> Ten
     """`bidirectional` or `left_to_right` for rows padded at either end; padding reads only itself.
 
     Args:
-        real: Which slots are no padding; those of a row stand together. *Shape:* (rows, slots)
-        both_ways: Whether a slot reads those right of it too.
-        width: How far a slot reads, as in `nearby`; any distance if None.
+        real: True where a slot is not padding; contiguous within a row. *Shape:* (rows, slots)
+        both_ways: Whether a slot also reads slots to its right.
+        width: Largest distance a slot reads, as in `nearby`; unlimited if None.
 
     Returns:
         *Shape:* (rows, slots, 4), int32
@@ -39,11 +39,11 @@ def real_rows(real: Tensor, *, both_ways: bool, width: int | None = None) -> Ten
 
 
 def source_mask(real: Tensor, *, both_ways: bool) -> Tensor:
-    """`real_rows` as a mask, for rows whose padding nobody reads: what it reads does not matter, but it reads something.
+    """`real_rows` as a mask, for rows whose padding is never read; padding itself must read something, no matter what.
 
     Args:
         real: As for `real_rows`.
-        both_ways: As for `real_rows`; one line then serves all slots of a row.
+        both_ways: As for `real_rows`; if True, all slots of a row share one mask row.
 
     Returns:
         *Shape:* (rows, 1 or slots, slots)
@@ -55,16 +55,16 @@ def source_mask(real: Tensor, *, both_ways: bool) -> Tensor:
 
 
 def continuation_mask(real: Tensor, in_target: Tensor, *, earlier: int, both_ways: bool) -> Tensor:
-    """`prefix` or `left_to_right` for the newest slots of rows whose padding may stand anywhere.
+    """`prefix` or `left_to_right` for the newest slots of rows with padding anywhere.
 
     Args:
-        real: Which slots are no padding, the earlier ones first. *Shape:* (rows, keys)
-        in_target: Which of the newest slots belong to the target; the others belong to the source. *Shape:* (rows, slots)
-        earlier: Slots before the newest ones. Given, since their difference would fix whether a traced program has any.
-        both_ways: Whether the source reads itself in both directions; a source must then be new as a whole.
+        real: True where a slot is not padding, earlier slots first. *Shape:* (rows, keys)
+        in_target: Which of the newest slots belong to the target rather than the source. *Shape:* (rows, slots)
+        earlier: Number of earlier slots; passed explicitly because keys - slots would become a constant when traced.
+        both_ways: Whether the source reads itself in both directions; the whole source must then be new.
 
     Returns:
-        Every slot reads itself, padding too. *Shape:* (rows, slots, keys)
+        Every slot, padding included, reads itself. *Shape:* (rows, slots, keys)
     """
     (rows, slots), keys = in_target.shape, real.shape[1]
     key, query = torch.arange(keys, device=real.device), torch.arange(slots, device=real.device) + earlier
@@ -81,13 +81,13 @@ def nearby_mask(positions: Tensor, key_positions: Tensor, width: int | None) -> 
     Args:
         positions: *Shape:* (rows, queries)
         key_positions: *Shape:* (rows, keys)
-        width: How far a slot reads.
+        width: Largest distance a slot reads.
 
     Returns:
         *Shape:* (rows, queries, keys)
 
     Raises:
-        UniclozeError: There is no width.
+        UniclozeError: `width` is None.
     """
     if width is None:
         raise UniclozeError(NOTHING_NEARBY)
@@ -95,14 +95,14 @@ def nearby_mask(positions: Tensor, key_positions: Tensor, width: int | None) -> 
 
 
 def hypothesis_mask(shared: Tensor, ancestors: Tensor) -> Tensor:
-    """Hypotheses that each grow by a token: it reads what all share, its hypothesis's earlier tokens and itself.
+    """Hypotheses that each grow by one token: it reads the shared keys, its hypothesis's earlier tokens and itself.
 
     Args:
         shared: Which keys all hypotheses of a row read. *Shape:* (rows, shared keys)
-        ancestors: Which of the tokens behind them each hypothesis holds. *Shape:* (rows, hypotheses, tokens)
+        ancestors: Which of the tokens after them belong to each hypothesis. *Shape:* (rows, hypotheses, tokens)
 
     Returns:
-        The keys are the shared ones, the tokens and the new ones. *Shape:* (rows, hypotheses, keys)
+        Keys are the shared ones, then the tokens, then the new tokens. *Shape:* (rows, hypotheses, keys)
     """
     rows, count, _ = ancestors.shape
     own = torch.eye(count, dtype=torch.bool, device=shared.device).expand(rows, -1, -1)
@@ -110,12 +110,12 @@ def hypothesis_mask(shared: Tensor, ancestors: Tensor) -> Tensor:
 
 
 def filling_mask(known: Tensor, new: int, asked: int) -> Tensor:
-    """Any-order generation: the newest tokens and a pseudo mask for each asked position, all reading the known keys.
+    """Any-order generation: the newest tokens and a pseudo mask per predicted position, all reading the known keys.
 
     Args:
-        known: Which keys hold something to read, the newest tokens last. *Shape:* (rows, keys)
-        new: How many tokens are the newest.
-        asked: How many positions are asked.
+        known: Which keys may be read, the newest tokens last. *Shape:* (rows, keys)
+        new: Number of newest tokens.
+        asked: Number of predicted positions.
 
     Returns:
         *Shape:* (rows, new + asked, keys + asked)
@@ -125,11 +125,11 @@ def filling_mask(known: Tensor, new: int, asked: int) -> Tensor:
 
 
 def with_pseudo_masks(reads: Tensor, masks: Tensor) -> Tensor:
-    """A rule with pseudo masks behind its slots, each of which reads itself too; nobody else reads it (UniLMv2, Section 3.4).
+    """Append pseudo masks to a rule; each also reads itself, and no other slot reads it (UniLMv2, Section 3.4).
 
     Args:
-        reads: What the slots read. *Shape:* (rows, slots, keys)
-        masks: What each pseudo mask reads of the same keys. *Shape:* (rows, masks, keys)
+        reads: Keys each slot reads. *Shape:* (rows, slots, keys)
+        masks: Which of the same keys each pseudo mask reads. *Shape:* (rows, masks, keys)
 
     Returns:
         *Shape:* (rows, slots + masks, keys + masks)
@@ -141,11 +141,11 @@ def with_pseudo_masks(reads: Tensor, masks: Tensor) -> Tensor:
 
 
 def in_place_of(reads: Tensor, slots: Tensor) -> Tensor:
-    """What pseudo masks read that stand for some slots of a row: what these read, but for the slots themselves.
+    """What pseudo masks for some slots of a row read: the same as those slots, except the slot itself.
 
     Args:
-        reads: Of all slots, which are the keys too. *Shape:* (rows, slots, slots)
-        slots: *Shape:* (rows, masks)
+        reads: Keys each slot reads; the keys are the slots. *Shape:* (rows, slots, slots)
+        slots: Slot each pseudo mask stands for. *Shape:* (rows, masks)
 
     Returns:
         *Shape:* (rows, masks, slots)

@@ -78,7 +78,7 @@ class Generation:
         return self.candidates[0].text
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields, fit for JSON."""
+        """Its fields as a JSON-serialisable dictionary."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:

@@ -139,7 +139,7 @@ def _record(place: str, line: bytes) -> list[str]:
     try:
         record: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UniclozeError(f"{place} is not JSON ({error}): mend or remove the line.") from error
+        raise UniclozeError(f"{place} is not JSON ({error}): fix or remove the line.") from error
     values = []
     for field in _FIELDS:
         value = record.get(field) if isinstance(record, dict) else None

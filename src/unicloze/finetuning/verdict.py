@@ -14,7 +14,7 @@ from unicloze.tasks import TASKS
 from unicloze.tasks.records import Record
 
 STANDARD_ERRORS = 2.0
-"""A difference counts from so many standard errors on."""
+"""Smallest significant difference, in standard errors."""
 RISE = 0.5
 """A last rise counts from so many points on."""
 FALL = 2.0
@@ -34,7 +34,7 @@ class BaselineScores:
     results: Mapping[str, MetricResult]
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields, fit for JSON."""
+        """Its fields as a JSON-serialisable dictionary."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""The models as classes of Transformers: `from_pretrained`, `save_pretrained`, `generate`, `Trainer`, pipelines.
+"""Transformers classes for the models: `from_pretrained`, `save_pretrained`, `generate`, `Trainer`, pipelines.
 
     import unicloze.hf
     from transformers import AutoModelForMaskedLM
@@ -7,9 +7,9 @@
     unicloze.hf.load_tokenizer("runs/quickstart").save_pretrained("mine")
     model = AutoModelForMaskedLM.from_pretrained("mine")
 
-Importing this package is what lets the Auto classes know the models; nothing is run that a folder brings along. The model
-that writes is registered with `AutoModelForCausalLM`, not with `AutoModelForSeq2SeqLM`: one stack of layers reads source and
-target as one row, and what is generated is appended to the prompt.
+Importing this package registers the models with the Auto classes; code in model folders is never run. The generating
+model is registered with `AutoModelForCausalLM`, not with `AutoModelForSeq2SeqLM`: one stack of layers reads source and
+target as one row, and generated tokens are appended to the prompt.
 
 Needs the extra `hf`.
 """

@@ -1,4 +1,4 @@
-"""What Transformers has to know of a model: its shape, its special tokens, and how it reads and writes."""
+"""The Transformers configuration: model shape, special tokens, and how a model encodes and generates."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _TYPES = typing.get_type_hints(ModelSettings)
 class UniclozeConfig(PreTrainedConfig):
     """Configuration of the models of `unicloze.hf`.
 
-    Beside the fields below it has every field of `unicloze.settings.ModelSettings` under its own name (`hidden_size`,
-    `num_layers`, `relative_bias`, ...); `num_hidden_layers` and `num_attention_heads` name the same as `num_layers` and
+    Besides the fields below it has every field of `unicloze.settings.ModelSettings` under the same name (`hidden_size`,
+    `num_layers`, `relative_bias`, ...); `num_hidden_layers` and `num_attention_heads` are aliases of `num_layers` and
     `num_heads`.
 
     Args:
         vocab_size: Rows of the token table.
-        pad_token_id: Fills a row.
+        pad_token_id: Padding.
         bos_token_id: First token of a text, [SOS].
         eos_token_id: Ends a segment and a target, [EOS].
         mask_token_id: [M] of the paper.
         visibility: How a text is encoded: `bidirectional` or `left_to_right`.
-        pooling: The slot that stands for a text: the `first`, the `last`, or the `mean` of all.
-        segments: Rows of the segment table that `token_type_ids` 0 and 1 stand for when a text is encoded.
-        local_width: Slots to the left a slot reads in the layers whose visibility is `local`.
-        predicts: How a target is written: `pseudo` predicts each token at a pseudo mask, `next` at the token before; None
-            if the model was not trained to.
-        source_visibility: How a source is read when a target is written after it.
-        generation_segments: Rows of the segment table of a source and its target.
-        pseudo_token_id: The pseudo mask's, [P] of the paper.
-        label_smoothing: Share of a label's probability spread over the vocabulary in the loss of a target, in training mode.
+        pooling: The vector of a text: its `first` or `last` slot, or the `mean` of all.
+        segments: Segment ids that `token_type_ids` 0 and 1 stand for when a text is encoded.
+        local_width: How many slots to its left a slot reads in `local` layers.
+        predicts: How a target is generated: `pseudo` predicts each token at a pseudo mask, `next` at the previous token; None
+            if the model was not trained to generate.
+        source_visibility: How a source is read when a target is generated after it.
+        generation_segments: Segment ids of source and target.
+        pseudo_token_id: The pseudo mask, [P] of the paper.
+        label_smoothing: Probability mass of a label spread over the vocabulary in the loss of a target, in training mode.
     """
 
     model_type = "unicloze"
@@ -63,7 +63,7 @@ class UniclozeConfig(PreTrainedConfig):
     use_cache: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Take the fields of `ModelSettings` out of what is left, with their defaults."""
+        """Take the fields of `ModelSettings`, with defaults, from the remaining arguments."""
         for alias, name in self.attribute_map.items():
             if alias in kwargs:
                 kwargs[name] = kwargs.pop(alias)
@@ -74,17 +74,17 @@ class UniclozeConfig(PreTrainedConfig):
 
     @property
     def settings(self) -> ModelSettings:
-        """The shape.
+        """The model shape.
 
         Raises:
-            UsageError: A field is of another type, or the hidden size is no multiple of the number of heads.
+            UsageError: A field has the wrong type, or the hidden size is not a multiple of the number of heads.
         """
         values = {name: getattr(self, name) for name in _TYPES}
         for name, value in values.items():
             try:
                 type_validator(name, value, _TYPES[name])
             except TypeError as error:
-                raise UsageError(f"{name} of the configuration is {value!r}: {error}") from error
+                raise UsageError(f"configuration field {name} is {value!r}: {error}") from error
         settings = ModelSettings(**values)
         if settings.num_heads < 1 or settings.hidden_size % settings.num_heads:
             raise UsageError(
@@ -94,25 +94,25 @@ class UniclozeConfig(PreTrainedConfig):
 
     @property
     def encoding(self) -> EncodingRule:
-        """How a text is read."""
+        """How a text is encoded."""
         first, second = self.segments
         return EncodingRule(visibility=self.visibility, segment_ids=(first, second), local_width=self.local_width)
 
     @property
     def writing(self) -> StepRule:
-        """How a target is written.
+        """How a target is generated.
 
         Raises:
-            UsageError: The model was not trained to, or the pseudo mask has no id.
+            UsageError: The model was not trained to generate, or the pseudo mask has no id.
         """
         if self.predicts is None:
             raise UsageError(
-                "the model was not trained to write a target: use UniclozeModel or UniclozeForMaskedLM, or say how it "
-                "should with config.predicts ('pseudo' or 'next')"
+                "the model was not trained to generate text: use UniclozeModel or UniclozeForMaskedLM, or set "
+                "config.predicts to 'pseudo' or 'next'"
             )
         if self.predicts == "pseudo" and self.pseudo_token_id is None:
             raise UsageError(
-                "config.predicts is 'pseudo' and config.pseudo_token_id is not set: give the pseudo mask's id"
+                "config.predicts is 'pseudo' but config.pseudo_token_id is not set: set it to the id of the pseudo mask"
             )
         source, target = self.generation_segments
         return StepRule(
@@ -129,7 +129,7 @@ class UniclozeConfig(PreTrainedConfig):
 
         Args:
             loaded: The model.
-            changes: Fields to set otherwise.
+            changes: Fields to override.
         """
         vocabulary, recipe = loaded.tokenizer.vocabulary, loaded.recipe
         reading, writing = encoding_rule(recipe), step_rule(recipe, vocabulary)

@@ -1,4 +1,4 @@
-"""A run as a folder of the classes of `unicloze.hf`: the format that holds every model."""
+"""Exports a run to the classes of `unicloze.hf`, the format that holds every model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unicloze.training.models import LoadedModel
 
 
 def own_format(loaded: LoadedModel) -> Export:
-    """How a model becomes a folder of `unicloze.hf`: one that writes if it was trained to, else one that fills masks."""
+    """Export as a class of `unicloze.hf`: the generating one if the model was trained for it, else the mask-filling one."""
     kind = _class_of(loaded)
     said = [f"the class has no {name}" for name in dict.fromkeys(map(_part, _left_out(kind, loaded)))]
     if kind is UniclozeForConditionalGeneration:
@@ -67,7 +67,7 @@ def _write(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Pat
 
 
 def _check(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Path) -> Mapping[str, float]:
-    """The differences of the class that reads a text: the one that writes has the same weights, which are compared too."""
+    """Largest differences of the encoding class; the generating class has the same weights, which are compared too."""
     reading = UniclozeModel if kind is UniclozeModel else UniclozeForMaskedLM
     auto = {UniclozeModel: AutoModel, UniclozeForMaskedLM: AutoModelForMaskedLM}.get(kind, AutoModelForCausalLM)
     with quietly(transformers_library()):

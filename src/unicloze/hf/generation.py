@@ -1,4 +1,4 @@
-"""The model that writes, under Transformers' `generate` and `Trainer`."""
+"""The generating model, for Transformers' `generate` and `Trainer`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from unicloze.model.readers import GivenKeys, check_steps
 
 
 class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin):
-    """Writes a target after a source: `generate` is given the source "[SOS] text [EOS]" and returns it with the target.
+    """Generates a target after a source: `generate` takes the source "[SOS] text [EOS]" and returns it with the target.
 
     One stack of layers reads both, so to Transformers this is a causal language model and not an encoder-decoder: there are
     no `decoder_input_ids`. `token_type_ids` tells source (0) from target (1); `generate` keeps them itself. Where
     `config.predicts` is `pseudo`, `generate` appends a pseudo mask to every step and takes it out of the cache again.
 
-    `no_repeat_ngram_size` counts what is generated and not the prompt: a target may say what its source says.
+    `no_repeat_ngram_size` applies to the target only, not to the prompt: a target may repeat its source.
 
-    To train, call it with source and target in one row and `labels` that are -100 everywhere but at the target, where they
-    name the token of that very slot (nothing is shifted by the caller). The pseudo masks are appended here.
+    To train, pass source and target in one row and `labels` that are -100 everywhere except in the target, where they hold
+    the token of the same slot (do not shift them). The pseudo masks are appended internally.
     """
 
     accepts_loss_kwargs = True
-    # Drafts of several tokens would need a pseudo mask each: this is how Transformers refuses assisted generation.
+    # Drafts of several tokens would need a pseudo mask each; this makes Transformers reject assisted generation.
     _is_stateful = True
 
     def __init__(self, config: UniclozeConfig) -> None:
@@ -42,12 +42,12 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         self.rule = config.writing
         self.token_head = TokenHead(config.settings, vocab_size=config.vocab_size)
         check_steps(config.settings)
-        # Trainer counts labels[:, 1:] where the loss shifts them and all of them where it does not.
+        # Trainer counts labels[:, 1:] if the loss shifts labels, and all of them otherwise.
         self.loss_type = "ForCausalLM" if self.rule.predicts == "next" else "ForMaskedLM"
         self.post_init()
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
-        """As Transformers', with the bias of the head."""
+        """Like Transformers', and resizes the bias of the head."""
         return resize_bias(self.token_head, super().resize_token_embeddings(*args, **kwargs))
 
     def forward(
@@ -65,32 +65,32 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits of every slot, or with `labels` the loss of the target.
 
-        Positions are counted over the real slots, so padding may stand anywhere.
+        Positions are counted over the real slots, so padding may be anywhere.
 
         Args:
             input_ids: New slots. *Shape:* (rows, slots)
-            attention_mask: 1 where a slot is real, of the slots in the cache too. *Shape:* (rows, cached + slots)
-            token_type_ids: 0 for the source, 1 for the target. If not given, the target begins at a row's first label and
-                without labels all is source. *Shape:* (rows, slots)
+            attention_mask: 1 where a slot is real, cached slots included. *Shape:* (rows, cached + slots)
+            token_type_ids: 0 for the source, 1 for the target. Default: the target begins at a row's first label; without
+                labels all slots are source. *Shape:* (rows, slots)
             labels: The tokens to predict, at their own slots, -100 elsewhere. *Shape:* (rows, slots)
             past_key_values: Keys and values of earlier slots; the new ones are appended.
-            use_cache: Start a cache where none is given.
-            logits_to_keep: Logits of so many last slots only, of all if 0; ignored with labels.
-            output_hidden_states: Return those of every layer, of the pseudo masks too.
+            use_cache: Create a cache if none is given.
+            logits_to_keep: Return logits of only this many last slots, all if 0; ignored with labels.
+            output_hidden_states: Return the states of every layer, including pseudo masks.
             return_dict: False returns a tuple.
-            num_items_in_batch: What the summed loss is divided by; the number of labels if not given.
+            num_items_in_batch: Divisor of the summed loss; default: the number of labels.
 
         Returns:
-            With labels and pseudo masks the logits stand at the labels and are 0 elsewhere; else those of a slot say what
-            follows it, and those of a pseudo mask what stands at it.
+            With labels and pseudo masks, logits are at the labels' slots and 0 elsewhere. Otherwise a slot's logits predict
+            the next token, and a pseudo mask's logits the token at its position.
 
         Raises:
-            UsageError: A row is too long, a label stands in a source, or the model is in training mode without labels.
+            UsageError: A row is too long, a label is in a source, or the model is in training mode without labels.
         """
         if labels is None and self.training:
             raise UsageError(
-                "the model is in training mode and was given no labels: it predicts where they stand (set "
-                "config.label_smoothing instead of Trainer's label_smoothing_factor, which takes them away)"
+                "the model is in training mode but got no labels, which mark the slots to predict (use "
+                "config.label_smoothing instead of Trainer's label_smoothing_factor, which removes the labels)"
             )
         if labels is not None:
             token_type_ids = _target_of(labels, token_type_ids)
@@ -171,20 +171,20 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         output_hidden_states: bool | None = None,
         **others: Any,
     ) -> dict[str, Any]:
-        """The slots of the next forward pass, with a pseudo mask behind them where the model predicts at one.
+        """The slots of the next forward pass, followed by a pseudo mask if the model predicts at one.
 
         Raises:
-            UsageError: The cache is of another kind, an argument would have no effect, a source goes on where one was read
-                already, or prompts end in padding and the model predicts at the last token.
+            UsageError: The cache has another type, an argument would have no effect, a source continues one that was already
+                read, or prompts end in padding and the model predicts at the last token.
         """
         given = [name for name, value in others.items() if value is not None and value is not False]
         unused = [name for name in given if name in ("position_ids", "inputs_embeds", "output_attentions")]
         if unused:
-            raise UsageError(f"the model has no use for {unused[0]}: leave it out")
+            raise UsageError(f"the model does not support {unused[0]}: leave it out")
         if past_key_values is not None and type(past_key_values) is not DynamicCache:
             raise UsageError(
-                f"the cache is a {type(past_key_values).__name__}: leave cache_implementation out, the model needs a "
-                "DynamicCache"
+                f"the cache is a {type(past_key_values).__name__}, but the model needs a DynamicCache: leave out "
+                "cache_implementation"
             )
         if next_sequence_length is not None:
             input_ids = input_ids[:, -next_sequence_length:]
@@ -192,7 +192,7 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         earlier = 0 if past_key_values is None else past_key_values.get_seq_length()
         if earlier and self.rule.source == "bidirectional" and not bool(part.all()):
             raise UsageError(
-                "a source is read as a whole: leave prefill_chunk_size out, and start a new cache for a longer source"
+                "a source must be read as a whole: leave out prefill_chunk_size, and start a new cache for a longer source"
             )
         if self.rule.predicts == "pseudo":
             assert self.rule.pseudo is not None
@@ -201,7 +201,7 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
             attention_mask = None if attention_mask is None else functional.pad(attention_mask, (0, 1), value=1)
         elif attention_mask is not None and not bool(attention_mask[:, -1].all()):
             raise UsageError(
-                "a prompt ends in padding, and the model predicts at the last token: set tokenizer.padding_side = 'left'"
+                "a prompt ends in padding, but the model predicts at the last token: set tokenizer.padding_side = 'left'"
             )
         return {
             "input_ids": input_ids,
@@ -220,7 +220,7 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         input_ids: torch.LongTensor | None = None,
         **model_kwargs: Any,
     ) -> tuple[Any, dict[str, Any]]:
-        """What `generate` calls once before its loop: from here on it is known what of a row is prompt."""
+        """Called by `generate` once before its loop; marks the prompt as source."""
         if input_ids is not None and model_kwargs.get("token_type_ids") is None:
             model_kwargs["token_type_ids"] = torch.zeros_like(input_ids)
         expanded: tuple[Any, dict[str, Any]] = GenerationMixin._expand_inputs_for_generation(
@@ -229,12 +229,12 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         return expanded
 
     def _get_logits_processor(self: Any, **kwargs: Any) -> LogitsProcessorList:  # type: ignore[override]
-        """Transformers', but that a target may repeat its source."""
+        """Like Transformers', except that a target may repeat its source."""
         processors: LogitsProcessorList = GenerationMixin._get_logits_processor(self, **kwargs)
         for each in [each for each in processors if isinstance(each, NoRepeatNGramLogitsProcessor)]:
             place = processors.index(each)
             processors.remove(each)
-            # Behind what rules out other tokens: where nothing is left, a text may end.
+            # After processors that suppress other tokens: if no token is left, a text may end.
             others = [i for i, other in enumerate(processors) if isinstance(other, SuppressTokensLogitsProcessor)]
             own = _NoRepeatInTarget(each.ngram_size, kwargs["input_ids_seq_length"], self.config.eos_token_id)
             processors.insert(max([place, *(i + 1 for i in others)]), own)
@@ -243,7 +243,7 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
     def _update_model_kwargs_for_generation(
         self, outputs: Any, model_kwargs: dict[str, Any], is_encoder_decoder: bool = False, num_new_tokens: int = 1
     ) -> dict[str, Any]:
-        """Take the pseudo mask out of the cache again, and count the new token to the target."""
+        """Remove the pseudo mask from the cache and mark the new token as target."""
         updated: dict[str, Any] = super()._update_model_kwargs_for_generation(
             outputs, model_kwargs, is_encoder_decoder, num_new_tokens
         )
@@ -254,12 +254,12 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
 
 
 class _NoRepeatInTarget(LogitsProcessor):
-    """Rules out tokens that would complete a sequence the target holds already.
+    """Suppresses tokens that would complete an n-gram already in the target.
 
     Args:
-        size: Tokens of a sequence.
-        prompt: Slots before the target.
-        end: Ends a text, which it may where all else is ruled out; None if nothing does.
+        size: Length of the n-gram.
+        prompt: Number of slots before the target.
+        end: Id of [EOS], allowed when all else is suppressed; None if there is none.
     """
 
     def __init__(self, size: int, prompt: int, end: int | None) -> None:
@@ -285,7 +285,7 @@ def _target_of(labels: Tensor, token_type_ids: Tensor | None) -> Tensor:
     if not torch.compiler.is_compiling() and bool((is_label & (token_type_ids == 0)).any()):
         row = int((is_label & (token_type_ids == 0)).any(1).nonzero()[0])
         raise UsageError(
-            f"row {row} has a label where token_type_ids says source: labels stand in the target (1), which the source "
-            "does not read"
+            f"row {row} has a label where token_type_ids marks the source (0): labels must be in the target (1), which the "
+            "source does not read"
         )
     return token_type_ids

@@ -1,4 +1,4 @@
-"""The models as Transformers' `PreTrainedModel`s: to read a text, to fill its masks."""
+"""The encoding and the mask-filling model as Transformers' `PreTrainedModel`s."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from unicloze.training.models import LoadedModel, load_model
 
 
 class UniclozePreTrainedModel(PreTrainedModel):
-    """What the models have in common: the backbone under the names a run's checkpoint has.
+    """Base class: the backbone, with the tensor names of a run's checkpoint.
 
-    The token embeddings are the output matrix too: the head is given them and has no matrix of its own, so there is nothing
-    to tie and every file holds them once.
+    The token embeddings are also the output matrix: the head receives them and has no matrix of its own, so nothing
+    needs tying and every file stores them once.
     """
 
     config_class = UniclozeConfig
@@ -43,29 +43,29 @@ class UniclozePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_run(cls, path: str | os.PathLike[str], **changes: Any) -> Self:
-        """A model of a run's weights, copied by name.
+        """Load the weights of a run.
 
         Args:
             path: A run directory, its checkpoints folder, or one checkpoint.
-            changes: Fields of the configuration to set otherwise.
+            changes: Configuration fields to override.
 
         Returns:
-            In evaluation mode, float32, on the CPU.
+            The model in evaluation mode, float32, on the CPU.
 
         Raises:
-            UniclozeError: There is no whole checkpoint, or the run has no head this model needs.
+            UniclozeError: There is no intact checkpoint, or the run lacks a head this model needs.
         """
         return cls.of(load_model(path), **changes)
 
     @classmethod
     def of(cls, loaded: LoadedModel, **changes: Any) -> Self:
-        """A model of the weights of a loaded one, as `from_run`."""
+        """Make a model from a loaded one, like `from_run`."""
         model = cls(UniclozeConfig.of(loaded, **changes))
         theirs = loaded.model.state_dict()
         absent = sorted(model.state_dict().keys() - theirs.keys())
         if absent:
             raise UsageError(
-                f"{loaded.path} has no {absent[0]}: it was not trained to predict tokens, use UniclozeModel to encode with it"
+                f"{loaded.path} has no {absent[0]}: it was not trained to predict tokens, so use UniclozeModel"
             )
         model.load_state_dict({name: theirs[name] for name in model.state_dict()})
         if model.can_generate():
@@ -79,7 +79,7 @@ class UniclozePreTrainedModel(PreTrainedModel):
         return self.backbone.embeddings.tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Put another table of token embeddings in."""
+        """Replace the token embeddings."""
         assert isinstance(value, nn.Embedding)
         self.backbone.embeddings.tokens = value
 
@@ -99,7 +99,7 @@ class UniclozePreTrainedModel(PreTrainedModel):
                 init.normal_(parameter, 0.0, deviation)
 
     def _dropout(self) -> DropoutKey | None:
-        """Dropout of a forward pass in training, keyed by torch's generator."""
+        """Dropout of a training forward pass, keyed by torch's generator; None in evaluation."""
         return DropoutKey(int(torch.randint(2**62, ()))) if self.training else None
 
     def _encode(
@@ -122,9 +122,9 @@ class UniclozePreTrainedModel(PreTrainedModel):
 
 
 class UniclozeModel(UniclozePreTrainedModel):
-    """The backbone: texts to hidden states, read in the direction the recipe says.
+    """The backbone: encodes texts to hidden states, in the direction given by the recipe.
 
-    `pooler_output` is the vector of a text as `unicloze.embed` gives it (`config.pooling`).
+    `pooler_output` is the text vector that `unicloze.embed` returns (`config.pooling`).
     """
 
     _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
@@ -148,14 +148,14 @@ class UniclozeModel(UniclozePreTrainedModel):
 
         Args:
             input_ids: *Shape:* (rows, slots)
-            attention_mask: 1 where a slot is real; padding stands at the beginning or the end. *Shape:* (rows, slots)
+            attention_mask: 1 where a slot is real; padding at the beginning or the end. *Shape:* (rows, slots)
             token_type_ids: 0 for a text, 1 for its second part. *Shape:* (rows, slots)
-            position_ids: Counted over the real slots if not given. *Shape:* (rows, slots)
-            output_hidden_states: Return those of every layer.
+            position_ids: Default: counted over the real slots. *Shape:* (rows, slots)
+            output_hidden_states: Return the states of every layer.
             return_dict: False returns a tuple.
 
         Raises:
-            UsageError: A row is too long, or padding stands between its tokens.
+            UsageError: A row is too long, or has padding between its tokens.
         """
         states = self._encode(input_ids, attention_mask, token_type_ids, position_ids)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -170,7 +170,7 @@ class UniclozeModel(UniclozePreTrainedModel):
 class UniclozeForMaskedLM(UniclozePreTrainedModel):
     """Fills masks: logits over the vocabulary at every slot.
 
-    The loss is the sum over the labels divided by `num_items_in_batch`, which Transformers' `Trainer` counts over all the
+    The loss is summed over the labels and divided by `num_items_in_batch`, which Transformers' `Trainer` counts over all
     micro-batches of a step, or by the number of labels.
     """
 
@@ -182,7 +182,7 @@ class UniclozeForMaskedLM(UniclozePreTrainedModel):
         self.post_init()
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
-        """As Transformers', with the bias of the head."""
+        """Like Transformers', and resizes the bias of the head."""
         return resize_bias(self.token_head, super().resize_token_embeddings(*args, **kwargs))
 
     def forward(
@@ -203,10 +203,10 @@ class UniclozeForMaskedLM(UniclozePreTrainedModel):
             attention_mask: *Shape:* (rows, slots)
             token_type_ids: *Shape:* (rows, slots)
             position_ids: *Shape:* (rows, slots)
-            labels: The tokens to predict, -100 where there is none. *Shape:* (rows, slots)
-            output_hidden_states: Return those of every layer.
+            labels: The tokens to predict, -100 elsewhere. *Shape:* (rows, slots)
+            output_hidden_states: Return the states of every layer.
             return_dict: False returns a tuple.
-            num_items_in_batch: What the summed loss is divided by; the number of labels if not given.
+            num_items_in_batch: Divisor of the summed loss; default: the number of labels.
         """
         states = self._encode(input_ids, attention_mask, token_type_ids, position_ids)
         logits = self.token_head(states[-1], self.backbone.embeddings.tokens.weight)
@@ -221,18 +221,18 @@ class UniclozeForMaskedLM(UniclozePreTrainedModel):
 
 
 def returns_dict(config: UniclozeConfig, asked: bool | None) -> bool:
-    """Whether to return an output by name or a tuple."""
+    """Whether to return a named output instead of a tuple."""
     return bool(config.return_dict if asked is None else asked)
 
 
 def summed_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None, *, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy summed over the labels that are not -100, divided by `count`, or by their number.
+    """Cross-entropy summed over the labels other than -100, divided by `count` or by their number.
 
     Args:
         logits: *Shape:* (..., vocabulary)
         labels: *Shape:* (...)
-        count: What to divide by.
-        label_smoothing: Share of a label's probability spread over the vocabulary.
+        count: Divisor; default: the number of labels.
+        label_smoothing: Probability mass of a label spread over the vocabulary.
     """
     total = functional.cross_entropy(
         logits.flatten(0, -2).float(), labels.flatten(), reduction="sum", label_smoothing=label_smoothing
@@ -243,7 +243,7 @@ def summed_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None, *, l
 
 
 def resize_bias(head: TokenHead, embeddings: nn.Embedding) -> nn.Embedding:
-    """Give the head's bias as many entries as the token embeddings have rows; new ones are 0."""
+    """Resize the head's bias to the token embeddings; new entries are 0."""
     if head.bias is not None and len(head.bias) != embeddings.num_embeddings:
         kept = min(len(head.bias), embeddings.num_embeddings)
         bias = head.bias.new_zeros(embeddings.num_embeddings)

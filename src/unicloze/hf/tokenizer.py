@@ -1,4 +1,4 @@
-"""A run's tokenizer as Transformers'."""
+"""Loads a run's tokenizer as a Transformers tokenizer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from unicloze.training.models import load_model
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
-    """The tokenizer of a run: it makes "[SOS] text [EOS]" and "[SOS] text [EOS] second part [EOS]".
+    """The tokenizer of a run; it makes "[SOS] text [EOS]" and "[SOS] text [EOS] second part [EOS]".
 
     Args:
         path: A run directory, its checkpoints folder, or one checkpoint.
 
     Raises:
-        UniclozeError: There is no whole checkpoint.
+        UniclozeError: There is no intact checkpoint.
     """
     loaded = load_model(path)
     with tempfile.TemporaryDirectory(prefix="unicloze-") as folder:

@@ -1,4 +1,4 @@
-"""The model card of an export: what the model is, what it was made from, what it is worth, and how to make it again."""
+"""Writes the model card of an export: description, training data, evaluation, and the recipe to reproduce it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PLACES = (
     ("tokenizer", "path"),
     ("training", "initialize_from"),
 )
-"""Settings that name files and folders: a card tells their names alone."""
+"""Settings that name files and folders; a card shows only their base names."""
 IMPORTED = "imported from"
-"""How the place of a recipe begins that was made for an imported model."""
+"""Prefix of `provenance.place` in the recipe of an imported model."""
 _TAGS = {
     "ForMaskedLM": "fill-mask",
     "ForSequenceClassification": "text-classification",
@@ -34,7 +34,7 @@ _TAGS = {
     "ForMultipleChoice": "multiple-choice",
     "ForConditionalGeneration": "text-generation",
 }
-"""The hub's name of what a class does."""
+"""Hub pipeline tag of each kind of class."""
 
 
 def model_card(
@@ -46,15 +46,15 @@ def model_card(
     said: Sequence[str],
     imports: str = "",
 ) -> str:
-    """The `README.md` of an export; its licence is left for whoever publishes it.
+    """The `README.md` of an export; whoever publishes it adds the licence.
 
     Args:
         loaded: The model.
         to: The format.
-        architecture: The class that loads it.
-        differences: As of `ExportResult`.
-        said: As of `ExportResult`.
-        imports: A module to import before Transformers knows the class.
+        architecture: The Transformers class that loads it.
+        differences: As in `ExportResult`.
+        said: As in `ExportResult`.
+        imports: A module to import first, which registers the class in Transformers.
     """
     recipe, events = loaded.recipe, _events(loaded)
     start: Mapping[str, Any] = next((event for event in reversed(events) if event.get("event") == "start"), {})
@@ -76,7 +76,7 @@ def _front(recipe: Recipe, architecture: str, imports: str) -> str:
     front = yaml.safe_dump(
         {"library_name": "unicloze" if imports else "transformers", "pipeline_tag": kind, "tags": tags}, sort_keys=False
     )
-    return f"---\n# license: name one before you publish; it is not known here\n{front}---"
+    return f"---\n# license: add one before you publish\n{front}---"
 
 
 def _summary(loaded: LoadedModel, architecture: str) -> str:
@@ -108,33 +108,31 @@ def _use(loaded: LoadedModel, architecture: str, imports: str) -> str:
     said = "\n".join(["```python", *lines, "```"]) + f"\n\n{_names(loaded)}"
     if loaded.recipe.task.kind:
         return said
-    said += (
-        '\n\n`SentenceTransformer("THIS FOLDER")` gives the vectors of `unicloze embed`, of texts no longer than a row.'
-    )
+    said += '\n\n`SentenceTransformer("THIS FOLDER")` gives the same vectors as `unicloze embed`, for texts of up to one row.'
     if not imports and not (hasattr(loaded.model, "pooler") or hasattr(loaded.model, "pair_head")):
-        said += " Nothing trained the layer behind `pooler_output` of `AutoModel`: take `last_hidden_state`."
+        said += " The layer behind `pooler_output` of `AutoModel` is untrained: use `last_hidden_state`."
     return said
 
 
 def _names(loaded: LoadedModel) -> str:
-    """What the exported tokenizer makes of the names of special tokens in a text."""
+    """How the exported tokenizer treats names of special tokens in a text."""
     eos = loaded.tokenizer.tokens([loaded.tokenizer.vocabulary.eos])[0]
     said = (
         f"The tokenizer of Transformers reads the name of a special token in a text, such as `{eos}`, as that token; "
-        "unicloze reads it as text, all but the masks of `unicloze fill`."
+        "unicloze reads it as plain text, except the masks of `unicloze fill`."
     )
     if loaded.tokenizer.names_are_pieces:
-        return f"{said} Remove such names from texts that you did not write."
+        return f"{said} Remove such names from untrusted texts."
     return f"{said} `tokenizer(text, split_special_tokens=True)` reads all of them as text."
 
 
 def _generate(loaded: LoadedModel) -> list[str]:
-    """Code that writes a target as `unicloze generate` does; none for a source of more parts than a tokenizer takes."""
+    """Code that generates a target like `unicloze generate`; empty if a source has more parts than a tokenizer takes."""
     parts = [f'"{role.upper()}"' for role in loaded.recipe.generation.source] if loaded.recipe.task.kind else ['"TEXT"']
     if len(parts) > 2:
         return []
     cut = f"truncation=True, max_length={longest_source(loaded)}"
-    ends = ["prompt = {name: ids[:, :-1] for name, ids in prompt.items()}  # no [EOS]: it goes on with the text"]
+    ends = ["prompt = {name: ids[:, :-1] for name, ids in prompt.items()}  # no [EOS]: the model continues the text"]
     return [
         f'prompt = tokenizer({", ".join(parts)}, {cut}, return_tensors="pt", return_token_type_ids=False)',
         *(ends if goes_on(loaded) else []),
@@ -152,7 +150,7 @@ def _training(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
     files = start.get("files") or {}
     for part, count in (start.get("records") or {}).items():
         of = f" of {Path(files[part]).name}" if files.get(part) else ""
-        lines.append(f"- records to {'train on' if part == 'train' else 'evaluate on'}: {count:,}{of}")
+        lines.append(f"- {'training' if part == 'train' else 'evaluation'} records: {count:,}{of}")
     lineage = start.get("lineage") or {}
     whose = "text that model was trained on" if loaded.recipe.task.kind else "text"
     for source in lineage.get("sources", []):
@@ -162,10 +160,10 @@ def _training(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
     if lineage.get("fingerprint"):
         lines.append(f"- fingerprint of the text: {lineage['fingerprint']}")
     if (start.get("fingerprints") or {}).get("training file"):
-        lines.append(f"- fingerprint of the records to train on: {start['fingerprints']['training file']}")
+        lines.append(f"- fingerprint of the training records: {start['fingerprints']['training file']}")
     if not lines:
         place = loaded.recipe.provenance.place
-        lines.append(f"- not known here{', it was imported' if place.startswith(IMPORTED) else ''}")
+        lines.append(f"- unknown{', the model was imported' if place.startswith(IMPORTED) else ''}")
     command = _command(loaded, start)
     if command:
         lines.append(f"\nThe command, with the recipe below in `recipe.yaml`:\n\n    {command}")
@@ -173,7 +171,7 @@ def _training(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
 
 
 def _run(place: str) -> str:
-    """The name of the run a checkpoint is of, or of the folder it is."""
+    """Name of a checkpoint's run, or of the folder itself."""
     path = Path(place)
     return path.parent.parent.name if path.parent.name in ("checkpoints", "best") else path.name
 
@@ -225,7 +223,7 @@ def _export(to: str, differences: Mapping[str, float], said: Sequence[str]) -> s
 
 
 def _recipe(recipe: Recipe) -> str:
-    """What of a recipe differs from the defaults, without folders of the machine it was made on."""
+    """The recipe's differences from the defaults, without local folders."""
     different = _difference(recipe.to_dict(), Recipe().to_dict())
     for section, key in PLACES:
         named = different.get(section, {})
@@ -239,7 +237,7 @@ def _recipe(recipe: Recipe) -> str:
 
 
 def _place(recipe: Recipe) -> str:
-    """Where a recipe's values come from; of an imported model's folder the name alone."""
+    """Origin of a recipe's values; for an imported model only the folder's name."""
     place = recipe.provenance.place
     return f"{IMPORTED} {Path(place.removeprefix(IMPORTED)).name}" if place.startswith(IMPORTED) else place
 
@@ -257,6 +255,6 @@ def _difference(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
 
 
 def _events(loaded: LoadedModel) -> list[Mapping[str, Any]]:
-    """The ledger of the run a checkpoint is of; nothing where it is of none."""
+    """The ledger of a checkpoint's run; empty without a run."""
     ledger = loaded.path.parent.parent / "ledger.jsonl"
     return list(read_ledger(ledger)) if ledger.is_file() else []

@@ -1,8 +1,8 @@
-"""Whether an exported folder, loaded by Transformers alone, says what our model says.
+"""Checks that an exported folder, loaded by Transformers alone, computes what our model computes.
 
-Both are asked the same: hidden states of every layer and what the heads say of single texts, pairs and padded batches, of
-texts with masks that the exported tokenizer reads, and the embedding of every id of the vocabulary. The tokenizers are asked
-for the ids of texts.
+Both models get the same inputs: single texts, pairs and padded batches, texts with masks encoded by the exported tokenizer,
+and every id of the vocabulary. Hidden states of all layers, head outputs and embeddings are compared, and so are the
+tokenizers' ids of texts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from unicloze.text.windows import Windows, windows_of
 from unicloze.training.models import LoadedModel
 
 LARGEST_DIFFERENCE = 1e-4
-"""Above which an export is not the model."""
+"""Largest accepted difference between an export and its model."""
 LONG_ROW = 128
-"""Tokens of the rows that are compared, but for one that has all positions."""
+"""Length in tokens of the compared rows, except one that uses all positions."""
 
 STRINGS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -39,7 +39,7 @@ STRINGS = (
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "",
 )
-"""Texts whose ids are compared, beside those made of the vocabulary's own tokens."""
+"""Texts whose ids are compared, besides texts made of the vocabulary's own tokens."""
 
 MASKED = (
     "a {} b",
@@ -49,18 +49,18 @@ MASKED = (
     "x  {}\ty\n{}\r\n  {}\u00a0{} z",
     "Na\u00efve {} \u6771{}\u4eac",
 )
-"""Texts with masks, which are compared as ids and as what the models say of them."""
+"""Texts with masks; both their ids and the models' outputs are compared."""
 
 Rows = Sequence[Sequence[npt.NDArray[np.integer]]]
 Answers = Mapping[str, Tensor]
-"""What a model says, by name: `states` of all layers, and the heads. *Shape:* (rows, slots or predictions, ...) each"""
+"""Outputs of a model by name: `states` of all layers, and the heads. *Shape:* (rows, slots or predictions, ...) each"""
 
 
 def compare(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
-    """The largest difference of each kind of question, see the module.
+    """The largest difference for each kind of input, see above.
 
     Raises:
-        UniclozeError: The tokenizers give other ids, or something is of another shape.
+        UniclozeError: The tokenizers give different ids, or outputs have different shapes.
     """
     rng = np.random.default_rng(0)
     with quietly(transformers_library()):
@@ -75,14 +75,14 @@ def compare(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
 
 
 def probes(loaded: LoadedModel, peer: Peer, rng: np.random.Generator) -> dict[str, list[Rows]]:
-    """Batches of rows to ask both about, by kind; the texts of each row as tokens."""
+    """Batches of rows for both models, by kind; each row's texts as tokens."""
     longest = loaded.model.max_positions
     vocabulary = loaded.tokenizer.vocabulary
     padding = {vocabulary.pad, int(np.flatnonzero(peer.ids == peer.tokenizer.pad_token_id)[0])}
     choices = np.array([i for i in range(vocabulary.size) if i not in padding])
 
     def row(length: int, texts: int = 1) -> list[npt.NDArray[np.integer]]:
-        """Texts of so many tokens with the special ones."""
+        """Texts whose row has `length` tokens, special tokens included."""
         cuts = [(length - 1 - texts) // texts] * texts
         cuts[0] += length - 1 - texts - sum(cuts)
         return [rng.choice(choices, size) for size in cuts]
@@ -97,7 +97,7 @@ def probes(loaded: LoadedModel, peer: Peer, rng: np.random.Generator) -> dict[st
 
 
 def examples_of(loaded: LoadedModel, rows: Rows, segments: tuple[int, int] | None) -> Examples:
-    """Rows as `embed` and the tasks lay them out, with a prediction of each head."""
+    """Rows laid out as by `embed` and the tasks, with a prediction of each head."""
     windows = windows_of(rows, loaded.tokenizer.vocabulary, keys=np.zeros(len(rows), dtype=np.uint64))
     if segments is None or segments[0] == segments[1]:
         windows.segment_ids[:] = 0
@@ -110,7 +110,7 @@ def examples_of(loaded: LoadedModel, rows: Rows, segments: tuple[int, int] | Non
 
 
 def _target(windows: Windows, *, whole: bool, each: bool) -> Target:
-    """A prediction from the first slot, one that chooses among all, or one from each slot."""
+    """A prediction from the first slot, a choice among all slots, or a prediction from each slot."""
     rows, width = windows.token_ids.shape
     slot = np.arange(width, dtype=np.int32)
     slots = (
@@ -122,7 +122,7 @@ def _target(windows: Windows, *, whole: bool, each: bool) -> Target:
 
 
 def ours(loaded: LoadedModel, batch: Batch) -> Answers:
-    """What our model says."""
+    """Outputs of our model."""
     model = loaded.model
     states = model.backbone(batch)
     answers = {"states": torch.stack(states[1:], dim=2)}
@@ -137,7 +137,7 @@ def ours(loaded: LoadedModel, batch: Batch) -> Answers:
 
 
 def theirs(peer: Peer, examples: Examples) -> Any:
-    """What they say of the same rows."""
+    """Outputs of the exported model for the same rows."""
     real = torch.arange(examples.input_ids.shape[1]) < torch.from_numpy(examples.lengths)[:, None]
     ids = torch.from_numpy(peer.ids)[torch.from_numpy(examples.input_ids).long()]
     inputs = {"input_ids": torch.where(real, ids, peer.tokenizer.pad_token_id), "attention_mask": real.long()}
@@ -159,7 +159,7 @@ def _difference(loaded: LoadedModel, peer: Peer, rows: Rows) -> float:
 
 
 def _difference_of_texts(loaded: LoadedModel, peer: Peer) -> float:
-    """Of texts with masks, which their tokenizer reads, cuts and pads, and `fill` reads here."""
+    """Largest difference on texts with masks, which the exported tokenizer encodes, truncates and pads."""
     mask, longest = loaded.tokenizer.masks[0], loaded.model.max_positions
     texts = [text.replace("{}", mask) for text in MASKED]
     inputs = peer.tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
@@ -180,7 +180,7 @@ def _difference_of_answers(loaded: LoadedModel, peer: Peer, examples: Examples, 
         if name == "pair":
             own = own.view_as(other)
         if own.shape != other.shape:
-            raise UniclozeError(f"{peer.name} says {tuple(other.shape)} numbers where ours says {tuple(own.shape)}")
+            raise UniclozeError(f"{peer.name} gives outputs of shape {tuple(other.shape)}, ours {tuple(own.shape)}")
         if own.shape[:2] == real.shape and name not in ("label", "choice", "pair"):
             own, other = own[real], other[real]
         largest = max(largest, _largest(own - other))
@@ -188,13 +188,13 @@ def _difference_of_answers(loaded: LoadedModel, peer: Peer, examples: Examples, 
 
 
 def _difference_of_embeddings(loaded: LoadedModel, peer: Peer) -> float:
-    """Of every id, at some position: what the layers are given."""
+    """Largest difference of the embeddings of all ids, which are the input of the layers."""
     size, most = loaded.model.vocab_size, loaded.model.max_positions
     largest = 0.0
     for first in range(0, size, most):
         ids = np.arange(first, min(size, first + most))
         examples = examples_of(loaded, [[ids[: len(ids) - 2]]], peer.segments)
-        width = examples.input_ids.shape[1]  # that of the ids, but for a last one or two
+        width = examples.input_ids.shape[1]  # the number of ids, unless only one or two are left
         batch = dataclasses.replace(examples, input_ids=np.resize(ids, width).astype(np.int32)[None], targets={})
         positions = torch.arange(width)[None]
         other = peer.embed(torch.from_numpy(peer.ids)[torch.from_numpy(batch.input_ids).long()], positions)
@@ -205,21 +205,21 @@ def _difference_of_embeddings(loaded: LoadedModel, peer: Peer) -> float:
 
 
 def _largest(difference: Tensor) -> float:
-    """The largest absolute number, infinite where one is none. *Shape:* any"""
+    """The largest absolute value; infinite if there is a NaN. *Shape:* any"""
     largest = float(difference.abs().amax()) if difference.numel() else 0.0
     return largest if largest == largest else np.inf
 
 
 def compare_tokenizers(loaded: LoadedModel, peer: Peer, rng: np.random.Generator) -> None:
-    """Refuse a tokenizer that makes other ids of a text or a pair, or other parts of a pair.
+    """Check that an exported tokenizer gives the same ids, segments and special tokens for texts and pairs.
 
     Raises:
-        UniclozeError: It does; the message holds the text.
+        UniclozeError: It does not; the message shows the text.
     """
     vocabulary = loaded.tokenizer.vocabulary
     own = [loaded.tokenizer.decode(rng.choice(vocabulary.ordinary, 40).tolist()) for _ in range(20)]
     texts = [*STRINGS, *own, *(text.replace("{}", loaded.tokenizer.masks[0]) for text in MASKED)]
-    # Transformers takes an empty second text for none.
+    # Transformers treats an empty second text as absent.
     pairs = [(first, second) for first, second in itertools.pairwise(texts) if second]
     for first, second in [*((text, None) for text in texts), *pairs]:
         parts = [loaded.tokenizer.encode(text) for text in (first, second) if text is not None]
@@ -229,11 +229,9 @@ def compare_tokenizers(loaded: LoadedModel, peer: Peer, rng: np.random.Generator
         if peer.segments is not None:
             wanted["token_type_ids"] = (windows.segment_ids[0] * peer.segments[1]).tolist()
         if dict(said) != wanted:
-            raise UniclozeError(
-                f"AutoTokenizer gives other ids than ours for {first[:60]!r}: {said['input_ids'][:12]}..."
-            )
+            raise UniclozeError(f"AutoTokenizer gives different ids for {first[:60]!r}: {said['input_ids'][:12]}...")
     roles = {"pad": peer.ids.tolist().index(peer.tokenizer.pad_token_id), "mask": vocabulary.mask,
              "unk": vocabulary.unk, "cls": vocabulary.sos, "sep": vocabulary.eos}  # fmt: skip
     for role, number in roles.items():
         if getattr(peer.tokenizer, f"{role}_token_id") != peer.ids[number]:
-            raise UniclozeError(f"AutoTokenizer takes another id for the {role} token than ours, {peer.ids[number]}")
+            raise UniclozeError(f"AutoTokenizer uses another id for the {role} token than ours, {peer.ids[number]}")

@@ -1,4 +1,4 @@
-"""How a recipe lets a model write, in the words of Transformers' `generate`, and what these cannot say."""
+"""Translates a recipe's decoding settings to arguments of Transformers' `generate`, and lists what differs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unicloze.training.models import LoadedModel
 
 
 def generate_arguments(loaded: LoadedModel) -> dict[str, Any]:
-    """Arguments of `generate` that give what `unicloze generate` gives, as far as there are any."""
+    """Arguments of `generate` that reproduce `unicloze generate` as far as possible."""
     decoding = loaded.recipe.decoding
     found: dict[str, Any] = {"max_new_tokens": _longest_target(loaded)}
     if decoding.min_length:
@@ -36,39 +36,39 @@ def generate_arguments(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def not_said(loaded: LoadedModel) -> list[str]:
-    """What `generate` does otherwise than the recipe's `decoding` asks for, a sentence without its full stop each."""
+    """How `generate` differs from the recipe's `decoding`, as sentences without a full stop."""
     decoding = loaded.recipe.decoding
     said = []
     if decoding.beams > 1 and decoding.length_penalty:
         alpha = f"{decoding.length_penalty:g}"
         said.append(
-            f"`generate` compares beams by log p / n^{alpha}, the model's own search by log p / ((5 + n) / 6)^{alpha}: "
-            "beside short texts it may choose another (`length_penalty=0.0` is the same in both)"
+            f"`generate` ranks beams by log p / n^{alpha}, unicloze by log p / ((5 + n) / 6)^{alpha}: "
+            "with short texts they may choose differently (`length_penalty=0.0` is the same in both)"
         )
     if decoding.sample:
-        said.append("`generate` draws by the random numbers of torch and not by `decoding.seed`: the texts are others")
+        said.append("`generate` samples with torch's random numbers instead of `decoding.seed`: the texts differ")
     if decoding.no_repeat_ngram and decoding.may_repeat:
         said.append(
-            "`generate` lets nothing repeat, the model's own search lets sequences with a token of "
+            "`generate` blocks every repeated n-gram, unicloze allows those with a token of "
             f"{', '.join(decoding.may_repeat)}"
         )
     if decoding.parallel is not None:
-        said.append("`generate` writes one token after the other, not `decoding.parallel` at once")
+        said.append("`generate` writes one token at a time, unicloze `decoding.parallel` at once")
     return said
 
 
 def longest_source(loaded: LoadedModel) -> int:
-    """Most tokens of a source, special tokens included, behind which a target has room."""
+    """Largest source in tokens, special tokens included, that leaves room for a target."""
     most = loaded.model.max_positions - _longest_target(loaded)
     return min(most, generation.room(loaded.recipe)[0]) if loaded.recipe.task.kind else most
 
 
 def goes_on(loaded: LoadedModel) -> bool:
-    """Whether the model goes on with the text it is given, which no [EOS] ends."""
+    """Whether the model continues a text, which then has no final [EOS]."""
     return not layout_of(loaded.recipe, loaded.tokenizer.vocabulary).ends_source
 
 
 def _longest_target(loaded: LoadedModel) -> int:
-    """As `unicloze generate`: a model that was fine-tuned for no length leaves half of its positions to the source."""
+    """As in `unicloze generate`: without fine-tuned lengths, the target gets at most half of the positions."""
     longest = loaded.recipe.decoding.max_length
     return longest if loaded.recipe.task.kind else min(longest, loaded.model.max_positions // 2)

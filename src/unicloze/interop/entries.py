@@ -1,4 +1,4 @@
-"""The names of each family's tensors: entries of key tables for its backbone and its heads."""
+"""Tensor names of each family: key-table entries for backbone and heads."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ALBERT_LAYER: Mapping[str, tuple[str, ...]] = {
 
 
 def _embeddings(layout: Layout, *, segments: bool = True) -> list[Entry]:
-    """The tables and their normalisation; a family without a segment table takes ours in its positions."""
+    """Embedding tables and their normalisation; without a segment table, ours is folded into the positions."""
     positions, own = "embeddings.position_embeddings.weight", layout.settings.num_segments
     ours = "backbone.embeddings.positions.weight", "backbone.embeddings.segments.weight"
     shifted: Change = Shifted(layout.padding) if layout.padding else Same()
@@ -90,12 +90,12 @@ def _fused_layers(layout: Layout) -> list[Entry]:
 
 
 def bert_backbone(layout: Layout) -> list[Entry]:
-    """BERT's, and RoBERTa's."""
+    """BERT and RoBERTa."""
     return _embeddings(layout) + _layers(layout)
 
 
 def unilm_backbone(layout: Layout) -> list[Entry]:
-    """Released UniLM's and MiniLM's: BERT's, with fused attention and a table of relative positions or without."""
+    """Released UniLM and MiniLM: BERT, optionally with fused attention and a relative position bias."""
     entries = _embeddings(layout) + (_fused_layers(layout) if layout.fused else _layers(layout))
     if layout.relative is not None:
         entries.append(same("backbone.relative.weight", layout.relative))
@@ -103,7 +103,7 @@ def unilm_backbone(layout: Layout) -> list[Entry]:
 
 
 def mpnet_backbone(layout: Layout) -> list[Entry]:
-    """MPNet's: no segments, and T5's table of relative positions."""
+    """MPNet: no segments, and T5's relative position bias."""
     relative = Entry(
         ours=("backbone.relative.weight",),
         theirs=("encoder.relative_attention_bias.weight",),
@@ -113,30 +113,30 @@ def mpnet_backbone(layout: Layout) -> list[Entry]:
 
 
 def distilbert_backbone(layout: Layout) -> list[Entry]:
-    """DistilBERT's: no segments."""
+    """DistilBERT: no segments."""
     return _embeddings(layout, segments=False) + _layers(layout, DISTILBERT_LAYER, "transformer.layer.{}.")
 
 
 def electra_backbone(layout: Layout) -> list[Entry]:
-    """ELECTRA's: embeddings of a width of their own are projected."""
+    """ELECTRA: embeddings of another width are projected."""
     projected = layout.settings.embedding_size is not None
     projection = module("backbone.embeddings.projection", "embeddings_project") if projected else []
     return bert_backbone(layout) + projection
 
 
 def albert_backbone(layout: Layout) -> list[Entry]:
-    """ALBERT's: one layer's weights, projected embeddings."""
+    """ALBERT: one layer's weights, projected embeddings."""
     projection = module("backbone.embeddings.projection", "encoder.embedding_hidden_mapping_in")
     stack = "encoder.albert_layer_groups.{0}.albert_layers.{0}."
     return _embeddings(layout) + projection + _layers(layout, ALBERT_LAYER, stack)
 
 
 def token_head(dense: str, norm: str, bias: str) -> tuple[Entry, ...]:
-    """A masked language model's head: dense, activation, normalisation, output bias."""
+    """Head of a masked language model: dense, activation, normalisation, output bias."""
     transform = modules({"token_head.dense": dense, "token_head.norm": norm})
     return (*transform, same("token_head.bias", bias))
 
 
 def pair_head(pooler: str, classifier: str) -> tuple[Entry, ...]:
-    """A pooler and the classifier that reads it."""
+    """A pooler and the classifier on top of it."""
     return tuple(modules({"pair_head.dense": pooler, "pair_head.output": classifier}))

@@ -1,4 +1,4 @@
-"""A model of ours as a folder for other libraries: written beside its place, loaded back, compared, and only then there."""
+"""Exports a model as a folder for other libraries: writes it, loads it back, compares it, then moves it into place."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from unicloze.training.models import LoadedModel
 from unicloze.version import __version__
 
 MARK = "unicloze_export.json"
-"""What an export can be told by, and may be replaced for."""
+"""File that identifies an export, which a new export may replace."""
 SCHEMA = 1
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written.
+    """A finished export.
 
     Args:
         out: The folder.
         to: The format.
         architecture: The class of Transformers that loads it.
-        differences: The largest difference of hidden states and outputs to those of our model, by kind of question.
-        said: What of the model is otherwise there, or not at all.
+        differences: Largest difference of hidden states and outputs from our model, by kind of input.
+        said: What is changed or missing in the export.
     """
 
     out: Path
@@ -45,7 +45,7 @@ class ExportResult:
     said: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields, fit for JSON."""
+        """Its fields as a JSON-serialisable dictionary."""
         return {**asdict(self), "out": str(self.out)}
 
     def __str__(self) -> str:
@@ -66,8 +66,8 @@ class Export:
         architecture: The class of Transformers that loads it.
         write: Writes all files but the model card.
         check: Loads a folder back and compares.
-        said: As of `ExportResult`.
-        imports: A module to import before Transformers knows the class.
+        said: As in `ExportResult`.
+        imports: A module to import first, which registers the class in Transformers.
     """
 
     to: str
@@ -79,10 +79,10 @@ class Export:
 
 
 def stock_format(loaded: LoadedModel, to: str) -> Export:
-    """How a model becomes a stock class of Transformers.
+    """Export to a stock class of Transformers.
 
     Raises:
-        UsageError: No class of that name can hold it; the message names the setting and the cure.
+        UsageError: The class cannot represent the model; the message names the setting and the cure.
     """
     check_format(to, loaded)
     plan = stock_export(STOCK[to], loaded)
@@ -100,12 +100,12 @@ def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str
 
     Args:
         loaded: The model.
-        export: How.
-        out: The folder; an earlier export in it is replaced, when the new one is whole, if it is all there is.
+        export: How to export it.
+        out: The folder. An earlier export is replaced once the new one is complete; any other content is an error.
 
     Raises:
-        UsageError: There is something else at `out`.
-        UniclozeError: It says something else than the model, and is deleted; it cannot be written; or Transformers is not
+        UsageError: `out` holds something else.
+        UniclozeError: The export differs from the model and was deleted; it cannot be written; or Transformers is not
             installed.
     """
     folder = Path(out)
@@ -129,7 +129,7 @@ def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str
         )
         (building / "README.md").write_text(card, encoding="utf-8")
         for file in building.glob("*.safetensors"):
-            file.chmod(0o644)  # the library keeps it from others
+            file.chmod(0o644)  # safetensors makes it private
         content = {"schema": SCHEMA, "version": __version__, "to": export.to, "architecture": export.architecture,
                    "step": loaded.step, "differences": differences, "said": export.said,
                    "files": sorted({MARK, *_files(building)})}  # fmt: skip
@@ -148,19 +148,19 @@ def _check_place(folder: Path) -> None:
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     if not (folder / MARK).is_file():
-        raise UsageError(f"{folder} holds something that is no export: give another --out")
+        raise UsageError(f"{folder} holds files that are not an export: give another --out")
     strange = sorted(_files(folder) - set(read_json(folder / MARK).get("files", [])))
     if strange:
-        raise UsageError(f"{folder} holds {strange[0]} beside an export, which would be lost: give another --out")
+        raise UsageError(f"{folder} holds {strange[0]} besides an export, which would be lost: give another --out")
 
 
 def _files(folder: Path) -> set[str]:
-    """Names of all files of a folder and of those in it."""
+    """Relative paths of all files below a folder."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
 
 
 def _checked(export: Export, building: Path, folder: Path) -> dict[str, float]:
-    """The differences of an export to its model, all small."""
+    """Differences between an export and its model; large ones are an error."""
     try:
         differences = dict(export.check(building))
     except UniclozeError as error:
@@ -175,7 +175,7 @@ def _checked(export: Export, building: Path, folder: Path) -> dict[str, float]:
 
 
 def _put_in_place(building: Path, folder: Path) -> None:
-    """Rename a finished folder to its place, and what was there away."""
+    """Move a finished folder into place, replacing the previous one."""
     former = folder.parent / f".former-{folder.name}"
     shutil.rmtree(former, ignore_errors=True)
     if folder.exists():

@@ -1,7 +1,7 @@
-"""Families of encoders: a name, a configuration to read, and a key table for as much of a model as is there.
+"""Encoder families: how to read a configuration, and key tables for backbone and heads.
 
-All of them are our backbone with other names. A table holds the backbone and the heads that are there, so the same families
-serve checkpoints with and without heads, in and out.
+All of them are our backbone under other names. A table covers the backbone and whichever heads are present, so the same
+families serve checkpoints with and without heads, in both directions.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from unicloze.interop.tables import Entry, Table, modules
 Head = Literal["token", "next", "order", "replaced"]
 
 TARGETS: Mapping[Head, str] = {"token": "ae", "next": "nsp", "order": "sop", "replaced": "rtd"}
-"""What each head predicts: masked tokens, whether a segment follows, whether two are in order, which tokens were replaced."""
+"""Target of each head: masked tokens, next sentence, sentence order, replaced tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Checkpoints that share their names.
+    """Checkpoints that share tensor names.
 
     Args:
-        name: What to call it.
+        name: Name of the family.
         paper: Title of its paper.
-        prefix: What their names of the backbone begin with where a head is there too; a bare encoder's do not.
-        read: The layout a configuration describes, given the names of its tensors. Raises `UniclozeError`.
-        backbone: Entries of the backbone, their names without the prefix.
-        heads: Entries of each head, their names in full.
-        copies: As of `Table`, the names in full.
-        pooler: Their layer over the first slot: that of a classifier of `heads`, or by itself `ModelSettings.pooler`.
-        gelu_heads: Heads that compute by GELU whatever the activation of the layers.
+        prefix: Prefix of backbone names in models with a head; a bare encoder has none.
+        read: Layout described by a configuration, given the tensor names. Raises `UniclozeError`.
+        backbone: Entries of the backbone, without the prefix.
+        heads: Entries of each head, with full names.
+        copies: As in `Table`, with full names.
+        pooler: The layer over the first slot: part of a classifier in `heads`, or on its own `ModelSettings.pooler`.
+        gelu_heads: Heads that use GELU regardless of the activation of the layers.
     """
 
     name: str
@@ -54,8 +54,8 @@ class Family:
 
         Args:
             layout: Its layout.
-            heads: The heads it has.
-            bare: Their names of the backbone have no prefix.
+            heads: Its heads.
+            bare: Whether backbone names have no prefix.
         """
         prefix = "" if bare else self.prefix
         found = [
@@ -74,10 +74,10 @@ class Family:
         )
 
     def layout(self, config: Config, names: Collection[str]) -> Layout:
-        """The layout of a checkpoint, with a pooler if it has one that no head has.
+        """The layout of a checkpoint, with a pooler if it has one outside a head.
 
         Raises:
-            UniclozeError: The configuration asks for what no model here can be.
+            UniclozeError: The configuration asks for something unsupported.
         """
         layout = self.read(config, names)
         own = {f"{prefix}{self.pooler}.weight" for prefix in ("", self.prefix)}
@@ -86,7 +86,7 @@ class Family:
         return dataclasses.replace(layout, settings=dataclasses.replace(layout.settings, pooler=True))
 
     def heads_among(self, names: Collection[str]) -> list[Head]:
-        """The heads some tensor of whose own is there; a pooler alone is none, see `layout`."""
+        """The heads of which any tensor is present; a pooler alone is not a head, see `layout`."""
         copied = {original: copy for copy, original in self.copies.items()}
         found: list[Head] = []
         for head, parts in self.heads.items():
@@ -204,7 +204,7 @@ FAMILIES: Mapping[str, Family] = {
         ),
     )
 }
-"""The families by name."""
+"""Families by name."""
 
 MODEL_TYPES: Mapping[str, str] = {
     **{name: name for name in FAMILIES},
@@ -216,20 +216,20 @@ MODEL_TYPES: Mapping[str, str] = {
 
 
 def family_of(config: Config, names: Collection[str]) -> Family:
-    """The family of a checkpoint: by its model type, and released UniLM by its tensors.
+    """The family of a checkpoint, from its model type; released UniLM is recognised by its tensors.
 
     Args:
         config: Its configuration.
         names: Names of its tensors.
 
     Raises:
-        UniclozeError: It is of none.
+        UniclozeError: The family is unknown.
     """
     if any(name.endswith((".qkv_linear.weight", "rel_pos_bias.weight")) for name in names):
         return FAMILIES["unilm"]
     kind = config.values.get("model_type")
-    if kind is None and any(name.startswith("bert.") for name in names):  # released before the key was
+    if kind is None and any(name.startswith("bert.") for name in names):  # released before the key existed
         return FAMILIES["bert"]
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
-        raise config.refused("model_type", f"the encoders that can be read are {', '.join(MODEL_TYPES)}")
+        raise config.refused("model_type", f"supported encoders are {', '.join(MODEL_TYPES)}")
     return FAMILIES[MODEL_TYPES[kind]]

@@ -1,4 +1,4 @@
-"""Whether a checkpoint holds what its configuration says, found out by names and shapes alone."""
+"""Checks a checkpoint's tensor names and shapes against its configuration, before reading any weights."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from unicloze.interop.tables import Table
 from unicloze.interop.weights import Weights
 
 SHOWN = 64
-"""Most names in a message; a checkpoint's own have fewer, as those of all layers are one."""
+"""Most names shown in a message; names that differ only by layer count once."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def check_names(place: Path, weights: Weights, table: Table, allow: Sequence[str]) -> None:
-    """Refuse a checkpoint that lacks tensors or has more than its family.
+    """Reject a checkpoint with missing or unexpected tensors.
 
     Args:
-        place: What to call it.
+        place: Its name in messages.
         weights: Its tensors.
-        table: What it should hold.
-        allow: Patterns of names that may be missing, or of no use.
+        table: The expected tensors.
+        allow: Patterns of names that may be missing or unexpected.
 
     Raises:
-        UniclozeError: Not allowed tensors are missing or unexpected; the message names and counts them.
+        UniclozeError: Other tensors are missing or unexpected; the message lists and counts them.
     """
     asked = dict.fromkeys(name for entry in table.entries for name in entry.theirs)
     missing = [name for name in asked if name not in weights and not _matches(name, allow)]
@@ -40,17 +40,17 @@ def check_names(place: Path, weights: Weights, table: Table, allow: Sequence[str
 def without_misfits(
     place: Path, weights: Weights, table: Table, ours: Mapping[str, Tensor], allow: Sequence[str]
 ) -> Table:
-    """The table without entries whose tensors are missing or of another shape, where that is allowed.
+    """The table without entries whose tensors are missing or misshaped, where that is allowed.
 
     Args:
-        place: What to call the checkpoint.
-        weights: Its tensors; their names are checked already.
-        table: What it should hold.
-        ours: Our state with the shapes the configuration asks for, on the `meta` device.
-        allow: Patterns of names that may be of another shape.
+        place: Name of the checkpoint in messages.
+        weights: Its tensors, whose names are already checked.
+        table: The expected tensors.
+        ours: Our state with the shapes of the configuration, on the `meta` device.
+        allow: Patterns of names that may have another shape.
 
     Raises:
-        UniclozeError: Not allowed tensors are of another shape, or a copy is none.
+        UniclozeError: Other tensors have the wrong shape, or a copy differs from its original.
     """
     wanted = table.to_theirs(ours)
     misfits = {name for name, tensor in wanted.items() if not _fits(weights.shapes.get(name), tensor)}
@@ -59,18 +59,20 @@ def without_misfits(
     _refuse(place, {"of another shape": refused}, shapes)
     for copy, first in table.copies.items():
         if copy in weights and first in weights and not torch.equal(weights[copy], weights[first]):
-            raise UniclozeError(f"{place}: {copy} is not the same as {first}, and here they are one: it cannot be read")
+            raise UniclozeError(
+                f"{place}: {copy} differs from {first}, but unicloze ties them: the model cannot be imported"
+            )
     return Table(entries=tuple(entry for entry in table.entries if misfits.isdisjoint(entry.theirs)))
 
 
 def said_of_allowed(place: Path, weights: Weights, table: Table, held: Table) -> list[str]:
-    """What was not read because it is allowed, as sentences.
+    """Sentences about tensors skipped because of `allow`.
 
     Args:
-        place: What to call the checkpoint.
+        place: Name of the checkpoint.
         weights: Its tensors.
-        table: What it should hold.
-        held: What it does, as `without_misfits` gives it.
+        table: The expected tensors.
+        held: The tensors read, as returned by `without_misfits`.
     """
     read = {name for entry in held.entries for name in entry.theirs}
     drawn = dict.fromkeys(name for entry in table.entries for name in entry.theirs if name not in read)
@@ -80,15 +82,15 @@ def said_of_allowed(place: Path, weights: Weights, table: Table, held: Table) ->
         if drawn
         else []
     )
-    return said + ([f"{_counted(unread)} of {place} left out, as allowed: {listed(unread)}"] if unread else [])
+    return said + ([f"{_counted(unread)} of {place} ignored, as allowed: {listed(unread)}"] if unread else [])
 
 
 def listed(names: Iterable[str], notes: Mapping[str, str] | None = None) -> str:
-    """Names of tensors, those of several layers as one, which `--allow` understands: `encoder.layer.*.output.bias (x12)`.
+    """Tensor names with those of several layers merged to a pattern for `--allow`: `encoder.layer.*.output.bias (x12)`.
 
     Args:
         names: The names.
-        notes: What to say behind some of them.
+        notes: Text to add to some of them.
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for name in names:
@@ -101,7 +103,7 @@ def listed(names: Iterable[str], notes: Mapping[str, str] | None = None) -> str:
 
 
 def _unread(weights: Weights, table: Table) -> list[str]:
-    """Names of tensors that a checkpoint has more than its family."""
+    """Tensors of a checkpoint that its family does not have."""
     known = {*table.copies, *(name for entry in table.entries for name in entry.theirs)}
     return [name for name in weights if not (name in known or table.ignores(name))]
 
@@ -119,12 +121,12 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _size(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "a number"
+    return "x".join(map(str, shape)) or "a scalar"
 
 
 def _refuse(place: Path, problems: Mapping[str, Sequence[str]], notes: Mapping[str, str] | None = None) -> None:
     said = [f"{_counted(names)} {problem}: {listed(names, notes)}" for problem, names in problems.items() if names]
     if said:
         raise UniclozeError(
-            f"{place} does not hold what its configuration says, {'; '.join(said)}; give --allow PATTERN for what may be so"
+            f"{place} does not match its configuration: {'; '.join(said)}; pass --allow PATTERN to accept this"
         )

@@ -1,4 +1,4 @@
-"""What the configurations of each family mean here; what they ask for beyond a model of ours is refused by its key."""
+"""Translates each family's configuration to our settings; unsupported values are rejected by key."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from unicloze.settings import ModelSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What a family's table depends on.
+    """The model shape and the properties a family's key table depends on.
 
     Args:
-        settings: Shape of the model.
-        padding: First rows of their position table that stand for padding.
-        fused: Their attention has one `qkv_linear` without a bias of the keys (released UniLM).
-        relative: Name of their table of relative positions, if they have one (released UniLM, and what was trained from it).
+        settings: Model shape.
+        padding: Number of leading rows of their position table reserved for padding.
+        fused: Whether attention has one `qkv_linear` without a key bias (released UniLM).
+        relative: Name of their relative position table, if any (released UniLM and models trained from it).
     """
 
     settings: ModelSettings
@@ -29,20 +29,20 @@ class Layout:
 
 
 def _common(config: Config) -> None:
-    """Refuse what no model here does, whatever its family."""
-    decoder = "models here with this key are decoders; only an encoder can be read"
+    """Reject what no family supports here."""
+    decoder = "this is a decoder, and only encoders can be imported"
     config.only("is_decoder", False, None, why=decoder)
     config.only("add_cross_attention", False, None, why=decoder)
-    absolute = "positions here are rows of a table (absolute)"
+    absolute = "only absolute positions are supported"
     config.only("position_embedding_type", "absolute", None, why=absolute)
-    config.only("pruned_heads", {}, None, why="all layers here have all their attention heads")
+    config.only("pruned_heads", {}, None, why="pruned attention heads are not supported")
     config.only(
-        "quantization_config", {}, None, why="weights here are no quantised ones: take the unquantised checkpoint"
+        "quantization_config", {}, None, why="quantised weights are not supported: use the unquantised checkpoint"
     )
 
 
 def _shape(config: Config, **changes: Any) -> ModelSettings:
-    """The settings whose keys all of BERT's kin share."""
+    """The settings shared by all BERT-like families."""
     _common(config)
     hidden, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
     if hidden % heads:
@@ -70,11 +70,11 @@ def bert_layout(config: Config, _: Collection[str]) -> Layout:
 
 
 def _after_padding(config: Config, **changes: Any) -> Layout:
-    """Positions that are counted from the one after the padding token's id on."""
+    """A layout whose positions start after the padding token's id."""
     padding = config.whole("pad_token_id", 1, least=0) + 1
     rows = config.whole("max_position_embeddings")
     if padding >= rows:
-        raise config.refused("pad_token_id", f"that leaves none of max_position_embeddings {rows} for text")
+        raise config.refused("pad_token_id", f"that leaves no position of max_position_embeddings {rows} for text")
     return Layout(settings=_shape(config, max_positions=rows - padding, **changes), padding=padding)
 
 
@@ -85,8 +85,8 @@ def roberta_layout(config: Config, _: Collection[str]) -> Layout:
 
 def mpnet_layout(config: Config, _: Collection[str]) -> Layout:
     """MPNet."""
-    config.only("relative_attention_num_buckets", 32, why="MPNet's buckets are 32 whatever this says")
-    config.only("pad_token_id", 1, why="MPNet takes id 1 for padding whatever this says")
+    config.only("relative_attention_num_buckets", 32, why="MPNet always has 32 buckets")
+    config.only("pad_token_id", 1, why="MPNet always pads with id 1")
     return _after_padding(config, num_segments=0, relative_bias=True)
 
 
@@ -102,12 +102,12 @@ def electra_layout(config: Config, _: Collection[str]) -> Layout:
 
 def albert_layout(config: Config, _: Collection[str]) -> Layout:
     """ALBERT."""
-    one = "all layers here share one group's weights"
+    one = "only one group of shared layers is supported"
     config.only("num_hidden_groups", 1, why=one)
     config.only("inner_group_num", 1, why=one)
     narrow = _narrow(config, 128)
     if narrow is None:
-        raise config.refused("embedding_size", "embeddings as wide as the hidden states have no projection here")
+        raise config.refused("embedding_size", "it must differ from hidden_size, so that there is a projection")
     activation = config.activation("hidden_act", "gelu_new")
     dropout = config.number("hidden_dropout_prob", 0.0, most=1)
     attention = config.number("attention_probs_dropout_prob", 0.0, most=1)
@@ -132,11 +132,11 @@ def distilbert_layout(config: Config, _: Collection[str]) -> Layout:
 
 
 def unilm_layout(config: Config, names: Collection[str]) -> Layout:
-    """Released UniLM and MiniLM: which of its variants one is, its tensors tell better than its configuration."""
-    config.only("prenorm", False, None, why="layers here normalise after each sub-layer")
-    config.only("untie_rel_pos", False, None, why="all layers here share one table of relative positions")
-    config.only("seperate_cls_rel_pos", False, None, why="relative positions here know no [CLS]")
-    config.only("rel_pos_type", 0, 2, None, why="relative positions here fall into T5's buckets, which is type 2")
+    """Released UniLM and MiniLM; the tensors identify the variant more reliably than the configuration."""
+    config.only("prenorm", False, None, why="only layers that normalise after each sub-layer are supported")
+    config.only("untie_rel_pos", False, None, why="only one relative position table for all layers is supported")
+    config.only("seperate_cls_rel_pos", False, None, why="separate relative positions of [CLS] are not supported")
+    config.only("rel_pos_type", 0, 2, None, why="only T5's buckets are supported, which is type 2")
     tables = [name.removeprefix("bert.") for name in names if name.endswith("rel_pos_bias.weight")]
     settings = _shape(
         config,

@@ -1,4 +1,4 @@
-"""What the stock classes cannot be, setting by setting: a model that asks for it is not exported as one of them."""
+"""Lists what the stock classes of Transformers do not support, setting by setting."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from unicloze.tasks.rows import pooling_of
 from unicloze.training.models import LoadedModel
 
 OWN = "unicloze"
-"""Name of the format that holds every model: the classes of `unicloze.hf`."""
+"""Name of the format that can hold every model: the classes of `unicloze.hf`."""
 
 
 AGAIN = "fine-tune it with"
 PREDICT = "predict with `unicloze predict`"
 HEADS: Mapping[Head, str] = {
     "token": "the head that predicts tokens",
-    "next": "the head that tells whether a segment follows",
-    "order": "the head that tells whether segments are in order",
+    "next": "the head that predicts whether a segment follows",
+    "order": "the head that predicts whether segments are in order",
     "replaced": "the head that finds replaced tokens",
 }
-"""What each pre-training head does."""
+"""Description of each pre-training head."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A setting that a class cannot have.
+    """A setting that a class does not support.
 
     Args:
         setting: Its dotted name.
-        value: The model's.
-        theirs: What the class does instead, as "normalises after each sub-layer".
-        cure: What else to do than to take another format, as a clause; nothing if there is nothing.
+        value: The model's value.
+        theirs: What the class does instead, such as "normalises after each sub-layer".
+        cure: An alternative to another format, as a clause; empty if there is none.
     """
 
     setting: str
@@ -49,10 +49,10 @@ class Limit:
 
 
 def check_name(to: str) -> None:
-    """Refuse a format that there is not.
+    """Reject an unknown format.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The format is unknown.
     """
     formats = [*STOCK, OWN]
     if to not in formats:
@@ -60,10 +60,10 @@ def check_name(to: str) -> None:
 
 
 def check_format(to: str, loaded: LoadedModel) -> None:
-    """Refuse a model that a format cannot hold.
+    """Reject a model that a format cannot represent.
 
     Raises:
-        UsageError: There is no such format, or it cannot hold the model; the message names the setting and the cure.
+        UsageError: The format is unknown or cannot represent the model; the message names the setting and the cure.
     """
     check_name(to)
     if to == OWN:
@@ -86,7 +86,7 @@ def check_format(to: str, loaded: LoadedModel) -> None:
 
 
 def _offered(loaded: LoadedModel, otherwise: str) -> str:
-    """What to do with a model: export it in the first format that holds it, or would once it is fine-tuned otherwise."""
+    """Advice for a model: the first format that can hold it, now or after fine-tuning with another setting."""
     first = {name: next(limits(stock, loaded), None) for name, stock in STOCK.items()}
     fitting = [f"export it with --to {name}" for name, limit in first.items() if limit is None]
     again = {name: limit.cure for name, limit in first.items() if limit and limit.cure.startswith(AGAIN)}
@@ -95,14 +95,14 @@ def _offered(loaded: LoadedModel, otherwise: str) -> str:
 
 
 def limits(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
-    """Settings of a model that the classes of a family cannot have."""
+    """Settings of a model that a family's classes do not support."""
     settings, use = loaded.model.settings, loaded.recipe.use
     if use.visibility != "bidirectional":
         yield Limit("use.visibility", use.visibility, "reads texts in both directions")
     if settings.positions != "learned":
-        yield Limit("model.positions", settings.positions, "learns a row of a table for each position")
+        yield Limit("model.positions", settings.positions, "has learned positions")
     if settings.memory:
-        yield Limit("model.memory", settings.memory, "remembers nothing")
+        yield Limit("model.memory", settings.memory, "has no memory")
     if set(settings.layer_visibility) != {"full"}:
         yield Limit("model.layer_visibility", settings.layer_visibility, "reads all slots in every layer")
     if settings.norm != "post":
@@ -134,7 +134,7 @@ def _relative(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
 def _pretraining(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
     settings, task = loaded.model.settings, loaded.recipe.task
     if task.kind:
-        yield Limit("task.kind", task.kind, "writes no text")
+        yield Limit("task.kind", task.kind, "does not generate text")
     if "token" not in exported_heads(stock, loaded)[0]:
         return
     if settings.head != "transform":
@@ -142,7 +142,7 @@ def _pretraining(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
     if not settings.head_bias:
         yield Limit("model.head_bias", settings.head_bias, "has a bias at its output matrix")
     if "token" in stock.family.gelu_heads and settings.activation != "gelu":
-        yield Limit("model.activation", settings.activation, "has gelu in its head")
+        yield Limit("model.activation", settings.activation, "uses gelu in its head")
 
 
 def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
@@ -152,7 +152,7 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
         yield Limit("task.kind", task.kind, "has no class for it", PREDICT)
         return
     if DENSE[kind] and kind not in stock.task_layers:
-        yield Limit("task.kind", task.kind, "has gelu and no tanh in its classifier")
+        yield Limit("task.kind", task.kind, "uses gelu instead of tanh in its classifier")
     needed = "dense" if DENSE[kind] else "plain"
     if task.head != needed:
         has = "has a dense layer" if DENSE[kind] else "has no dense layer"
@@ -180,19 +180,19 @@ def _again(setting: str, value: str) -> str:
 
 
 def task_class(heads: Mapping[str, HeadSettings]) -> TaskClass | None:
-    """The class for the heads of a task, None if there is none."""
+    """The class for the heads of a task; None if there is none."""
     return TASK_CLASSES.get(frozenset(heads))
 
 
 def _segments_of_rows(loaded: LoadedModel) -> int:
-    """Segments of the rows a model was fine-tuned on; 2 where its checkpoint does not say."""
+    """Number of segments in the rows a model was fine-tuned on; 2 if its checkpoint does not say."""
     file = loaded.path / "state.json"
     state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return int(state.get("segments", 2))
 
 
 def exported_heads(stock: Stock, loaded: LoadedModel) -> tuple[list[Head], list[str]]:
-    """The pre-training heads of a model that a class of a family has too, and what to say of the others."""
+    """The pre-training heads of a model that a family's class has too, and descriptions of the others."""
     model, said = loaded.model, []
     found: list[Head] = []
     if hasattr(model, "token_head"):
@@ -211,5 +211,5 @@ def exported_heads(stock: Stock, loaded: LoadedModel) -> tuple[list[Head], list[
 
 
 def _largest(stock: Stock, heads: Sequence[Head]) -> frozenset[Head]:
-    """The heads of the class that has most of those a model has."""
+    """The heads of the class that covers most of a model's heads."""
     return max((each for each in stock.classes if each <= frozenset(heads)), key=len)

@@ -1,4 +1,4 @@
-"""A model as ONNX files: its encoder, and one step of writing a target. See `unicloze.interop.programs` for their inputs."""
+"""Exports a model as ONNX files: its encoder, and one generation step; `unicloze.interop.programs` lists their inputs."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from unicloze.decoding.texts import ModelLike
 
 _LARGEST_FILE = 2**31 - 2**20
-"""Bytes of weights that one file can hold: protobuf counts to 2 GiB."""
+"""Largest weights of one file in bytes: protobuf is limited to 2 GiB."""
 
 
 def export_onnx(model: ModelLike, out: str | os.PathLike[str], *, parts: Sequence[Part] | None = None) -> list[Path]:
-    """Write `encoder.onnx` and, if the model writes a target, `step.onnx` into a folder; rows and slots are dynamic.
+    """Write `encoder.onnx` and, if the model generates text, `step.onnx` to a folder; rows and slots are dynamic.
 
-    Each file is run by ONNX Runtime beside the model on rows of several shapes before it gets its name.
+    Each file is run by ONNX Runtime and compared with the model on rows of several shapes before it is moved into place.
 
     Args:
         model: A run directory, a checkpoint or a loaded model.
         out: The folder; files of these names are replaced.
-        parts: `encoder`, `step` or both; what the model has if not given.
+        parts: `encoder`, `step` or both; default: all the model has.
 
     Returns:
         The files.
 
     Raises:
-        UsageError: ONNX is not installed, the model has no such part, or it cannot be exported.
-        UniclozeError: A file computes something else than the model; it was deleted.
+        UsageError: ONNX is not installed, the model lacks the part, or it cannot be exported.
+        UniclozeError: A file differs from the model; it was deleted.
     """
     _check_installed()
     loaded = open_model(model)
@@ -110,7 +110,7 @@ def _check_installed() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what the exporter says of packages that are not there, and of its own deprecations, from the user."""
+    """Suppress the exporter's messages about missing packages and its own deprecations."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

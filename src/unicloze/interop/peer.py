@@ -1,4 +1,4 @@
-"""An exported folder as Transformers loads it, without this package."""
+"""Loads an exported folder with Transformers, to compare it with the model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Peer:
     """An exported folder, loaded by Transformers.
 
     Args:
-        name: Of its class.
-        model: In evaluation mode.
-        tokenizer: As AutoTokenizer loads it.
-        embed: Ids and positions, counted from 0, of a row to what the layers are given.
+        name: Name of its class.
+        model: The model, in evaluation mode.
+        tokenizer: The tokenizer as loaded by AutoTokenizer.
+        embed: Maps ids and positions, counted from 0, of a row to the input of the layers.
             *Shape:* (1, slots) each to (1, slots, hidden size)
-        answers: Where its output has what a head of ours says, by our name.
-        ids: Their id of each of ours. *Shape:* (vocabulary,)
-        segments: The `token_type_ids` of both texts of a pair; None where there are none.
+        answers: Output attribute of each head, by our name of the head.
+        ids: Their id of each of our ids. *Shape:* (vocabulary,)
+        segments: `token_type_ids` of the two texts of a pair; None if the model has none.
     """
 
     name: str
@@ -50,16 +50,16 @@ ANSWERS: Mapping[str, Mapping[str, str]] = {
     "QuestionAnswering": {"start": "start_logits", "end": "end_logits"},
     "MultipleChoice": {"choice": "logits"},
 }
-"""Where the outputs of classes have what the heads say, by what follows "For" in their name."""
+"""Output attribute of each head, by what follows "For" in a class name."""
 OTHER_ANSWERS: Mapping[str, Mapping[str, str]] = {
     "ElectraForPreTraining": {"replaced": "logits"},
     "AlbertForPreTraining": {"token": "prediction_logits", "pair": "sop_logits"},
 }
-"""Of classes that name them otherwise."""
+"""The same for classes with other attribute names."""
 
 
 def transformers_library() -> Any:
-    """Transformers.
+    """Import Transformers.
 
     Raises:
         UniclozeError: It is not installed.
@@ -68,14 +68,14 @@ def transformers_library() -> Any:
         import transformers
     except ImportError as error:
         raise UniclozeError(
-            'an export is loaded back with Transformers before it counts: pip install "unicloze[hf]"'
+            'exports are verified with Transformers, which is not installed: pip install "unicloze[hf]"'
         ) from error
     return transformers
 
 
 @contextlib.contextmanager
 def quietly(library: Any) -> Iterator[None]:
-    """Without what Transformers prints when it loads."""
+    """Silence Transformers' messages while it loads."""
     logging = library.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
@@ -89,10 +89,10 @@ def quietly(library: Any) -> Iterator[None]:
 
 
 def load_stock(export: StockExport, folder: Path) -> Peer:
-    """Load an exported folder as whoever gets it would.
+    """Load an exported folder as a user would.
 
     Raises:
-        UniclozeError: Transformers is not installed, cannot load it, or finds other weights than the class has.
+        UniclozeError: Transformers is not installed, cannot load it, or reports missing or unexpected weights.
     """
     library, name = transformers_library(), export.architecture
     try:
@@ -103,11 +103,11 @@ def load_stock(export: StockExport, folder: Path) -> Peer:
             tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise UniclozeError(f"Transformers cannot load the {name} ({str(error)[:200]})") from error
-    # A bare encoder's class has a pooler that nothing trained, and a masked language model's none that something did.
+    # A bare encoder's class has an untrained pooler; a masked language model's class lacks the trained one.
     free = {"missing_keys": name.endswith("Model"), "unexpected_keys": name.endswith("MaskedLM")}
     wrong = [str(key) for kind, keys in found.items() for key in keys if not (free.get(kind) and "pooler" in str(key))]
     if wrong:
-        raise UniclozeError(f"Transformers finds other weights than a {name} has: {', '.join(wrong[:4])}")
+        raise UniclozeError(f"Transformers reports weights that do not match a {name}: {', '.join(wrong[:4])}")
     base, shift = model.base_model, export.padding
     project = getattr(base, "embeddings_project", None) or getattr(base.encoder, "embedding_hidden_mapping_in", None)
 

@@ -1,12 +1,12 @@
-"""A model as programs of tensors, which need nothing of this package to run.
+"""Exports a model as self-contained tensor programs, without dependence on this package.
 
     encoder   input_ids, attention_mask, token_type_ids  ->  last_hidden_state, and logits where the model predicts tokens
     step      input_ids, attention_mask, token_type_ids, past_mask, past_keys, past_values
                                                          ->  logits, new_keys, new_values
 
-`step` is called with the source and an empty past (0 slots) first, then with the token chosen last. The caller appends the
-new keys and values to the past. A model that predicts at pseudo masks appends one itself, and gives back the keys and values
-of the other slots only. `token_type_ids` tells source (0) from target (1). Rows, slots and past are dynamic.
+Call `step` first with the source and an empty past (0 slots), then with the last chosen token. The caller appends the
+new keys and values to the past. A model that predicts at pseudo masks appends one internally and returns only the keys and
+values of the other slots. `token_type_ids` is 0 for the source and 1 for the target. Rows, slots and past are dynamic.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 Part = Literal["encoder", "step"]
 
 TOLERANCE = 1e-5
-"""How far a number may be off, as a share of the largest of its kind where that is above 1."""
+"""Largest accepted difference, relative to the largest value of an output if that is above 1."""
 
 _ROWS, _SLOTS, _PAST = Dim("rows"), Dim("slots"), Dim("past")
 
 
 class Encoder(nn.Module):
-    """Texts to hidden states, and to logits where the model has a head for tokens.
+    """Maps texts to hidden states, and to logits if the model has a token head.
 
     Args:
-        model: Gives the weights.
-        rule: How it reads.
+        model: The model.
+        rule: How it encodes.
     """
 
     def __init__(self, model: UnifiedModel, rule: EncodingRule) -> None:
@@ -68,11 +68,11 @@ class Encoder(nn.Module):
 
 
 class Step(nn.Module):
-    """The next slots of every row to the logits of the token after them.
+    """Maps the next slots of every row to logits of the following token.
 
     Args:
-        model: Gives the weights.
-        rule: How it writes.
+        model: The model.
+        rule: How it generates.
     """
 
     outputs = "logits", "new_keys", "new_values"
@@ -138,14 +138,14 @@ class Step(nn.Module):
 
 
 def module_of(model: LoadedModel, part: Part) -> Encoder | Step:
-    """What is exported of a model.
+    """The module to export for one part of a model.
 
     Raises:
-        UsageError: The model has no such part, or it cannot be exported.
+        UsageError: The model lacks the part, or it cannot be exported.
     """
     if model.model.settings.positions == "transformer_xl":
         raise UsageError(
-            "model.positions is transformer_xl: its distances follow from the text, which an exported program cannot"
+            "model.positions is transformer_xl: its distances depend on the text, which cannot be exported"
         )
     if part == "encoder":
         return Encoder(model.model, encoding_rule(model.recipe)).eval()
@@ -153,20 +153,20 @@ def module_of(model: LoadedModel, part: Part) -> Encoder | Step:
     if rule is None:
         objective = objective_of(model.recipe)
         what = "an encoder without heads" if objective.name == "none" else f"a model trained by {describe(objective)}"
-        raise UsageError(f"{what} does not write a target: export its encoder only")
+        raise UsageError(f"{what} does not generate text: export only its encoder")
     return Step(model.model, rule).eval()
 
 
 def export_program(model: ModelLike, part: Part = "encoder") -> ExportedProgram:
-    """A part of a model as `torch.export` gives it, compared with the model on rows of several shapes.
+    """A part of a model as an `ExportedProgram`, compared with the model on rows of several shapes.
 
     Args:
         model: A run directory, a checkpoint or a loaded model.
-        part: `encoder`, or `step` for one step of writing a target.
+        part: `encoder`, or `step` for one generation step.
 
     Raises:
-        UsageError: The model has no such part, or it cannot be exported.
-        UniclozeError: The program computes something else.
+        UsageError: The model lacks the part, or it cannot be exported.
+        UniclozeError: The program differs from the model.
     """
     module = module_of(open_model(model), part)
     program = trace(module)
@@ -176,13 +176,13 @@ def export_program(model: ModelLike, part: Part = "encoder") -> ExportedProgram:
 
 @torch.no_grad()
 def trace(module: Encoder | Step) -> ExportedProgram:
-    """A part of a model as a program, not yet compared."""
+    """Trace a part of a model, without comparing it."""
     return torch.export.export(module, _sizes(module, 2, 5, 3), dynamic_shapes=module.inputs)
 
 
 @torch.no_grad()
 def compare(module: Encoder | Step, program: Callable[..., Sequence[Tensor]], name: str) -> None:
-    """Run a program and the model on the same rows: one or several, one slot or many, padded, with a past and without.
+    """Compare a program with the model on the same rows: one or several, short or long, padded, with and without a past.
 
     Raises:
         UniclozeError: A number differs by more than `TOLERANCE`.
@@ -199,7 +199,7 @@ def compare(module: Encoder | Step, program: Callable[..., Sequence[Tensor]], na
                 shape = "x".join(map(str, inputs[0].shape))
                 raise UniclozeError(
                     f"{name} differs from the model by {difference:.2g} in {output} of {shape} tokens, more than "
-                    f"{allowed:.2g}: it was not kept"
+                    f"{allowed:.2g}: it was discarded"
                 )
 
 
@@ -210,7 +210,7 @@ def _samples(module: Encoder | Step) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _sizes(module: Encoder | Step, rows: int, slots: int, past: int) -> tuple[Tensor, ...]:
-    """Random inputs of given sizes; of several rows all but the first are padded at the left."""
+    """Random inputs of given sizes; all rows but the first are padded on the left."""
     generator = torch.Generator().manual_seed(rows * slots)
     ids = torch.randint(module.model.vocab_size, (rows, slots), generator=generator)
     real = (torch.arange(slots) >= torch.arange(rows)[:, None].clamp(max=slots - 1)).long()

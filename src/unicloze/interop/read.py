@@ -1,7 +1,7 @@
-"""Other people's checkpoints as models of ours, read into memory or written as a checkpoint of ours.
+"""Imports other libraries' checkpoints as models, in memory or as one of our checkpoints.
 
-A folder with a `config.json` is one of theirs: of a family in `families`, its tensors are checked by name and shape against
-the family's key table before any memory is asked for, then copied one by one. What was not simply copied is said.
+A folder with a `config.json` of a known family (`families`) is accepted. Its tensors are checked by name and shape against
+the family's key table before any memory is allocated, then copied one by one. Anything changed on the way is reported.
 """
 
 from __future__ import annotations
@@ -43,17 +43,13 @@ from unicloze.training.models import LoadedModel, load_model
 
 
 def load_any(path: str | os.PathLike[str]) -> LoadedModel:
-    """A model by the place that names it: a run or checkpoint of ours, or the folder of another library's checkpoint.
-
-    Raises:
-        UniclozeError: There is no model, or it cannot be read.
-    """
+    """Load a model from a run or checkpoint of ours, or from another library's checkpoint folder."""
     place = Path(path)
     return import_checkpoint(place) if is_foreign(place) else load_model(place)
 
 
 def is_foreign(place: Path) -> bool:
-    """Whether a folder is another library's checkpoint: it has a configuration, and nothing that ours have."""
+    """Whether a folder is another library's checkpoint: it has a configuration and none of our files."""
     ours = (place / MANIFEST).is_file() or (place / "checkpoints").is_dir()
     return place.is_dir() and not ours and _config_file(place) is not None
 
@@ -66,20 +62,20 @@ def import_checkpoint(
     positions: int | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
 ) -> LoadedModel:
-    """A model of another library, in memory.
+    """Import a model of another library into memory.
 
     Args:
         path: Folder with its configuration, weights and tokenizer.
-        allow: Patterns of tensor names, such as `classifier.*`: where their tensors are missing or of another shape, ours
-            are newly initialised; what is more than a model here has is left out.
-        pickle: Read weights out of a `.bin`, nothing but tensors, where there are no safetensors.
-        positions: Rows of the position table; more than there are repeat those.
+        allow: Patterns of tensor names, such as `classifier.*`: missing or misshaped tensors are newly initialised,
+            unexpected ones ignored.
+        pickle: Read tensors from a `.bin` file if there are no safetensors.
+        positions: Rows of the position table; rows beyond the checkpoint's repeat it.
         tokenizer: A `vocab.txt` or `tokenizer.json` of another vocabulary: shared tokens keep their rows, others start at
             the mean.
 
     Raises:
-        UsageError: An argument cannot be, or the weights are a pickle and none was asked for.
-        UniclozeError: The checkpoint is of no family that is known, is damaged, or holds other tensors than it says.
+        UsageError: An argument is invalid, or the weights are a pickle and `pickle` is False.
+        UniclozeError: The checkpoint's family is unknown, it is damaged, or its tensors do not match its configuration.
     """
     place = Path(path)
     config_file = _config_file(place) if place.is_dir() else None
@@ -107,7 +103,9 @@ def import_checkpoint(
     known = layout.settings.max_positions or 0
     wanted = known if positions is None else positions
     if not known <= wanted <= LARGEST["size"]:
-        raise UsageError(f"positions is {wanted}: give {known}, as many as {place} has, to {LARGEST['size']}")
+        raise UsageError(
+            f"positions is {wanted}: give a number from {known}, the number in {place}, to {LARGEST['size']}"
+        )
     shape = dataclasses.replace(layout.settings, max_positions=wanted)
     with shapes_only():
         model = _model(shape, len(new), heads)
@@ -122,7 +120,7 @@ def import_checkpoint(
             tensor = repeated(tensor, wanted)
         state[name].copy_(tensor)
     if (bad := first_non_finite(state)) is not None:
-        raise UniclozeError(f"{place} holds NaN or infinite numbers ({bad} here): take another checkpoint")
+        raise UniclozeError(f"{place} holds NaN or infinite values ({bad}): use another checkpoint")
     if wanted > known:
         warnings.warn(said_of_positions(known, wanted, place), stacklevel=2)
     recipe = imported_recipe(
@@ -142,18 +140,17 @@ def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> LoadedModel
 
     Args:
         loaded: The model.
-        out: The checkpoint's folder; it must not be there yet, or be empty.
+        out: Folder of the checkpoint; it must be missing or empty.
 
     Returns:
-        The same model, at home in the new folder.
+        The same model, with the new folder as its path.
 
     Raises:
-        UsageError: There is something at `out`.
-        UniclozeError: It cannot be written.
+        UsageError: `out` is not empty.
     """
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} holds something already: give another --out")
+        raise UsageError(f"{folder} is not empty: give another --out")
     with tempfile.TemporaryDirectory() as scratch:
         beside = Path(scratch)
         loaded.tokenizer.save(beside)
@@ -179,7 +176,7 @@ def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> LoadedModel
 
 
 def _config_file(folder: Path) -> Path | None:
-    """`config.json`, or the only `...-config.json` as UniLM was released with."""
+    """`config.json`, or the only `...-config.json`, as in UniLM's release."""
     if (file := inside(folder, "config.json")) is not None:
         return file
     found = sorted(folder.glob("*-config.json"))
@@ -190,19 +187,17 @@ def _check_heads(config: Config, family: Family, layout: Layout, heads: Sequence
     for head in heads:
         if head in family.gelu_heads and layout.settings.activation != "gelu":
             key = "hidden_act" if "hidden_act" in config.values else "activation"
-            raise config.refused(
-                key, f"the head of {family.name} that predicts '{TARGETS[head]}' has gelu all the same"
-            )
+            raise config.refused(key, f"the {family.name} head that predicts '{TARGETS[head]}' always uses gelu")
 
 
 def _tokenizers(
     place: Path, given: str | os.PathLike[str] | None, stored: int
 ) -> tuple[Tokenizer, Tokenizer, TokenizerSettings]:
-    """The tokenizer of a checkpoint, the one to use from now on, and its settings.
+    """The tokenizer of a checkpoint, the one to use for the model, and the latter's settings.
 
     Args:
         place: The checkpoint's folder.
-        given: The tokenizer asked for; also that of a checkpoint that has none in its folder.
+        given: The requested tokenizer, or the checkpoint's own if its folder has none.
         stored: Rows of its token table.
     """
     found = read_tokenizer(place)
@@ -212,14 +207,14 @@ def _tokenizers(
         raise UniclozeError(f"{place} holds no tokenizer.json or vocab.txt: give its tokenizer with --tokenizer")
     if len(own[0]) > stored:
         raise UniclozeError(
-            f"{place} has {stored:,} rows of tokens and its tokenizer {own[1].path} {len(own[0]):,} tokens: they do not "
+            f"{place} has {stored:,} token rows but its tokenizer {own[1].path} has {len(own[0]):,} tokens: they do not "
             "belong together"
         )
     return own[0], *(wanted or own)
 
 
 def _token_rows(place: Path, own: Tokenizer, new: Tokenizer, stored: int) -> Callable[[Tensor], Tensor]:
-    """What makes the rows of a vocabulary of those stored; says what it does."""
+    """Function that converts stored token rows to the new vocabulary; warns about what it does."""
     if own.fingerprint != new.fingerprint:
         shared = shared_tokens(own, new)
         warnings.warn(said_of_tokens(shared, place), stacklevel=3)
@@ -227,8 +222,8 @@ def _token_rows(place: Path, own: Tokenizer, new: Tokenizer, stored: int) -> Cal
     size = len(own)
     if size < stored:
         warnings.warn(
-            f"{place} has {stored:,} rows of tokens and its tokenizer {size:,} tokens: the other {stored - size:,} rows "
-            "stand for none and are left out",
+            f"{place} has {stored:,} token rows but its tokenizer only {size:,} tokens: the other {stored - size:,} rows "
+            "are ignored",
             stacklevel=3,
         )
     return lambda table: table[:size]

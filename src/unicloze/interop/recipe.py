@@ -1,4 +1,4 @@
-"""The recipe of an imported model: what is known of it, and what it can be asked."""
+"""Makes the recipe of an imported model: its objective, data settings and provenance as far as known."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from unicloze.settings import (
 )
 
 UNKNOWN_CORPUS = "unknown"
-"""What an imported model was trained on: no path, so whoever asks for it is told that it is not there."""
+"""Corpus of an imported model; not a path, so anything that needs the corpus reports it as missing."""
 _PAIRS: dict[str, Literal["next_sentence", "sentence_order"]] = {"nsp": "next_sentence", "sop": "sentence_order"}
 _POOLING: dict[str, Literal["first", "last", "mean"]] = {
     "pooling_mode_cls_token": "first",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_lasttoken": "last",
 }
-"""Sentence-transformers' names of how a text's slots become one vector."""
+"""Sentence-transformers' names of pooling modes."""
 
 
 def imported_recipe(
@@ -44,19 +44,19 @@ def imported_recipe(
     has_pseudo: bool,
     window: int | None,
 ) -> Recipe:
-    """The recipe that goes with an imported model.
+    """Make the recipe of an imported model.
 
     Args:
         place: The checkpoint's folder.
         family: Its family.
-        model: Its shape, with the number of its positions.
+        model: Model shape, with the number of positions.
         heads: Its heads.
-        tokenizer: Loads its tokenizer.
-        has_pseudo: Whether its vocabulary has a token for [P].
-        window: Most tokens it reads at once; as its folder says if not given.
+        tokenizer: Settings that load its tokenizer.
+        has_pseudo: Whether its vocabulary has a [P] token.
+        window: Largest number of tokens read at once; default: as its folder says.
 
     Raises:
-        UsageError: No recipe can have such a model, such as one that reads three tokens.
+        UsageError: No valid recipe fits the model, such as one that reads three tokens.
     """
     objective = _objective(model, heads, relative=family.name == "unilm" and model.relative_bias)
     if not has_pseudo:
@@ -80,12 +80,12 @@ def imported_recipe(
 
 
 def _objective(model: ModelSettings, heads: Sequence[Head], *, relative: bool) -> ObjectiveSettings:
-    """What a model with these heads was trained by, as far as its heads and its segments tell."""
+    """The training objective, as far as heads and segments reveal it."""
     targets = [TARGETS[head] for head in heads]
     kind: Any = next((_PAIRS[target] for target in targets if target in _PAIRS), "contiguous")
     if "ae" not in targets:
         return ObjectiveSettings(name="none", targets=targets, pairs=kind)
-    if model.num_segments == 6:  # UniLM v1: one id or two for each of four language models
+    if model.num_segments == 6:  # UniLM v1: one or two ids for each of its four objectives
         v1 = load_recipe("unilm-v1-base").objective
         if "nsp" in targets:
             return v1
@@ -100,12 +100,12 @@ def _note(family: Family, heads: Sequence[Head]) -> str:
     predicts = {"token": "masked tokens", "next": "whether a segment follows", "order": "whether segments are in order",
                 "replaced": "which tokens were replaced"}  # fmt: skip
     if not heads:
-        return f"An encoder of the family {family.name} without heads: it predicts nothing, and embeds texts."
+        return f"An encoder of the family {family.name} without heads, for text embeddings."
     return f"An encoder of the family {family.name} with heads that predict {' and '.join(predicts[head] for head in heads)}."
 
 
 def _window(place: Path, positions: int) -> int:
-    """As many tokens as sentence-transformers reads at once, if the folder is one of its models; else all positions."""
+    """Text length of a sentence-transformers model, if the folder is one; else all positions."""
     file = inside(place, "sentence_bert_config.json")
     longest = None if file is None else read_json(file).get("max_seq_length")
     if isinstance(longest, bool) or not isinstance(longest, int) or not 3 <= longest <= positions:
@@ -114,13 +114,13 @@ def _window(place: Path, positions: int) -> int:
 
 
 def _use(place: Path) -> UseSettings:
-    """How sentence-transformers would pool, if the folder is one of its models; says what `embed` cannot do."""
+    """Pooling of a sentence-transformers model, if the folder is one; warns if `embed` does not support it."""
     file = inside(place, "1_Pooling/config.json")
     if file is None:
         return UseSettings()
     modes = [key for key, value in read_json(file).items() if key.startswith("pooling_mode_") and value is True]
     if len(modes) != 1 or modes[0] not in _POOLING:
-        warnings.warn(f"{file} pools by {' and '.join(modes) or 'nothing'}, which embed does not: it takes the first slot",
+        warnings.warn(f"{file} pools by {' and '.join(modes) or 'nothing'}, which embed does not support: first slot used",
                       stacklevel=2)  # fmt: skip
         return UseSettings()
     return UseSettings(pooling=_POOLING[modes[0]])

@@ -1,4 +1,4 @@
-"""How a trained model is called by others: what its recipe says about reading a text and about writing a target."""
+"""Derives from a recipe how a trained model encodes a text and generates a target."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from unicloze.text.tokenizers import Vocabulary
 
 
 def encoding_rule(recipe: Recipe) -> EncodingRule:
-    """How a model reads a text with nothing masked, as `embed` does.
+    """How a model encodes a text with nothing masked, as in `embed`.
 
-    Segments have the ids of the objective's part that reads in that direction, of its first part if none does.
+    Segment ids are those of the objective's part with the same visibility, or of its first part.
     """
     visibility, options = recipe.use.visibility, [part.settings for part in parts(objective_of(recipe))]
     settings = next((each for each in options if each.visibility == visibility), options[0])
@@ -22,9 +22,9 @@ def encoding_rule(recipe: Recipe) -> EncodingRule:
 
 
 def step_rule(recipe: Recipe, vocabulary: Vocabulary) -> StepRule | None:
-    """How a model writes a target, as `unicloze.decoding.layout` says.
+    """How a model generates a target, see `unicloze.decoding.layout`.
 
-    None if it cannot, or if its rows hold more than source, target and what the tokenizer puts around them: a token that
+    None if it cannot, or if its rows hold more than source, target and the tokenizer's special tokens: a token that
     opens the target (MASS) or names the task (UL2).
     """
     layout = find_layout(recipe, vocabulary)
@@ -41,7 +41,7 @@ def step_rule(recipe: Recipe, vocabulary: Vocabulary) -> StepRule | None:
 
 
 def never_written(recipe: Recipe, vocabulary: Vocabulary) -> list[int]:
-    """Tokens that a target never holds: all special ones but [EOS], and but the sentinels where targets are made of them."""
+    """Tokens that a target never contains: all special ones except [EOS], and except sentinels if targets consist of them."""
     sentinels = not recipe.task.kind and any(
         part.settings.name == "span_corruption" for part in parts(objective_of(recipe))
     )
@@ -50,7 +50,7 @@ def never_written(recipe: Recipe, vocabulary: Vocabulary) -> list[int]:
 
 
 def _segments(recipe: Recipe, settings: ObjectiveSettings) -> tuple[int, int]:
-    """Rows of the segment table of the two parts of a window, none beyond its end."""
+    """Segment ids of the two parts of a window, limited to the segment table."""
     named = settings.segment_ids or [0, 1]
     last = max(0, recipe.model.num_segments - 1)
     return min(named[0], last), min(named[-1], last)

@@ -1,4 +1,4 @@
-"""What a pre-training run has from the model it starts from: shape and tokenizer before it begins, weights when it does."""
+"""Starts a pre-training run from another model: settings before it begins, weights when it begins."""
 
 from __future__ import annotations
 
@@ -17,33 +17,32 @@ from unicloze.training.models import LoadedModel
 
 
 class Start:
-    """Opens the model of `training.initialize_from` once, though a run asks for it twice."""
+    """Opens the model of `training.initialize_from` only once, although a run needs it twice."""
 
     def __init__(self) -> None:
         self._opened: dict[str, LoadedModel] = {}
 
     def open(self, place: str) -> LoadedModel:
-        """The model at a place, for its weights; it is not kept."""
+        """The model at a place, for its weights; it is not cached any longer."""
         return self._opened.pop(place, None) or load_any(place)
 
     def settings(self, recipe: Recipe, given: Mapping[str, Any], *, new_tokenizer: bool) -> dict[str, Any]:
-        """Settings the run has from the model, by dotted name; says where the model's shape is not the recipe's.
+        """Settings the run inherits from the model, by dotted name; warns where the recipe's shape differs.
 
         Args:
-            recipe: The run's; `training.initialize_from` names the model.
-            given: Settings that are asked for, which stay as they are.
-            new_tokenizer: Train a tokenizer, though the model has one.
+            recipe: The run's recipe; `training.initialize_from` names the model.
+            given: Explicitly given settings, which take precedence.
+            new_tokenizer: Train a tokenizer although the model has one.
 
         Raises:
-            UsageError: Settings of a tokenizer to train are given, and none is to be trained.
-            UniclozeError: The model cannot be opened.
+            UsageError: Tokenizer-training settings are given, but no tokenizer is to be trained.
         """
         place = recipe.training.initialize_from or ""
         asked = flatten(given, lambda key: key)
         own = not (new_tokenizer or recipe.tokenizer.path or recipe.data.prepared)
         if own and (unread := [key for key in OF_A_TRAINED_TOKENIZER if key in asked]):
             raise UsageError(
-                f"{unread[0]} is for a tokenizer that is trained, and the run has that of {place}: give --new-tokenizer to "
+                f"{unread[0]} applies to training a tokenizer, but the run uses that of {place}: give --new-tokenizer to "
                 "train one, or leave it out"
             )
         loaded = self._opened[place] = load_any(place)
@@ -54,7 +53,7 @@ class Start:
 
 
 def _tokenizer(place: Path, loaded: LoadedModel) -> dict[str, Any]:
-    """The settings that load a model's tokenizer: of a run its own file, which stays when checkpoints go."""
+    """Settings that load a model's tokenizer; for a run, from the run's folder, which outlives its checkpoints."""
     if is_foreign(place):
         settings = loaded.recipe.tokenizer
         return {"tokenizer.path": settings.path, "tokenizer.lowercase": settings.lowercase}

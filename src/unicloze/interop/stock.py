@@ -1,4 +1,4 @@
-"""The stock classes of Transformers that a model here can become: their names, and those of what stands on the encoder."""
+"""The stock classes of Transformers that a model can be exported to, and their key tables."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TASK_CLASSES: Mapping[frozenset[str], TaskClass] = {
     frozenset({"start", "end"}): "ForQuestionAnswering",
     frozenset({"choice"}): "ForMultipleChoice",
 }
-"""The class of a task by the targets that have a head of their own."""
+"""Class of a task, by the task's targets."""
 DENSE: Mapping[TaskClass, bool] = {
     "ForSequenceClassification": True,
     "ForTokenClassification": False,
     "ForQuestionAnswering": False,
     "ForMultipleChoice": True,
 }
-"""Whether a class has a dense layer and tanh before its output layer, as `task.head: dense` has."""
+"""Whether a class has a dense layer and tanh before its output layer, like `task.head: dense`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +33,15 @@ class Stock:
     """The classes of one family.
 
     Args:
-        family: Their key tables.
-        prefix: What their names begin with.
-        classes: The class for the pre-training heads that are there.
-        task_layers: Their dense and output layer of a class with both.
-        relative: They have a relative position bias.
-        narrow: Whether embeddings have a width of their own; None if they may.
-        shared: `model.share_layers` of theirs.
-        counts_from_padding: Their positions are counted from the one after the padding token's id on.
-        padding_id: The id they take for padding whatever their configuration says; any if None.
+        family: Its key tables.
+        prefix: Prefix of the class names.
+        classes: Class for each set of pre-training heads.
+        task_layers: Names of the dense and the output layer, for classes with both.
+        relative: Whether they have a relative position bias.
+        narrow: Whether embeddings are narrower than hidden states; None if both are possible.
+        shared: Their equivalent of `model.share_layers`.
+        counts_from_padding: Whether positions start after the padding token's id.
+        padding_id: The id always used for padding; None if configurable.
     """
 
     family: Family
@@ -56,16 +56,16 @@ class Stock:
 
     @property
     def name(self) -> str:
-        """That of the family, and their `model_type`."""
+        """Name of the family, and its `model_type`."""
         return self.family.name
 
     @property
     def has_segments(self) -> bool:
-        """Whether they tell the segments of a pair apart."""
+        """Whether they distinguish the segments of a pair."""
         return self.name != "mpnet"
 
     def task_entries(self, kind: TaskClass) -> list[Entry]:
-        """Entries of the heads of a task."""
+        """Entries of a task's heads."""
         if kind == "ForQuestionAnswering":
             ours = "task_heads.start.output", "task_heads.end.output"
             return [
@@ -79,13 +79,13 @@ class Stock:
         return module(f"task_heads.{target}.dense", dense) + module(f"task_heads.{target}.output", output)
 
     def config(self, settings: ModelSettings, *, positions: int, vocab_size: int, pad: int) -> dict[str, object]:
-        """Their configuration of a shape.
+        """Their configuration of a model shape.
 
         Args:
-            settings: The shape.
+            settings: Model shape.
             positions: Rows of their position table.
             vocab_size: Rows of the token table.
-            pad: Their id of padding.
+            pad: Their padding id.
         """
         values: dict[str, object] = {
             "model_type": self.name,
@@ -116,7 +116,7 @@ class Stock:
 
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
-"""Their names of ours."""
+"""Their names of our activations."""
 
 _NONE: frozenset[Head] = frozenset()
 _TOKEN: frozenset[Head] = frozenset({"token"})
@@ -187,4 +187,4 @@ STOCK: Mapping[str, Stock] = {
         ),
     )
 }
-"""The families by name."""
+"""Stock classes by family name."""

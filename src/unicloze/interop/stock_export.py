@@ -1,4 +1,4 @@
-"""A model as a stock class of Transformers: its weights under their names, its configuration, its tokenizer."""
+"""Writes a model as a stock class of Transformers: weights, configuration and tokenizer."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from unicloze.training.models import LoadedModel
 
 @dataclass(frozen=True, kw_only=True)
 class StockExport:
-    """How one model becomes a stock class.
+    """A model with everything needed to write it as a stock class.
 
     Args:
         stock: The classes of its family.
         architecture: Name of the class.
         loaded: The model.
-        settings: Its shape as the family has it.
+        settings: Model shape as the family has it.
         table: The key table.
-        padding: Rows of their position table in front of ours.
-        pad: Their id of padding.
-        swapped: Two ids that change places.
-        segments: The `token_type_ids` of both texts of a pair; None where the class is given none.
-        said: What of the model is otherwise there, or not at all, as sentences.
+        padding: Number of rows in their position table before ours.
+        pad: Their padding id.
+        swapped: Two ids to swap.
+        segments: `token_type_ids` of the two texts of a pair; None if the class takes none.
+        said: What is changed or missing in the export, as sentences.
     """
 
     stock: Stock
@@ -54,11 +54,11 @@ class StockExport:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a row."""
+        """Largest number of tokens in a row."""
         return self.loaded.model.max_positions
 
     def state(self) -> dict[str, Tensor]:
-        """Our tensors with their rows in the order theirs have."""
+        """Our tensors with rows in their order."""
         ours = dict(self.loaded.model.state_dict())
         if self.swapped is not None:
             ids = torch.from_numpy(swapped_ids(self.loaded.model.vocab_size, self.swapped))
@@ -70,10 +70,10 @@ class StockExport:
         return ours
 
     def write(self, folder: Path) -> None:
-        """Write weights, configuration, tokenizer and what sentence-transformers reads.
+        """Write weights, configuration, tokenizer and the files of sentence-transformers.
 
         Raises:
-            UniclozeError: The tokenizer's ids cannot be swapped.
+            UniclozeError: Ids must be swapped, but the order of the tokenizer's tokens is fixed (Unigram).
         """
         model, recipe = self.loaded.model, self.loaded.recipe
         config = self.stock.config(
@@ -105,7 +105,7 @@ class StockExport:
             return {}
         rate = max(self.loaded.model.task_head(name).rate for name in heads)
         key = "classifier_dropout_prob" if self.stock.name == "albert" else "classifier_dropout"
-        # Others than ALBERT have the encoder's rate where they are given none.
+        # Other classes than ALBERT's default to the encoder's rate.
         given = self.stock.name == "albert" or (rate != self.settings.dropout and self.stock.name != "mpnet")
         values: dict[str, object] = {key: rate} if given else {}
         if "label" not in heads and "tags" not in heads:
@@ -118,7 +118,7 @@ class StockExport:
 
 
 def stock_export(stock: Stock, loaded: LoadedModel) -> StockExport:
-    """How a model becomes a class of a family that can hold it, see `limits`."""
+    """Prepare the export of a model to a family that can hold it, see `limits`."""
     model, heads = loaded.model, task_heads(loaded.recipe)
     pad, swapped = padding_of(loaded.tokenizer, stock.padding_id)
     padding = pad + 1 if stock.counts_from_padding else 0
@@ -133,13 +133,11 @@ def stock_export(stock: Stock, loaded: LoadedModel) -> StockExport:
     table = stock.family.table(Layout(settings=settings, padding=padding), heads=kept, bare=bare)
     if kind is not None:
         table = dataclasses.replace(table, entries=(*table.entries, *stock.task_entries(kind)))
-    said = [f"{each} is left out" for each in lost]
+    said = [f"{each} is omitted" for each in lost]
     if not stock.has_segments and own > 1:
-        said.append(
-            "the segment of a first text is added to the positions, and both texts of a pair are read as that one"
-        )
+        said.append("the first segment is added to the positions, and both texts of a pair are read as that segment")
     if swapped is not None:
-        said.append(f"ids {swapped[0]} and {swapped[1]} change places, as padding has id {pad} there")
+        said.append(f"ids {swapped[0]} and {swapped[1]} are swapped, because padding has id {pad} there")
     return StockExport(
         stock=stock,
         architecture=stock.classes[frozenset(kept)] if kind is None else f"{stock.prefix}{kind}",
@@ -155,13 +153,13 @@ def stock_export(stock: Stock, loaded: LoadedModel) -> StockExport:
 
 
 def _segments(loaded: LoadedModel) -> tuple[int, int]:
-    """Rows of the segment table that a text and its second part take."""
+    """Segment ids of a text and of its second part."""
     if task_heads(loaded.recipe):
         return 0, min(1, max(0, loaded.model.settings.num_segments - 1))
     return encoding_rule(loaded.recipe).segment_ids
 
 
 def _segment_order(loaded: LoadedModel) -> list[int]:
-    """The rows of the segment table, those of a text and its second part first."""
+    """Order of the segment table's rows, with those of a text and its second part first."""
     named = list(dict.fromkeys(_segments(loaded)))
     return named + [row for row in range(loaded.model.settings.num_segments) if row not in named]

@@ -1,7 +1,7 @@
-"""Key tables: which of our tensors are made of which of theirs. One table serves both directions.
+"""Key tables: a reversible mapping between our tensors and another library's.
 
-An entry names our tensors, their tensors and the change between them. Changes are reversible, work on any device (on
-`meta` too, which tells the shapes) and copy numbers without touching them, so that there and back is the same bit for bit.
+An entry names our tensors, their tensors and the change between them. Changes are reversible, work on any device (including
+`meta`, to get shapes) and only move values, so a round trip is bit-exact.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Tensors = Sequence[Tensor]
 
 
 class Change(Protocol):
-    """What turns their tensors into ours, and back."""
+    """Converts their tensors to ours, and back."""
 
     def forward(self, theirs: Tensors) -> Tensors:
-        """Ours of theirs, in the order of an entry's names."""
+        """Their tensors to ours, in the order of an entry's names."""
 
     def backward(self, ours: Tensors) -> Tensors:
-        """Theirs of ours."""
+        """Our tensors to theirs."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,20 @@ class Same:
     """The same tensor under another name."""
 
     def forward(self, theirs: Tensors) -> Tensors:
-        """As it is."""
+        """Unchanged."""
         return theirs
 
     def backward(self, ours: Tensors) -> Tensors:
-        """As it is."""
+        """Unchanged."""
         return ours
 
 
 @dataclass(frozen=True)
 class Fused:
-    """Ours is their tensors one below the other, such as `attention.qkv`.
+    """Our tensor is the concatenation of theirs along the first dimension, such as `attention.qkv`.
 
     Args:
-        parts: How many there are, all of the same size.
+        parts: Number of their tensors, all of the same size.
     """
 
     parts: int
@@ -61,10 +61,10 @@ class Fused:
 
 @dataclass(frozen=True)
 class Split:
-    """Ours are parts of their tensor, one below the other, such as the two outputs of `qa_outputs`.
+    """Our tensors are slices of theirs along the first dimension, such as the two outputs of `qa_outputs`.
 
     Args:
-        parts: How many there are, all of the same size.
+        parts: Number of our tensors, all of the same size.
     """
 
     parts: int
@@ -80,7 +80,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Transposed:
-    """Rows there are columns here."""
+    """Their tensor is the transpose of ours."""
 
     def forward(self, theirs: Tensors) -> Tensors:
         """*Shape:* (a, b) to (b, a)"""
@@ -93,10 +93,10 @@ class Transposed:
 
 @dataclass(frozen=True)
 class Shifted:
-    """A position table whose first rows are for padding: nothing that counts ever reads them, so ours has none.
+    """A position table whose first rows are for padding, which ours does not have because they are never used.
 
     Args:
-        rows: Number of those rows. Backward they are zeros.
+        rows: Number of those rows; backward fills them with zeros.
     """
 
     rows: int
@@ -113,13 +113,13 @@ class Shifted:
 
 @dataclass(frozen=True)
 class Folded:
-    """Ours is a position and a segment table, theirs the positions alone, with segment 0 added to each.
+    """Our position and segment tables become their position table, with segment 0 added to each position.
 
-    Texts of segment 0 are read alike by both. What the other segments are is lost on the way to theirs; forward all
-    segments are zeros.
+    Texts of segment 0 are encoded the same by both. Backward loses the other segments; forward sets all
+    segments to zero.
 
     Args:
-        rows: As of `Shifted`.
+        rows: As in `Shifted`.
         segments: Rows of our segment table.
     """
 
@@ -139,10 +139,10 @@ class Folded:
 
 @dataclass(frozen=True)
 class KeylessBias:
-    """The bias of a fused q, k, v without a bias of the keys, which is zeros here.
+    """The bias of a fused q, k, v without a key bias, which is zero in ours.
 
-    A bias of the keys adds the same number to all scores of a query, which the softmax takes out again: backward it is
-    left out, and no hidden state changes.
+    A key bias adds the same number to all scores of a query, which softmax cancels: backward drops it without changing any
+    hidden state.
     """
 
     def forward(self, theirs: Tensors) -> Tensors:
@@ -158,12 +158,12 @@ class KeylessBias:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Some of our tensors and some of theirs that hold the same.
+    """Some of our tensors and the equivalent tensors of theirs.
 
     Args:
         ours: Our names.
         theirs: Their names.
-        change: What lies between.
+        change: The conversion between them.
     """
 
     ours: tuple[str, ...]
@@ -172,12 +172,12 @@ class Entry:
 
 
 def same(ours: str, theirs: str) -> Entry:
-    """One tensor of ours that is one of theirs."""
+    """One tensor of ours equal to one of theirs."""
     return Entry(ours=(ours,), theirs=(theirs,))
 
 
 def module(ours: str, *theirs: str) -> list[Entry]:
-    """Weight and bias of a module of ours that is one of theirs, or several fused."""
+    """Weight and bias of one of our modules, equal to one of theirs or to several fused."""
     change = Same() if len(theirs) == 1 else Fused(len(theirs))
     return [
         Entry(ours=(f"{ours}.{kind}",), theirs=tuple(f"{name}.{kind}" for name in theirs), change=change)
@@ -186,18 +186,18 @@ def module(ours: str, *theirs: str) -> list[Entry]:
 
 
 def modules(names: Mapping[str, str]) -> list[Entry]:
-    """Weight and bias of modules that are the same, by our name."""
+    """Weight and bias of equal modules, by our name."""
     return [entry for ours, theirs in names.items() for entry in module(ours, theirs)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """All tensors of a model, ours and theirs.
+    """All tensors of a model under both names.
 
     Args:
-        entries: Every tensor of ours stands in one of them, and every one of theirs that is a weight.
-        copies: Their names for a tensor that they store a second time, such as a tied output matrix, with its first name.
-        ignored: Patterns of their names that a model here has no use for, such as a pooler without a classifier.
+        entries: Cover each of our tensors, and each of theirs that is a weight.
+        copies: Their names of tensors stored twice, such as a tied output matrix, with the first name.
+        ignored: Patterns of their names that are not used here, such as a pooler without a classifier.
     """
 
     entries: tuple[Entry, ...]
@@ -205,27 +205,27 @@ class Table:
     ignored: tuple[str, ...] = ()
 
     def ours(self, theirs: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Our tensors by name, one entry at a time: a mapping that reads on demand is never held whole.
+        """Our tensors by name, one entry at a time, so a mapping that reads on demand is never fully in memory.
 
         Raises:
-            KeyError: Theirs lack a tensor.
+            KeyError: A tensor of theirs is missing.
         """
         for entry in self.entries:
             yield from zip(entry.ours, entry.change.forward([theirs[name] for name in entry.theirs]), strict=True)
 
     def to_ours(self, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our state of theirs.
+        """Convert their state to ours.
 
         Raises:
-            KeyError: Theirs lack a tensor.
+            KeyError: A tensor of theirs is missing.
         """
         return dict(self.ours(theirs))
 
     def to_theirs(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Their tensors of our state, each once and contiguous; copies of tied ones are left out.
+        """Convert our state to theirs, each tensor once and contiguous, without copies of tied ones.
 
         Raises:
-            KeyError: Ours lack a tensor.
+            KeyError: A tensor of ours is missing.
         """
         return {
             name: tensor.contiguous()
@@ -236,5 +236,5 @@ class Table:
         }
 
     def ignores(self, name: str) -> bool:
-        """Whether one of their names is of no use here."""
+        """Whether one of their names is unused here."""
         return any(fnmatchcase(name, pattern) for pattern in self.ignored)

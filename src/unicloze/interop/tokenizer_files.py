@@ -1,4 +1,4 @@
-"""A tokenizer as the files Transformers reads, with the ids of a model that is exported."""
+"""Writes tokenizer files for Transformers and pooling files for sentence-transformers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Ints = npt.NDArray[np.int64]
 
 
 def padding_of(tokenizer: Tokenizer, wanted: int | None) -> tuple[int, tuple[int, int] | None]:
-    """The id that pads rows for a class that takes one id for padding, and the two ids to swap so that it is free.
+    """Padding id for a class that requires a certain one, and the two ids to swap for it.
 
     Args:
         tokenizer: The tokenizer.
-        wanted: The id; any if None.
+        wanted: The required id; None if any.
 
     Returns:
-        Their id of padding, and None where nothing needs to be swapped: a token that nothing is ever made of, such as
-        [unused1], becomes the padding.
+        Their padding id, and None if no swap is needed because the id is an unused token such as [unused1], which then
+        becomes the padding.
     """
     vocabulary = tokenizer.vocabulary
     if wanted is None:
@@ -37,7 +37,7 @@ def padding_of(tokenizer: Tokenizer, wanted: int | None) -> tuple[int, tuple[int
 
 
 def swapped_ids(size: int, swapped: tuple[int, int] | None) -> Ints:
-    """Their id of each of ours, and ours of each of theirs. *Shape:* (size,)"""
+    """Their id of each of our ids, and vice versa. *Shape:* (size,)"""
     ids = np.arange(size, dtype=np.int64)
     if swapped is not None:
         ids[list(swapped)] = swapped[::-1]
@@ -53,18 +53,18 @@ def write_tokenizer(
     longest: int,
     segments: Sequence[int] | None,
 ) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`, with which Transformers reads a text and its masks as `fill` does.
+    """Write `tokenizer.json` and `tokenizer_config.json`, so that Transformers encodes a text and its masks as `fill` does.
 
     Args:
         tokenizer: The tokenizer.
-        folder: Where to.
-        swapped: Two ids that change places.
-        pad: Their id of padding; ours if not given.
-        longest: Most tokens of a row.
-        segments: The `token_type_ids` of both texts of a pair; None where the model is given none.
+        folder: Destination.
+        swapped: Two ids to swap.
+        pad: Their padding id; default: ours.
+        longest: Largest number of tokens in a row.
+        segments: `token_type_ids` of the two texts of a pair; None if the model takes none.
 
     Raises:
-        UniclozeError: Its ids cannot be swapped.
+        UniclozeError: `swapped` is given, but the order of its tokens is fixed (Unigram).
     """
     tokenizer.save(folder)
     document, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
@@ -85,14 +85,14 @@ def write_tokenizer(
 
 
 def _renumber(content: dict[str, Any], new: Mapping[int, int]) -> None:
-    """Give some ids of a `tokenizer.json` another number."""
+    """Renumber some ids of a `tokenizer.json`."""
     vocabulary = content["model"].get("vocab")
     if not isinstance(vocabulary, dict):
         raise UniclozeError(
-            f"ids {' and '.join(map(str, new))} of the vocabulary would change places, as MPNet has its padding there, and "
-            f"those of a {content['model'].get('type')} model cannot: export it with --to unicloze"
+            f"ids {' and '.join(map(str, new))} of the vocabulary would have to be swapped, because MPNet pads with one of "
+            f"them, and a {content['model'].get('type')} model does not allow that: export it with --to unicloze"
         )
-    # A token that is not the model's is numbered behind those that are, whatever the file says.
+    # Tokens missing from the model's vocabulary would be numbered after it, whatever the file says.
     vocabulary = vocabulary | {added["content"]: added["id"] for added in content["added_tokens"]}
     content["model"]["vocab"] = {token: new.get(number, number) for token, number in vocabulary.items()}
     for added in content["added_tokens"]:
@@ -103,12 +103,12 @@ def _renumber(content: dict[str, Any], new: Mapping[int, int]) -> None:
 
 
 def write_sentence_files(folder: Path, *, hidden_size: int, longest: int, pooling: str) -> None:
-    """Write what lets sentence-transformers pool as `embed` does: `modules.json` and the files it names.
+    """Write the files with which sentence-transformers pools as `embed` does: `modules.json` and the files it names.
 
     Args:
-        folder: Where to.
+        folder: Destination.
         hidden_size: Width of a vector.
-        longest: Tokens of a text; it cuts what is longer.
+        longest: Largest number of tokens in a text; longer texts are truncated.
         pooling: The recipe's `use.pooling`.
     """
     modules = [

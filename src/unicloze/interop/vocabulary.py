@@ -1,4 +1,4 @@
-"""Other people's tokenizer files as our `Tokenizer`."""
+"""Loads other libraries' tokenizer files as our `Tokenizer`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from unicloze.text.tokenizers import Tokenizer
 
 
 def read_tokenizer(folder: Path) -> tuple[Tokenizer, TokenizerSettings] | None:
-    """The tokenizer of a checkpoint's folder, and the settings that load it again; None if it holds none.
+    """The tokenizer of a checkpoint folder, and settings that load it again; None if it has none.
 
     Args:
-        folder: Holds a `tokenizer.json`, or a `vocab.txt` with or without a `tokenizer_config.json` that says how to use it.
+        folder: Holds a `tokenizer.json`, or a `vocab.txt` with an optional `tokenizer_config.json`.
 
     Raises:
         UniclozeError: A file is damaged, or contradicts another.
@@ -31,16 +31,16 @@ def read_tokenizer(folder: Path) -> tuple[Tokenizer, TokenizerSettings] | None:
 
 
 def open_tokenizer(path: str | Path) -> tuple[Tokenizer, TokenizerSettings]:
-    """A tokenizer of a file or folder that somebody named, and the settings that load it again.
+    """Load a tokenizer from a given file or folder, with settings that load it again.
 
     Raises:
-        UniclozeError: It is not there or damaged, or its configuration contradicts it.
+        UniclozeError: It is missing or damaged, or its configuration contradicts it.
     """
     file = Path(path).expanduser()
     if file.is_dir():
         found = read_tokenizer(file)
         if found is None:
-            raise UniclozeError(f"{file} holds no tokenizer.json or vocab.txt: give the file of a tokenizer.")
+            raise UniclozeError(f"{file} holds no tokenizer.json or vocab.txt: give a tokenizer file.")
         return found
     tokenizer = Tokenizer.load(file)
     settings = TokenizerSettings(path=str(file), vocab_size=max(16, len(tokenizer)), lowercase=tokenizer.lowercase)

@@ -1,7 +1,7 @@
-"""Other people's weights, one tensor at a time, and nothing of a file believed before it is checked.
+"""Reads other libraries' weights one tensor at a time, checking files before use.
 
-Safetensors hold numbers and no code. A `.bin` is a pickle: it is opened only when asked for, and then by torch's reader
-that makes tensors and refuses everything else.
+Safetensors hold numbers and no code. A `.bin` is a pickle: it is opened only on request, and then with torch's weights-only
+reader, which rejects everything but tensors.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from unicloze.interop.config import read_json
 
 SAFETENSORS, BINARY = "model.safetensors", "pytorch_model.bin"
 LARGEST_HEADER = 16 << 20
-"""Bytes of a safetensors header; that of a model of a thousand tensors has a hundred thousand."""
+"""Largest safetensors header in bytes; that of a model of a thousand tensors has a hundred thousand."""
 LARGEST_INDEX = 64 << 20
 FLOATS = {"F16", "BF16", "F32", "F64"}
 _LEGACY = {".gamma": ".weight", ".beta": ".bias"}
-"""Names of a normalisation's tensors in checkpoints converted from TensorFlow."""
+"""Names of normalisation weights in checkpoints converted from TensorFlow."""
 
 
 class Weights(Mapping[str, Tensor]):
-    """Tensors by name, each read when it is asked for and then forgotten.
+    """Tensors by name, each read on access and not kept.
 
     Args:
         path: The file, or the index of several.
         shapes: Shape of each tensor.
-        read: Reads one.
+        read: Reads a tensor.
     """
 
     def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], Tensor]) -> None:
@@ -48,7 +48,7 @@ class Weights(Mapping[str, Tensor]):
         return self._read(self._stored[name])
 
     def under_first_names(self, copies: Mapping[str, str]) -> Weights:
-        """The same with tensors that are stored as a copy only under the name of the original, by copy."""
+        """These weights, with tensors stored only as a copy renamed to their original."""
         first = {copy: name for copy, name in copies.items() if copy in self.shapes and name not in self.shapes}
         renamed = {first.get(name, name): name for name in self.shapes}
         shapes = {name: self.shapes[stored] for name, stored in renamed.items()}
@@ -65,12 +65,12 @@ class Weights(Mapping[str, Tensor]):
 
 
 def inside(folder: Path, name: str) -> Path | None:
-    """A file of a folder, None if there is none of that name.
+    """Path of a file in a folder; None if it does not exist.
 
     Links may point within the folder, and from a snapshot of Hugging Face's cache to the blobs beside it.
 
     Raises:
-        UniclozeError: It is a link to elsewhere, or no plain file.
+        UniclozeError: It is a link to elsewhere, or not a regular file.
     """
     path, home = folder / name, folder.resolve()
     if not path.exists():
@@ -80,22 +80,22 @@ def inside(folder: Path, name: str) -> Path | None:
     real = path.resolve()
     cached = home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
     if not (real.is_relative_to(home) or cached):
-        raise UniclozeError(f"{path} is a link out of its folder, to {real}: copy the file to where the link is")
+        raise UniclozeError(f"{path} is a link out of its folder, to {real}: replace the link with a copy of the file")
     if not path.is_file():
-        raise UniclozeError(f"{path} is no file: download the checkpoint again")
+        raise UniclozeError(f"{path} is not a regular file: download the checkpoint again")
     return path
 
 
 def open_weights(folder: Path, *, pickle: bool = False) -> Weights:
-    """The weights of a checkpoint's folder: safetensors, whole or in shards, or a `.bin` when asked for.
+    """Open the weights of a checkpoint folder: safetensors, whole or sharded, or on request a `.bin`.
 
     Args:
         folder: The folder.
-        pickle: Read a `.bin` where there are no safetensors.
+        pickle: Read a `.bin` if there are no safetensors.
 
     Raises:
-        UsageError: There is only a pickle, and it was not asked for.
-        UniclozeError: There are no weights, or a file is damaged or not what it should be.
+        UsageError: There is only a pickle and `pickle` is False.
+        UniclozeError: There are no weights, or a file is damaged or of the wrong kind.
     """
     if (file := inside(folder, SAFETENSORS)) is not None:
         return _together(file, [file], _safetensors)
@@ -109,8 +109,8 @@ def open_weights(folder: Path, *, pickle: bool = False) -> Weights:
         raise UniclozeError(f"{folder} holds no {SAFETENSORS}{several}: give the folder of one checkpoint")
     if not pickle:
         raise UsageError(
-            f"{folder} holds its weights as a pickle only ({binaries[0].name if binaries else BINARY}), a format that can "
-            "carry code: read nothing but its tensors by `unicloze import --pickle`, or take a checkpoint in safetensors"
+            f"{folder} holds its weights only as a pickle ({binaries[0].name if binaries else BINARY}), a format that can "
+            "carry code: read only its tensors with `unicloze import --pickle`, or use a checkpoint in safetensors"
         )
     if index is not None:
         return _together(index, _shards(folder, index), _binary)
@@ -133,14 +133,14 @@ def _together(path: Path, files: Iterable[Path], open_one: Callable[[Path], Open
 
 
 def _shards(folder: Path, index: Path) -> list[Path]:
-    """The files an index names, plain names of files in its folder only."""
+    """The files an index names, which must be plain names of files in its folder."""
     places: Any = read_json(index, largest=LARGEST_INDEX).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
         raise UniclozeError(f"{index} has no weight_map of file names: download it again")
     files = []
     for name in dict.fromkeys(places.values()):
         if not name or Path(name).name != name or "\\" in name or "\0" in name or name in (".", ".."):
-            raise UniclozeError(f"{index} names the file {name[:80]!r}, which is not one in its folder: it is not read")
+            raise UniclozeError(f"{index} names the file {name[:80]!r}, which is not in its folder: it is not read")
         file = inside(folder, name)
         if file is None:
             raise UniclozeError(f"{index} names {name}, which is not there: download it again")
@@ -153,18 +153,18 @@ def _safetensors(file: Path) -> Opened:
     shapes = {}
     try:
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+            for name in opened.keys():  # noqa: SIM118 - it is not a mapping
                 part = opened.get_slice(name)
                 if part.get_dtype() not in FLOATS and not name.endswith(("position_ids", "token_type_ids")):
                     raise UniclozeError(
-                        f"{file}: {name} holds {part.get_dtype()} numbers: take the unquantised checkpoint"
+                        f"{file}: {name} holds {part.get_dtype()} numbers: use the unquantised checkpoint"
                     )
                 shapes[name] = tuple(part.get_shape())
     except (SafetensorError, OSError, ValueError) as error:
         raise UniclozeError(f"{file} is damaged ({error}): download it again") from error
 
     def read(name: str) -> Tensor:
-        # Opened for every tensor, so that the pages of the others are not held.
+        # Opened for every tensor, so that the other tensors' pages are not kept in memory.
         with safe_open(file, framework="pt") as opened:
             tensor: Tensor = opened.get_tensor(name)
             return tensor
@@ -177,16 +177,16 @@ def _check_header(file: Path) -> None:
     with file.open("rb") as stream:
         claimed = int.from_bytes(stream.read(8), "little")
     if size < 8 or claimed > size - 8:
-        raise UniclozeError(f"{file} is cut short or no safetensors file: download it again")
+        raise UniclozeError(f"{file} is truncated or not a safetensors file: download it again")
     if claimed > LARGEST_HEADER:
         raise UniclozeError(f"{file} has a header of {claimed:,} bytes, more than any model needs: it is not read")
 
 
 def _binary(file: Path) -> Opened:
     try:
-        with warnings.catch_warnings():  # of old pickles, which are read or refused all the same
+        with warnings.catch_warnings():  # about old pickles, which are read or rejected anyway
             warnings.simplefilter("ignore")
-            # Only torch's own newer format, a zip, can be mapped instead of read.
+            # Only torch's newer zip format can be memory-mapped.
             content: Any = torch.load(
                 file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file) or None
             )
@@ -194,21 +194,21 @@ def _binary(file: Path) -> Opened:
         raise UniclozeError(f"{file} holds more than tensors, which may be code: it is not read") from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise UniclozeError(f"{file} is damaged or no file of torch.save ({reason}): download it again") from error
+        raise UniclozeError(f"{file} is damaged or not a torch.save file ({reason}): download it again") from error
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
     ):
-        raise UniclozeError(f"{file} holds something other than tensors by name: give a checkpoint's state")
+        raise UniclozeError(f"{file} does not hold tensors by name: give a model state")
     for name, tensor in content.items():
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or not _is_whole(tensor):
-            raise UniclozeError(f"{file}: {name} does not hold the numbers its shape says: it is not read")
+            raise UniclozeError(f"{file}: {name} holds fewer numbers than its shape requires: it is not read")
         if not tensor.is_floating_point() and not name.endswith(("position_ids", "token_type_ids")):
-            raise UniclozeError(f"{file}: {name} holds {tensor.dtype} numbers: take the unquantised checkpoint")
+            raise UniclozeError(f"{file}: {name} holds {tensor.dtype} numbers: use the unquantised checkpoint")
     return {name: tuple(tensor.shape) for name, tensor in content.items()}, content.__getitem__
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether a file holds every number of a tensor: a pickle can repeat one up to any shape."""
+    """Whether storage holds every element of a tensor: a pickle can expand one number to any shape."""
     return tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 

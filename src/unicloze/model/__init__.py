@@ -1,1 +1,1 @@
-"""Batch to hidden states to losses: attention, backbone, heads, and the model a recipe describes."""
+"""The neural network: attention, backbone, heads and losses."""

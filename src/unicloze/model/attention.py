@@ -1,4 +1,4 @@
-"""Attention whose mask is data: softmax(Q K^T / sqrt(d) + bias) V, region by region."""
+"""Multi-head attention: its weights, and softmax(Q K^T / sqrt(d) + bias) V by region and backend."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def attend(
     dropout: DropoutKey | None,
     rate: float,
 ) -> Tensor:
-    """Attention of one region: softmax(Q K^T / sqrt(d) + bias) V.
+    """Attention within one region: softmax(Q K^T / sqrt(d) + bias) V.
 
     Args:
         query: *Shape:* (rows, heads, queries, head size)
         key: *Shape:* (rows, heads, keys, head size)
         value: *Shape:* (rows, heads, keys, head size)
-        region: What the queries may read.
-        backend: `explicit` multiplies out the scores, `sdpa` and `flex` are torch's fused kernels.
-        dropout: Dropout of this forward pass, None in evaluation.
-        rate: Dropout rate of the probabilities.
+        region: The keys the queries may read, with their bias.
+        backend: `explicit` computes the scores by matrix products; `sdpa` and `flex` are torch's fused kernels.
+        dropout: Dropout of this forward pass; None in evaluation.
+        rate: Dropout rate of the attention probabilities.
 
     Returns:
         *Shape:* (rows, heads, queries, head size)
@@ -64,10 +64,10 @@ def _flex_kernel(compiled: bool) -> Callable[..., Tensor]:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with one fused projection to queries, keys and values, in that order.
+    """Weights of multi-head self-attention, with one fused projection to queries, keys and values, in that order.
 
-    With Transformer-XL's encoding the projections have no biases of their own, and the scores have `RelativeTerms`. It holds
-    the weights; the readers (`unicloze.model.readers`) compute with them.
+    With Transformer-XL's encoding the projections have no bias, and `RelativeTerms` are added to the scores. The readers
+    (`unicloze.model.readers`) compute attention with these weights.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -81,12 +81,12 @@ class SelfAttention(nn.Module):
 
 
 def in_one_row(hidden: Tensor) -> Tensor:
-    """The slots of all rows side by side. *Shape:* (rows, slots, hidden size) to (1, rows x slots, hidden size)"""
+    """Concatenate all rows into one. *Shape:* (rows, slots, hidden size) to (1, rows x slots, hidden size)"""
     return hidden.flatten(0, 1)[None]
 
 
 def select_slots(hidden: Tensor, slots: Tensor) -> Tensor:
-    """The hidden states of some slots of each row.
+    """Gather the hidden states of some slots of each row.
 
     Args:
         hidden: *Shape:* (rows, slots, hidden size)
@@ -101,16 +101,16 @@ def select_slots(hidden: Tensor, slots: Tensor) -> Tensor:
 
 
 def score_dtype(hidden: Tensor) -> torch.dtype:
-    """Data type attention computes in: autocast's where it is on."""
+    """Data type of attention: autocast's where it is enabled, else that of `hidden`."""
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 
 
 def choose_backend(hidden: Tensor, dtype: torch.dtype, relative: bool) -> Backend:
-    """The implementation of attention that measured fastest for what is asked.
+    """The attention backend measured fastest for a device, data type and bias.
 
-    On a CPU, multiplying out the scores wins in bf16, and torch's kernel in fp32 as long as no gradient flows into the
-    bias. On a GPU torch's kernel can do everything; FlexAttention has to be asked for.
+    On a CPU, explicit scores win in bf16 and with a trained bias, torch's SDPA kernel in fp32 without one. On a GPU the SDPA
+    kernel handles every case; FlexAttention is opt-in.
     """
     if hidden.device.type == "cpu" and (dtype != torch.float32 or relative):
         return "explicit"

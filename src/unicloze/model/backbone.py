@@ -1,4 +1,4 @@
-"""The Transformer: slots in, hidden states out. It reads visibility as data and never learns which objective made it."""
+"""The Transformer backbone: embeddings and layers, with visibility as input data."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from unicloze.settings import ModelSettings
 
 
 def embedding_width(settings: ModelSettings) -> int:
-    """Columns of the embedding tables."""
+    """Width of the embedding tables."""
     return settings.embedding_size or settings.hidden_size
 
 
 class Embeddings(nn.Module):
     """Sum of token, position and segment embeddings, normalised (paper Section 2.2).
 
-    Where they have a width of their own they are projected to the hidden size (ALBERT, Section 3.1). With Transformer-XL's
-    encoding positions and segments are left to attention.
+    A different embedding width is projected to the hidden size (ALBERT, Section 3.1). With Transformer-XL's encoding,
+    attention handles positions and segments instead.
     """
 
     def __init__(self, settings: ModelSettings, *, vocab_size: int, max_positions: int) -> None:
@@ -46,9 +46,9 @@ class Embeddings(nn.Module):
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, dropout: DropoutKey | None = None
     ) -> Tensor:
-        """Embed tokens at positions and in segments, all broadcast. *Shape:* (...) to (..., hidden size)"""
+        """Embed tokens with their positions and segments, all broadcast. *Shape:* (...) to (..., hidden size)"""
         embedded = self.tokens(input_ids)
-        if self.segments is not None and self.segments.num_embeddings == 1:  # all slots are of it (RoBERTa)
+        if self.segments is not None and self.segments.num_embeddings == 1:  # ignore the ids (RoBERTa)
             segment_ids = torch.zeros_like(segment_ids)
         for table, ids in ((self.positions, position_ids), (self.segments, segment_ids)):
             if table is not None:
@@ -59,7 +59,7 @@ class Embeddings(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Embeddings and layers, with one relative position bias for all of them if the settings ask for it."""
+    """Embeddings and layers, with an optional relative position bias shared by all layers."""
 
     def __init__(self, settings: ModelSettings, *, vocab_size: int, max_positions: int) -> None:
         super().__init__()
@@ -75,19 +75,19 @@ class Backbone(nn.Module):
         self.visibility = list(itertools.islice(itertools.cycle(settings.layer_visibility), settings.num_layers))
 
     def forward(self, batch: Batch, *, select: bool = False, dropout: DropoutKey | None = None) -> list[Tensor]:
-        """Hidden states: of the embeddings and after each layer.
+        """Hidden states of the embeddings and after each layer.
 
         Args:
-            batch: The rows; if they have a memory and text slots, it remembers these from now on.
-            select: Of the last layer return only the slots the targets predict at, side by side in the targets' order.
+            batch: The rows; their memory, if any, is updated with their text slots.
+            select: From the last layer return only the predicted slots, concatenated in the order of the targets.
             dropout: Dropout of this forward pass; none if None.
 
         Returns:
-            One tensor per layer and one for the embeddings. *Shape:* (rows, slots, hidden size), the last one
-            (rows, predictions, hidden size) if `select`.
+            One tensor for the embeddings and one per layer. *Shape:* (rows, slots, hidden size); with `select` the last is
+            (rows, predictions, hidden size).
 
         Raises:
-            UniclozeError: A layer reads nearby slots only, and the batch does not say which those are.
+            UniclozeError: A layer is `local` and the batch has no local visibility.
         """
         reader = FullRows(batch=batch, settings=self.settings, select=select, backend=self.backend, dropout=dropout)
         states = list(self.read(batch.input_ids, batch.position_ids, batch.segment_ids, reader, dropout))
@@ -105,17 +105,17 @@ class Backbone(nn.Module):
         reader: Reader,
         dropout: DropoutKey | None = None,
     ) -> Iterator[Tensor]:
-        """The hidden states of some slots, one layer after the other: the only loop over the layers.
+        """Run the layers one after another; this is the only loop over the layers.
 
         Args:
             input_ids: *Shape:* (rows, slots)
             position_ids: *Shape:* (rows or 1, slots)
             segment_ids: *Shape:* (rows or 1, slots)
-            reader: Gives what the slots read in every layer.
+            reader: Supplies keys, values and biases, and computes attention.
             dropout: Dropout of this forward pass; none if None.
 
         Yields:
-            Those of the embeddings, and after each layer; the last ones are normalised. *Shape:* (rows, slots, hidden size)
+            Hidden states of the embeddings and after each layer; the last are normalised. *Shape:* (rows, slots, hidden size)
         """
         hidden: Tensor = self.embeddings(input_ids, position_ids, segment_ids, dropout)
         reader.start(hidden, self.relative, self.visibility)
@@ -125,5 +125,5 @@ class Backbone(nn.Module):
             yield self.final_norm(hidden) if layer is self.layers[-1] else hidden
 
     def residual_writers(self) -> list[nn.Module]:
-        """The linear layers whose output is added to the residual stream."""
+        """The linear layers whose outputs are added to the residual stream."""
         return [module.output for module in self.modules() if isinstance(module, SelfAttention | FeedForward)]

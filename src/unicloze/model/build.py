@@ -1,4 +1,4 @@
-"""The model that settings describe: one network, or a chain of them. All are the same to the loop."""
+"""Builds the model a recipe describes: one network, or ELECTRA's chain of two."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unicloze.model.task_heads import HeadSettings
 from unicloze.settings import ModelSettings
 
 Model: TypeAlias = UnifiedModel | ReplacedTokenModel
-"""What the loop trains: a batch in, losses by target out. `for_use` gives the one network that is used afterwards."""
+"""Any model the training loop accepts: maps a batch to losses by target. `for_use` is the network kept after training."""
 
 
 def build(
@@ -26,14 +26,14 @@ def build(
     targets: Collection[str],
     heads: Mapping[str, HeadSettings] | None = None,
 ) -> Model:
-    """A model without weights drawn yet.
+    """Build a model without initialising its weights.
 
     Args:
-        settings: Its shape.
+        settings: Model shape.
         vocab_size: Rows of the token table.
         max_positions: Rows of the position table.
-        targets: What it predicts.
-        heads: Targets of a task, each with a head of its own; such a model is one network.
+        targets: Names of the prediction targets.
+        heads: Heads of a task by target; such a model is always a single network.
     """
     if settings.generator_size > 0 and not heads:
         return ReplacedTokenModel(settings, vocab_size=vocab_size, max_positions=max_positions, targets=targets)
@@ -41,7 +41,7 @@ def build(
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves out what would draw weights: on `meta` that imports hundreds of modules for nothing."""
+    """Skips random initialisation, which on `meta` would import hundreds of modules to no effect."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__ in ("normal_", "uniform_"):
@@ -51,6 +51,6 @@ class _Undrawn(TorchFunctionMode):
 
 @contextlib.contextmanager
 def shapes_only() -> Iterator[None]:
-    """Models built within have shapes and no memory; `to_empty` gives them some."""
+    """Build models within this context on `meta`, without storage; `to_empty` allocates it."""
     with torch.device("meta"), _Undrawn():
         yield

@@ -1,7 +1,7 @@
-"""Keys and values of slots computed earlier, so that later ones can read them.
+"""Key and value cache of slots computed earlier.
 
-Keys are kept with the slots last: of products of few queries with many keys that one measured fastest on a CPU, 1.3 times
-the speed of slots first in fp32 and 2.5 times in bf16.
+Keys are stored with slots as the last dimension, the fastest layout measured on a CPU for products of few queries with
+many keys: 1.3 times the speed of slots first in fp32 and 2.5 times in bf16.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from unicloze.settings import ModelSettings
 
 @dataclass(kw_only=True)
 class Cache:
-    """Keys and values of the slots computed so far, in every layer.
+    """Keys and values of the slots computed so far, for every layer.
 
     Args:
-        keys: One tensor a layer. *Shape:* (rows, heads, head size, capacity)
-        values: One tensor a layer. *Shape:* (rows, heads, capacity, head size)
+        keys: One tensor per layer. *Shape:* (rows, heads, head size, capacity)
+        values: One tensor per layer. *Shape:* (rows, heads, capacity, head size)
         positions: Position each slot stands for. *Shape:* (rows, capacity)
-        filled: Slots of a row that are kept; the next ones are written behind them.
+        filled: Number of slots kept per row; the next slots are written after them.
     """
 
     keys: list[Tensor]
@@ -35,7 +35,7 @@ class Cache:
     def empty(
         cls, settings: ModelSettings, *, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> Cache:
-        """A cache with room for `capacity` slots in each row. Zeros, as what is masked must be finite."""
+        """A cache with room for `capacity` slots per row. It holds zeros because masked values must be finite."""
         heads, size = settings.num_heads, settings.hidden_size // settings.num_heads
         capacity = _aligned(capacity)
         shape = rows, heads, size, capacity
@@ -49,11 +49,11 @@ class Cache:
 
     @property
     def capacity(self) -> int:
-        """Slots of a row there is room for."""
+        """Slots per row there is room for."""
         return self.positions.shape[1]
 
     def of_rows(self, rows: slice) -> Cache:
-        """Some rows of this cache, in the same memory."""
+        """A view of some rows of this cache."""
         return Cache(
             keys=[layer[rows] for layer in self.keys],
             values=[layer[rows] for layer in self.values],
@@ -62,11 +62,11 @@ class Cache:
         )
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Forget all rows but these. *Shape:* (rows kept,)"""
+        """Drop all other rows. *Shape:* (rows kept,)"""
         self._replace(lambda _, part: part.index_select(0, rows))
 
     def grow(self, capacity: int) -> None:
-        """Make room for so many slots in each row."""
+        """Enlarge the cache to `capacity` slots per row."""
         capacity = _aligned(capacity)
 
         def larger(slots: int, part: Tensor) -> Tensor:
@@ -79,11 +79,11 @@ class Cache:
         self._replace(larger)
 
     def keep_slots(self, first: int, kept: Tensor) -> None:
-        """Of the slots from `first` on, keep some of each row and close the gaps.
+        """Keep only some of the slots from `first` on in each row, and close the gaps.
 
         Args:
-            first: All slots before it stay.
-            kept: Which slots stay, counted from `first`. *Shape:* (rows, slots kept)
+            first: All earlier slots are kept.
+            kept: Slots to keep, counted from `first`. *Shape:* (rows, slots kept)
         """
         rows, count = kept.shape
 
@@ -101,7 +101,7 @@ class Cache:
         self.filled = first + count
 
     def _replace(self, change: Callable[[int, Tensor], Tensor]) -> None:
-        """Change every tensor, given which of its dimensions counts slots."""
+        """Apply `change(slot dimension, tensor)` to every tensor."""
         for number, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             self.keys[number] = change(3, keys)
             self.values[number] = change(2, values)
@@ -109,5 +109,5 @@ class Cache:
 
 
 def _aligned(capacity: int) -> int:
-    """The next multiple of 32, at which rows of keys begin at whole cache lines."""
+    """The next multiple of 32, which aligns rows of keys with cache lines."""
     return -(-capacity // 32) * 32

@@ -1,8 +1,8 @@
-"""A chain of two networks, each giving losses, the first one the second one's batch: ELECTRA (Clark et al. 2020).
+"""ELECTRA: a generator whose samples form the batch of a discriminator (Clark et al. 2020).
 
-A small masked language model, the generator, predicts the masked tokens. A sample of each prediction is written into the
-row, and the discriminator says of every slot whether its token was replaced. Both learn at once, but no gradient flows
-through the samples. The discriminator is what is used afterwards.
+The generator, a small masked language model, predicts the masked tokens. One sample per prediction is written into the row,
+and the discriminator classifies every slot as original or replaced. Both train at once, with no gradient through the
+samples. Only the discriminator is used after training.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from unicloze.model.model import TargetLoss, UnifiedModel
 from unicloze.settings import ModelSettings
 
 SHARED = "tokens", "positions", "segments", "norm"
-"""What both networks embed with (Section 3.2); the released code shares the normalisation too."""
+"""Embedding modules shared by both networks (Section 3.2); the released code shares the normalisation too."""
 
 SAMPLED_AT_ONCE = 256
-"""Predictions whose probabilities over the vocabulary are held in double precision at a time."""
+"""Number of predictions whose probabilities are held in float64 at a time."""
 
 
 class ReplacedTokenModel(nn.Module):
-    """A generator and the discriminator it writes for; the same to the loop as a `UnifiedModel`.
+    """A generator and a discriminator behind the interface of `UnifiedModel`.
 
     Args:
-        settings: Shape of the discriminator; `generator_size` says how much smaller the generator is.
+        settings: Shape of the discriminator; `generator_size` scales the generator.
         vocab_size: Rows of the token table.
         max_positions: Rows of the position table.
-        targets: `ae`, which the generator predicts, `rtd`, and what else the discriminator predicts.
+        targets: `ae`, predicted by the generator, `rtd`, and any other targets of the discriminator.
     """
 
     def __init__(
@@ -55,36 +55,36 @@ class ReplacedTokenModel(nn.Module):
 
     @property
     def networks(self) -> tuple[UnifiedModel, ...]:
-        """Both, in the order they run."""
+        """Both networks, in the order they run."""
         return self.generator, self.discriminator
 
     def for_use(self) -> UnifiedModel:
-        """The network that is used once trained: the discriminator (Section 2)."""
+        """The network used after training: the discriminator (Section 2)."""
         return self.discriminator
 
     def initialize(self, seed: int) -> None:
-        """Draw the weights of both networks."""
+        """Initialise the weights of both networks."""
         self.discriminator.initialize(seed)
         self.generator.initialize(int(keyed.key(seed, 1)[0] >> 1))
 
     def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
-        """Losses of every target of a batch.
+        """Losses of every target in a batch.
 
         Args:
-            batch: The rows, their masked positions corrupted.
-            dropout: Dropout of this forward pass; none if None. It names the samples too: without it each row names its
-                own, the same at every call and whatever rows stand beside it.
+            batch: The rows, with masked positions corrupted.
+            dropout: Dropout of this forward pass; none if None. It also keys the samples; without it the content of each row
+                keys them, so they are the same at every call and in any batch.
         """
         generated, following = self.generate(batch, dropout)
         losses = {"ae": generated, **self.discriminator(following, dropout)}
         return {name: losses[name] for name in batch.targets}
 
     def generate(self, batch: Batch, dropout: DropoutKey | None = None) -> tuple[TargetLoss, Batch]:
-        """The generator's loss, and the discriminator's batch.
+        """The generator's loss and the discriminator's batch.
 
         Returns:
-            Loss of `ae`; the rows with a sample at every predicted slot, whose labels of `rtd` are 1 where the token is not
-            the text's own and 0 where it is, sampled or not.
+            Loss of `ae`; the rows with a sample at every predicted slot. Labels of `rtd` are 1 where a token differs from the
+            original text and 0 where it is equal, even if it was sampled.
         """
         target = batch.targets["ae"]
         shown = dataclasses.replace(batch, targets={"ae": target})
@@ -98,7 +98,7 @@ class ReplacedTokenModel(nn.Module):
         return loss, with_samples(batch, sample(logits.detach(), draws.to(logits.device)))
 
     def logits(self, batch: Batch) -> Mapping[str, Tensor]:
-        """The generator's logits of every masked token, without dropout. *Shape:* (rows, predictions, vocabulary)"""
+        """The generator's logits for every masked token, without dropout. *Shape:* (rows, predictions, vocabulary)"""
         return self.generator.logits(dataclasses.replace(batch, targets={"ae": batch.targets["ae"]}))
 
     def flops(
@@ -124,15 +124,15 @@ class ReplacedTokenModel(nn.Module):
         return total
 
     def num_parameters(self) -> int:
-        """Number of weights of both networks, shared ones counted once."""
+        """Number of weights of both networks; shared weights count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 
 def generator_settings(settings: ModelSettings) -> ModelSettings:
-    """The generator's shape: hidden size, feed-forward size and heads times `generator_size` (Appendix A, Table 6).
+    """The generator's shape: hidden size, feed-forward size and heads scaled by `generator_size` (Appendix A, Table 6).
 
-    Heads are rounded to a whole number, the hidden size to an even multiple of them, which sines and cosines of positions
-    need. The embeddings keep the discriminator's width.
+    The number of heads is rounded, and the hidden size rounded to an even multiple of it, as sinusoidal positions require.
+    The embeddings keep the discriminator's width.
     """
     size = settings.generator_size
     heads = max(1, round(settings.num_heads * size))
@@ -147,14 +147,14 @@ def generator_settings(settings: ModelSettings) -> ModelSettings:
 
 
 def draws_of_rows(batch: Batch) -> Tensor:
-    """Numbers in [0, 1) named by what a row shows, for samples that do not depend on the block it is evaluated in.
+    """Uniform draws keyed by each row's content, so that samples do not depend on the batch a row is evaluated in.
 
     Args:
-        batch: The rows; `rtd` says which slots are no padding, `ae` what is predicted.
+        batch: The rows; `rtd` marks the slots that are not padding, `ae` the predictions.
 
     Returns:
-        One for each prediction of `ae` whose weight is not 0, row by row, on the CPU, in double precision.
-        *Shape:* (predictions,)
+        float64 on the CPU, one for each `ae` prediction with nonzero weight, row by row.
+            *Shape:* (predictions,)
     """
     asked = batch.targets["rtd"]
     shown = batch.input_ids.gather(1, asked.slots).cpu().numpy()
@@ -167,7 +167,7 @@ def draws_of_rows(batch: Batch) -> Tensor:
 
 
 def sample(logits: Tensor, draws: Tensor) -> Tensor:
-    """A token out of each softmax: the first whose cumulative probability exceeds the draw.
+    """Sample a token from each softmax: the first whose cumulative probability exceeds the draw.
 
     Args:
         logits: *Shape:* (predictions, vocabulary)
@@ -180,19 +180,19 @@ def sample(logits: Tensor, draws: Tensor) -> Tensor:
     for block, drawn in zip(logits.split(SAMPLED_AT_ONCE), draws.double().split(SAMPLED_AT_ONCE), strict=True):
         reached = torch.softmax(block.float(), dim=-1).cumsum(dim=-1, dtype=torch.float64)
         tokens.append(torch.searchsorted(reached, (drawn * reached[:, -1])[:, None], right=True).squeeze(1))
-    # Logits that are no numbers would give a token beyond the last; the loss tells of them.
+    # NaN logits would give a token beyond the last; the loss check reports them.
     return torch.cat(tokens).clamp(max=logits.shape[1] - 1)
 
 
 def with_samples(batch: Batch, samples: Tensor) -> Batch:
-    """The batch of a discriminator.
+    """Make the discriminator's batch.
 
     Args:
-        batch: The rows; `ae` says where the samples go, the labels of `rtd` what the text has at each slot.
-        samples: Tokens for the predictions of `ae` whose weight is not 0, row by row. *Shape:* (predictions,)
+        batch: The rows; `ae` marks where samples go, and the labels of `rtd` are the original tokens.
+        samples: Tokens for the `ae` predictions with nonzero weight, row by row. *Shape:* (predictions,)
 
     Returns:
-        The rows with the samples written in, without `ae`, the labels of `rtd` 1 where the text has another token.
+        The rows with the samples and without `ae`; labels of `rtd` are 1 where the token differs from the original.
     """
     target, asked = batch.targets["ae"], batch.targets["rtd"]
     row, prediction = target.weights.nonzero(as_tuple=True)
@@ -205,7 +205,7 @@ def with_samples(batch: Batch, samples: Tensor) -> Batch:
 
 
 def _borrow(embeddings: Embeddings, owner: Embeddings) -> None:
-    """Embed with the owner's modules, which stay registered there alone: each tensor has one name in a checkpoint."""
+    """Share the owner's embedding modules. They stay registered there only, so each tensor has one name in a checkpoint."""
     for name in SHARED:
         delattr(embeddings, name)
         object.__setattr__(embeddings, name, getattr(owner, name))

@@ -1,9 +1,9 @@
-"""Dropout that is a function of (seed, step, micro-batch, site, element) instead of a generator's state.
+"""Counter-based dropout: a function of (seed, step, micro-batch, site, element).
 
-On the CPU each element's fate is a 32-bit hash of its index and the site's key, compared with a threshold: about a tenth
-of the time of torch's generator, nothing to store for the backward pass, and the same in every process. The hash is
-compiled at first use where a C compiler is found; NumPy computes the same bits where none is. On a GPU torch's own dropout
-is used, its generator seeded with the same key.
+On the CPU a 32-bit hash of the element's index and the site's key is compared with a threshold. This takes about a tenth
+of the time of torch's generator, stores nothing for the backward pass, and gives the same result in every process. The
+hash is compiled at first use where a C compiler is found; otherwise NumPy computes the same bits. On a GPU torch's own
+dropout is used, with its generator seeded by the same key.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ void drop_bfloat16(const uint16_t *in, uint16_t *out, size_t count, uint32_t off
 
 @functools.cache
 def _compiled() -> ctypes.CDLL | None:
-    """The hash as machine code, or None where there is no working compiler."""
+    """The compiled hash, or None without a working compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or sys.platform == "win32":
         return None
@@ -139,10 +139,10 @@ class _Drop(torch.autograd.Function):
 
 
 class DropoutKey:
-    """Names the dropout of one forward pass; each call is the next site.
+    """Keys the dropout of one forward pass; each call is the next site.
 
     Args:
-        parts: What the pass is, for instance (seed, step, micro-batch).
+        parts: Integers that identify the pass, for instance (seed, step, micro-batch).
     """
 
     def __init__(self, *parts: int) -> None:
@@ -152,12 +152,12 @@ class DropoutKey:
             torch.cuda.manual_seed_all(int(self._key[0] >> np.uint64(1)))
 
     def uniform(self, count: int) -> Tensor:
-        """Numbers in [0, 1), on the CPU, in double precision: the next site's, whose draws are not dropout."""
+        """Draws in [0, 1) in float64 on the CPU, from the next site, for uses other than dropout."""
         self._site += 1
         return torch.from_numpy(keyed.uniform(keyed.bits(self._key, self._site, np.arange(count))))
 
     def __call__(self, x: Tensor, probability: float) -> Tensor:
-        """Zero elements of `x` with the given probability and scale the rest, in the order of the calls."""
+        """Zero each element of `x` with the given probability and scale the rest; the order of calls numbers the sites."""
         if probability == 0:
             return x
         if x.device.type != "cpu":

@@ -1,16 +1,16 @@
-"""Rows from token ids and an attention mask, made in torch alone: how other libraries and exported programs call a model.
+"""Builds rows from token ids and an attention mask, in pure torch, for Transformers and exported programs.
 
-`collate` makes a batch of examples that NumPy laid out. Here nothing but tensors goes in, so that `torch.export` can follow.
+`collate` makes batches of examples laid out in NumPy. Here every input is a tensor, so `torch.export` can trace it.
 
-A text to be read becomes a `Batch`. To write a target after a source, slots go in with the keys and values of those before
-them. The source reads itself, the target reads the source and its own past (UniLM v1, Section 2.3). The next token is
-predicted in one of two ways:
+To encode a text, a `Batch` is made. To generate a target after a source, new slots are processed with the keys and values
+of the earlier ones. The source reads itself; the target reads the source and its own past (UniLM v1, Section 2.3). The
+next token is predicted in one of two ways:
 
-    pseudo    a pseudo mask stands where the token will, with its position and segment, and reads what the token would
-              (UniLMv2, Section 3.4). It is a target slot like any other, but its keys and values are thrown away.
-    next      the last token predicts it (GPT; UniLM v1 reads so where it is trained so)
+    pseudo    at a pseudo mask with the position and segment of that token, which reads what the token would read
+              (UniLMv2, Section 3.4). It is an ordinary target slot whose keys and values are discarded.
+    next      at the previous token (GPT; UniLM v1 if trained that way)
 
-So one rule of visibility serves prompts, steps and whole rows, and padding may stand wherever the mask says.
+One visibility rule covers prompts, steps and whole rows; padding may be wherever the mask says.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from unicloze.example import Batch, Leading
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingRule:
-    """How a model reads a text.
+    """How a model encodes a text.
 
     Args:
-        visibility: Who reads whom.
-        segment_ids: Rows of the segment table that a text and its second part take.
-        local_width: Slots to the left a slot reads in the layers whose visibility is `local`.
+        visibility: Which slots a slot reads.
+        segment_ids: Segment ids of a text and of its second part.
+        local_width: How many slots to its left a slot reads in `local` layers.
     """
 
     visibility: Literal["bidirectional", "left_to_right"] = "bidirectional"
@@ -43,14 +43,14 @@ class EncodingRule:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRule:
-    """How a model writes a target.
+    """How a model generates a target.
 
     Args:
-        predicts: `pseudo` at a pseudo mask, `next` at the token before.
-        source: Whether the source reads itself in both directions or from left to right.
-        segment_ids: Rows of the segment table that source and target take.
+        predicts: `pseudo` at a pseudo mask, `next` at the previous token.
+        source: Whether the source reads itself in both directions or left to right.
+        segment_ids: Segment ids of source and target.
         pseudo: Id of the pseudo mask.
-        local_width: Slots to the left a slot reads in the layers whose visibility is `local`.
+        local_width: How many slots to its left a slot reads in `local` layers.
     """
 
     predicts: Literal["pseudo", "next"]
@@ -62,14 +62,14 @@ class StepRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
-    """Some slots of every row, and all the slots they may read: those before them and themselves.
+    """Some slots of every row, and all slots they may read: the earlier ones and themselves.
 
     Args:
         input_ids: *Shape:* (rows, slots)
         segment_ids: *Shape:* (rows, slots)
         positions: *Shape:* (rows, slots)
-        key_positions: Of all they may read, the earlier ones first. *Shape:* (rows, keys)
-        visible: *Shape:* (rows, slots, keys)
+        key_positions: Positions of all slots they may read, earlier ones first. *Shape:* (rows, keys)
+        visible: True where a slot reads a key. *Shape:* (rows, slots, keys)
     """
 
     input_ids: Tensor
@@ -80,21 +80,21 @@ class Slots:
 
 
 def positions_of(real: Tensor) -> Tensor:
-    """Position of each slot: how many real slots stand before it. *Shape:* (rows, slots) to the same"""
+    """Position of each slot: the number of real slots before it. *Shape:* (rows, slots) to the same"""
     return (real.long().cumsum(1) - 1).clamp(min=0)
 
 
 def named_segments(segment_ids: tuple[int, int], part: Tensor) -> Tensor:
-    """Rows of the segment table for slots that say which part they belong to, 0 or 1. *Shape:* that of `part`"""
+    """Segment ids of slots, given the part each belongs to (0 or 1). *Shape:* that of `part`"""
     return torch.where(part > 0, segment_ids[1], segment_ids[0])
 
 
 def check_positions(real_slots: Tensor, slots: int, max_positions: int) -> None:
-    """Refuse rows longer than the position table.
+    """Reject rows longer than the position table.
 
     Args:
-        real_slots: Real slots of each row; looked at only where padding could make up the difference. *Shape:* (rows,)
-        slots: Slots of a row, padding included.
+        real_slots: Number of real slots per row; read only if the padded row is too long. *Shape:* (rows,)
+        slots: Slots per row, padding included.
         max_positions: Rows of the table.
 
     Raises:
@@ -106,7 +106,7 @@ def check_positions(real_slots: Tensor, slots: int, max_positions: int) -> None:
     if longest > max_positions:
         raise UsageError(
             f"a row has {longest} tokens and the model has {max_positions} positions: truncate it "
-            f"(a tokenizer does with truncation=True, max_length={max_positions})"
+            f"(call the tokenizer with truncation=True, max_length={max_positions})"
         )
 
 
@@ -119,18 +119,18 @@ def encoding_batch(
     rule: EncodingRule,
     max_positions: int,
 ) -> Batch:
-    """A batch of texts to be read with nothing predicted. Padding may stand at either end of a row; it reads only itself.
+    """A batch of texts to encode, without targets. Padding may be at either end of a row; it reads only itself.
 
     Args:
         input_ids: *Shape:* (rows, slots)
-        attention_mask: 1 where a slot is real; all are if None. *Shape:* (rows, slots)
-        part: 0 for the text, 1 for its second part; 0 if None. *Shape:* (rows, slots)
-        position_ids: Counted over the real slots of a row if None. *Shape:* (rows, slots)
-        rule: How the model reads.
+        attention_mask: 1 where a slot is real; default: all. *Shape:* (rows, slots)
+        part: 0 for the text, 1 for its second part; default: 0. *Shape:* (rows, slots)
+        position_ids: Default: counted over the real slots of each row. *Shape:* (rows, slots)
+        rule: How the model encodes.
         max_positions: Rows of the position table.
 
     Raises:
-        UsageError: A row is too long, or padding stands between its real slots.
+        UsageError: A row is too long, or has padding between real slots.
     """
     rows, slots = input_ids.shape
     real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
@@ -160,14 +160,14 @@ def slots_of(
     earlier: int,
     max_positions: int,
 ) -> Slots:
-    """New slots of rows of which some may have been read already.
+    """New slots of rows, some of which may have been processed already.
 
     Args:
         input_ids: The new slots. *Shape:* (rows, slots)
-        attention_mask: 1 where a slot is real, the earlier ones included; all are if None. *Shape:* (rows, earlier + slots)
-        part: 0 for the source, 1 for the target, of the new slots; 0 if None. *Shape:* (rows, slots)
-        rule: Who reads whom.
-        earlier: Slots whose keys and values are known.
+        attention_mask: 1 where a slot is real, earlier slots included; default: all. *Shape:* (rows, earlier + slots)
+        part: 0 for source, 1 for target, of the new slots; default: 0. *Shape:* (rows, slots)
+        rule: How the model generates.
+        earlier: Number of slots whose keys and values are cached.
         max_positions: Rows of the position table.
 
     Raises:
@@ -190,15 +190,15 @@ def slots_of(
 
 
 def with_pseudo_masks(slots: Slots, labelled: Tensor, pseudo: int, segment: int) -> Slots:
-    """Whole rows with a pseudo mask after them for every labelled slot (paper Section 3.4): how a generator is trained.
+    """Append a pseudo mask for every labelled slot to whole rows (paper Section 3.4), as in training a generator.
 
-    A pseudo mask stands for its slot and reads what that reads, but for the slot itself, and itself; nobody reads it.
+    A pseudo mask reads itself and what its slot reads except that slot; no other slot reads it.
 
     Args:
         slots: All slots of the rows.
-        labelled: The slots to be predicted, side by side; others to fill up. *Shape:* (rows, predictions)
+        labelled: The slots to predict, padded with arbitrary others. *Shape:* (rows, predictions)
         pseudo: Id of the pseudo mask.
-        segment: Its row of the segment table.
+        segment: Segment id of the pseudo masks.
     """
     positions = torch.cat([slots.positions, slots.positions.gather(1, labelled)], dim=1)
     return Slots(
@@ -217,6 +217,6 @@ def _check_contiguous(real: Tensor) -> None:
     broken = (begins.sum(1) + real[:, :1].sum(1) > 1).nonzero()
     if len(broken):
         raise UsageError(
-            f"attention_mask has a gap in row {int(broken[0])}: padding stands at the beginning or the end of a row, not "
+            f"attention_mask has a gap in row {int(broken[0])}: padding must be at the beginning or the end of a row, not "
             "between its tokens"
         )

@@ -1,4 +1,4 @@
-"""Heads: hidden states of the predicted slots to losses."""
+"""Pre-training heads: hidden states of predicted slots to losses."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from unicloze.model.layers import ACTIVATIONS, layer_norm
 from unicloze.settings import ModelSettings
 
 WIDENED, WIDENED_ON_GPU = 2**19, 2**26
-"""Logits that are widened to float32 at once: 2 MB, what a core's cache holds, and 256 MB of a GPU's memory."""
+"""Number of logits converted to float32 at once: 2 MB, which fits a core's cache, and 256 MB on a GPU."""
 
 
 class TokenHead(nn.Module):
-    """Hidden states to logits over the vocabulary, with the token embeddings as output matrix.
+    """Hidden states to logits over the vocabulary, with output weights tied to the token embeddings.
 
-    `head: transform` is BERT's: a dense layer, an activation and a normalisation before the output matrix. `linear` has none
-    of them (GPT, XLNet), but for a projection where the embeddings have a width of their own.
+    `head: transform` is BERT's: a dense layer, an activation and a normalisation before the output weights. `linear` has
+    none of them (GPT, XLNet), except a projection where the embedding width differs from the hidden size.
     """
 
     def __init__(self, settings: ModelSettings, *, vocab_size: int) -> None:
@@ -33,7 +33,7 @@ class TokenHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if settings.head_bias else None
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """What is compared with the token embeddings. *Shape:* (predictions, hidden size) to (predictions, width)"""
+        """The vectors multiplied with the token embeddings. *Shape:* (predictions, hidden size) to (predictions, width)"""
         transformed: Tensor = self.norm(self.activation(self.dense(hidden)))
         return transformed
 
@@ -51,16 +51,16 @@ class TokenHead(nn.Module):
 
 
 class BoundaryHead(nn.Module):
-    """SpanBERT's span boundary objective: a span's tokens from the states left and right of it (Section 3.2).
+    """SpanBERT's span boundary objective: predicts a span's tokens from the slots left and right of it (Section 3.2).
 
-    The two states and an embedding of the token's place in the span pass through two layers, each dense, GELU and
-    normalisation; then come the token embeddings as output matrix, and a bias.
+    The two states and an embedding of the token's place in the span pass through two layers of dense, GELU and
+    normalisation; the output weights are the token embeddings, with a bias.
     """
 
     PLACES = 128
-    """Places with an embedding of their own; farther ones share the last."""
+    """Number of place embeddings; farther places share the last one."""
     PLACE_SIZE = 200
-    """Width of that embedding (Section 4.2)."""
+    """Width of the place embeddings (Section 4.2)."""
 
     def __init__(self, settings: ModelSettings, *, vocab_size: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class BoundaryHead(nn.Module):
 
 
 class PairHead(nn.Module):
-    """BERT's pooler and a linear layer: how two segments relate, from the first slot (BERT, Section 3.1)."""
+    """BERT's pooler and a linear layer: classifies a segment pair from the first slot (BERT, Section 3.1)."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class ReplacedTokenHead(nn.Module):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross-entropy per prediction in few passes over the logits; the probabilities become the gradient in place."""
+    """Cross-entropy per prediction in few passes over the logits; the probability buffer becomes the gradient in place."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
@@ -140,16 +140,16 @@ class _CrossEntropy(torch.autograd.Function):
             gradient.sub_(ctx.smoothing / gradient.shape[1])
         gradient.mul_(scale[:, None])
         rows = torch.arange(len(labels), device=labels.device)
-        # scatter_add_ would copy all of a gradient in bfloat16 to change one number of each row
+        # scatter_add_ would copy the whole bf16 gradient to change one number per row
         gradient[rows, labels] -= scale * (1 - ctx.smoothing)
         return gradient, None, None
 
 
 def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The probabilities of each row and, in float32, the log of what they were divided by.
+    """Softmax of each row, and the log of its normaliser in float32.
 
-    That log is the largest logit less the log of its probability. Half precision is widened by blocks of rows that stay in
-    the processor's cache, so that no full-width float32 copy is made.
+    The log normaliser is the largest logit minus the log of its probability. Half precision is converted in blocks of rows
+    that stay in the processor's cache, so no full float32 copy is made.
     """
     if logits.dtype not in (torch.bfloat16, torch.float16):
         probabilities = torch.softmax(logits, dim=-1)
@@ -160,7 +160,7 @@ def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
         wide = torch.softmax(block, dim=-1, dtype=torch.float32)
         normalisers.append(block.amax(dim=-1).float() - wide.amax(dim=-1).log())
         narrowed.copy_(wide)
-        del wide  # before the next one is there
+        del wide  # before the next block is allocated
     return probabilities, torch.cat(normalisers)
 
 
@@ -170,7 +170,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Ten
     Args:
         logits: *Shape:* (predictions, vocabulary)
         labels: *Shape:* (predictions,)
-        smoothing: Share of each label that is spread evenly over the vocabulary (Szegedy et al. 2016, Section 7).
+        smoothing: Probability mass of each label spread evenly over the vocabulary (Szegedy et al. 2016, Section 7).
 
     Returns:
         *Shape:* (predictions,)

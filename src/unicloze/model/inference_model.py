@@ -1,4 +1,4 @@
-"""A trained model made ready to compute little at a time: its weights in one data type, laid out as products read them."""
+"""A trained model prepared for incremental decoding: weights in one data type, packed for matrix products."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from unicloze.model.readers import OwnCache, check_steps
 
 
 class PackedLinear(nn.Module):
-    """A linear layer on a CPU whose weight lies in memory as the matrix product reads it, for inference.
+    """A linear layer for CPU inference, with its weight pre-packed for the matrix product.
 
-    Products with few rows spend much of their time on laying out the weight: of 40 rows they took 39 ms in 12 layers of
-    BERT's size instead of 94 in fp32, and 20 instead of 29 in bf16.
+    Products with few rows spend much of their time packing the weight: with 40 rows, 12 layers of BERT's size took 39 ms
+    instead of 94 in fp32, and 20 instead of 29 in bf16.
 
     Args:
         weight: *Shape:* (outputs, inputs)
         bias: *Shape:* (outputs,)
-        dtype: What to compute in.
+        dtype: Data type of the product.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
@@ -39,7 +39,7 @@ class PackedLinear(nn.Module):
 
 
 def linear_for(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
-    """A linear layer for inference in a data type: packed where torch can, elsewhere with its weight cast once."""
+    """A linear layer for inference in one data type: packed where torch supports it, else with its weight cast once."""
     on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
     if on_cpu and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return PackedLinear(weight, bias, dtype)
@@ -51,21 +51,21 @@ def linear_for(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Mo
 
 
 class IncrementalModel:
-    """A model that predicts tokens, computing some slots of a row at a time.
+    """A model that predicts tokens, processing some slots of a row at a time.
 
-    Its layers are the model's own but for the linear ones, which are copies; so it must not be trained while this is used.
+    It shares the model's weights except in linear layers, which are converted copies; do not train the model while using it.
 
     Args:
-        model: Predicts tokens.
-        dtype: What linear layers and attention compute in.
+        model: A model that predicts tokens.
+        dtype: Data type of linear layers and attention.
 
     Raises:
-        UsageError: The model predicts no tokens, or its attention cannot be computed so.
+        UsageError: The model does not predict tokens, or its attention does not support incremental decoding.
     """
 
     def __init__(self, model: UnifiedModel, dtype: torch.dtype) -> None:
         if not hasattr(model, "token_head"):
-            raise UsageError("this model predicts no tokens, so it cannot generate text: use one of another objective")
+            raise UsageError("this model does not predict tokens, so it cannot generate text: use another objective")
         check_steps(model.settings)
         shared: dict[int, object] = {id(tensor): tensor for tensor in model.parameters()}
         self._backbone, self._head = copy.deepcopy(model.backbone, shared), copy.deepcopy(model.token_head, shared)
@@ -79,7 +79,7 @@ class IncrementalModel:
         self._output = linear_for(tokens, model.token_head.bias, dtype)
 
     def cache(self, rows: int, capacity: int) -> Cache:
-        """An empty cache with room for `capacity` slots in each row."""
+        """An empty cache with room for `capacity` slots per row."""
         return Cache.empty(self.settings, rows=rows, capacity=capacity, dtype=self.dtype, device=self.device)
 
     def extend(
@@ -93,23 +93,23 @@ class IncrementalModel:
         select: slice | Tensor | None = None,
         local_width: int | None = None,
     ) -> Tensor:
-        """Logits at the next slots of every row, or at the selected ones; see `unicloze.model.readers.OwnCache`.
+        """Logits at the next slots of every row, or at selected ones; see `unicloze.model.readers.OwnCache`.
 
         Args:
-            cache: Has room for the slots; how many of them stay the caller counts in.
-            input_ids: Tokens; several slots may stand for one position. *Shape:* (rows, positions, slots of a position)
+            cache: Must have room for the slots; the caller updates `cache.filled` for those to keep.
+            input_ids: Tokens; several slots may share a position. *Shape:* (rows, positions, slots per position)
             position_ids: *Shape:* (rows or 1, positions), 1 only if the cache is empty
             segment_ids: *Shape:* (rows or 1, positions)
-            reads: Which keys each slot reads, of those in the cache and these, which follow them; all if None.
+            reads: Which keys each slot reads: those in the cache, then these slots; default: all.
                 *Shape:* (rows or 1, slots or 1, keys)
-            select: Return these slots only, see `OwnCache`.
-            local_width: How many positions away the keys are at most that `local` layers read.
+            select: Return only these slots, see `OwnCache`.
+            local_width: Largest distance in positions that `local` layers read.
 
         Raises:
-            UniclozeError: A layer reads nearby slots only, and how far they are is not given.
+            UniclozeError: A layer is `local` and `local_width` is None.
 
         Returns:
-            In float32. *Shape:* (rows, slots or selected, vocabulary)
+            float32. *Shape:* (rows, slots or selected, vocabulary)
         """
         copies = input_ids.shape[2]
         reader = OwnCache(

@@ -1,4 +1,4 @@
-"""A layer of the Transformer: what happens to each slot, around the attention that a reader computes."""
+"""One Transformer layer, around the attention that a reader computes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PARTS: Mapping[str, Callable[[ModelSettings], nn.Module]] = {
     "feed_forward": FeedForward,
     "feed_forward_norm": layer_norm,
 }
-"""What a layer is made of."""
+"""The modules of a layer."""
 
 SHARED_PARTS: Mapping[str, frozenset[str]] = {
     "none": frozenset(),
@@ -55,17 +55,17 @@ SHARED_PARTS: Mapping[str, frozenset[str]] = {
     "feed_forward": frozenset({"feed_forward", "feed_forward_norm"}),
     "all": frozenset(PARTS),
 }
-"""What all layers have in common under each `share_layers`: a normalisation goes with what it normalises."""
+"""Modules shared by all layers under each `share_layers`; a normalisation is shared with its sublayer."""
 
 
 class Reader(Protocol):
-    """Gives the slots of a forward pass what they read: keys and values, masks and biases, in every layer.
+    """Supplies keys, values, masks and biases in every layer, and computes attention.
 
-    `unicloze.model.readers` has one for whole rows, one for slots behind a cache and one for a caller's own cache.
+    `unicloze.model.readers` has one for whole rows, one for slots after our cache, and one for a caller's own cache.
     """
 
     def start(self, hidden: Tensor, relative: RelativeBias | None, visibility: Sequence[str]) -> None:
-        """Prepare what all layers have in common.
+        """Prepare what all layers share.
 
         Args:
             hidden: The embedded slots. *Shape:* (rows, slots, hidden size)
@@ -74,14 +74,14 @@ class Reader(Protocol):
         """
 
     def computed(self, layer: Layer, hidden: Tensor) -> Tensor:
-        """Of a layer's input those slots whose states it computes: all, or in the last layer the selected ones."""
+        """The layer input at the slots whose states are computed: all slots, or in the last layer the selected ones."""
 
     def attend(self, layer: Layer, normed: Tensor) -> Tensor:
-        """What those slots read, projected.
+        """Attention output at those slots, projected.
 
         Args:
-            layer: Has the weights.
-            normed: The layer's input, normalised if the layer does that first. *Shape:* (rows, slots, hidden size)
+            layer: The layer, which holds the weights.
+            normed: Layer input, normalised in pre-norm layers. *Shape:* (rows, slots, hidden size)
 
         Returns:
             *Shape:* (rows, computed slots, hidden size)
@@ -89,12 +89,12 @@ class Reader(Protocol):
 
 
 class Layer(nn.Module):
-    """Self-attention and feed-forward network, each with a residual and a normalisation before or after it.
+    """Self-attention and a feed-forward network, each with a residual, and normalised before or after it.
 
     Args:
-        settings: Its shape.
-        number: Its place among the layers, from 0.
-        first: The layer that holds the weights all layers share; None for that layer itself.
+        settings: Model shape.
+        number: Index of the layer, from 0.
+        first: The layer that owns the shared weights; None for that layer itself.
     """
 
     attention: SelfAttention
@@ -107,7 +107,7 @@ class Layer(nn.Module):
         shared = SHARED_PARTS[settings.share_layers] if first is not None else frozenset()
         for name, build in PARTS.items():
             if name in shared:
-                # Past nn.Module's registration, so that parameters and checkpoints hold it once, in the first layer.
+                # Bypass nn.Module's registration, so that parameters and checkpoints hold shared weights only once.
                 self.__dict__[name] = getattr(first, name)
             else:
                 setattr(self, name, build(settings))
@@ -116,11 +116,11 @@ class Layer(nn.Module):
         self.rate = settings.dropout
 
     def forward(self, hidden: Tensor, reader: Reader, dropout: DropoutKey | None) -> Tensor:
-        """The hidden states after the layer of the slots that the reader computes.
+        """Run the layer and return the states of the slots the reader computes.
 
         Args:
             hidden: *Shape:* (rows, slots, hidden size)
-            reader: Gives what the slots read.
+            reader: Supplies keys and values, and computes attention.
             dropout: Dropout of this forward pass; none if None.
 
         Returns:
@@ -130,12 +130,12 @@ class Layer(nn.Module):
         return self.complete(computed, reader.attend(self, self.before_attention(hidden)), dropout)
 
     def before_attention(self, hidden: Tensor) -> Tensor:
-        """What is projected to queries, keys and values. *Shape:* (rows, slots, hidden size) to the same"""
+        """The input of the query, key and value projections. *Shape:* (rows, slots, hidden size) to the same"""
         normed: Tensor = self.attention_norm(hidden) if self.norm_first else hidden
         return normed
 
     def complete(self, residual: Tensor, update: Tensor, dropout: DropoutKey | None) -> Tensor:
-        """What follows attention: its residual and the feed-forward network. *Shape:* (rows, queries, hidden size)"""
+        """Residual after attention, then the feed-forward network. *Shape:* (rows, queries, hidden size)"""
         attended = self._add(residual, update, dropout)
         if self.norm_first:
             return self._add(attended, self.feed_forward(self.feed_forward_norm(attended)), dropout)

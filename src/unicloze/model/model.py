@@ -1,4 +1,4 @@
-"""The model a recipe describes: backbone and heads, a batch in, summed losses out."""
+"""The pre-trained network: a backbone with heads, mapping a batch to summed losses."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from unicloze.model.task_heads import HeadSettings, TaskHead
 from unicloze.settings import ModelSettings
 
 PAIR_TARGETS = "nsp", "sop"
-"""Targets that say how two segments relate."""
+"""Targets that classify how two segments relate."""
 WITHOUT_VOCABULARY = {*PAIR_TARGETS, "rtd"}
-"""Targets whose answer is no token."""
+"""Targets whose labels are not tokens."""
 OWN_HEADS: Mapping[str, str] = {
     **dict.fromkeys(PAIR_TARGETS, "pair_head"),
     "rtd": "replaced_head",
     "sbo": "boundary_head",
 }
-"""Targets with a head of their own, by its name; all others predict tokens by the same head."""
+"""Targets with their own head, by the head's name; all others predict tokens through one shared head."""
 
 
 @dataclass(frozen=True)
 class TargetLoss:
-    """What a batch's predictions of one target cost.
+    """Loss of a batch's predictions of one target.
 
     Args:
         total: Sum of weight times loss; divide by the weight of the whole global batch. *Shape:* ()
-        weight: What the total is divided by, see `Target.normaliser`.
+        weight: Normaliser of the total, see `Target.normaliser`.
     """
 
     total: Tensor
@@ -44,17 +44,17 @@ class TargetLoss:
 
 
 class UnifiedModel(nn.Module):
-    """One Transformer with tied token embeddings, pre-trained on any target that predicts tokens.
+    """One Transformer with tied token embeddings, for any targets.
 
     Args:
-        settings: Its shape.
+        settings: Model shape.
         vocab_size: Rows of the token table.
         max_positions: Rows of the position table.
-        targets: What it predicts; it has the heads they need.
-        heads: Targets of a task, each with a head of its own.
+        targets: Names of the prediction targets; the model gets the heads they need.
+        heads: Task heads by target.
 
     Attributes:
-        label_smoothing: Of every token it predicts, by whichever head, in training mode.
+        label_smoothing: Label smoothing of predicted tokens, in training mode.
     """
 
     def __init__(
@@ -86,15 +86,15 @@ class UnifiedModel(nn.Module):
 
     @property
     def networks(self) -> tuple[UnifiedModel, ...]:
-        """All its networks: this one."""
+        """All networks: this one."""
         return (self,)
 
     def for_use(self) -> UnifiedModel:
-        """The network that is used once trained: this one."""
+        """The network used after training: this one."""
         return self
 
     def initialize(self, seed: int) -> None:
-        """Draw the weights: normal with the initializer range, zero biases, unit normalisations."""
+        """Initialise the weights: normal with the initializer range, zero biases, unit normalisations."""
         generator = torch.Generator().manual_seed(seed)
         common = self.settings.initializer_range
         into_residual = common / math.sqrt(2 * self.settings.num_layers) if self.settings.scaled_init else common
@@ -112,7 +112,7 @@ class UnifiedModel(nn.Module):
                         parameter.normal_(0, deviations.get(id(module), common), generator=generator)
 
     def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
-        """Losses of every target of a batch.
+        """Losses of every target in a batch.
 
         Args:
             batch: The rows.
@@ -131,17 +131,17 @@ class UnifiedModel(nn.Module):
         }
 
     def _is_token(self, name: str) -> bool:
-        """Whether a target predicts tokens through the head all such targets share."""
+        """Whether a target predicts tokens through the shared head."""
         return name not in OWN_HEADS and name not in self.task_heads
 
     def _selected(self, batch: Batch, dropout: DropoutKey | None) -> dict[str, Tensor]:
-        """Last hidden states of the predicted slots by target. *Shape:* (rows, predicted slots, hidden size)"""
+        """Final hidden states of the predicted slots by target. *Shape:* (rows, predicted slots, hidden size)"""
         hidden = self.backbone(batch, select=True, dropout=dropout)[-1]
         sizes = [target.slots.flatten(1).shape[1] for target in batch.targets.values()]
         return dict(zip(batch.targets, hidden.split(sizes, 1), strict=True))
 
     def _token_losses(self, batch: Batch, hidden: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Cross-entropy of every prediction of a token, 0 where its weight is; one product for all targets."""
+        """Cross-entropy of every token prediction, 0 where its weight is 0; one product for all targets."""
         if not hidden:
             return {}
         targets = [batch.targets[name] for name in hidden]
@@ -155,7 +155,7 @@ class UnifiedModel(nn.Module):
         return dict(zip(hidden, each.split([part.shape[1] for part in hidden.values()], 1), strict=True))
 
     def token_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of every predicted token, its label smoothed in training mode.
+        """Cross-entropy of every predicted token, with label smoothing in training mode.
 
         Args:
             logits: *Shape:* (predictions, vocabulary)
@@ -172,7 +172,7 @@ class UnifiedModel(nn.Module):
         return logits
 
     def _other_losses(self, name: str, hidden: Tensor, target: TargetBatch) -> Tensor:
-        """Loss of every prediction of a target that has a head of its own. *Shape:* (rows, predictions)"""
+        """Loss of every prediction of a target with its own head. *Shape:* (rows, predictions)"""
         if name == "rtd":
             replaced, labels = self.replaced_head(hidden).float(), target.labels.float()
             return functional.binary_cross_entropy_with_logits(replaced, labels, reduction="none")
@@ -182,7 +182,7 @@ class UnifiedModel(nn.Module):
         return cross_entropy(logits.flatten(0, 1), target.labels.flatten()).view(target.labels.shape)
 
     def _boundary_losses(self, hidden: Tensor, target: TargetBatch) -> Tensor:
-        """Cross-entropy of every token of a span from its boundary, 0 where its weight is. *Shape:* (rows, predictions)"""
+        """Cross-entropy of span tokens predicted from the boundary, 0 where the weight is 0. *Shape:* (rows, predictions)"""
         assert target.places is not None
         predicted = target.weights.flatten().nonzero().squeeze(1)
         boundary = hidden.reshape(-1, 2, hidden.shape[2]).index_select(0, predicted)
@@ -191,12 +191,12 @@ class UnifiedModel(nn.Module):
         return _spread(self.token_losses(logits, labels), predicted, target.weights)
 
     def logits(self, batch: Batch) -> Mapping[str, Tensor]:
-        """Logits of every prediction of a token by target, without dropout. *Shape:* (rows, predictions, vocabulary) each."""
+        """Logits of every token prediction by target, without dropout. *Shape:* (rows, predictions, vocabulary) each"""
         hidden = self._selected(batch, None)
         return {name: self.token_logits(part) for name, part in hidden.items() if self._is_token(name)}
 
     def outputs(self, batch: Batch) -> Mapping[str, Tensor]:
-        """Outputs of the heads of a task by target, without dropout. *Shape:* (rows, predictions, outputs) each"""
+        """Outputs of task heads by target, without dropout. *Shape:* (rows, predictions, outputs) each"""
         hidden = self._selected(batch, None)
         return {
             name: self.task_head(name).outputs(hidden[name], target, None)
@@ -205,7 +205,7 @@ class UnifiedModel(nn.Module):
         }
 
     def task_head(self, name: str) -> TaskHead:
-        """The head of a task's target."""
+        """The task head of a target."""
         head = self.task_heads[name]
         assert isinstance(head, TaskHead)
         return head
@@ -219,16 +219,16 @@ class UnifiedModel(nn.Module):
         predictions: Mapping[str, int],
         predicting_slots: Mapping[str, int],
     ) -> float:
-        """Floating-point operations of a training step on such rows, with as much memory as the model keeps.
+        """Floating-point operations of a training step on such rows, with the model's full memory.
 
-        What is counted says `unicloze.model.flops`.
+        `unicloze.model.flops` says what is counted.
 
         Args:
             rows: Number of rows.
             slots: Slots in all rows.
-            keys: Keys in its own row a slot attends to, on average over slots and layers.
-            predictions: Predictions of each target.
-            predicting_slots: Slots that these predictions are made from, each counted once for a target.
+            keys: Average number of keys of its own row a slot attends to, over slots and layers.
+            predictions: Number of predictions of each target.
+            predicting_slots: Number of slots these predictions are made from, each counted once per target.
         """
         memory = self.settings.memory
         backbone = backbone_flops(
@@ -243,7 +243,7 @@ class UnifiedModel(nn.Module):
         )
 
     def _head_flops(self, name: str, predictions: int, slots: int) -> int:
-        """Operations of the head of a target, forward."""
+        """Forward operations of a target's head."""
         if name in self.task_heads:
             head = self.task_head(name)
             return linear_flops(head) * (slots if head.head.kind == "choice" else predictions)
@@ -253,17 +253,17 @@ class UnifiedModel(nn.Module):
         return predictions * each
 
     def num_parameters(self) -> int:
-        """Number of weights, tied ones counted once."""
+        """Number of weights; tied weights count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 
 def _spread(losses: Tensor, predicted: Tensor, weights: Tensor) -> Tensor:
-    """Losses of some predictions in the places of all, 0 in the others. *Shape:* of the weights"""
+    """Scatter losses of some predictions to the places of all, with 0 elsewhere. *Shape:* that of `weights`"""
     everywhere = torch.zeros(weights.numel(), dtype=losses.dtype, device=losses.device)
     return everywhere.index_copy(0, predicted, losses).view(weights.shape)
 
 
 def perplexity(total: float, weight: float) -> float:
-    """exp of the mean negative log-likelihood; infinite where it overflows."""
+    """exp of the mean negative log-likelihood; infinite on overflow."""
     mean = total / max(weight, 1e-9)
     return math.exp(mean) if mean < 700 else math.inf

@@ -1,12 +1,12 @@
-"""Who reads what: the sources of keys and values that the one loop over layers can be run with.
+"""Readers: where the layer loop gets keys and values, for whole rows, our cache or a caller's cache.
 
     FullRows     whole rows, as a batch lays them out: training, evaluation, encoding
-    OwnCache     the next slots of rows whose earlier keys and values stand in a cache of ours: generation
-    GivenKeys    the same, with keys and values that a caller keeps: Transformers, exported programs
+    OwnCache     the next slots of rows whose earlier keys and values are in our cache: generation
+    GivenKeys    the same with keys and values held by the caller: Transformers, exported programs
 
 A slot's keys and values depend on what it reads and on nothing later, so a row may be computed in any number of calls, as
-long as no slot reads a slot of a later call. All follow the same rules of visibility and the same relative bias; each
-computes projection and attention as is fastest for its shapes.
+long as no slot reads a slot of a later call. All readers follow the same visibility rules and relative bias; each computes
+projection and attention in the way that is fastest for its shapes.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ from unicloze.model.visibility_plan import Backend, Region, plan, predicted_slot
 from unicloze.settings import ModelSettings
 
 FEW = 8
-"""If the keys are so many times the slots, the slots attend to the cache's whole capacity under their mask: in bf16 torch
+"""If keys outnumber slots by this factor, slots attend to the cache's whole capacity under a mask: in bf16 torch
 copies keys and values that do not fill their tensor, which costs as much as attention itself."""
 
 Append = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""New keys and values of a layer, and its number, to those of all slots. *Shape:* (rows, heads, slots, head size) each"""
+"""Appends new keys and values of a layer, by its number, and returns all of them. *Shape:* (rows, heads, slots, head size)"""
 
 
 def check_steps(settings: ModelSettings) -> None:
-    """Refuse a model whose layers need more of earlier slots than their keys and values.
+    """Reject a model whose layers need more of earlier slots than their keys and values.
 
     Raises:
-        UsageError: It is one.
+        UsageError: The model uses Transformer-XL's encoding.
     """
     if settings.positions == "transformer_xl":
         raise UsageError(
-            "a model with model.positions transformer_xl cannot write a target step by step: use one with learned positions "
-            "or a relative position bias"
+            "a model with model.positions transformer_xl cannot generate a target step by step: use one with learned "
+            "positions or a relative position bias"
         )
 
 
 @dataclass(eq=False, kw_only=True)
 class FullRows:
-    """Whole rows: every slot is there, and reads what its batch says.
+    """Whole rows: every slot is present and reads what its batch says.
 
     Args:
-        batch: The rows; a memory holds hidden states as a layer is given them, which are keys before all others.
-        settings: The model's shape.
-        select: Compute in the last layer only the slots the targets predict at.
-        backend: Implementation of attention, the fastest if None.
+        batch: The rows; a memory's hidden states are layer inputs, and its keys come before all others.
+        settings: Model shape.
+        select: Compute only the predicted slots in the last layer.
+        backend: Attention backend; default: the fastest.
         dropout: Dropout of this forward pass; none if None.
 
     Raises:
-        UniclozeError: A layer reads nearby slots only, and the batch does not say which those are (in `start`).
+        UniclozeError: A layer is `local` and the batch has no local visibility (in `start`).
     """
 
     batch: Batch
@@ -96,7 +96,7 @@ class FullRows:
         return hidden if selected is None else select_slots(in_one_row(hidden) if self._last.late else hidden, selected)
 
     def attend(self, layer: Layer, normed: Tensor) -> Tensor:
-        """See `Reader.attend`; blocks laid end to end attend apart."""
+        """See `Reader.attend`; concatenated blocks attend separately."""
         blocks, selected, attention = self._blocks[layer.number], self._selected[layer.number], layer.attention
         late, memory = self._last.late and selected is not None, self.batch.memory
         earlier = None if memory is None else layer.before_attention(memory.states[layer.number])
@@ -114,10 +114,10 @@ class FullRows:
         return projected
 
     def predicted(self, hidden: Tensor) -> Tensor:
-        """The states of the predicted slots, side by side in the targets' order.
+        """States of the predicted slots, concatenated in the order of the targets.
 
         Args:
-            hidden: The last states, of all slots or of the computed ones.
+            hidden: Final states, of all slots or of the computed ones.
 
         Returns:
             *Shape:* (rows, predictions, hidden size)
@@ -128,7 +128,7 @@ class FullRows:
             return select_slots(hidden, predicted)
         if not self._last.late and not batch.blocks:
             return hidden
-        # What only pads the predictions may not have been computed: it takes the first state, and nothing reads it.
+        # Padding predictions may lack a computed slot: they take the first state, which nothing uses.
         number = torch.zeros(batch.input_ids.numel(), dtype=torch.long, device=hidden.device)
         number[selected[0]] = torch.arange(selected.shape[1], device=hidden.device)
         (asked,) = end_to_end([predicted], [batch])
@@ -156,22 +156,22 @@ class FullRows:
 
 @dataclass(eq=False, kw_only=True)
 class OwnCache:
-    """The next slots of every row; their keys and values are written behind those the cache holds.
+    """The next slots of every row; their keys and values are written after those in the cache.
 
-    `cache.filled` does not change: what is to stay there the caller counts in.
+    `cache.filled` does not change: the caller updates it for the slots to keep.
 
     Args:
-        cache: Has room for the slots.
-        positions: Positions of the slots. *Shape:* (rows or 1, positions), 1 only if the cache is empty
-        reads: Which keys each slot reads, of those in the cache and these, which follow them; all if None.
+        cache: Must have room for the slots.
+        positions: Positions of the slots; one row only if the cache is empty. *Shape:* (rows or 1, positions)
+        reads: Which keys each slot reads: those in the cache, then these slots; default: all.
             *Shape:* (rows or 1, slots or 1, keys)
-        copies: Slots that stand for each position.
-        select: Compute in the last layer these slots only: the same ones in all rows, or for each row its own,
-            *Shape:* (rows, selected). All if None.
-        local_width: How many positions away the keys are at most that `local` layers read.
+        copies: Number of slots per position.
+        select: Slots to compute in the last layer: the same in all rows, or per row, *Shape:* (rows, selected); default:
+            all.
+        local_width: Largest distance in positions that `local` layers read.
 
     Raises:
-        UniclozeError: A layer reads nearby slots only, and how far they are is not given (in `start`).
+        UniclozeError: A layer is `local` and `local_width` is None (in `start`).
     """
 
     cache: Cache
@@ -182,7 +182,7 @@ class OwnCache:
     local_width: int | None = None
 
     def start(self, hidden: Tensor, relative: RelativeBias | None, visibility: Sequence[str]) -> None:
-        """Write down the slots' positions and make the biases, see `Reader.start`."""
+        """Store the slots' positions and compute the biases, see `Reader.start`."""
         cache, reads, slots = self.cache, self.reads, hidden.shape[1]
         first, last = cache.filled, cache.filled + slots
         cache.positions[:, first:last] = self.positions.repeat_interleave(self.copies, dim=1)
@@ -209,7 +209,7 @@ class OwnCache:
         return hidden[:, select] if isinstance(select, slice) else select_slots(hidden, select)
 
     def attend(self, layer: Layer, normed: Tensor) -> Tensor:
-        """See `Reader.attend`. Weights for inference may be packed, so the projection stays in one piece."""
+        """See `Reader.attend`. Weights for inference may be packed, so the projection is not split."""
         attention, select, first = layer.attention, self._selected(layer), self.cache.filled
         (rows, slots, width), heads = normed.shape, attention.num_heads
         keys, values = self.cache.keys[layer.number], self.cache.values[layer.number]
@@ -233,17 +233,17 @@ class OwnCache:
 
 @dataclass(eq=False, kw_only=True)
 class GivenKeys:
-    """Some slots of every row, in torch alone: a caller keeps the keys and values of those before them.
+    """Some slots of every row, in pure torch; the caller holds the keys and values of earlier slots.
 
     Args:
-        slots: The slots, and what they read.
-        append: Is given each layer's new keys and values, and gives back those of all slots.
-        local_width: How many positions away the keys are at most that `local` layers read.
-        backend: Implementation of attention, the fastest if None.
+        slots: The slots and what they read.
+        append: Takes each layer's new keys and values and returns those of all slots.
+        local_width: Largest distance in positions that `local` layers read.
+        backend: Attention backend; default: the fastest.
         dropout: Dropout of this forward pass; none if None.
 
     Raises:
-        UniclozeError: A layer reads nearby slots only, and how far they are is not given (in `start`).
+        UniclozeError: A layer is `local` and `local_width` is None (in `start`).
     """
 
     slots: Slots
@@ -253,7 +253,7 @@ class GivenKeys:
     dropout: DropoutKey | None = None
 
     def start(self, hidden: Tensor, relative: RelativeBias | None, visibility: Sequence[str]) -> None:
-        """Make the biases, see `Reader.start`."""
+        """Compute the biases, see `Reader.start`."""
         slots, dtype = self.slots, score_dtype(hidden)
         self._backend = self.backend or choose_backend(hidden, dtype, relative is not None)
         biases = step_biases(
@@ -290,7 +290,7 @@ class GivenKeys:
 def _project(
     attention: SelfAttention, hidden: Tensor, memory: Tensor | None, selected: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Queries of the slots or of the selected ones, keys and values of the memory and the slots."""
+    """Queries of the slots or the selected ones; keys and values of the memory and the slots."""
     size = hidden.shape[-1]
     if memory is None and selected is None:
         fused: tuple[Tensor, ...] = attention.qkv(hidden).split(size, dim=-1)
@@ -304,7 +304,7 @@ def _project(
 
 
 def _cut(states: Tensor, shapes: Sequence[tuple[int, int]]) -> Sequence[Tensor]:
-    """States laid end to end as blocks. *Shape:* (1, slots, width) to (rows, slots, width) each"""
+    """Split concatenated states into blocks. *Shape:* (1, slots, width) to (rows, slots, width) each"""
     if len(shapes) == 1:
         return [states]
     parts = states[0].split([rows * slots for rows, slots in shapes])

@@ -1,4 +1,4 @@
-"""T5's relative position bias: what is added to a score by the distance of its key."""
+"""T5's relative position bias, added to attention scores by distance."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from unicloze.settings import ModelSettings
 
 
 class RelativeBias(nn.Module):
-    """T5's relative position bias: a learned number per head and bucket of distances, shared by all layers.
+    """T5's relative position bias: one learned number per head and distance bucket, shared by all layers.
 
-    Half the buckets are for keys right of the query. Distances below a quarter of the buckets have one each, longer ones
-    share logarithmically growing ranges up to `relative_max_distance` (Raffel et al. 2020, Section 2.1).
+    Half the buckets are for keys right of the query. Distances below a quarter of the number of buckets have one
+    each; longer ones share logarithmically growing ranges up to `relative_max_distance` (Raffel et al. 2020, Section 2.1).
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -24,7 +24,7 @@ class RelativeBias(nn.Module):
         self.weight = nn.Parameter(torch.empty(settings.num_heads, settings.relative_buckets))
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """Bucket of each distance, key position minus query position."""
+        """Bucket of each distance (key position minus query position)."""
         half = self.buckets // 2
         exact = half // 2
         size = distance.abs()
@@ -33,7 +33,7 @@ class RelativeBias(nn.Module):
         return (distance > 0).long() * half + torch.where(size < exact, size, far.clamp(max=half - 1))
 
     def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        """The bias of each pair.
+        """The bias of each query-key pair.
 
         Args:
             query_positions: *Shape:* (rows, queries)
@@ -45,7 +45,7 @@ class RelativeBias(nn.Module):
         far = self.max_distance
         distance_BQK = (key_positions[:, None, :] - query_positions[:, :, None]).clamp_(-far, far)
         if distance_BQK.is_cuda and torch.is_grad_enabled():
-            # A product with one-hot rows: its backward pass is a product too, whose sums have the same order in every run.
+            # A product with one-hot rows: its backward pass is a product too, which sums in the same order in every run.
             buckets = torch.arange(self.buckets, device=distance_BQK.device)
             one_hot = (self.bucket(distance_BQK)[..., None] == buckets).to(self.weight.dtype)
             return (one_hot @ self.weight.T).permute(0, 3, 1, 2).contiguous()
@@ -56,7 +56,7 @@ class RelativeBias(nn.Module):
 
 
 class _LookUp(torch.autograd.Function):
-    """Columns of a small table; the gradient is summed head by head, into numbers that stay in the processor's cache."""
+    """Columns of a small table; the gradient is summed head by head into a table that fits the processor's cache."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, columns: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Heads of tasks: hidden states of the predicted slots to classes, quantities or choices."""
+"""Task heads: hidden states of predicted slots to classes, quantities or choices."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from unicloze.settings import ModelSettings
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSettings:
-    """What a head of a task predicts.
+    """Settings of a task head.
 
     Args:
-        kind: `classes`: one of several, from the pooled slots of a prediction. `quantities`: as many numbers, by their
-            squared error. `choice`: one of the slots of a prediction, each scored by itself.
-        outputs: Number of classes or quantities; of no meaning for a choice.
+        kind: `classes`: one of several, from the pooled slots of a prediction. `quantities`: numbers, trained with squared
+            error. `choice`: one of the slots of a prediction, each scored on its own.
+        outputs: Number of classes or quantities; ignored for a choice.
         dense: Put a dense layer and tanh before the output layer (BERT's pooler).
-        pooling: How the slots of a prediction become one vector: their `mean` or their `sum`.
-        dropout: Dropout of what the output layer reads; that of the model if None.
+        pooling: Combine the slots of a prediction by their `mean` or `sum`.
+        dropout: Dropout before the output layer; default: the model's.
     """
 
     kind: Literal["classes", "quantities", "choice"]
@@ -36,11 +36,11 @@ class HeadSettings:
 
 
 class TaskHead(nn.Module):
-    """Dropout and a linear layer, after a dense layer and tanh if asked for (Devlin et al. 2019, Section 4).
+    """Dropout and a linear layer, optionally after a dense layer and tanh (Devlin et al. 2019, Section 4).
 
     Args:
-        settings: Shape of the model below.
-        head: What is predicted.
+        settings: Shape of the model.
+        head: Settings of this head.
     """
 
     def __init__(self, settings: ModelSettings, head: HeadSettings) -> None:
@@ -51,16 +51,16 @@ class TaskHead(nn.Module):
         self.output = nn.Linear(settings.hidden_size, 1 if head.kind == "choice" else head.outputs)
 
     def outputs(self, hidden: Tensor, target: TargetBatch, dropout: DropoutKey | None) -> Tensor:
-        """Logits of the classes or of the slots to choose from (-inf where there is none), or quantities.
+        """Logits of the classes or of the slots to choose from (-inf where a slot is absent), or quantities.
 
         Args:
-            hidden: States of the predicted slots, as `predicted_slots` lists them.
+            hidden: States of the predicted slots, in the order of `predicted_slots`.
                 *Shape:* (rows, predictions x slots of a prediction, hidden size)
-            target: What is predicted.
+            target: The target.
             dropout: Dropout of this forward pass; none if None.
 
         Returns:
-            *Shape:* (rows, predictions, outputs), or (rows, predictions, slots of a prediction) of a choice
+            *Shape:* (rows, predictions, outputs), or (rows, predictions, slots per prediction) for a choice
         """
         shape, present = target.slots.shape, target.present
         if self.head.kind == "choice" and len(shape) == 2:  # a single slot to choose from, in all rows
@@ -72,7 +72,7 @@ class TaskHead(nn.Module):
             states = torch.tanh(self.dense(states))
         if dropout is not None:
             states = dropout(states, self.rate)
-        with torch.autocast(states.device.type, enabled=False):  # bf16 would tell too few scores and quantities apart
+        with torch.autocast(states.device.type, enabled=False):  # bf16 is too coarse for scores and quantities
             outputs: Tensor = self.output(states.float())
         if self.head.kind != "choice":
             return outputs
@@ -89,7 +89,7 @@ class TaskHead(nn.Module):
         if self.head.kind == "quantities":
             return (outputs - target.labels[..., None]).square().mean(dim=-1)
         if self.head.kind == "choice":
-            # A padded prediction has nothing to choose from: its -inf would make its gradient no number.
+            # A padded prediction has no slot to choose from: its -inf would make the gradient NaN.
             outputs = torch.where((target.weights > 0)[..., None], outputs, torch.zeros_like(outputs))
             return -functional.log_softmax(outputs, dim=-1).gather(2, target.labels[..., None]).squeeze(2)
         return cross_entropy(outputs.flatten(0, 1), target.labels.flatten()).view(target.labels.shape)

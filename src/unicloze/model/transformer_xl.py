@@ -1,9 +1,9 @@
-"""Transformer-XL's relative encoding as XLNet uses it: scores that depend on distance and segment, and on the query.
+"""Transformer-XL's relative encoding as used by XLNet: scores depend on the query, and on distance and segment of the key.
 
 A score is ((q + u) k + (q + v) W R[i - j] + (q + w) s[same or different segment]) / sqrt(d), with learned u, v, w and s for
 every head of every layer and sinusoids R of the distance (Dai et al. 2019, Section 3.3; Yang et al. 2019, Sections 2.4
-and 2.5). What it takes of a batch, distances and whether segments differ, is the same in all layers: a `Relation`. What
-each layer makes of it, `RelativeTerms`, is a bias of the scores like any other, so attention itself does not change.
+and 2.5). Distances and segment differences are the same in all layers: a `Relation`. From it each layer's `RelativeTerms`
+compute an ordinary bias of the scores, so attention itself does not change.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from unicloze.settings import ModelSettings
 
 @dataclass(frozen=True)
 class Relation:
-    """How some queries stand to some keys.
+    """Distances and segment differences between some queries and keys.
 
     Args:
-        sinusoids: One row for each distance, dropout applied. *Shape:* (distances, hidden size)
-        distance: Row of `sinusoids` of each pair. *Shape:* (rows, 1, queries, keys)
-        differs: Whether the two are of different segments, None in a model that knows no segments.
-            *Shape:* (rows, 1, queries, keys)
+        sinusoids: One row per distance, after dropout. *Shape:* (distances, hidden size)
+        distance: Row of `sinusoids` for each pair. *Shape:* (rows, 1, queries, keys)
+        differs: Whether the two are in different segments; None in a model without segments.
     """
 
     sinusoids: Tensor
@@ -35,12 +34,12 @@ class Relation:
 
 
 class Relations:
-    """The relations within a batch. A memory's tokens stand left of position 0 and count as the first segment's.
+    """The relations within a batch. Memory tokens are left of position 0 and belong to the first segment.
 
     Args:
         batch: The rows.
-        settings: The model's shape.
-        dropout: Dropout of this forward pass, None in evaluation; one draw serves all rows.
+        settings: Model shape.
+        dropout: Dropout of this forward pass, None in evaluation; all rows share one draw.
     """
 
     def __init__(self, batch: Batch, settings: ModelSettings, dropout: DropoutKey | None) -> None:
@@ -61,8 +60,8 @@ class Relations:
         """The relation of some queries to the leading keys.
 
         Args:
-            queries: Slots, the same ones in all rows or for each row its own. *Shape:* (rows, queries)
-            keys: So many keys lead.
+            queries: Query slots, the same in all rows or one row each. *Shape:* (rows, queries)
+            keys: Number of leading keys.
         """
         distance = self._of_queries(self.key_positions, queries) - self.key_positions[:, None, :keys]
         differs = None
@@ -82,7 +81,7 @@ def sinusoids(distances: Tensor, size: int) -> Tensor:
 
     Args:
         distances: *Shape:* (distances,)
-        size: An even number.
+        size: Width; must be even.
 
     Returns:
         *Shape:* (distances, size)
@@ -93,10 +92,10 @@ def sinusoids(distances: Tensor, size: int) -> Tensor:
 
 
 class RelativeTerms(nn.Module):
-    """One layer's part of the relative encoding.
+    """One layer's parameters of the relative encoding.
 
-    The three vectors added to the queries are biases of a whole row of heads; `segments` holds s for a pair of the same
-    segment and of different ones.
+    `content`, `position` and `segment` hold u, v and w for all heads; `segments` holds s for the same segment and for
+    different ones.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -110,15 +109,15 @@ class RelativeTerms(nn.Module):
             self.segments = nn.Parameter(torch.empty(2, heads, size // heads))
 
     def forward(self, query: Tensor, relation: Relation) -> tuple[Tensor, Tensor]:
-        """What the relation adds to the scores.
+        """Apply the relation to the scores.
 
         Args:
             query: *Shape:* (rows, heads, queries, head size)
-            relation: Of these queries and their keys.
+            relation: Relation of these queries to their keys.
 
         Returns:
-            The queries that meet the keys' content, *Shape:* as given, and the bias of their scores, *Shape:* (rows,
-            heads, queries, keys).
+            The queries plus u, for the content term, same *Shape:*, and the bias of the scores, *Shape:* (rows, heads,
+            queries, keys).
         """
         rows, heads, queries, size = query.shape
         scale = size**-0.5

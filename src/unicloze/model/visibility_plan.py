@@ -1,8 +1,8 @@
-"""How a batch is attended to: its visibility rendered once, as regions of queries, and shared by all layers.
+"""Renders a batch's visibility once for all layers, as regions of queries with masks and biases.
 
-The slots of a row fall into regions. The leading slots that read exactly each other need no mask at all (the context of a
-pseudo-masked row, a whole bidirectional row); the rest reads all keys under one. That keeps the mask small and saves the
-work of scores that nobody may see. Rows of different lengths come as blocks laid end to end (`unicloze.blocks`).
+The slots of a row form regions. Leading slots that read exactly each other need no mask (the context of a pseudo-masked
+row, a whole bidirectional row); the rest reads all keys under a mask. That keeps the mask small and skips scores that would
+be masked out. Rows of different lengths come as concatenated blocks (`unicloze.blocks`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from unicloze.visibility_masks import nearby_mask
 Backend = Literal["explicit", "sdpa", "flex"]
 
 MOST_SELECTED = 0.9
-"""Share of the slots above which the last layer computes all: little would be saved, and a second mask built for it."""
+"""Share of predicted slots above which the last layer computes all: selecting would save little and need another mask."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """Some queries of every row, and what they may read.
+    """Consecutive queries of every row, and what they may read.
 
     Args:
         first: First query slot.
-        last: Query slot after the last.
-        keys: The queries read among the leading `keys` slots.
-        bias: Added to the scores: 0, or -inf where a query must not read a key, plus the relative position bias.
+        last: End of the query slots, exclusive.
+        keys: Number of leading keys the queries read from.
+        bias: Added to the scores: 0, or -inf where a query may not read a key, plus the relative position bias.
             *Shape:* (rows or 1, heads or 1, queries, keys)
         block: FlexAttention's mask, instead of `bias`.
-        relation: How the queries stand to the keys, for layers whose bias depends on the queries too.
+        relation: Transformer-XL's relation of queries to keys, whose bias depends on the queries too.
     """
 
     first: int
@@ -51,13 +51,13 @@ class Region:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of as many slots each, and how they are attended to.
+    """Rows of equal length, and their attention regions.
 
     Args:
-        rows: How many there are.
-        queries: Query slots of a row.
-        keys: Keys of a row, those of a memory included.
-        regions: Cover the queries.
+        rows: Number of rows.
+        queries: Query slots per row.
+        keys: Keys per row, including a memory's.
+        regions: Regions that cover all queries.
     """
 
     rows: int
@@ -68,15 +68,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a batch is attended to: in the layers below the last, and for the predicted slots in the last.
+    """Attention blocks of a batch: for all layers but the last, and for the predicted slots in the last.
 
     Args:
-        blocks: Cover all slots.
-        selected: The predicted slots, block by block, or None where the last layer computes all.
+        blocks: Blocks that cover all slots.
+        selected: The predicted slots, block by block; None if the last layer computes all slots.
             *Shape:* (rows, predictions)
-        last: The blocks of the selected slots.
-        late: All slots ask, and what follows attention is computed for the selected ones, which are numbers within all rows:
-            where some rows predict nearly everywhere and others do not. *Shape of selected:* (1, predictions)
+        last: Blocks of the selected slots.
+        late: All slots are queries in the last layer, and slots are selected after attention; used where some rows predict
+            nearly everywhere and others do not. `selected` then numbers slots over all rows, *Shape:* (1, predictions)
     """
 
     blocks: tuple[Block, ...]
@@ -86,12 +86,12 @@ class Plan:
 
 
 def predicted_slots(batch: Batch) -> Tensor:
-    """The slots the targets predict at, side by side in the targets' order. *Shape:* (rows, predictions)"""
+    """The predicted slots, concatenated in the order of the targets. *Shape:* (rows, predictions)"""
     return torch.cat([target.slots.flatten(1) for target in batch.targets.values()], dim=1)
 
 
 def _needed_slots(batch: Batch) -> Tensor:
-    """The slots that predict anything, in order, as numbers within all rows. *Shape:* (1, slots)"""
+    """The slots that predict anything, in order, numbered over all rows. *Shape:* (1, slots)"""
     needed = torch.zeros(batch.input_ids.numel(), dtype=torch.bool)
     for target in batch.targets.values():
         predicts = (target.weights > 0).view(*target.weights.shape, *[1] * (target.slots.ndim - 2))
@@ -109,15 +109,15 @@ def plan(
     dtype: torch.dtype,
     select: bool,
 ) -> Plan:
-    """Render a batch's visibility for attention in the given backend and data type.
+    """Render a batch's visibility for one attention backend and data type.
 
     Args:
         batch: The rows.
         relative: The relative position bias, if the model has one.
-        relations: The relations within each block of the batch, if the model encodes them.
-        backend: Which implementation of attention will read it.
-        dtype: Of the scores.
-        select: Compute only the predicted slots in the last layer, unless those are nearly all.
+        relations: Transformer-XL's relations within each block, if the model uses them.
+        backend: Attention backend.
+        dtype: Data type of the scores.
+        select: Compute only the predicted slots in the last layer, unless they are nearly all slots.
     """
     parts = batch.parts
     blocks = tuple(_block(part, relative, each, backend, dtype) for part, each in zip(parts, relations, strict=True))
@@ -125,7 +125,7 @@ def plan(
         return Plan(blocks, None, blocks)
     chosen, most = [predicted_slots(part) for part in parts], MOST_SELECTED * batch.input_ids.numel()
     if sum(slots.numel() for slots in chosen) > most:
-        # Without what pads the predictions there may be few, but on a GPU to count them would stop it.
+        # Without padding predictions there may be few; counting them would synchronise a GPU.
         needed = _needed_slots(batch) if batch.input_ids.device.type == "cpu" else None
         late = needed is not None and 0 < needed.numel() <= most
         return Plan(blocks, needed if late else None, blocks, late)
@@ -164,7 +164,7 @@ def _selected_block(
 
 
 def _intervals(batch: Batch) -> tuple[Tensor, int]:
-    """What the slots read, keys of a memory first, and how many of those there are."""
+    """Intervals with memory keys first, and the number of memory keys."""
     if batch.memory is None:
         return batch.intervals, 0
     return with_memory(batch.intervals, batch.memory.slots, batch.memory.lengths), batch.memory.slots
@@ -213,15 +213,15 @@ def _leading_bias(batch: Batch, relative: RelativeBias) -> Tensor:
 
 
 def score_bias(mask: Tensor | None, distance: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What is added to the scores: -inf where a query must not read a key, and the relative position bias.
+    """The bias added to the scores: -inf where a query may not read a key, plus the relative position bias.
 
     Args:
-        mask: True where a query reads a key; every query reads every key if None. *Shape:* (rows, queries, keys)
-        distance: The relative position bias, None if there is none. *Shape:* (rows, heads, queries, keys)
-        dtype: Of the scores.
+        mask: True where a query reads a key; None: every query reads every key. *Shape:* (rows, queries, keys)
+        distance: The relative position bias, if any. *Shape:* (rows, heads, queries, keys)
+        dtype: Data type of the scores.
 
     Returns:
-        None if nothing is added. *Shape:* (rows, heads or 1, queries, keys)
+        None if there is nothing to add. *Shape:* (rows, heads or 1, queries, keys)
     """
     distance = None if distance is None else distance.to(dtype)
     if mask is None:
@@ -242,24 +242,24 @@ def step_biases(
     dtype: torch.dtype,
     copies: int = 1,
 ) -> dict[str, list[Tensor]]:
-    """What slots whose keys may have been computed earlier add to their scores, under each visibility.
+    """Score biases, by visibility, of slots whose keys may be cached.
 
     Args:
-        reads: Which keys each slot reads; all if None. *Shape:* (rows or 1, slots or 1, keys)
+        reads: Which keys each slot reads; default: all. *Shape:* (rows or 1, slots or 1, keys)
         positions: *Shape:* (rows or 1, positions)
         key_positions: *Shape:* (rows or 1, keys)
         relative: The relative position bias, if the model has one.
-        names: The visibilities of the layers.
-        local_width: How many positions away the keys are at most that `local` layers read.
-        dtype: Of the scores.
-        copies: Slots that stand for each position.
+        names: Visibilities of the layers.
+        local_width: Largest distance in positions that `local` layers read.
+        dtype: Data type of the scores.
+        copies: Number of slots per position.
 
     Returns:
-        By name, what is to be added one after the other: a mask of many rows and a bias they share stay apart.
+        By name, tensors to add one after the other: a mask per row and a bias shared by all rows are kept separate.
         *Shape:* (rows or 1, heads or 1, slots or 1, keys) each
 
     Raises:
-        UniclozeError: There are `local` layers and no width.
+        UniclozeError: There are `local` layers and `local_width` is None.
     """
     distance = None if relative is None else relative(positions, key_positions)
     if distance is not None and copies > 1:

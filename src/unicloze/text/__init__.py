@@ -1,11 +1,11 @@
-"""Documents to windows.
+"""Turns a corpus of documents into windows of tokens.
 
     readers, python_docs -> prepare -> shards -> sampler -> Windows
                                |
                           tokenizers
 
-`prepare` streams documents out of files, drops duplicates, holds some out, trains or loads a tokenizer and writes token
+`prepare` streams documents from files, drops duplicates, holds some out, trains or loads a tokenizer and writes token
 shards in datatrove's layout. `sampler` cuts windows from them in an order that is a function of (seed, position): `pieces`
-says where they lie, `orders` which comes when, `pairs` how a window's two segments relate. `counts` and `content_words`
-say what a trained model has to beat.
+locates the text of each window, `orders` decides when it is visited, `pairs` how its two segments relate. `counts` and
+`content_words` are the baselines a trained model has to beat.
 """

@@ -1,4 +1,4 @@
-"""Settings beside `data.prepared` and `tokenizer.path`: whether they agree with what is there, and what they really are."""
+"""Checks data and tokenizer settings against `data.prepared` and `tokenizer.path`, and adopts those of a prepared corpus."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ OF_A_TRAINED_TOKENIZER = (
     "tokenizer.strip_accents",
     "tokenizer.extra_tokens",
 )
-"""Settings that say nothing of a tokenizer that is loaded."""
+"""Settings that have no effect on a loaded tokenizer."""
 
 
 def check_beside_path(recipe: Recipe, overrides: Mapping[str, Any]) -> None:
-    """Refuse options of a tokenizer to train where one is loaded.
+    """Reject tokenizer-training options beside `tokenizer.path`.
 
     Args:
-        recipe: Nothing is checked if it has no `tokenizer.path`.
-        overrides: What was asked for over its file, as of `load_recipe`.
+        recipe: Checked only if it has a `tokenizer.path`.
+        overrides: Settings given over the recipe file, as for `load_recipe`.
 
     Raises:
-        UsageError: One of them is.
+        UsageError: Such an option is given.
     """
     asked = flatten(overrides, lambda key: key)
     unread = [key for key in OF_A_TRAINED_TOKENIZER if key in asked]
     if recipe.tokenizer.path is not None and unread:
         raise UsageError(
-            f"option --{unread[0]}: it is for a tokenizer that is trained, and tokenizer.path loads {recipe.tokenizer.path}: "
+            f"option --{unread[0]} applies to training a tokenizer, but tokenizer.path loads {recipe.tokenizer.path}: "
             "leave one of them out."
         )
 
 
 def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:
-    """Refuse settings of text and tokenizer that were given beside `data.prepared` and are not those it was made with.
+    """Reject data and tokenizer settings that contradict the prepared corpus in `data.prepared`.
 
     Args:
-        recipe: Nothing is checked if it has no `data.prepared`.
-        given: By dotted name of a setting that was given, where it comes from.
+        recipe: Checked only if it has `data.prepared`.
+        given: Origin of each explicitly given setting, by its dotted name.
 
     Raises:
-        UsageError: One is another, and the cure.
-        UniclozeError: `data.prepared` is no prepared corpus.
+        UsageError: A setting differs from that of the prepared corpus.
+        UniclozeError: `data.prepared` is not a prepared corpus.
     """
     if recipe.data.prepared is None:
         return
@@ -59,8 +59,8 @@ def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:
     of_training = [key for key in given if key.startswith("tokenizer.") and key != "tokenizer.path"]
     if "tokenizer.loaded" in lineage["settings"] and recipe.tokenizer.path is None and of_training:
         raise UsageError(
-            f"{given[of_training[0]]}: {of_training[0]} is of training a tokenizer, and data.prepared {recipe.data.prepared} "
-            "was made with a loaded one: leave it out, or data.prepared to prepare anew."
+            f"{given[of_training[0]]}: {of_training[0]} applies to training a tokenizer, but data.prepared "
+            f"{recipe.data.prepared} was made with a loaded one: leave it out, or leave out data.prepared to prepare again."
         )
     for key, made_with in known_settings(lineage).items():
         section, _, name = key.partition(".")
@@ -68,8 +68,8 @@ def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:
         loaded = section == "tokenizer" and recipe.tokenizer.path is not None
         if key in given and not loaded and not _agree(lineage, key, value, made_with):
             raise UsageError(
-                f"{given[key]}: {key} is {value!r}, and data.prepared {recipe.data.prepared} was made with {made_with!r}: "
-                f"leave {key} out to use what is prepared, or data.prepared to prepare anew."
+                f"{given[key]}: {key} is {value!r}, but data.prepared {recipe.data.prepared} was made with {made_with!r}: "
+                f"leave out {key} to use the prepared corpus, or data.prepared to prepare again."
             )
 
 
@@ -80,10 +80,10 @@ def _agree(lineage: Mapping[str, Any], key: str, value: Any, made_with: Any) -> 
 
 
 def as_prepared(recipe: Recipe, lineage: Mapping[str, Any]) -> Recipe:
-    """The recipe with the settings of text and tokenizer that a lineage tells of.
+    """The recipe with the data and tokenizer settings recorded in a lineage.
 
     Raises:
-        UsageError: `data.weights` is not for as many sources.
+        UsageError: `data.weights` has the wrong number of values.
     """
     changes: dict[str, dict[str, Any]] = {"data": {}, "tokenizer": {}}
     for key, value in known_settings(lineage).items():

@@ -1,8 +1,9 @@
-"""Which tokens make up a word, where tokens hold the space before them: byte-level vocabularies, and SentencePiece's.
+"""Word boundaries for vocabularies whose tokens include the preceding space: byte-level and SentencePiece.
 
-A word is a run of letters and digits; every other character is a word of its own, ideographs too. The space before a word
-belongs to it. A token alone does not tell whether it begins a word: "Hello" does behind a quotation mark and does not behind
-"Well", and some tokens are less than a character. So a token is judged by how it begins and how the one before it ends.
+A word is a run of letters and digits; every other character, including each ideograph, is a word of its own. The space
+before a word belongs to it. A token alone does not tell whether it begins a word: "Hello" does after a quotation mark but
+not after "Well", and some tokens are less than a character. So the rule combines how a token begins with how the previous
+token ends.
 """
 
 from __future__ import annotations
@@ -18,35 +19,35 @@ import numpy.typing as npt
 from unicloze.text.joining import IDEOGRAPH
 
 BYTE_LEVEL, SENTENCEPIECE = "\u0120", "\u2581"
-"""How vocabularies write the space a token begins with: those of bytes, and SentencePiece's."""
+"""How byte-level and SentencePiece vocabularies write a leading space."""
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _PLAIN_BYTES = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHER_BYTES = [byte for byte in range(0x100) if byte not in _PLAIN_BYTES]
 _BYTES = {chr(byte): byte for byte in _PLAIN_BYTES} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHER_BYTES)}
-"""The byte of each character in byte-level vocabularies."""
+"""Byte of each character in byte-level vocabularies."""
 _LEADS_OF_LETTERS = frozenset([*range(0xC3, 0xE2), *range(0xEA, 0xEE)])
-"""First bytes of characters that are letters for the most part; of the others, signs and ideographs."""
+"""First bytes of UTF-8 characters that are mostly letters; the others begin signs and ideographs."""
 _LEADS_OF_IDEOGRAPHS = range(0xE3, 0xEA)
-"""Of ideographs and kana for the most part."""
+"""First bytes of UTF-8 characters that are mostly ideographs and kana."""
 _JOINERS = frozenset("\u200c\u200d")
 
 _APART, _LETTER, _SIGN, _INSIDE = range(4)
-"""How a token begins: with white space; with a letter; with anything else; inside a character, or with a mark upon one."""
+"""How a token begins: with white space; with a letter; with anything else; inside a character or with a combining mark."""
 _CLOSED, _OPEN, _SPACE, _AS_BEFORE = range(4)
-"""How a token ends: with anything no letter joins; with a letter; it is a space alone; with a part of a character."""
+"""How a token ends: with anything a letter does not join; with a letter; it is one space; with an incomplete character."""
 _JOINS = np.zeros((4, 4), dtype=bool)
 _JOINS[:, _INSIDE] = _JOINS[_OPEN, _LETTER] = _JOINS[_SPACE, [_LETTER, _SIGN]] = True
-"""Whether a token belongs to the word of the one before it, by how that ends and how it begins."""
+"""Whether a token belongs to the word of the token before it, by that token's end and its own beginning."""
 
 
 @dataclass(frozen=True, eq=False)
 class Boundaries:
-    """How the tokens of a vocabulary begin and end.
+    """How each token of a vocabulary begins and ends.
 
     Args:
-        starts: How each begins. *Shape:* (vocabulary,)
-        ends: How each ends. *Shape:* (vocabulary,)
+        starts: How each token begins. *Shape:* (vocabulary,)
+        ends: How each token ends. *Shape:* (vocabulary,)
     """
 
     starts: npt.NDArray[np.int8]
@@ -54,17 +55,17 @@ class Boundaries:
 
     @classmethod
     def of(cls, texts: Sequence[bytes | None]) -> Boundaries:
-        """The boundaries of a vocabulary.
+        """Classify the tokens of a vocabulary.
 
         Args:
-            texts: What each id stands for, in UTF-8; None for a special token.
+            texts: UTF-8 text of each id; None for a special token.
         """
         both = np.array([_edges(text) for text in texts], dtype=np.int8).reshape(-1, 2)
         return cls(both[:, 0], both[:, 1])
 
     @property
     def continues(self) -> npt.NDArray[np.bool_]:
-        """Whether an id goes on with a word before it. *Shape:* (vocabulary,)"""
+        """Whether an id continues a word before it. *Shape:* (vocabulary,)"""
         return np.isin(self.starts, (_LETTER, _INSIDE))
 
     def follows(
@@ -74,7 +75,7 @@ class Boundaries:
 
         Args:
             token_ids: *Shape:* (..., tokens)
-            first: Tokens nothing stands before, beside the first of each row. *Shape:* (..., tokens)
+            first: Marks further tokens without a predecessor, besides the first of each row. *Shape:* (..., tokens)
         """
         found = np.zeros(token_ids.shape, dtype=bool)
         ends = self.ends[token_ids]
@@ -88,11 +89,11 @@ class Boundaries:
 
 
 def text_of(token: str, mark: str | None) -> bytes:
-    """What a token stands for, in UTF-8, with the space it holds.
+    """UTF-8 text of a token, including its leading space.
 
     Args:
-        token: As the vocabulary spells it.
-        mark: How the vocabulary writes spaces; None if its tokens hold none.
+        token: Spelling in the vocabulary.
+        mark: How the vocabulary writes spaces; None if its tokens include none.
     """
     if mark == BYTE_LEVEL and all(character in _BYTES for character in token):
         return bytes(_BYTES[character] for character in token)
@@ -104,7 +105,7 @@ def text_of(token: str, mark: str | None) -> bytes:
 
 
 def has_letter(text: bytes) -> bool:
-    """Whether what a token stands for holds a letter, as far as its bytes tell."""
+    """Whether a token's text contains a letter, as far as its bytes tell."""
     if any(map(str.isalpha, text.decode("utf-8", errors="ignore"))):
         return True
     lead = _rest(text)[:1]
@@ -112,7 +113,7 @@ def has_letter(text: bytes) -> bool:
 
 
 def _rest(text: bytes) -> bytes:
-    """The bytes of a last character that is not whole."""
+    """The bytes of an incomplete character at the end."""
     for size in range(1, min(4, len(text)) + 1):
         lead = text[-size]
         if lead >= 0xC0:
@@ -146,10 +147,10 @@ def _edges(text: bytes | None) -> tuple[int, int]:
 
 
 def _is_letter(character: str) -> bool:
-    """Letters and digits, but those written without spaces between words that tokenizers set apart."""
+    """Whether it is a letter or digit, except ideographs, which tokenizers treat as separate words."""
     return character.isalnum() and not IDEOGRAPH.match(character)
 
 
 def _is_mark(character: str) -> bool:
-    """What belongs to the character before it."""
+    """Whether it belongs to the character before it."""
     return character in _JOINERS or unicodedata.category(character).startswith("M")

@@ -1,12 +1,12 @@
-"""Phrases found in a corpus: words that stand together far more often than chance would have it.
+"""Finds phrases in a corpus: words that occur together far more often than by chance.
 
 The measure is the normalised pointwise mutual information of n words (Bouma, "Normalized (pointwise) mutual information in
 collocation extraction", 2009, for n = 2),
 
     npmi(w1 .. wn) = (ln p(w1 .. wn) - ln p(w1) - .. - ln p(wn)) / (-(n - 1) ln p(w1 .. wn)),
 
-with p(..) the number of times they stand there over the number of words. It is 0 for independent words and 1 for words that
-never stand without each other. Words without a letter are neither counted nor part of a phrase.
+where p(..) is the number of occurrences divided by the number of words. It is 0 for independent words and 1 for words that
+occur only together. Words without a letter are neither counted nor part of a phrase.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ TOKENS_AT_ONCE = 2**20
 
 
 def open_phrases(data: DataSettings, prepared: Prepared, folder: Path, *, progress: bool = True) -> PhraseTable:
-    """The phrases of `data.phrases`, or those found in the training text; made once and then opened in the folder.
+    """Phrases from `data.phrases`, or found in the training text; saved in the folder and reused.
 
     Raises:
-        UsageError: There is no phrase.
-        UniclozeError: The folder holds phrases from something else.
+        UsageError: There are no phrases.
+        UniclozeError: The folder holds phrases of another corpus or file.
     """
     tokenizer = prepared.tokenizer
     given = None if data.phrases is None else Path(data.phrases).expanduser()
     if given is not None and not given.is_file():
-        raise UsageError(f"data.phrases: there is no file {given}: give a text file with one phrase a line.")
+        raise UsageError(f"data.phrases: there is no file {given}: give a text file with one phrase per line.")
     made_from = "collocations" if given is None else file_hash(given)
     origin = {"fingerprint": prepared.fingerprint, "phrases": made_from}
     if (folder / "phrases.json").is_file():
@@ -63,22 +63,22 @@ def find_phrases(
     most_counted: int = 8_000_000,
     progress: bool = False,
 ) -> PhraseTable:
-    """Find collocations, reading the text as a stream twice; memory does not grow with it.
+    """Find collocations in two streaming passes over the text, in bounded memory.
 
     Args:
         sources: The text.
-        tokenizer: Of its ids.
-        most_words: Words of a phrase at most; two at least.
-        least_count: How often it must stand in the text that is read.
-        least_npmi: Its normalised pointwise mutual information at least.
-        most_phrases: Keep so many, the most frequent ones.
-        most_tokens: Of a longer text read parts of about as many tokens, spread evenly over it.
-        most_counted: Count so many different words, pairs and so on at a time; beyond it the rarest are forgotten, so that
-            what is rare may be counted too low.
+        tokenizer: The tokenizer of the text.
+        most_words: Largest number of words in a phrase, at least 2.
+        least_count: Smallest number of occurrences in the text that is read.
+        least_npmi: Smallest normalised pointwise mutual information.
+        most_phrases: Keep at most this many phrases, the most frequent ones.
+        most_tokens: Read about this many tokens, spread evenly over longer text.
+        most_counted: Largest number of distinct words, pairs and so on counted at a time; beyond it the rarest are dropped,
+            so rare ones may be undercounted.
         progress: Show progress on stderr.
 
     Raises:
-        UsageError: There is no such phrase.
+        UsageError: No phrase was found.
     """
     lengths = range(2, most_words + 1)
     counts = {words: _Counts(most_counted) for words in range(1, most_words + 1)}
@@ -104,7 +104,7 @@ def find_phrases(
             break
     if not found:
         raise UsageError(
-            f"the corpus has no phrase of up to {most_words} words that stands there {least_count} times or more with an "
+            f"the corpus has no phrase of up to {most_words} words that occurs at least {least_count} times with an "
             f"NPMI of at least {least_npmi}: give phrases with --data.phrases FILE, or set --objective.mask_unit word."
         )
     found.sort(key=lambda entry: (-entry[0], entry[1].tolist()))
@@ -112,14 +112,14 @@ def find_phrases(
 
 
 def npmi(together: npt.NDArray[np.int64], alone: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.float64]:
-    """Normalised pointwise mutual information, see the top of this module.
+    """Normalised pointwise mutual information, defined at the top of this module.
 
     Args:
-        together: How often the words of a phrase stand together. *Shape:* (phrases,)
-        alone: How often each of its words stands in the text. *Shape:* (words of a phrase, phrases)
+        together: Occurrences of each phrase. *Shape:* (phrases,)
+        alone: Occurrences of each of its words. *Shape:* (words per phrase, phrases)
         total: Number of words.
     """
-    # A forgotten count is below that of the phrase, which the word is at least as frequent as.
+    # A word occurs at least as often as its phrase, even if its own count was dropped.
     joint = np.log(together / total)
     information = joint - np.log(np.maximum(alone, together) / total).sum(axis=0)
     measure: npt.NDArray[np.float64] = information / np.maximum(-(len(alone) - 1) * joint, 1e-12)
@@ -127,7 +127,7 @@ def npmi(together: npt.NDArray[np.int64], alone: npt.NDArray[np.int64], total: i
 
 
 class _Text:
-    """The training text in parts of about TOKENS_AT_ONCE tokens: token ids, their words, and which may be in a phrase."""
+    """The training text in parts of about TOKENS_AT_ONCE tokens: token ids, words, and which words may be in a phrase."""
 
     def __init__(self, sources: Sequence[TokenSource], tokenizer: Tokenizer, most_tokens: int) -> None:
         self._shards = [shard for source in sources for shard in source.shards]
@@ -159,7 +159,7 @@ class _Text:
 
 
 class _Counts:
-    """How often names were added, in bounded memory: where they are too many, the rarest half is forgotten."""
+    """Counts names in bounded memory: if there are too many, the rarer half is dropped."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -168,7 +168,7 @@ class _Counts:
         self.added = 0
 
     def add(self, names: keyed.Bits) -> None:
-        """Count each of these once more."""
+        """Add one to the count of each name."""
         self.added += len(names)
         new, times = np.unique(names, return_counts=True)
         self._names, place = np.unique(np.concatenate([self._names, new]), return_inverse=True)
@@ -181,11 +181,11 @@ class _Counts:
             self._names, self._counts = self._names[kept], self._counts[kept]
 
     def at_least(self, count: int) -> keyed.Bits:
-        """The names that were added so often, sorted."""
+        """The names with at least this count, sorted."""
         return self._names[self._counts >= count]
 
     def of(self, names: keyed.Bits) -> npt.NDArray[np.int64]:
-        """How often each was added, 0 for those forgotten. *Shape:* as the names"""
+        """Count of each name, 0 if dropped. *Shape:* that of `names`"""
         if not len(self._names):
             return np.zeros(names.shape, dtype=np.int64)
         place = np.minimum(np.searchsorted(self._names, names), len(self._names) - 1)

@@ -1,9 +1,9 @@
-"""Content words of held-out sentences, one of each, to be guessed from the words around it: the same for every model.
+"""Content words of held-out sentences, for a prediction test that is the same for every model.
 
-A word is a token that neither continues the word before it nor is continued by the token behind it. It is a content word if
-it is spelled by letters alone (two or more; one where a character is a word, as in Chinese) and is not one of the most
-frequent words of the training text, which together make up two fifths of its running words. A share and not a number, since
-languages that inflect have more such words: about 60 in English, 150 in Russian and 300 in Finnish.
+A word is a token that neither continues the previous word nor is continued by the next token. It is a content word if it
+consists of letters only (two or more; one where a character is a word, as in Chinese) and is not among the most frequent
+words of the training text, which together make up two fifths of its running words. The limit is a share because inflected
+languages have more such words: about 60 in English, 150 in Russian and 300 in Finnish.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from unicloze.text.shards import TokenSource
 from unicloze.text.tokenizers import Tokenizer
 
 FREQUENT_SHARE = 0.4
-"""Share of the running words that are too frequent to be content words."""
+"""Share of the running words too frequent to be content words."""
 SHORTEST, LONGEST = 8, 40
-"""Tokens of a sentence; a longer one is cut into several."""
+"""Length of a sentence in tokens; longer sentences are cut."""
 LETTERS_SHARE = 0.75
-"""Share of its tokens that are letters at least; headings, formulas and code have fewer."""
+"""Smallest share of letter tokens in a sentence; headings, formulas and code have fewer."""
 MOST_READ = 2**20
-"""Tokens of the held-out text that are looked through."""
+"""Number of held-out tokens searched."""
 _SENTENCE, _WORD = 0xC0A7E47, 1
 
 Ints = npt.NDArray[np.int64]
@@ -36,11 +36,11 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class ContentWords:
-    """Sentences, each with a word in it.
+    """Sentences with one content word each.
 
     Args:
-        sentences: Token ids of each.
-        places: Number of the word's token in each. A token of text stands on either side of it.
+        sentences: Token ids of each sentence.
+        places: Index of the word's token in each sentence; it has a text token on either side.
     """
 
     sentences: Sequence[Sequence[int]]
@@ -51,21 +51,21 @@ class ContentWords:
 
     @property
     def answers(self) -> list[int]:
-        """The token of each word."""
+        """Token of each content word."""
         return [sentence[place] for sentence, place in zip(self.sentences, self.places, strict=True)]
 
 
 def content_words(
     sources: Sequence[TokenSource], counts: Counts, tokenizer: Tokenizer, *, longest: int, most: int
 ) -> ContentWords:
-    """One content word of each of some sentences; which ones is drawn by keys.
+    """Draw one content word from each of some sentences, by keyed random numbers.
 
     Args:
         sources: The held-out text.
-        counts: Of the training text.
-        tokenizer: Of both.
-        longest: Tokens of a sentence at most.
-        most: Sentences at most; no two are equal.
+        counts: Counts of the training text.
+        tokenizer: The tokenizer of both.
+        longest: Largest number of tokens in a sentence.
+        most: Largest number of sentences; all are distinct.
     """
     letters, could_be_word = letters_of(tokenizer)
     is_word = could_be_word & ~frequent_words(counts, letters)
@@ -89,11 +89,11 @@ def content_words(
 
 
 def frequent_words(counts: Counts, letters: Flags) -> Flags:
-    """The most frequent words that one token spells: as many as make up `FREQUENT_SHARE` of all running words.
+    """The most frequent single-token words, up to `FREQUENT_SHARE` of all running words.
 
     Args:
-        counts: Of the training text.
-        letters: Tokens that spell letters alone. *Shape:* (vocabulary,)
+        counts: Counts of the training text.
+        letters: Tokens consisting of letters only. *Shape:* (vocabulary,)
 
     Returns:
         *Shape:* (vocabulary,)
@@ -111,7 +111,7 @@ def frequent_words(counts: Counts, letters: Flags) -> Flags:
 
 
 def letters_of(tokenizer: Tokenizer) -> tuple[Flags, Flags]:
-    """Tokens that spell letters alone, and those of them that can be a content word. *Shape:* (vocabulary,) each"""
+    """Tokens consisting of letters only, and those that can be a content word. *Shape:* (vocabulary,) each"""
     vocabulary = tokenizer.vocabulary
     texts = [tokenizer.decode([number]).strip() for number in range(vocabulary.size)]
     letters = np.array([text != "" and all(unicodedata.category(sign)[0] in "LM" for sign in text) for text in texts])
@@ -121,12 +121,12 @@ def letters_of(tokenizer: Tokenizer) -> tuple[Flags, Flags]:
 
 
 def _sentences(begins: Flags, letters: Flags, longest: int) -> tuple[Ints, Ints]:
-    """Where the sentences of a text begin and end, without those that are short or hold few letters.
+    """Start and end of each sentence of a text, without those that are short or have few letters.
 
     Args:
-        begins: Whether one begins at a token. *Shape:* (tokens,)
-        letters: Whether a token is letters. *Shape:* (tokens,)
-        longest: Tokens of a sentence at most; a longer one is cut.
+        begins: Whether a sentence begins at a token. *Shape:* (tokens,)
+        letters: Whether a token consists of letters. *Shape:* (tokens,)
+        longest: Largest number of tokens in a sentence; longer ones are cut.
     """
     first = np.flatnonzero(begins)
     parts = -(-np.diff(first, append=len(begins)) // longest)

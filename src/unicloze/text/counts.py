@@ -1,15 +1,15 @@
-"""What counting gives: a unigram and an interpolated bigram model of a text, which a trained model has to beat.
+"""Unigram and bigram models of a text, the baselines a trained model has to beat.
 
-Both take a discount D off every count and give what that frees to the model below (absolute discounting; Ney, Essen and
-Kneser, "On structuring probabilistic dependences in stochastic language modelling", 1994):
+Both subtract a discount D from every count and give the freed mass to the lower-order model (absolute discounting; Ney,
+Essen and Kneser, "On structuring probabilistic dependences in stochastic language modelling", 1994):
 
     p(w)     = max(c(w) - D, 0) / N + D T / N * 1 / V
     p(w | v) = max(c(v, w) - D', 0) / c(v) + D' t(v) / c(v) * p(w)
 
-T is the number of different tokens, t(v) of those that follow v, V that of the vocabulary. A discount is the paper's
-leave-one-out estimate on the counted text, n1 / (n1 + 2 n2) with n1 and n2 the numbers of tokens (or pairs) that were
-counted once and twice, with one more of each so that it lies between 0 and 1 for any text. Only ordinary tokens are
-predicted; a document begins behind an [EOS].
+T is the number of distinct tokens, t(v) of distinct tokens after v, V the size of the vocabulary. A discount is the
+paper's leave-one-out estimate on the counted text, n1 / (n1 + 2 n2), where n1 and n2 are the numbers of tokens (or pairs)
+counted once and twice; one is added to each, so that it lies between 0 and 1 for any text. Only ordinary tokens are
+predicted; the first token of a document follows an [EOS].
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from unicloze.text.shards import TokenShard, TokenSource
 from unicloze.text.tokenizers import Vocabulary
 
 STRETCH = 2**18
-"""Tokens read at once."""
+"""Number of tokens read at once."""
 MOST_COUNTED = 2**23
-"""Of a longer text evenly spread stretches of about as many tokens are counted."""
+"""Of longer texts, evenly spread stretches of about this many tokens are counted."""
 MOST_MEASURED = 2**21
-"""Of a longer held-out text likewise."""
+"""The same limit for held-out text."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -43,10 +43,10 @@ def stretches(sources: Sequence[TokenSource], most: int) -> Iterator[tuple[Ints,
 
     Args:
         sources: The text.
-        most: So many tokens, up to a stretch; all if there are no more.
+        most: About this many tokens at most, in whole stretches.
 
     Yields:
-        Tokens, and whether a document (or the stretch) begins there. *Shape:* (tokens,) each.
+        Tokens, and whether a document or the stretch begins at each. *Shape:* (tokens,) each.
     """
     places = [
         (shard, start)
@@ -59,7 +59,7 @@ def stretches(sources: Sequence[TokenSource], most: int) -> Iterator[tuple[Ints,
 
 
 def _stretch(shard: TokenShard, start: int) -> tuple[Ints, Flags]:
-    """Tokens of a shard's documents, laid end to end, from one on."""
+    """One stretch of a shard's concatenated documents, from token `start` on."""
     ends = np.cumsum(shard.ends - shard.starts)
     stop = min(start + STRETCH, int(ends[-1]))
     document = np.searchsorted(ends, np.arange(start, stop), side="right")
@@ -71,14 +71,14 @@ def _stretch(shard: TokenShard, start: int) -> tuple[Ints, Flags]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Counts:
-    """How often each token stands in a text, and each pair of tokens.
+    """Counts of tokens and of token pairs in a text.
 
     Args:
-        vocabulary: Of the tokens.
-        tokens: How often each id stands there; 0 for special ones. *Shape:* (vocabulary,)
-        pairs: Names of the pairs that stand there, (first token) x (ids of the vocabulary) + (second), sorted.
+        vocabulary: The vocabulary of the tokens.
+        tokens: Count of each id; 0 for special ids. *Shape:* (vocabulary,)
+        pairs: Codes of the pairs that occur, first id x vocabulary size + second id, sorted.
             *Shape:* (pairs,)
-        times: How often each does. *Shape:* (pairs,)
+        times: Count of each pair. *Shape:* (pairs,)
     """
 
     vocabulary: Vocabulary
@@ -88,7 +88,7 @@ class Counts:
 
     @classmethod
     def of(cls, sources: Sequence[TokenSource], vocabulary: Vocabulary, most: int = MOST_COUNTED) -> Counts:
-        """Count the text of some sources, evenly spread stretches of it if it is longer than `most` tokens."""
+        """Count the text of some sources; above `most` tokens, evenly spread stretches of it."""
         found = [before * vocabulary.size + tokens for before, tokens in _pairs(sources, vocabulary, most)]
         pairs, times = np.unique(np.concatenate([np.zeros(0, np.int64), *found]), return_counts=True)
         tokens = np.bincount(pairs % vocabulary.size, times, minlength=vocabulary.size).astype(np.int64)
@@ -96,7 +96,7 @@ class Counts:
 
     @property
     def total(self) -> int:
-        """Tokens counted."""
+        """Number of tokens counted."""
         return int(self.tokens.sum())
 
     @cached_property
@@ -109,7 +109,7 @@ class Counts:
         return result
 
     def bigram(self, before: Ints, tokens: Ints) -> Floats:
-        """p(w | v) of tokens, each with the one before it. *Shape:* (tokens,) both"""
+        """p(w | v) of each token given the previous one. *Shape:* (tokens,) both"""
         wanted = before * self.vocabulary.size + tokens
         place = np.minimum(np.searchsorted(self.pairs, wanted), max(0, len(self.pairs) - 1))
         seen = self.pairs[place] == wanted if len(self.pairs) else np.zeros(len(wanted), dtype=bool)
@@ -135,7 +135,7 @@ class Counts:
         return result
 
     def perplexities(self, sources: Sequence[TokenSource], most: int = MOST_MEASURED) -> tuple[float, float] | None:
-        """Perplexity of the ordinary tokens of another text by p(w), and by p(w | v); None if it has none."""
+        """Perplexities of the ordinary tokens of another text under p(w) and p(w | v); None if there are no such tokens."""
         nats, tokens = np.zeros(2), 0
         for before, following in _pairs(sources, self.vocabulary, most):
             for place, each in enumerate((self.unigram[following], self.bigram(before, following))):
@@ -145,33 +145,33 @@ class Counts:
 
     @cached_property
     def _totals(self) -> Ints:
-        """c(v), the pairs that begin with each id. *Shape:* (vocabulary,)"""
+        """c(v), the number of pairs that begin with each id. *Shape:* (vocabulary,)"""
         first = self.pairs // self.vocabulary.size
         return np.bincount(first, self.times, minlength=self.vocabulary.size).astype(np.int64)
 
     @cached_property
     def _shares(self) -> Floats:
-        """What the count of each pair gives, discounted. *Shape:* (pairs,)"""
+        """Discounted probability of each pair. *Shape:* (pairs,)"""
         shares: Floats = (self.times - _discount(self.times)) / self._totals[self.pairs // self.vocabulary.size]
         return shares
 
     @cached_property
     def _freed(self) -> Floats:
-        """What is left for p(w) behind each id. *Shape:* (vocabulary,)"""
+        """Mass left for p(w) after each id. *Shape:* (vocabulary,)"""
         kinds = np.bincount(self.pairs // self.vocabulary.size, minlength=self.vocabulary.size)
         freed = _discount(self.times) * kinds / np.maximum(1, self._totals)
         return np.where(self._totals > 0, freed, 1.0)
 
     @cached_property
     def _by_second(self) -> tuple[Ints, Ints]:
-        """The pairs in the order of their second token, and these tokens. *Shape:* (pairs,) each"""
+        """Order of the pairs by second token, and these tokens. *Shape:* (pairs,) each"""
         second = self.pairs % self.vocabulary.size
         order = np.argsort(second, kind="stable")
         return order, second[order]
 
 
 def _pairs(sources: Sequence[TokenSource], vocabulary: Vocabulary, most: int) -> Iterator[tuple[Ints, Ints]]:
-    """Ordinary tokens, each with the token before it, an [EOS] where a document begins."""
+    """Ordinary tokens, each with the token before it; [EOS] before the first token of a document."""
     is_ordinary = np.zeros(vocabulary.size, dtype=bool)
     is_ordinary[vocabulary.ordinary] = True
     for tokens, begins in stretches(sources, most):

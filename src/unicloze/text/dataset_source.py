@@ -1,9 +1,9 @@
-"""Hugging Face datasets as a source of documents: `hf:NAME[:SPLIT[:COLUMN]]`, read as a stream.
+"""Hugging Face datasets as a streamed source of documents: `hf:NAME[:SPLIT[:COLUMN]]`.
 
-NAME is what a dataset's `save_to_disk` wrote, a folder of data files that `datasets` can load, or a dataset of the Hub as
-OWNER/NAME or OWNER/NAME/CONFIG. SPLIT is `train`, or the only one, if not given; COLUMN is `data.text_field`.
+NAME is a folder written by `save_to_disk`, a folder of data files that `datasets` can load, or a dataset on the Hub as
+OWNER/NAME or OWNER/NAME/CONFIG. SPLIT defaults to `train` or the only split, COLUMN to `data.text_field`.
 
-Every pass of a preparation streams the dataset again, at the revision that the first one saw. Needs the extra `datasets`.
+Every pass of a preparation streams the dataset again, at the revision of the first pass. Needs the extra `datasets`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def is_dataset(corpus: str | Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSource:
-    """A dataset, as an entry of `data.corpus` names it.
+    """A dataset named by an entry of `data.corpus`.
 
     Args:
         corpus: The entry.
-        name: Folder, or OWNER/NAME of the Hub.
-        config: Configuration of a dataset of the Hub.
-        split: None for `train` or the only one.
-        column: None for `data.text_field`.
+        name: Folder, or OWNER/NAME on the Hub.
+        config: Configuration of a Hub dataset.
+        split: Default: `train` or the only split.
+        column: Default: `data.text_field`.
     """
 
     corpus: str
@@ -52,7 +52,7 @@ class DatasetSource:
 
     @classmethod
     def of(cls, corpus: str) -> DatasetSource:
-        """Read an entry.
+        """Parse an entry.
 
         Raises:
             UsageError: It is not of the form `hf:NAME[:SPLIT[:COLUMN]]`, or names a kind of file.
@@ -60,12 +60,14 @@ class DatasetSource:
         parts = corpus.removeprefix(PREFIX).split(":")
         name, config = parts[0], None
         if not all(parts) or len(parts) > 3:
-            raise UsageError(f"{corpus} is no name of a dataset: give hf:NAME, hf:NAME:SPLIT or hf:NAME:SPLIT:COLUMN.")
+            raise UsageError(
+                f"{corpus} is not a valid dataset name: give hf:NAME, hf:NAME:SPLIT or hf:NAME:SPLIT:COLUMN."
+            )
         if not Path(name).expanduser().exists():
             if name.startswith((".", "/", "~")) or not 1 <= name.count("/") <= 2:
                 raise UsageError(
-                    f"There is no folder {name}, and datasets of the Hub are named OWNER/NAME or OWNER/NAME/CONFIG: mend "
-                    f"{corpus}; files of text need no hf: before them."
+                    f"There is no folder {name}, and datasets on the Hub are named OWNER/NAME or OWNER/NAME/CONFIG: correct "
+                    f"{corpus}; plain text files need no hf: prefix."
                 )
             owner, dataset, *rest = name.split("/")
             name, config = f"{owner}/{dataset}", rest[0] if rest else None
@@ -79,10 +81,10 @@ class DatasetSource:
 
     @property
     def folder(self) -> Path | None:
-        """Where it lies; None for a dataset of the Hub.
+        """Local folder of the dataset; None for one on the Hub.
 
         Raises:
-            UsageError: It is a file.
+            UsageError: The name is a file.
         """
         place = Path(self.name).expanduser()
         if place.is_file():
@@ -92,10 +94,10 @@ class DatasetSource:
         return place if place.is_dir() else None
 
     def described(self) -> list[tuple[str, Path | None]]:
-        """What its content follows from: its files, where it lies here, and what is taken of it.
+        """What determines its content: its files with their local paths, and the split and column taken.
 
         Raises:
-            UniclozeError: There is no such dataset, or its Hub cannot be reached.
+            UniclozeError: There is no such dataset, or the Hub cannot be reached.
         """
         taken = f"(split {self.split or 'by default'}, column {self.column or 'data.text_field'})"
         folder = self.folder
@@ -108,11 +110,11 @@ class DatasetSource:
         return [*((str(file), file) for file in files), (f"dataset {taken}", None)]
 
     def documents(self, text_field: str, tally: Tally) -> Iterator[Document]:
-        """Its documents in order; `tally.digest` is new, and complete at the end.
+        """The documents in order; `tally.digest` is reset, and complete at the end.
 
         Args:
             text_field: The column, unless the entry names one.
-            tally: Counts what was seen and mended.
+            tally: Counts documents and repairs.
 
         Raises:
             UniclozeError: There is no such dataset, split or column, or the dataset is damaged.
@@ -162,17 +164,19 @@ def _library() -> ModuleType:
 
 @contextlib.contextmanager
 def _explained(source: DatasetSource) -> Iterator[None]:
-    """Turns what the library raises into a sentence."""
+    """Convert the library's exceptions to a `UniclozeError`."""
     known = (OSError, ValueError, RuntimeError, _library().exceptions.DatasetsError)
     try:
         yield
     except known as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UniclozeError(f"{source.corpus} cannot be read ({reason}): mend the name, or the dataset.") from error
+        raise UniclozeError(
+            f"{source.corpus} cannot be read ({reason}): correct the name, or repair the dataset."
+        ) from error
 
 
 def _dataset(source: DatasetSource) -> Any:
-    """The rows of one split, of which only those that are asked for come into memory."""
+    """The rows of one split, loaded lazily."""
     folder = source.folder
     if folder is not None and any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
         saved = _library().load_from_disk(str(folder))
@@ -187,7 +191,7 @@ def _dataset(source: DatasetSource) -> Any:
 
 
 def _builder(source: DatasetSource) -> Any:
-    """What streams a folder of data files or a dataset of the Hub; the latter at one revision while this process lives."""
+    """Dataset builder of a local folder or of a Hub dataset, whose revision is fixed for this process."""
     return _load_builder(source) if source.folder is not None else _pinned_builder(source)
 
 

@@ -1,7 +1,7 @@
-"""What a tokenizer has on when it is exported, so that other libraries read and write text as this one does.
+"""Adjusts an exported `tokenizer.json` so that other libraries encode and decode text as unicloze does.
 
-Word pieces get a decoder that joins them. Where tokens hold the space before them, the space before a mask belongs to the
-masked token: neither `fill` nor a row of training has a token for it, and an exported tokenizer takes it out.
+WordPiece vocabularies get a decoder that joins words. Where tokens include the preceding space, the space before a mask
+belongs to the masked token: `fill` and training rows have no token for it, so an exported tokenizer removes it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def dressed(backend: tokenizers.Tokenizer, *, mask: tuple[int, str], spaced: boo
     """The `tokenizer.json` to export.
 
     Args:
-        backend: The tokenizer, as it is here.
+        backend: The tokenizer.
         mask: Id and name of the mask.
-        spaced: Tokens hold the space before them.
+        spaced: Whether tokens include the preceding space.
     """
     document: dict[str, Any] = json.loads(backend.to_str())
     if isinstance(backend.model, models.WordPiece):
@@ -43,7 +43,7 @@ def dressed(backend: tokenizers.Tokenizer, *, mask: tuple[int, str], spaced: boo
 
 
 def undressed(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A tokenizer as it was before it was exported; the same where it was not."""
+    """Undo `dressed`; a tokenizer that was not exported is returned unchanged."""
     if isinstance(backend.model, models.WordPiece):
         prefix = backend.model.continuing_subword_prefix
         if backend.decoder is not None and _state(backend.decoder) == _state(joining_decoder(prefix)):
@@ -63,7 +63,7 @@ def undressed(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _without_space(mask: str) -> dict[str, Any]:
-    """The normaliser that takes one space before a mask out."""
+    """A normaliser that removes one space before a mask."""
     return _state(normalizers.Replace(Regex(f" (?={re.escape(mask)})"), ""))
 
 

@@ -1,7 +1,7 @@
-"""Words and punctuation marks back to text: what a WordPiece tokenizer took apart and does not remember.
+"""Joins the words and punctuation of a WordPiece tokenizer, which does not record spaces, into text.
 
-A space is left out where English and Chinese spelling have none. Whether there is one depends on what stands left of it and
-on the word after it, so a text that grows changes at its end only.
+Spaces are omitted where English and Chinese spelling has none. Each decision depends only on the text to the left and on
+the next word, so text that grows changes only at its end.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _CONTRACTED = frozenset(("s", "t", "re", "ve", "ll", "d", "m"))
 _ELIDED = frozenset(("o", "l", "d", "j", "c", "n", "qu"))
 _WIDE = re.compile("[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uff65\U00020000-\U0002fa1f]")
 IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
-"""What a tokenizer sets apart though no space stands around it; kana, for one, it leaves as they are written."""
+"""Characters that tokenizers isolate although no spaces surround them; they leave others, such as kana, as written."""
 
 _PAIRS, _UP_TO_OPENING = r'(?:[^"]*"[^"]*")*?', r'[^"]*"'
 _BEHIND_OPENING = rf'(?:\A|\G[^"]*"){_PAIRS}{_UP_TO_OPENING}\K '
 _BEFORE_CLOSING = "|".join(rf'{begin}{_PAIRS}{_UP_TO_OPENING}[^"]*?\K (?=")' for begin in (r"\A", r'\G"'))
-"""Spaces inside of quotation marks, which open and close in turn, counted from where the last match ended."""
+"""Spaces inside quotation marks, which open and close alternately, counted from the end of the last match."""
 
 _SUBSTITUTIONS = (
     (r"(?<=\w) ' (?=(?i:s|t|re|ve|ll|d|m)\b)", "'"),
@@ -45,14 +45,14 @@ _SUBSTITUTIONS = (
     (f" (?=[{re.escape(''.join(sorted(_CLOSING | _JOINING)))}])", ""),
     (f"(?<=[{re.escape(''.join(sorted(_OPENING | _JOINING)))}]) ", ""),
 )
-"""What of `join_words` substitutions can do that remember nothing: single quotation marks are left as they are."""
+"""The part of `join_words` that stateless substitutions can express: single quotation marks are left unchanged."""
 
 
 def join_words(text: str) -> str:
-    """The text without the spaces that stand around punctuation and ideographs only because a tokenizer put them there.
+    """Remove spaces that only the tokenizer put around punctuation and ideographs.
 
     Args:
-        text: Words and punctuation marks with spaces between them.
+        text: Words and punctuation marks separated by spaces.
     """
     words = text.split()
     joined = words[:1]
@@ -81,17 +81,17 @@ def join_words(text: str) -> str:
 
 
 def joining_decoder(prefix: str) -> Any:
-    """A decoder of the tokenizers library that spells word pieces nearly as `join_words`, for use where that is not.
+    """A decoder of the tokenizers library that spells word pieces nearly like `join_words`, for use in other libraries.
 
     Args:
-        prefix: Of a piece that goes on with a word.
+        prefix: Prefix of pieces that continue a word.
     """
     steps = [decoders.Replace(Regex(pattern), content) for pattern, content in _SUBSTITUTIONS]
     return decoders.Sequence([decoders.WordPiece(prefix=prefix, cleanup=False), decoders.Fuse(), *steps])
 
 
 def _opens(word: str, open_quotes: set[str]) -> bool:
-    """Whether what follows stands close to the word; counts a quotation mark in."""
+    """Whether the next word follows without a space; toggles the state of a quotation mark."""
     if word not in _QUOTES:
         return word in _OPENING or word in _JOINING
     open_quotes ^= {word}
@@ -99,13 +99,13 @@ def _opens(word: str, open_quotes: set[str]) -> bool:
 
 
 def _is_apostrophe(before: str, alone: bool, after: str, open_quotes: set[str]) -> bool:
-    """Whether a mark belongs to the word before it: it's, o'clock, the dogs' tails.
+    """Whether a mark belongs to the word before it, as in it's, o'clock, the dogs' tails.
 
     Args:
         before: The word.
-        alone: Whether a space stands before it; the d of "we'd" is no elision.
-        after: The word behind the mark.
-        open_quotes: Quotation marks that are open.
+        alone: Whether a space precedes that word; the d of "we'd" is not an elision.
+        after: The word after the mark.
+        open_quotes: The open quotation marks.
     """
     if not before[-1:].isalnum():
         return False
@@ -120,7 +120,7 @@ def _possessive(before: str, after: str) -> bool:
 
 
 def _touches(before: str, word: str, after: str) -> bool:
-    """Whether a word stands close to the one before it."""
+    """Whether a word follows the previous word without a space."""
     if word in _CLOSING or word in _JOINING:
         return True
     if word == "(" and after == ")":
@@ -135,7 +135,7 @@ def _touches(before: str, word: str, after: str) -> bool:
 
 
 def _in_number(earlier: str, before: str, word: str) -> bool:
-    """Whether a word goes on with a number or with initials, behind their point, comma or colon."""
+    """Whether a word continues a number or initials after their point, comma or colon."""
     if before == "." and len(earlier) == len(word) == 1 and earlier.isalpha():
         return word.isalpha()
     if not (earlier.isdigit() and len(earlier) < 4 and word.isdigit()):

@@ -1,4 +1,4 @@
-"""What a prepared folder was made from, and whether it still is that: `lineage.json` and its fingerprint."""
+"""`lineage.json`: what a prepared folder was made from, its fingerprint, and checks that it is unchanged."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from unicloze.text.tokenised import find_shards
 from unicloze.text.tokenizers import Tokenizer
 
 SCHEMA = 1
-"""Version of `lineage.json`."""
+"""Schema version of `lineage.json`."""
 CODE = 4
-"""Version of the rules by which text becomes shards; part of the fingerprint."""
+"""Version of the rules that turn text into shards; part of the fingerprint."""
 
 
 def describe_settings(data: DataSettings, tokenizer: TokenizerSettings, seed: int) -> dict[str, Any]:
-    """The settings that decide on the content of a prepared folder, by their dotted names."""
+    """The settings that determine the content of a prepared folder, by dotted name."""
     if tokenizer.path is not None:
         described = {"loaded": Tokenizer.load(tokenizer.path).fingerprint}
     else:
@@ -42,12 +42,12 @@ def describe_settings(data: DataSettings, tokenizer: TokenizerSettings, seed: in
 
 
 def describe_file(file: Path, digest: str, read_as: str | None = None) -> dict[str, Any]:
-    """A file's entry: path, size in bytes, time of its last change, hash of its raw bytes and how they are read.
+    """Entry of a file: path, size in bytes, modification time, hash of its raw bytes, and how it is read.
 
     Args:
         file: The file.
         digest: Hash of its raw bytes.
-        read_as: What beside its bytes decides on what is read; its format if not given.
+        read_as: What else determines how the file is read; default: its format.
     """
     status = file.stat()
     entry = {"path": str(file), "size": status.st_size, "mtime_ns": status.st_mtime_ns, "hash": digest}
@@ -55,12 +55,12 @@ def describe_file(file: Path, digest: str, read_as: str | None = None) -> dict[s
 
 
 def describe_name(name: str) -> dict[str, Any]:
-    """An entry for what is no file: its name says all of it."""
+    """Entry of something that is not a file and whose name determines its content."""
     return {"path": name, "size": 0, "mtime_ns": 0, "hash": name, "read_as": ""}
 
 
 def describe_dataset(source: DatasetSource) -> list[dict[str, Any]]:
-    """The entries of a dataset."""
+    """Entries of a dataset."""
     return [
         describe_name(name) if file is None else describe_file(file, file_hash(file), read_as)
         for name, file, read_as in _dataset_files(source)
@@ -68,12 +68,12 @@ def describe_dataset(source: DatasetSource) -> list[dict[str, Any]]:
 
 
 def corpus_files(corpus: str) -> list[Path]:
-    """The files of one entry of `data.corpus`, be they text or token shards."""
+    """Files of one entry of `data.corpus`, either text or token shards."""
     return find_shards(corpus) or find_files(corpus)
 
 
 def fingerprint(settings: dict[str, Any], sources: Iterable[dict[str, Any]]) -> str:
-    """Names the settings and the content of the files, wherever they lie."""
+    """Hash of the settings and the files' content, independent of where the files are."""
     content = [[[file["hash"], file.get("read_as")] for file in source["files"]] for source in sources]
     return digest([settings, content])
 
@@ -85,37 +85,39 @@ def file_hash(file: Path) -> str:
 
 
 def read_lineage(folder: Path) -> dict[str, Any]:
-    """Reads `lineage.json`.
+    """Read `lineage.json`.
 
     Raises:
-        UniclozeError: The folder has none, or it is damaged or of another schema.
+        UniclozeError: The file is missing, damaged or of another schema.
     """
     path = folder / "lineage.json"
     if not path.is_file():
-        raise UniclozeError(f"{folder} is no prepared corpus, it has no lineage.json: give another or run `prepare`.")
+        raise UniclozeError(
+            f"{folder} is not a prepared corpus (no lineage.json): give another folder or run `prepare`."
+        )
     try:
         lineage = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UniclozeError(f"{path} is damaged ({error}): remove the folder and prepare again.") from error
     parts = {"fingerprint", "settings", "tokenizer", "sources"}
     if not isinstance(lineage, dict) or lineage.get("schema") != SCHEMA or not parts <= lineage.keys():
-        raise UniclozeError(f"{path} is not of schema {SCHEMA}: remove the folder and prepare again.")
+        raise UniclozeError(f"{path} does not have schema {SCHEMA}: remove the folder and prepare again.")
     return cast(dict[str, Any], lineage)
 
 
 def known_settings(lineage: Mapping[str, Any]) -> dict[str, Any]:
-    """What a lineage tells of the settings of data and tokenizer, by their dotted names."""
+    """Data and tokenizer settings recorded in a lineage, by dotted name."""
     sections = {"data": DataSettings, "tokenizer": TokenizerSettings}
     names = {f"{section}.{field.name}" for section, cls in sections.items() for field in dataclasses.fields(cls)}
     known = {name: value for name, value in lineage["settings"].items() if name in names}
     known.setdefault("tokenizer.vocab_size", lineage["tokenizer"]["vocab_size"])
-    if "tokenizer.lowercase" in known:  # before version 3 of the code who lower-cased stripped accents
+    if "tokenizer.lowercase" in known:  # before version 3, lower-casing implied stripping accents
         known.setdefault("tokenizer.strip_accents", known["tokenizer.lowercase"])
     return {"data.corpus": [source["corpus"] for source in lineage["sources"]], **known}
 
 
 def is_corpus(lineage: Mapping[str, Any], corpus: Sequence[str]) -> bool:
-    """Whether a corpus is what a lineage tells of: by its names, or wherever it lies now by the content of its files."""
+    """Whether a corpus is the one in a lineage: by name, or, if it was moved, by the content of its files."""
     sources = lineage["sources"]
     if [Path(source["corpus"]).resolve() for source in sources] == [Path(name).resolve() for name in corpus]:
         return True
@@ -133,7 +135,7 @@ def is_corpus(lineage: Mapping[str, Any], corpus: Sequence[str]) -> bool:
 
 
 def _looks_like(before: Mapping[str, Any], now: tuple[str, Path | None, str]) -> bool:
-    """Whether all but the content of a file is as it was; before version 4 nobody wrote down how it was read."""
+    """Whether everything but a file's content matches; before version 4, `read_as` was not recorded."""
     path, file, read_as = now
     if file is None:
         return bool(before["path"] == path)
@@ -141,18 +143,18 @@ def _looks_like(before: Mapping[str, Any], now: tuple[str, Path | None, str]) ->
 
 
 def check_lineage(folder: Path, data: DataSettings, settings: dict[str, Any], *, cure: str | None = None) -> None:
-    """Makes sure that a prepared folder was made from this corpus and these settings.
+    """Check that a prepared folder was made from this corpus with these settings.
 
-    A file is read again only if its size or the time of its last change differ.
+    A file is hashed again only if its size or modification time differs.
 
     Args:
-        folder: The folder.
-        data: Names the corpus.
-        settings: As of `describe_settings`.
-        cure: What to do if it was not; to prepare elsewhere or to remove the folder if not given.
+        folder: The prepared folder.
+        data: Settings that name the corpus.
+        settings: As returned by `describe_settings`.
+        cure: Advice in the error message; default: prepare elsewhere or remove the folder.
 
     Raises:
-        UniclozeError: It was not; the message holds both fingerprints and what differs.
+        UniclozeError: They differ; the message holds both fingerprints and the differences.
     """
     lineage = read_lineage(folder)
     changes = []
@@ -181,14 +183,14 @@ def check_lineage(folder: Path, data: DataSettings, settings: dict[str, Any], *,
     if now != lineage["fingerprint"]:
         what = "; ".join(changes[:3]) + (f"; and {len(changes) - 3} more" if len(changes) > 3 else "")
         raise UniclozeError(
-            f"{folder} was prepared with fingerprint {lineage['fingerprint'][:16]}, this corpus and these settings "
+            f"{folder} was prepared with fingerprint {lineage['fingerprint'][:16]}, but this corpus and these settings "
             f"have {now[:16]} ({what or 'the order of the files differs'}): "
             f"{cure or f'give another --out or remove {folder}'}."
         )
 
 
 def _current_files(corpus: str) -> list[tuple[str, Path | None, str]]:
-    """Path, file if it is one, and how it is read, as in its entry."""
+    """Path, file if there is one, and `read_as` of each entry."""
     if corpus == PYTHON_DOCS:
         return [(python_docs.file_name(), None, _format(Path(python_docs.file_name())))]
     if is_dataset(corpus):
@@ -197,7 +199,7 @@ def _current_files(corpus: str) -> list[tuple[str, Path | None, str]]:
 
 
 def _dataset_files(source: DatasetSource) -> list[tuple[str, Path | None, str]]:
-    """The same for a dataset, in which the name of a file may say which split it belongs to."""
+    """`_current_files` of a dataset; its `read_as` is the relative path, which may determine the split."""
     folder = source.folder
     return [
         (name, file, "" if file is None or folder is None else file.relative_to(folder).as_posix())
@@ -206,7 +208,7 @@ def _dataset_files(source: DatasetSource) -> list[tuple[str, Path | None, str]]:
 
 
 def _format(file: Path) -> str:
-    """The ending of a file's name that says how it is read."""
+    """File suffix without compression."""
     return Path(file.name.removesuffix(".gz").removesuffix(".zst")).suffix
 
 

@@ -1,6 +1,6 @@
-"""In which order windows are visited: a function of the position alone, nothing is stored.
+"""The order in which windows are visited: a function of the position alone, without stored state.
 
-A sample is a visit of an epoch to a window, numbered in the order of the text: 0 to the epoch's size.
+A sample is one visit to a window within an epoch, numbered from 0 in the order of the text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _EPOCH_ORDER, _LANE_SHIFT = 1, 3
 
 
 def shuffled(positions: Ints, size: int, seed: int) -> tuple[Ints, Ints]:
-    """Epoch and sample at each position: every epoch is a keyed permutation of its samples. *Shape:* (positions,) each."""
+    """Epoch and sample at each position; each epoch is a keyed permutation of its samples. *Shape:* (positions,) each."""
     epochs, ranks = np.divmod(positions, size)
     samples = np.empty(len(positions), dtype=np.int64)
     for epoch in np.unique(epochs):
@@ -25,19 +25,19 @@ def shuffled(positions: Ints, size: int, seed: int) -> tuple[Ints, Ints]:
 
 
 def streams(positions: Ints, size: int, seed: int, *, lanes: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-    """Epoch and sample at each position, every `lanes` positions going on where those before them stopped.
+    """Epoch and sample at each position, where each position continues the text `lanes` positions earlier.
 
-    An epoch is a ring of its samples. Lanes start at evenly spaced places, turned by a keyed shift each epoch, and take
-    equally many steps; what is left at the end of some lanes (fewer samples than lanes) another epoch's shift reaches.
+    An epoch is a ring of its samples. Lanes start at evenly spaced places, rotated by a keyed shift each epoch, and take
+    equally many steps; samples left at the end of some lanes (fewer than `lanes`) are reached by another epoch's shift.
 
     Args:
         positions: Step times lanes, plus the lane. *Shape:* (positions,)
         size: Samples of an epoch.
-        seed: Names the shifts.
-        lanes: How many samples are read side by side.
+        seed: Key of the shifts.
+        lanes: Number of samples read side by side.
 
     Returns:
-        Epoch, sample, and whether a lane begins there, *Shape:* (positions,) each.
+        Epoch, sample, and whether a lane begins there. *Shape:* (positions,) each.
     """
     steps = max(1, size // lanes)
     epochs, within = np.divmod(positions, steps * lanes)
@@ -47,15 +47,15 @@ def streams(positions: Ints, size: int, seed: int, *, lanes: int) -> tuple[Ints,
 
 
 def spread(count: int, size: int) -> Ints:
-    """`count` of `size` numbers, at even distances. *Shape:* (count,)"""
+    """`count` evenly spaced numbers below `size`. *Shape:* (count,)"""
     return np.arange(count, dtype=np.int64) * size // count
 
 
 def spread_lanes(count: int, size: int, *, lanes: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """At most `count` of `size` numbers: lanes at even distances, each of consecutive numbers.
+    """At most `count` numbers below `size`, in evenly spaced lanes of consecutive numbers.
 
     Returns:
-        Numbers, as many for each lane, and whether a lane begins there. *Shape:* (numbers,) each.
+        Numbers, equally many per lane, and whether a lane begins there. *Shape:* (numbers,) each.
     """
     lanes = min(lanes, count)
     step, lane = np.divmod(np.arange(count // lanes * lanes, dtype=np.int64), lanes)

@@ -1,7 +1,7 @@
-"""Two segments that may not follow each other: next-sentence prediction (BERT, UniLM v1), sentence order (ALBERT).
+"""Segment pairs with labels: next-sentence prediction (BERT, UniLM v1) and sentence order (ALBERT).
 
-Whether a row is negative is drawn first and for itself, and everything that decides the lengths of its segments is done
-alike for either kind of row, so that lengths tell nothing about the label.
+Whether a row is negative is drawn first and independently, and segment lengths are determined in the same way for both
+kinds of row, so lengths say nothing about the label.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 Pairs = Literal["contiguous", "next_sentence", "sentence_order"]
 Text = npt.NDArray[np.int32]
 
-_NEGATIVE, _OTHER_SOURCE, _OTHER_WINDOW, _SENTENCE = range(2**20, 2**20 + 4)  # beyond all streams of masking proposals
+_NEGATIVE, _OTHER_SOURCE, _OTHER_WINDOW, _SENTENCE = range(2**20, 2**20 + 4)  # beyond the streams of masking proposals
 _ONE = np.zeros(1, dtype=np.int64)
 _CHECKED_WINDOWS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """The text of a block of rows, S2 directly behind S1.
+    """The text of a block of rows, with S2 directly after S1.
 
     Args:
-        text: Behind a row's end it is arbitrary. *Shape:* (rows, piece)
-        lengths: Tokens of both. *Shape:* (rows,)
-        cuts: Tokens of S1; all of them where there is no S2. *Shape:* (rows,)
+        text: Arbitrary after a row's end. *Shape:* (rows, piece)
+        lengths: Number of tokens in both segments. *Shape:* (rows,)
+        cuts: Number of tokens in S1; equal to `lengths` if there is no S2. *Shape:* (rows,)
         negative: As in `Windows`. *Shape:* (rows,)
     """
 
@@ -46,11 +46,11 @@ class Segments:
 
 
 def contiguous(text: Text, lengths: Ints, keys: keyed.Bits) -> Segments:
-    """Each piece cut in two, uniformly, neither part empty (UniLMv2, Section 2.2).
+    """Cut each piece in two at a uniform place, with neither part empty (UniLMv2, Section 2.2).
 
     Args:
         text: The pieces. *Shape:* (rows, piece)
-        lengths: Tokens of each. *Shape:* (rows,)
+        lengths: Number of tokens in each piece. *Shape:* (rows,)
         keys: Key of each row's draws. *Shape:* (rows,)
     """
     return Segments(text=text, lengths=lengths, cuts=_uniform_cuts(lengths, keys))
@@ -61,26 +61,26 @@ def _uniform_cuts(lengths: Ints, keys: keyed.Bits) -> Ints:
 
 
 def draw_negative(keys: keyed.Bits) -> npt.NDArray[np.bool_]:
-    """Which rows are negative: each with probability 0.5. *Shape:* (rows,)"""
+    """Draw the negative rows, each with probability 0.5. *Shape:* (rows,)"""
     return keyed.uniform(keyed.bits(keys, _NEGATIVE, _ONE)) < 0.5
 
 
 def other_documents(
     source: Ints, places: Places, keys: keyed.Bits, *, windows: Ints, shares: npt.NDArray[np.float64]
 ) -> tuple[Ints, Ints]:
-    """A window of another document for each row, uniform over the windows of all sources but those of its own document.
+    """Draw a window of another document for each row, uniformly over the windows of all other documents.
 
-    Nothing is drawn twice: the windows of a document have consecutive numbers and are left out of the range.
+    One draw suffices: the windows of a document have consecutive numbers, which are excluded from the range.
 
     Args:
         source: Source of each row. *Shape:* (rows,)
-        places: Where the rows' own pieces lie.
+        places: Location of the rows' own pieces.
         keys: Key of each row's draws. *Shape:* (rows,)
-        windows: Windows of each source. *Shape:* (sources,)
-        shares: How often each source is read, windows times weight. *Shape:* (sources,)
+        windows: Number of windows in each source. *Shape:* (sources,)
+        shares: How often each source is read, windows x weight. *Shape:* (sources,)
 
     Returns:
-        Source and number of each window, *Shape:* (rows,) each.
+        Source and number of each window. *Shape:* (rows,) each.
 
     Raises:
         UsageError: There is no other document.
@@ -91,8 +91,8 @@ def other_documents(
     bounds = np.cumsum(mass, axis=1)
     if not bounds[:, -1].all():
         raise UsageError(
-            "objective.pairs is next_sentence, but all windows are from one document: give more documents (blank lines "
-            "separate them in .txt files), raise --data.heldout_share if it is the held-out text, or set "
+            "objective.pairs is next_sentence, but all windows are from one document: give more documents (in .txt files, "
+            "separated by blank lines), raise --data.heldout_share if this is the held-out text, or set "
             "--objective.pairs contiguous."
         )
     draws = keyed.uniform(keyed.bits(keys, _OTHER_SOURCE, _ONE)) * bounds[:, -1]
@@ -103,23 +103,23 @@ def other_documents(
 
 
 def next_sentence(segments: Segments, others: Text, other_lengths: Ints, negative: npt.NDArray[np.bool_]) -> Segments:
-    """S2 of the negative rows replaced by the end of another document's piece (BERT, Section 3.1).
+    """Replace S2 of the negative rows with the end of another document's piece (BERT, Section 3.1).
 
-    In positive rows too S2 is no longer than the other piece has tokens, less one: then S1 begins that much later in its
-    piece. So S2 is the end of a piece and begins no document, whatever the label.
+    In positive rows too, S2 is shorter than the other piece: it is limited to one token less, and S1 starts later in its
+    piece by as many tokens as S2 loses. So S2 is always the end of a piece and never begins a document, whatever the label.
 
     Args:
-        segments: As `contiguous` cuts them.
-        others: Pieces of other documents; those of positive rows are not looked at. *Shape:* (rows, piece)
-        other_lengths: Tokens of each, of positive rows too. *Shape:* (rows,)
-        negative: Which rows to replace. *Shape:* (rows,)
+        segments: Result of `contiguous`.
+        others: Pieces of other documents; ignored in positive rows. *Shape:* (rows, piece)
+        other_lengths: Number of tokens in each, in positive rows too. *Shape:* (rows,)
+        negative: Rows to change. *Shape:* (rows,)
     """
     second = np.minimum(segments.lengths - segments.cuts, other_lengths - 1)
     lengths = segments.cuts + second
     dropped = segments.lengths - lengths
     changed = np.flatnonzero(negative | (dropped > 0))
     columns = np.arange(segments.text.shape[1])
-    # Both texts side by side: a row is read from its own and, behind the cut, from the end of the other.
+    # Side by side, so that one index reads a row from its own text and, after the cut, from the end of the other.
     both = np.concatenate([segments.text[changed], others[changed]], axis=1)
     behind = len(columns) + other_lengths[changed] - lengths[changed] - dropped[changed]
     jump = np.where(negative[changed], behind, 0)[:, None] * (columns >= segments.cuts[changed, None])
@@ -137,19 +137,19 @@ def sentence_order(
     ends_sentence: npt.NDArray[np.bool_],
     negative: npt.NDArray[np.bool_],
 ) -> Segments:
-    """S1 and S2 of whole sentences, in the negative rows swapped (ALBERT, Section 3.1).
+    """Make S1 and S2 of whole sentences, swapped in the negative rows (ALBERT, Section 3.1).
 
-    The cut is uniform over the sentence ends inside the piece. What a piece has of a sentence that goes on outside it, or
-    that its document breaks off, is left out: the segment that ends with it would give the order away. A row without two
-    whole sentences keeps the longest stretch of the piece that no sentence ends in, cut uniformly.
+    The cut is uniform over the sentence ends inside the piece. Incomplete sentences at either end of the piece are dropped,
+    because they would reveal the order. A row without two whole sentences keeps the longest stretch of the piece between
+    sentence ends, cut uniformly.
 
     Args:
-        segments: As `contiguous` cuts them.
-        places: Where the pieces lie.
+        segments: Result of `contiguous`.
+        places: Location of the pieces.
         index: Number of each piece. *Shape:* (rows,)
         keys: Key of each row's draws. *Shape:* (rows,)
         ends_sentence: Whether an id ends a sentence. *Shape:* (vocabulary,)
-        negative: Which rows to swap. *Shape:* (rows,)
+        negative: Rows to swap. *Shape:* (rows,)
     """
     text, lengths = segments.text, segments.lengths
     piece = text.shape[1]
@@ -176,14 +176,14 @@ def sentence_order(
 
 
 def _longest_stretch(ends: npt.NDArray[np.bool_], lengths: Ints) -> tuple[Ints, Ints]:
-    """Start and stop of the longest stretch beside the first and the last sentence end; all where none has two tokens.
+    """The longest stretch before the first, between the outer, or after the last sentence end; else the whole piece.
 
     Args:
-        ends: Which tokens end a sentence. *Shape:* (rows, piece)
-        lengths: Tokens of each piece. *Shape:* (rows,)
+        ends: Tokens that end a sentence. *Shape:* (rows, piece)
+        lengths: Number of tokens in each piece. *Shape:* (rows,)
 
     Returns:
-        *Shape:* (rows,) each.
+        Start and stop; the whole piece if no stretch has two tokens. *Shape:* (rows,) each.
     """
     some, rows = ends.any(axis=1), np.arange(len(lengths))
     at_first = np.where(some, ends.argmax(axis=1), lengths)
@@ -197,16 +197,16 @@ def _longest_stretch(ends: npt.NDArray[np.bool_], lengths: Ints) -> tuple[Ints, 
 
 
 def check_pairs(sampler: WindowSampler, pairs: Pairs) -> None:
-    """Refuse text that segments cannot be paired from.
+    """Reject text that does not allow such segment pairs.
 
     Raises:
-        UsageError: A single document has no other to draw from (`next_sentence`), or fewer than half of the windows hold
-            two whole sentences (`sentence_order`).
+        UsageError: There is only one document (`next_sentence`), or fewer than half of the windows have two whole
+            sentences (`sentence_order`).
     """
     windows = sampler.sequential(_CHECKED_WINDOWS, pairs=pairs)
     if pairs != "sentence_order" or windows.negative is None:
         return
-    # The segment that stands first in the text ends with its row's cut.
+    # The segment that comes first in the text ends at its row's cut.
     cuts = windows.lengths - windows.segment_ids.sum(axis=1) - 2
     ends = np.where(windows.negative, windows.lengths - 2, cuts)
     share = sampler.vocabulary.ends_sentence[windows.token_ids[np.arange(len(windows)), ends]].mean()

@@ -1,9 +1,9 @@
-"""Phrases: words that are masked as a whole (ERNIE), kept as token ids and marked in windows.
+"""Phrase tables: multi-word phrases to mask as a unit (ERNIE), stored as token ids.
 
-FOLDER/phrases.npy         token ids of all phrases one after the other, int32
-FOLDER/phrases.ends.npy    where each phrase ends, int64
-FOLDER/phrases.txt         the same in words, to be read, edited and given back with --data.phrases
-FOLDER/phrases.json        where they are from; written last
+FOLDER/phrases.npy         token ids of all phrases, concatenated, int32
+FOLDER/phrases.ends.npy    end of each phrase, int64
+FOLDER/phrases.txt         the phrases as text, to read, edit and pass to --data.phrases
+FOLDER/phrases.json        their origin; written last
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from unicloze.files import replace_file
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
 SCHEMA = 1
-"""Version of the files of a phrase table."""
+"""Schema version of a phrase table."""
 
 _WORD_KEY, _PIECE_FACTOR, _WORD_FACTOR = 0x50A5, 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 _SIEVE_BITS = 20
 MOST_WORDS = 64
-"""Words of a phrase at most."""
+"""Largest number of words in a phrase."""
 
 Ids = npt.NDArray[np.integer]
 Flags = npt.NDArray[np.bool_]
@@ -45,14 +45,14 @@ _WORD_POWERS = _powers(_WORD_FACTOR, MOST_WORDS)
 
 @dataclass(frozen=True)
 class Words:
-    """The words of some texts, one after the other.
+    """Words of concatenated texts.
 
     Args:
-        starts: Where each word begins. *Shape:* (words,)
-        of_token: Number of the word each token belongs to. *Shape:* (tokens,)
-        hashes: Names each word by its pieces. *Shape:* (words,)
-        row: Number of each word's text. *Shape:* (words,)
-        is_text: Whether a word is text and no special token. *Shape:* (words,)
+        starts: First token of each word. *Shape:* (words,)
+        of_token: Index of each token's word. *Shape:* (tokens,)
+        hashes: Hash of each word's tokens. *Shape:* (words,)
+        row: Index of each word's text. *Shape:* (words,)
+        is_text: Whether a word is text rather than a special token. *Shape:* (words,)
     """
 
     starts: npt.NDArray[np.int64]
@@ -63,13 +63,13 @@ class Words:
 
     @classmethod
     def of(cls, token_ids: Ids, rows: Ids, maskable: Flags, vocabulary: Vocabulary) -> Words:
-        """Cut texts into words.
+        """Split texts into words.
 
         Args:
-            token_ids: The texts, one after the other. *Shape:* (tokens,)
-            rows: Number of each token's text, ascending. *Shape:* (tokens,)
-            maskable: The tokens that are text; the others are words of their own. *Shape:* (tokens,)
-            vocabulary: Says which tokens make up a word.
+            token_ids: Concatenated texts. *Shape:* (tokens,)
+            rows: Index of each token's text, ascending. *Shape:* (tokens,)
+            maskable: Tokens that are text; each other token is its own word. *Shape:* (tokens,)
+            vocabulary: Says which tokens continue a word.
         """
         first = np.ones(len(token_ids), dtype=bool)
         first[1:] = (rows[1:] != rows[:-1]) | ~maskable[:-1]
@@ -82,11 +82,11 @@ class Words:
         return cls(starts, of_token, hashes, np.asarray(rows)[starts].astype(np.int64), maskable[starts])
 
     def runs(self, words: int, fit: Flags | None = None) -> tuple[npt.NDArray[np.int64], keyed.Bits]:
-        """Where that many words of one text follow each other, and the name of what they spell together.
+        """Starts of all runs of `words` consecutive words within one text, and a hash of each run.
 
         Args:
-            words: How many.
-            fit: The words that may take part; all that are text if not given. *Shape:* (words,)
+            words: Length of a run.
+            fit: Words that may be in a run; default: all text words. *Shape:* (words,)
         """
         count = max(0, len(self.starts) - words + 1)
         usable = self.is_text if fit is None else fit
@@ -99,7 +99,7 @@ class Words:
         return first, names[first]
 
     def tokens_of(self, first: int, words: int) -> slice:
-        """The tokens of that many words from one on."""
+        """The tokens of `words` words, starting with word `first`."""
         last = first + words
         return slice(int(self.starts[first]), int(self.starts[last]) if last < len(self.starts) else len(self.of_token))
 
@@ -108,8 +108,8 @@ class PhraseTable:
     """Known phrases of two or more words.
 
     Args:
-        phrases: Token ids of each. Left out are phrases of a single word, of more than MOST_WORDS, or with a special token.
-        vocabulary: Of these ids.
+        phrases: Token ids of each. Phrases of one word, of more than MOST_WORDS words, or with a special token are dropped.
+        vocabulary: Vocabulary of the ids.
     """
 
     def __init__(self, phrases: Sequence[Ids], vocabulary: Vocabulary) -> None:
@@ -133,13 +133,13 @@ class PhraseTable:
         return len(self.phrases)
 
     def joined(self, token_ids: npt.NDArray[np.int32], maskable: Flags) -> Flags:
-        """Whether a token belongs to one phrase with the token before it.
+        """Whether a token belongs to the same phrase as the token before it.
 
-        Of phrases that overlap the one of more words is taken, of those the leftmost; none crosses a special token.
+        Where phrases overlap, the one with more words wins, then the leftmost; none spans a special token.
 
         Args:
             token_ids: *Shape:* (rows, window)
-            maskable: The tokens that are text. *Shape:* (rows, window)
+            maskable: Tokens that are text. *Shape:* (rows, window)
         """
         rows, window = token_ids.shape
         row = np.repeat(np.arange(rows), window)
@@ -159,7 +159,7 @@ class PhraseTable:
         return joined.reshape(rows, window)
 
     def save(self, folder: Path, tokenizer: Tokenizer, origin: Mapping[str, Any]) -> None:
-        """Write the table and where it is from, see the top of this module."""
+        """Write the table and its origin, see the top of this module."""
         folder.mkdir(parents=True, exist_ok=True)
         flat = [token for phrase in self.phrases for token in phrase]
         np.save(folder / "phrases.npy", np.array(flat, dtype=np.int32), allow_pickle=False)
@@ -172,10 +172,10 @@ class PhraseTable:
 
     @classmethod
     def load(cls, folder: Path, vocabulary: Vocabulary, origin: Mapping[str, Any]) -> PhraseTable:
-        """Open a table that was saved.
+        """Load a saved table.
 
         Raises:
-            UniclozeError: It is damaged, of another schema, or from something else.
+            UniclozeError: It is damaged, of another schema, or of another origin.
         """
         cure = f"remove {folder} to make it again, or start another --out."
         try:
@@ -185,28 +185,30 @@ class PhraseTable:
         except (ValueError, OSError) as error:
             raise UniclozeError(f"the phrase table in {folder} is damaged ({error}): {cure}") from error
         if content.get("schema") != SCHEMA or [len(ends), len(flat)] != [content["phrases"], content["tokens"]]:
-            raise UniclozeError(f"the phrase table in {folder} is damaged or not of schema {SCHEMA}: {cure}")
+            raise UniclozeError(f"the phrase table in {folder} is damaged or does not have schema {SCHEMA}: {cure}")
         if content["origin"] != dict(origin):
             raise UniclozeError(
-                f"the phrase table in {folder} is from {content['origin']}, the run asks for {dict(origin)}: {cure}"
+                f"the phrase table in {folder} is from {content['origin']}, but the run needs {dict(origin)}: {cure}"
             )
         return cls(np.split(flat, ends[:-1]) if len(ends) else [], vocabulary)
 
 
 def given_phrases(path: Path, tokenizer: Tokenizer) -> PhraseTable:
-    """The phrases of a text file, one a line; a warning counts the lines that are none.
+    """Read phrases from a text file, one per line; warns about lines that are not usable.
 
     Raises:
-        UsageError: There is no such file, or no phrase of several words in it that the tokenizer can spell.
+        UsageError: The file is missing or has no phrase of several words that the tokenizer can spell.
     """
     try:
         content = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"data.phrases: {path} cannot be read ({error.strerror}): give a text file.") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"data.phrases: {path} is no UTF-8 at byte {error.start}: give a text file.") from error
+        raise UsageError(
+            f"data.phrases: {path} is not valid UTF-8 at byte {error.start}: give a UTF-8 text file."
+        ) from error
     texts = [line.strip() for line in content.splitlines() if line.strip()]
-    # Byte-level tokens of a word depend on the space before it, which only the first word of a text lacks.
+    # Byte-level tokens of a word depend on the preceding space, which only the first word of a text lacks.
     spelled = tokenizer.encode_batch([*texts, *(f" {text}" for text in texts)])
     table = PhraseTable(spelled, tokenizer.vocabulary)
     known = set(table.phrases)
@@ -214,38 +216,38 @@ def given_phrases(path: Path, tokenizer: Tokenizer) -> PhraseTable:
     left_out = [text for text, *both in lines if known.isdisjoint(tuple(ids.tolist()) for ids in both)]
     if len(table) and left_out:
         warnings.warn(
-            f"data.phrases: {len(left_out):,} of the {len(texts):,} lines of {path} are left out, such as {left_out[0]!r}: a "
+            f"data.phrases: {len(left_out):,} of the {len(texts):,} lines of {path} are ignored, such as {left_out[0]!r}: a "
             f"phrase has 2 to {MOST_WORDS} words that the tokenizer can spell",
             stacklevel=2,
         )
     if not len(table):
         raise UsageError(
-            f"data.phrases: {path} holds no phrase of two or more words that the tokenizer can spell: give one a line."
+            f"data.phrases: {path} has no phrase of two or more words that the tokenizer can spell: give one per line."
         )
     return table
 
 
 def _sieve(names: keyed.Bits) -> Flags:
-    """Lets few names pass that are none of these, and these."""
+    """A table indexed by leading hash bits, which excludes most hashes that are not in `names`."""
     sieve = np.zeros(2**_SIEVE_BITS, dtype=bool)
     sieve[names >> np.uint64(64 - _SIEVE_BITS)] = True
     return sieve
 
 
 def _contains(known: keyed.Bits, names: keyed.Bits) -> Flags:
-    """Whether each name is among the known ones, which are sorted and not none."""
+    """Whether each name is in `known`, which is sorted and not empty."""
     found: Flags = known[np.minimum(np.searchsorted(known, names), len(known) - 1)] == names
     return found
 
 
 def _leftmost(first: npt.NDArray[np.int64], words: int) -> npt.NDArray[np.int64]:
-    """Of runs of that many words, those that one who reads from the left takes, none overlapping.
+    """Choose non-overlapping runs greedily from the left.
 
-    A run that overlaps none before it is taken, and what overlaps it falls out; so again with what is left.
+    Each round takes the runs that overlap no earlier run and removes those that overlap a taken one.
 
     Args:
-        first: Where they begin, ascending. *Shape:* (runs,)
-        words: How many words each has.
+        first: First word of each run, ascending. *Shape:* (runs,)
+        words: Words per run.
     """
     chosen = []
     while len(first):

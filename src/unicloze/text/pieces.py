@@ -1,4 +1,4 @@
-"""Where the pieces of text lie that windows are made of."""
+"""Locates the pieces of text that windows are made of, and reads their tokens."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Tokens = npt.NDArray[np.unsignedinteger]
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where some pieces lie. *Shape:* (pieces,) each.
+    """Locations of some pieces. *Shape:* (pieces,) each.
 
     Args:
-        run: Number of the run a piece is cut from, within its source.
-        start: Its first token, counted from the run's beginning.
-        length: Its tokens.
-        first: Number of the first piece of that run.
-        last: Number of the first piece after that run.
+        run: Number of the run of text a piece is cut from, within its source.
+        start: Its first token, counted from the start of the run.
+        length: Its number of tokens.
+        first: Number of the first piece of the run.
+        last: Number of the first piece after the run.
     """
 
     run: Ints
@@ -36,14 +36,14 @@ class Places:
 class Pieces:
     """The pieces of a source, numbered in the order of its text.
 
-    Pieces are cut one after the other out of runs of text: each document is a run, or all documents of a shard are one.
-    The last piece of a run may be shorter than the others.
+    Pieces are cut consecutively from runs of text: each document is a run, or all documents of a shard form one run.
+    The last piece of a run may be shorter.
 
     Args:
-        source: Where the text is.
-        piece: Tokens of a piece.
-        least: Tokens a last piece must have; else it is left out.
-        separator: Id that stands between two documents of a run; each document is a run of its own if None.
+        source: The text.
+        piece: Tokens per piece.
+        least: Smallest number of tokens in the last piece of a run; shorter ones are dropped.
+        separator: Id between two documents of a run; if None, each document is its own run.
     """
 
     def __init__(self, source: TokenSource, *, piece: int, least: int, separator: int | None = None) -> None:
@@ -60,7 +60,7 @@ class Pieces:
         self.tokens = int((whole * piece + rest * (rest >= least)).sum())
 
     def place(self, index: Ints) -> Places:
-        """Where pieces lie, by their numbers. *Shape:* (pieces,)"""
+        """Locations of pieces, by number. *Shape:* (pieces,)"""
         run = np.searchsorted(self._ends, index, side="right")
         first = np.where(run > 0, self._ends[run - 1], 0)
         start = (index - first) * self._piece
@@ -68,7 +68,7 @@ class Pieces:
         return Places(run=run, start=start, length=length, first=first, last=self._ends[run])
 
     def take(self, run: Ints, start: Ints) -> npt.NDArray[np.int32]:
-        """The tokens of pieces; what stands behind a piece's end is arbitrary. *Shape:* (pieces, piece)"""
+        """The tokens of pieces; arbitrary after a piece's end. *Shape:* (pieces, piece)"""
         text = np.empty((len(run), self._piece), dtype=np.int32)
         shards = np.searchsorted(self._bounds, run, side="right") - 1
         for number in np.unique(shards):
@@ -77,7 +77,7 @@ class Pieces:
         return text
 
     def document(self, run: int, start: int) -> tuple[TokenShard, int, int]:
-        """Shard and document (its number among the opened ones) a piece begins in, and the token it begins with."""
+        """Shard, document index and token index at which a piece begins."""
         number = int(np.searchsorted(self._bounds, run, side="right")) - 1
         text = self._texts[number]
         return text.shard, *text.document(run - int(self._bounds[number]), start)
@@ -90,17 +90,17 @@ class _Text(Protocol):
 
     @property
     def lengths(self) -> Ints:
-        """Tokens of each run. *Shape:* (runs,)"""
+        """Number of tokens in each run. *Shape:* (runs,)"""
 
     def take(self, runs: Ints, starts: Ints, count: int) -> npt.NDArray[np.integer]:
-        """`count` tokens of each run from `starts` on. *Shape:* (rows, count)"""
+        """`count` tokens of each run, starting at `starts`. *Shape:* (rows, count)"""
 
     def document(self, run: int, start: int) -> tuple[int, int]:
-        """The document a token of a run is from, and its number therein."""
+        """Document of a token of a run, and the token's index within it."""
 
 
 class _Documents:
-    """A shard whose documents are runs."""
+    """A shard in which each document is a run."""
 
     def __init__(self, shard: TokenShard) -> None:
         self.shard = shard
@@ -120,14 +120,14 @@ class _Documents:
 
 
 class _Joined:
-    """A shard whose documents are one run, with a separator between two of them; empty documents are left out."""
+    """A shard whose documents form one run, joined by separators; empty documents are dropped."""
 
     def __init__(self, shard: TokenShard, separator: int) -> None:
         self.shard, self._separator = shard, separator
         self._documents = np.flatnonzero(shard.ends > shard.starts)
         self._starts: Ints = shard.starts[self._documents]
         sizes = shard.ends[self._documents] - self._starts
-        self._ends: Ints = np.cumsum(sizes + 1) - 1  # a document's end in the run, where its separator stands
+        self._ends: Ints = np.cumsum(sizes + 1) - 1  # position in the run of the separator after each document
 
     @property
     def lengths(self) -> Ints:
@@ -137,11 +137,11 @@ class _Joined:
         rows, total = len(starts), int(self._ends[-1])
         first = np.searchsorted(self._ends, starts)
         last = np.searchsorted(self._ends, np.minimum(starts + count, total) - 1)
-        # A part is what one document and its separator give to one row; the parts of a row fill it.
+        # A part is what one document and its separator contribute to one row; the parts of a row fill it.
         parts = last - first + 1
         row = np.repeat(np.arange(rows), parts)
         document = np.repeat(first - np.cumsum(parts) + parts, parts) + np.arange(len(row))
-        shift = row * count - starts[row]  # from places in the run to places in the block of rows
+        shift = row * count - starts[row]  # from positions in the run to positions in the block of rows
         document_starts = np.where(document > 0, self._ends[document - 1] + 1, 0)
         begins = np.maximum(document_starts + shift, row * count)
         sizes = np.diff(begins, append=rows * count)

@@ -1,4 +1,4 @@
-"""The passes of one preparation over a corpus: survey it, train or load the tokenizer, tokenise."""
+"""The passes of a preparation over a corpus: survey, train or load the tokenizer, tokenise."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ TokenIds = npt.NDArray[np.int32]
 _BATCH = 2**21
 _TRAINING_BYTES = 2**30
 _PART = 2**16
-_CHANGED = "{} changed while it was read: run the command again when the file is complete."
-_LONG_WORD = re.compile(r"(\S{256})(?=\S)")  # training a tokenizer takes the square of a word's length
+_CHANGED = "{} changed while it was being read: run the command again when the file is complete."
+_LONG_WORD = re.compile(r"(\S{256})(?=\S)")  # training time is quadratic in the length of a word
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class Piece:
     """A piece of a document on its way to the tokenizer.
 
     Args:
-        document: The document, or the part of it that is trained on or held out.
+        document: The document, or its training or held-out part.
         text: The piece.
         is_heldout: Whether the document is held out.
         is_last: Whether the document ends here.
@@ -55,12 +55,12 @@ class Piece:
 
 
 def _refuse_texts_beside(corpus: str) -> None:
-    """Refuse a folder or glob of tokens and texts, of which one would be left out.
+    """Reject a folder or glob that holds both token shards and texts, since only one kind would be read.
 
-    A folder that `prepare` wrote holds what it needs.
+    Folders written by `prepare` are exempt.
 
     Raises:
-        UsageError: It is one.
+        UsageError: It holds both.
     """
     place = Path(corpus).expanduser()
     if (place / "lineage.json").is_file():
@@ -71,7 +71,7 @@ def _refuse_texts_beside(corpus: str) -> None:
         tokens = tokenised.find_shards(place)[0]
         only = f"'{corpus}/**/*.ds'" if place.is_dir() else "a pattern that ends in .ds"
         raise UsageError(
-            f"{corpus} holds tokens ({tokens}) and texts ({text}): give a folder of each, or {only} for the tokens."
+            f"{corpus} holds tokens ({tokens}) and texts ({text}): use separate folders, or {only} for the tokens only."
         )
 
 
@@ -105,10 +105,12 @@ class Preparation:
         self.total_bytes = 0
         self._tail: int | None = None
         if self.tokenised and tokenizer.path is None:
-            raise UsageError(f"{self.tokenised[0]['corpus']} holds tokens: set --tokenizer.path to their tokenizer.")
+            raise UsageError(
+                f"{self.tokenised[0]['corpus']} holds token shards: set --tokenizer.path to their tokenizer."
+            )
 
     def run(self) -> None:
-        """Fills the folder; `lineage.json` comes last."""
+        """Fill the folder; `lineage.json` is written last."""
         for part in ("train", "heldout"):
             (self.folder / part).mkdir()
         path, tokenizer = self.tokenizer_settings.path, None
@@ -129,16 +131,16 @@ class Preparation:
         }
         for entry in self.entries:
             if not entry["train"]["tokens"]:
-                reason = "sources before it hold the same documents" if entry["duplicates"] else "it holds no tokens"
-                warnings.warn(f"{entry['corpus']} gives nothing to train on: {reason}", stacklevel=2)
+                reason = "earlier sources hold the same documents" if entry["duplicates"] else "it holds no tokens"
+                warnings.warn(f"{entry['corpus']} has no training text: {reason}", stacklevel=2)
         (self.folder / "lineage.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def bar(self, what: str, total: int | None) -> Progress:
-        """Progress in bytes of text."""
+        """Progress bar in bytes of text."""
         return Progress(what, total, "bytes", show=self.progress)
 
     def _documents(self, entry: dict[str, Any], tally: Tally, *, first: bool = False) -> Iterator[Document]:
-        """Documents of a source; the first time its files are noted, later they must be the same."""
+        """Documents of a source; its files are recorded in the first pass and must not change later."""
         if is_dataset(entry["corpus"]):
             yield from self._rows(entry, DatasetSource.of(entry["corpus"]), tally, first=first)
             return
@@ -147,7 +149,7 @@ class Preparation:
         if not first and len(files) != len(entry["files"]):
             raise UniclozeError(_CHANGED.format(entry["corpus"]))
         for i, file in enumerate(files):
-            noted = lineage.describe_file(file, "")  # before it is read: a later change is noticed
+            noted = lineage.describe_file(file, "")  # before reading, so that later changes are detected
             for document in read_file(file, "text" if built_in else self.data.text_field, tally):
                 yield replace(document, path=PYTHON_DOCS) if built_in else document
             noted["hash"] = tally.digest.hexdigest()
@@ -159,7 +161,7 @@ class Preparation:
                 raise UniclozeError(_CHANGED.format(file))
 
     def _rows(self, entry: dict[str, Any], source: DatasetSource, tally: Tally, *, first: bool) -> Iterator[Document]:
-        """Documents of a dataset; every time it must give the same text as the first time."""
+        """Documents of a dataset, whose text must be the same in every pass."""
         if first:
             entry["files"] = lineage.describe_dataset(source)
         yield from source.documents(self.data.text_field, tally)
@@ -167,9 +169,9 @@ class Preparation:
             raise UniclozeError(_CHANGED.format(entry["corpus"]))
 
     def _survey(self, tokenizer: Tokenizer | None) -> None:
-        """Reads everything once: files and documents are hashed, and the split is decided.
+        """First pass: hash files and documents and decide the split.
 
-        The file `hashes` then holds 64 bits of each document, 0 of one that is dropped.
+        Writes the file `hashes`: 64 bits per document, 0 for a dropped one.
         """
         hashers = _Hashers(self.seed, tokenizer, mixed=bool(self.text and self.tokenised))
         with self.hashes.open("wb", 2**16) as hashes, self.bar("reading", None) as bar:
@@ -184,11 +186,11 @@ class Preparation:
                 _note_left_out(entry)
                 if tally.first_bad:
                     say(
-                        f"{entry['corpus']}: replaced {tally.replaced} places that are no UTF-8 by U+FFFD and dropped "
+                        f"{entry['corpus']}: replaced {tally.replaced} invalid UTF-8 sequences with U+FFFD and dropped "
                         f"{tally.nul} NUL characters, the first at {tally.first_bad}."
                     )
                 if not tally.documents:
-                    raise UniclozeError(f"{entry['corpus']} holds no text, its files are empty: put some there.")
+                    raise UniclozeError(f"{entry['corpus']} holds no text, its files are empty: add some text.")
             for entry in self.tokenised:
                 entry["shards"] = []
                 for path in tokenised.find_shards(entry["corpus"]):
@@ -199,7 +201,7 @@ class Preparation:
         self.split.decide()
 
     def _note(self, entry: dict[str, Any], value: int, size: int, hashes: BinaryIO, *, is_text: bool) -> int:
-        """Counts a document and writes its hash down; returns its size, 0 if it is dropped."""
+        """Count a document and write its hash; returns its size, 0 if it is dropped."""
         kept = self.split.add(entry["name"], value, size, is_text=is_text) if size else 0
         hashes.write(kept.to_bytes(8, "little"))
         entry["documents" if size else "empty"] += 1
@@ -207,7 +209,7 @@ class Preparation:
         return size if kept else 0
 
     def kept(self, entry: dict[str, Any], hashes: BinaryIO) -> Iterator[tuple[Document, bool]]:
-        """The documents to keep, and whether each is held out."""
+        """The kept documents, and whether each is held out."""
         for document in self._documents(entry, Tally()):
             value, text = hashes.read(8), document.text
             if not value:
@@ -221,13 +223,13 @@ class Preparation:
                 yield replace(document, text=text[at:]), True
 
     def _tail_start(self, text: str) -> int:
-        """Where to cut the document whose end is held out: its copies, whose white space may differ, at the same word."""
+        """Where to cut the document whose end is held out: at the same word in all copies, even if white space differs."""
         if self._tail is None:
             self._tail = visible(text[tail_start(text, self.split.cut_size) :])
         return last_visible(text, self._tail)
 
     def _select(self) -> None:
-        """Writes down which documents of the token shards are on which side."""
+        """Record which documents of the token shards are on which side."""
         with self.hashes.open("rb") as hashes:
             hashes.seek(8 * sum(entry["documents"] for entry in self.text))
             for entry in self.tokenised:
@@ -241,7 +243,7 @@ class Preparation:
                     entry[part] = tokenised.write_selection(self.folder / part, entry["name"], selections)
 
     def _tokenise(self, tokenizer: Tokenizer) -> None:
-        # One thread waits for the tokenizer while this one writes the last batch and reads the next.
+        # One thread waits for the tokenizer while this one writes the previous batch and reads the next.
         bar = self.bar("tokenising", self.total_bytes)
         with self.hashes.open("rb") as hashes, ThreadPoolExecutor(1) as waiter, bar:
             for entry in self.text:
@@ -263,10 +265,10 @@ class Preparation:
 
 
 class _Hashers:
-    """Hash and size of documents, by which they are known again.
+    """Hashes and sizes that identify equal documents.
 
-    Texts are equal up to case and white space, tokens as they are; where a corpus has both, documents are equal if their
-    tokens spell the same text.
+    Texts are compared without case and white space, token shards by their tokens; in a corpus of both, documents are equal if
+    their tokens spell the same text.
     """
 
     def __init__(self, seed: int, tokenizer: Tokenizer | None, *, mixed: bool) -> None:
@@ -274,7 +276,7 @@ class _Hashers:
         self._spelling = Spelling(tokenizer) if mixed and tokenizer else None
 
     def of_texts(self, documents: Iterable[Document]) -> Iterator[tuple[int, int]]:
-        """Of each text; the size is in bytes."""
+        """Hash and size of each text, in bytes."""
         if self._tokenizer is None or self._spelling is None:
             yield from (text_hash(document.text, self._seed) for document in documents)
             return
@@ -289,7 +291,7 @@ class _Hashers:
                     parts = []
 
     def of_shard(self, path: Path) -> Iterator[tuple[int, int]]:
-        """Of each document of a shard; the size is in tokens, or in bytes of the text they spell. An empty one has size 0."""
+        """Hash and size of each document of a shard, in tokens or in bytes of spelled text; an empty document has size 0."""
         assert self._tokenizer is not None
         size = self._tokenizer.vocabulary.size
         for tokens in tokenised.documents(path, self._tokenizer):
@@ -301,7 +303,7 @@ class _Hashers:
 
 
 class _TrainingTexts:
-    """The train documents in pieces, to be read several times; evenly thinned out above 1 GiB."""
+    """The training documents in pieces, for several passes; evenly subsampled above 1 GiB."""
 
     def __init__(self, preparation: Preparation) -> None:
         self._preparation = preparation
@@ -322,7 +324,7 @@ class _TrainingTexts:
 
 
 def batches(documents: Iterable[tuple[Document, bool]]) -> Iterator[list[Piece]]:
-    """Pieces of documents, which are held out or not, about 2 MB at a time."""
+    """Pieces of documents with their held-out flag, in batches of about 2 Mi characters."""
     batch: list[Piece] = []
     size = 0
     for document, is_heldout in documents:
@@ -339,7 +341,7 @@ def batches(documents: Iterable[tuple[Document, bool]]) -> Iterator[list[Piece]]
 
 
 def _write(writers: dict[bool, ShardWriter], batch: list[Piece], encoded: list[TokenIds]) -> int:
-    """Writes a batch and returns its bytes of text."""
+    """Write a batch; returns its bytes of text."""
     total = 0
     for piece, token_ids in zip(batch, encoded, strict=True):
         size = len(piece.text.encode())
@@ -351,7 +353,7 @@ def _write(writers: dict[bool, ShardWriter], batch: list[Piece], encoded: list[T
 
 
 def _note_left_out(entry: dict[str, Any]) -> None:
-    """Counts the files of a source that are of no known kind, and says so."""
+    """Count the ignored files of a source and warn about them."""
     if entry["corpus"] == PYTHON_DOCS or is_dataset(entry["corpus"]):
         return
     others = other_files(entry["corpus"])
@@ -360,7 +362,7 @@ def _note_left_out(entry: dict[str, Any]) -> None:
         total = sum(others.values())
         kinds = ", ".join(f"{count:,} {ending}" for ending, count in others.items())
         said = "1 file of another kind is" if total == 1 else f"{total:,} files of other kinds are"
-        warnings.warn(f"{entry['corpus']}: {said} left out: {kinds}", stacklevel=2)
+        warnings.warn(f"{entry['corpus']}: {said} ignored: {kinds}", stacklevel=2)
 
 
 def _writer(folder: Path, name: str, tokenizer: Tokenizer) -> ShardWriter:
@@ -369,7 +371,7 @@ def _writer(folder: Path, name: str, tokenizer: Tokenizer) -> ShardWriter:
 
 
 def _source_names(corpus: Iterable[str]) -> list[str]:
-    """A name for the files of each source: of its own, also where file names have no case."""
+    """File name for each source, distinct even on case-insensitive file systems."""
     names: list[str] = []
     taken: set[str] = set()
     for path in corpus:

@@ -1,7 +1,7 @@
-"""A tokenizer for text that somebody wrote: the names of special tokens in it are text like any other.
+"""Encodes user text in which the names of special tokens are ordinary text.
 
-That a tokenizer looks for no special tokens is not enough where its model's own vocabulary holds them: a Unigram model takes
-"</s>" for the piece of that name. Here such pieces have names that no text holds, under the same ids.
+Disabling special tokens is not enough if the model's own vocabulary holds them: a Unigram model encodes "</s>" as the
+piece of that name. Here such pieces get names that no text can contain, with unchanged ids.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 import tokenizers
 
 _OUT_OF_REACH = "\ufdd0"
-"""Begins the names of special tokens; a noncharacter, which Unicode keeps for use inside programs."""
+"""First character of renamed special tokens; a noncharacter, reserved by Unicode for internal use."""
 _REPLACEMENT = "\ufffd"
 
 
 class PlainText:
-    """Encodes texts in which nothing but masks, where asked for, stands for itself.
+    """Encodes texts without special tokens, except masks on request.
 
     Args:
         backend: The tokenizer.
         special: Names of the special tokens.
         mask: Id and name of the mask.
-        masks: What is read as a mask where masks are read.
-        spaced: Tokens hold the space before them, so that a mask stands for the one before it as well.
+        masks: Strings read as a mask by `encode_masked`.
+        spaced: Whether tokens include the preceding space, so that a mask replaces that space too.
     """
 
     def __init__(
@@ -49,31 +49,31 @@ class PlainText:
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(content))
 
     def encode(self, texts: Iterable[str]) -> list[tokenizers.Encoding]:
-        """Tokens of each text, with their characters."""
+        """Encode texts, with character offsets."""
         found: list[tokenizers.Encoding] = self._backend.encode_batch(self._guarded(texts), add_special_tokens=False)
         return found
 
     def encode_fast(self, texts: Iterable[str]) -> list[tokenizers.Encoding]:
-        """Tokens of each text alone."""
+        """Encode texts, without offsets."""
         guarded = self._guarded(texts)
         found: list[tokenizers.Encoding] = self._backend.encode_batch_fast(guarded, add_special_tokens=False)
         return found
 
     def encode_masked(self, text: str) -> tokenizers.Encoding:
-        """Tokens of a text whose masks are masks."""
+        """Encode a text in which mask names are masks."""
         (guarded,) = self._guarded([text])
         return self._backend.encode(self._masks.sub(self._mask, guarded), add_special_tokens=False)
 
     def _guarded(self, texts: Iterable[str]) -> list[str]:
-        """Texts that hold none of the names in use here."""
+        """Replace the internal names of special tokens in texts."""
         return [self._names.sub(_REPLACEMENT, text) if _OUT_OF_REACH in text else text for text in texts]
 
 
 def takes_white_space(backend: tokenizers.Tokenizer, mask: tuple[int, str], spaced: bool) -> bool:
-    """Whether a mask takes all white space before it, and not just the one space that belongs to the masked token.
+    """Whether a mask consumes all white space before it rather than only the one space of the masked token.
 
-    It does where the tokenizer declares it so, and where a normaliser keeps an exported tokenizer from taking a single space,
-    see `exported`: both read a text alike.
+    True if the tokenizer declares it, or if a normaliser prevents an exported tokenizer from consuming a single space, see
+    `exported`; so both encode a text alike.
     """
     added = backend.get_added_tokens_decoder().get(mask[0])
     return (added is not None and bool(added.lstrip)) or (spaced and backend.normalizer is not None)
@@ -84,7 +84,7 @@ def _any_of(names: Iterable[str]) -> str:
 
 
 def _out_of_reach(document: dict[str, Any], names: set[str], mask: tuple[int, str]) -> dict[str, Any]:
-    """A `tokenizer.json` whose special tokens no text can spell; its mask is an added token, whatever it was."""
+    """A `tokenizer.json` with unspellable special tokens; the mask always becomes an added token."""
 
     def renamed(token: str) -> str:
         return _OUT_OF_REACH + token if token in names else token

@@ -1,11 +1,11 @@
-"""Corpus to token shards: drop duplicates, hold documents out, train or load a tokenizer, tokenise; all as a stream.
+"""`prepare`: a corpus to token shards, as a stream: deduplicate, hold out, train or load a tokenizer, tokenise.
 
     FOLDER/tokenizer.json, tokenizer_config.json
     FOLDER/train/SOURCE.ds ...    FOLDER/heldout/SOURCE.ds ...
-    FOLDER/lineage.json           what it was made from, with the fingerprint
+    FOLDER/lineage.json           what the folder was made from, with its fingerprint
 
-The folder appears as a whole or not at all: it is written beside its place and renamed. An old folder is opened only if
-the corpus, the settings and the version of this code still give its fingerprint.
+The folder is created atomically: it is written under a temporary name and renamed. An existing folder is reused only if
+the corpus, the settings and the version of this code still yield its fingerprint.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Prepared:
     """A prepared corpus.
 
     Args:
-        folder: Where it lies.
+        folder: Its folder.
         tokenizer: Its tokenizer.
-        train: The sources to train on, in the order of `data.corpus`.
-        heldout: What is held out of each source; sources of which nothing is held out are left out.
+        train: Training text by source, in the order of `data.corpus`.
+        heldout: Held-out text by source; sources without any are omitted.
         lineage: The content of `lineage.json`.
     """
 
@@ -46,11 +46,11 @@ class Prepared:
 
     @property
     def fingerprint(self) -> str:
-        """Names corpus, settings and code version."""
+        """Hash of corpus, settings and code version."""
         return cast(str, self.lineage["fingerprint"])
 
     def to_dict(self) -> dict[str, Any]:
-        """How much it holds, fit for JSON."""
+        """Its size as a JSON-serialisable dictionary."""
         return {
             "folder": str(self.folder),
             "fingerprint": self.fingerprint,
@@ -77,10 +77,10 @@ class Prepared:
 
     @classmethod
     def load(cls, folder: str | Path) -> Prepared:
-        """Opens a prepared folder without looking at the corpus.
+        """Open a prepared folder without checking the corpus.
 
         Raises:
-            UniclozeError: It is not one, it is damaged, or another version of the code made it.
+            UniclozeError: It is not a prepared folder, it is damaged, or another version of the code made it.
         """
         folder = Path(folder)
         content = lineage.read_lineage(folder)
@@ -88,8 +88,8 @@ class Prepared:
         recorded = content["tokenizer"]["fingerprint"]
         if tokenizer.fingerprint != recorded:
             raise UniclozeError(
-                f"{folder / 'tokenizer.json'} has fingerprint {tokenizer.fingerprint[:16]}, not {recorded[:16]} as in "
-                "lineage.json: remove the folder and prepare again."
+                f"{folder / 'tokenizer.json'} has fingerprint {tokenizer.fingerprint[:16]}, but lineage.json records "
+                f"{recorded[:16]}: remove the folder and prepare again."
             )
         entries = content["sources"]
         return cls(
@@ -110,7 +110,7 @@ def open_or_prepare(
     seed: int = 0,
     cure: str | None = None,
 ) -> Prepared:
-    """Opens `data.prepared` if it is given (the corpus need not exist then), else calls `prepare_data`.
+    """Open `data.prepared` if it is set (the corpus need not exist then), else call `prepare_data`.
 
     Raises:
         UniclozeError: As `Prepared.load` and `prepare_data`, or `data.prepared` was made with another tokenizer.
@@ -122,8 +122,8 @@ def open_or_prepare(
         wanted = Tokenizer.load(tokenizer.path).fingerprint
         if wanted != prepared.tokenizer.fingerprint:
             raise UniclozeError(
-                f"{data.prepared} was prepared with tokenizer {prepared.tokenizer.fingerprint[:16]}, {tokenizer.path} "
-                f"is {wanted[:16]}: leave --tokenizer.path out or prepare again."
+                f"{data.prepared} was prepared with tokenizer {prepared.tokenizer.fingerprint[:16]}, but {tokenizer.path} "
+                f"is {wanted[:16]}: leave out --tokenizer.path or prepare again."
             )
     return prepared
 
@@ -137,25 +137,25 @@ def prepare_data(
     seed: int = 0,
     cure: str | None = None,
 ) -> Prepared:
-    """Prepares a corpus in a folder, or opens the folder if this corpus was prepared there before.
+    """Prepare a corpus in a folder, or open the folder if this corpus was already prepared there.
 
-    Memory does not grow with the corpus. Documents are duplicates if they are equal up to case and white space (token
-    shards: if their tokens are equal; beside texts, if they spell equal texts); a repeat is found unless about a million
-    other documents have come between. A document is held out if the hash of its text says so, wherever it stands, see
-    `unicloze.text.split`; of each source at least one document is trained on.
+    Memory use does not grow with the corpus. Documents are duplicates if they are equal except for case and white space (for
+    token shards: if their tokens are equal, or beside texts, if they spell equal texts); a duplicate is found unless about a
+    million other documents come between. Whether a document is held out depends on the hash of its text, see
+    `unicloze.text.split`; each source keeps at least one document for training.
 
     Args:
         data: `corpus`, `text_field`, `heldout_share` and `deduplicate` are used. An entry of the corpus may also be
-            token shards of datatrove's; these stay where they are.
-        tokenizer: What to train or load.
+            datatrove token shards, which are read in place.
+        tokenizer: The tokenizer to train or load.
         out: The folder.
         progress: Show progress on stderr.
-        seed: Names the choice of held-out documents.
-        cure: What to do if the folder was made from something else; another folder or none if not given.
+        seed: Key for the choice of held-out documents.
+        cure: Advice if the folder was made from something else; default: use another folder or remove it.
 
     Raises:
-        UsageError: A setting cannot be.
-        UniclozeError: The corpus cannot be read, or the folder was made from something else, or the disk is full.
+        UsageError: A setting is invalid.
+        UniclozeError: The corpus cannot be read, the folder was made from something else, or the disk is full.
     """
     if not 0 <= data.heldout_share < 1:
         raise UsageError(f"data.heldout_share is {data.heldout_share}: give a share from 0 to below 1.")
@@ -166,10 +166,10 @@ def prepare_data(
         lineage.check_lineage(out, data, settings, cure=cure)
         return Prepared.load(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UniclozeError(f"{out} holds something that `prepare` did not write: give another --out or remove it.")
+        raise UniclozeError(f"{out} has files that `prepare` did not write: give another --out or remove it.")
     work = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
     try:
-        shutil.rmtree(work, ignore_errors=True)  # of a process that was killed and had this one's number
+        shutil.rmtree(work, ignore_errors=True)  # left by a killed process with the same process id
         work.mkdir(parents=True)
         _adopt(work, out)
         Preparation(data, tokenizer, settings, work, progress, seed).run()
@@ -180,20 +180,20 @@ def prepare_data(
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UniclozeError(f"The disk of {out.parent} is full: free some space and run it again.") from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise UniclozeError(f"{error.filename or out.parent} may not be written: give another --out.") from error
+            raise UniclozeError(f"{error.filename or out.parent} is not writable: give another --out.") from error
         if not (out / "lineage.json").is_file():
             raise
-        lineage.check_lineage(out, data, settings, cure=cure)  # another process was faster
+        lineage.check_lineage(out, data, settings, cure=cure)  # another process finished first
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return Prepared.load(out)
 
 
 def _open_source(folder: Path, part: str, entry: dict[str, Any]) -> TokenSource:
-    """A source as its lineage describes it.
+    """Open a source as its lineage describes it.
 
     Raises:
-        UniclozeError: It is damaged, or another one: an older version gave two sources one name at times.
+        UniclozeError: It is damaged, or another one: an older version sometimes gave two sources the same name.
     """
     name = entry["name"]
     if "shards" in entry:
@@ -203,14 +203,14 @@ def _open_source(folder: Path, part: str, entry: dict[str, Any]) -> TokenSource:
     found, recorded = (source.num_documents, source.num_tokens), (entry[part]["documents"], entry[part]["tokens"])
     if found != recorded:
         raise UniclozeError(
-            f"{folder / part / name} has {found[0]:,} documents of {found[1]:,} tokens, lineage.json says {recorded[0]:,} of "
-            f"{recorded[1]:,}: remove the folder and prepare again."
+            f"{folder / part / name} has {found[0]:,} documents of {found[1]:,} tokens, but lineage.json records "
+            f"{recorded[0]:,} of {recorded[1]:,}: remove the folder and prepare again."
         )
     return source
 
 
 def _adopt(work: Path, out: Path) -> None:
-    """Removes what killed runs of this machine left; a built-in corpus they had parsed already is taken over."""
+    """Remove leftovers of killed runs on this machine, keeping a built-in corpus that they had already parsed."""
     prefix = f".{out.name}.partial-{socket.gethostname()}-"
     for left in [folder for folder in out.parent.iterdir() if folder.name.startswith(prefix) and folder != work]:
         owner = left.name.removeprefix(prefix)

@@ -1,7 +1,7 @@
-"""The built-in corpus: the documentation that lies in every Python installation.
+"""The built-in corpus: documentation found in every Python installation.
 
-Its documents are the topics of the language reference (`pydoc_data.topics`) and, one for each module, the docstrings of
-the standard library and of the installed numpy and torch. Everything is parsed from source; nothing is imported.
+Its documents are the topics of the language reference (`pydoc_data.topics`) and, one per module, the docstrings of the
+standard library and of the installed numpy and torch. Everything is parsed from source; nothing is imported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LEAST_BODY = 20
 
 
 def file_name() -> str:
-    """Name of the file that keeps the corpus, with the versions it is made from.
+    """Name of the corpus file, with the versions it is made from.
 
     For example `python-docs-3.11.7-numpy-2.4.6-torch-2.13.0.jsonl.gz`.
     """
@@ -50,7 +50,7 @@ def file_name() -> str:
 
 
 def write_python_docs(folder: Path) -> Path:
-    """Writes the corpus into a folder, unless it is there, and returns its file: {"text": ..., "name": ...} a line."""
+    """Write the corpus to a folder unless it is there; returns the file, one {"text": ..., "name": ...} per line."""
     path = folder / file_name()
     if not path.is_file():
         partial = path.with_suffix(".partial")
@@ -62,7 +62,7 @@ def write_python_docs(folder: Path) -> Path:
 
 
 def python_docs() -> Iterator[Document]:
-    """The documents: first the topics, then the modules, sorted by name; those below 200 characters are left out."""
+    """The documents: topics, then modules, sorted by name, without those under 200 characters."""
     yield from _topics(Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py")
     for name, docstrings in _modules():
         text = "\n\n".join(f"{header}\n\n{docstring}".rstrip() for header, docstring in docstrings)
@@ -71,17 +71,17 @@ def python_docs() -> Iterator[Document]:
 
 
 Docstrings = list[tuple[str, str]]
-"""Headers of what is documented, and the docstrings."""
+"""Headers and docstrings of what is documented."""
 
 
 class Summary(NamedTuple):
-    """A docstring that goes on after its summary line.
+    """A docstring with text after its summary line.
 
     Args:
-        module: The module it stands in.
-        number: Its number among those of the module, from 0.
-        line: The summary, one line.
-        body: What follows it, its white space collapsed.
+        module: Its module.
+        number: Its number within the module, from 0.
+        line: The summary line.
+        body: The text after it, with white space collapsed.
     """
 
     module: str
@@ -92,7 +92,7 @@ class Summary(NamedTuple):
 
 @functools.cache
 def summaries() -> tuple[Summary, ...]:
-    """The docstrings of a line, a blank line and a body of some words; of equal ones the first."""
+    """Docstrings of a line, a blank line and a body of some words, without duplicates."""
     return tuple(_summaries())
 
 
@@ -126,7 +126,7 @@ def _topics(path: Path) -> Iterator[Document]:
 
 
 def _modules() -> Iterator[tuple[str, Docstrings]]:
-    """Names and docstrings of the modules that may have any, parsed by as many processes as there are cores."""
+    """Names and docstrings of modules that may have any, parsed in up to one process per core."""
     files = list(_files())
     processes = min(usable_cores(), _MOST_PROCESSES, len(files) // _FILES_A_PROCESS)
     parsed = map(_parsed, files) if processes < 2 else _parsed_side_by_side(files, processes)
@@ -136,7 +136,7 @@ def _modules() -> Iterator[tuple[str, Docstrings]]:
 
 
 def _files() -> Iterator[tuple[str, str]]:
-    """Names and paths of the modules of the standard library and of the packages."""
+    """Names and paths of the modules of the standard library and the packages."""
     standard_library = Path(sysconfig.get_path("stdlib"))
     yield from _below(standard_library, standard_library)
     for package in _PACKAGES:
@@ -154,26 +154,26 @@ def _below(folder: Path, root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _parsed_side_by_side(files: Sequence[tuple[str, str]], processes: int) -> Iterator[Docstrings | None]:
-    """As `_parsed`, by some processes; what one of them leaves unanswered is parsed here."""
+    """`_parsed` in several processes; files that a process leaves unanswered are parsed here."""
     with contextlib.ExitStack() as running:
         answers = [_start_parser(files[first::processes], running) for first in range(processes)]
         for i, file in enumerate(files):
             try:
                 found = json.loads(answers[i % processes].readline())
                 yield None if found is None else [(header, docstring) for header, docstring in found]
-            except ValueError:  # no answer: its process ended
+            except ValueError:  # no answer: the process ended
                 answers[i % processes] = io.BytesIO()
                 yield _parsed(file)
 
 
 def _start_parser(files: Sequence[tuple[str, str]], running: contextlib.ExitStack) -> IO[bytes]:
-    """What a process of its own says of some modules. `multiprocessing` would run a script without a main guard again."""
+    """Output of a process that parses some modules. `multiprocessing` would rerun a script without a main guard."""
     command = [sys.executable, "-P", "-c", "from unicloze.text.python_docs import parse_files; parse_files()"]
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))}
     pipe, silence = subprocess.PIPE, subprocess.DEVNULL
     try:
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=silence, env=paths, start_new_session=True)
-    except (OSError, TypeError):  # this interpreter is no program of its own
+    except (OSError, TypeError):  # the interpreter is embedded in another program
         return io.BytesIO()
     running.callback(running.enter_context(process).kill)
     assert process.stdin is not None and process.stdout is not None
@@ -185,7 +185,7 @@ def _start_parser(files: Sequence[tuple[str, str]], running: contextlib.ExitStac
 
 
 def parse_files() -> None:
-    """The work of such a process: (name, path) of modules as JSON from stdin, a line of JSON for each to stdout."""
+    """Body of such a process: reads (name, path) of modules as JSON from stdin, writes one JSON line each to stdout."""
     for file in json.load(sys.stdin.buffer):
         sys.stdout.buffer.write(json.dumps(_parsed(file)).encode() + b"\n")
 
@@ -204,7 +204,7 @@ def _parsed(file: tuple[str, str]) -> Docstrings | None:
 def _docstrings(
     node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str
 ) -> Iterator[tuple[str, str]]:
-    """What a docstring documents, and the docstring; that of a module may be empty."""
+    """Header and docstring of each documented object; a module's docstring may be empty."""
     docstring = ast.get_docstring(node)
     if docstring or isinstance(node, ast.Module):
         yield _header(node, name), docstring or ""

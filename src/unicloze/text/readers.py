@@ -1,6 +1,6 @@
-"""Documents out of .txt, .jsonl and .parquet files, as a stream: memory does not grow with the corpus.
+"""Streams documents from .txt, .jsonl and .parquet files; memory use does not grow with the corpus.
 
-In .txt files blank lines separate documents. Compressed files (.gz, .zst) are read as they are.
+In .txt files blank lines separate documents. Compressed files (.gz, .zst) are read directly.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 SUFFIXES = ".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"
-"""Endings of the files that are read; a folder's other files are left alone."""
+"""Suffixes of the files that are read; other files in a folder are ignored."""
 LONGEST_DOCUMENT = 64 * 2**20
-"""Most bytes of a .txt document. A longer one is cut at a line's end, else at a space, else between two characters: memory
-must not grow with it."""
+"""Largest .txt document in bytes. Longer ones are cut at a line end, else at a space, else between two characters, so that
+memory use is bounded."""
 _BLOCK = 2**20
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -37,10 +37,10 @@ _TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """One text and the place it stands.
+    """A text and its location.
 
     Args:
-        text: Never empty, without NUL characters, always encodable as UTF-8.
+        text: Not empty, without NUL characters, encodable as UTF-8.
         path: File, or name of a built-in text.
         line: Line of the file (row of a .parquet file), from 1.
     """
@@ -52,15 +52,15 @@ class Document:
 
 @dataclass(kw_only=True)
 class Tally:
-    """What the readers saw and mended, and the hash of the raw bytes of the last file.
+    """Counts of documents and repairs, and the hash of the last file.
 
     Args:
-        documents: Documents given.
-        empty: Documents without any text, left out.
-        replaced: Bytes that are no UTF-8 (or unpaired surrogates in .jsonl), each replaced by U+FFFD.
+        documents: Documents yielded.
+        empty: Documents without text, dropped.
+        replaced: Invalid UTF-8 sequences (or unpaired surrogates in .jsonl), each replaced by U+FFFD.
         nul: NUL characters, dropped.
-        first_bad: File and line of the first of these.
-        digest: Hash of the raw bytes of a file, complete once the file is read to its end.
+        first_bad: File and line of the first repair.
+        digest: Hash of the raw bytes of a file, complete once the whole file is read.
     """
 
     documents: int = 0
@@ -72,18 +72,18 @@ class Tally:
 
 
 def files_at(path: str | Path) -> list[Path]:
-    """All files a path names, sorted: a file, or those of a folder and its folders, or of what a glob (`**` allowed) names.
+    """All files a path names, sorted: a file, everything below a folder, or the matches of a glob (`**` allowed).
 
-    Links are followed. Hidden files and those of hidden folders are left alone unless they are named themselves.
+    Links are followed. Hidden files and folders are ignored unless named explicitly.
 
     Raises:
-        UniclozeError: A folder may not be read.
+        UniclozeError: A folder is not readable.
     """
     return [file for file in _names_at(Path(path).expanduser()) if file.is_file()]
 
 
 def _names_at(place: Path, *, hidden: bool = False) -> list[Path]:
-    """The same with links that lead nowhere; or of all these only what is hidden in a folder."""
+    """`files_at` including broken links; with `hidden`, only the hidden files in folders."""
     if place.is_file():
         return [] if hidden else [place]
     if place.is_dir():
@@ -94,11 +94,11 @@ def _names_at(place: Path, *, hidden: bool = False) -> list[Path]:
 
 
 def _names_below(place: Path, hidden: bool) -> Iterator[Path]:
-    """What is in a folder and its folders, each once, that is no folder."""
+    """Everything below a folder except folders, each once."""
 
     def refuse(error: OSError) -> None:
         raise UniclozeError(
-            f"The folder {error.filename} may not be read: give yourself the permission, or name another."
+            f"The folder {error.filename} is not readable: change its permissions, or name another folder."
         )
 
     seen = set()
@@ -119,23 +119,23 @@ def find_files(path: str | Path) -> list[Path]:
         path: As in `files_at`.
 
     Raises:
-        UniclozeError: Nothing is there, or nothing that can be read.
+        UniclozeError: There is nothing, or no file of a known kind.
     """
     place, known = Path(path).expanduser(), ", ".join(SUFFIXES)
     found = [file for file in files_at(place) if file.name.endswith(SUFFIXES)]
     if found:
         return found
     if place.is_file():
-        raise UniclozeError(f"{place} is no file of a known kind: rename or convert it to one of {known}.")
+        raise UniclozeError(f"{place} is not of a known file type: rename or convert it to one of {known}.")
     if place.is_dir():
-        raise UniclozeError(f"The folder {place} holds no text: put files in it that end in one of {known}.")
-    raise UniclozeError(f"There is no text at {place}: name a file, folder or glob of {known}.")
+        raise UniclozeError(f"The folder {place} holds no text files: add files that end in one of {known}.")
+    raise UniclozeError(f"There is no text file at {place}: name a file, folder or glob of {known}.")
 
 
 def other_files(path: str | Path) -> dict[str, int]:
-    """How many files of a folder or glob `find_files` leaves alone, by their endings, the most frequent first.
+    """Number of files in a folder or glob that `find_files` ignores, by suffix, most frequent first.
 
-    Links that lead nowhere count as `broken link`, hidden files that would be text otherwise as `hidden`.
+    Broken links count as `broken link`, hidden text files as `hidden`.
     """
     place = Path(path).expanduser()
     if place.is_file():
@@ -155,11 +155,11 @@ def read_documents(path: str | Path, text_field: str = "text", *, tally: Tally |
 
     Args:
         path: As in `find_files`.
-        text_field: Field of .jsonl and column of .parquet that holds the text.
-        tally: Counts what was seen and mended.
+        text_field: Field of .jsonl or column of .parquet that holds the text.
+        tally: Counts documents and repairs.
 
     Raises:
-        UniclozeError: A file is cut off or damaged, a line is no JSON object, or it has no `text_field`.
+        UniclozeError: A file is truncated or damaged, a line is not a JSON object, or `text_field` is missing.
     """
     tally = tally if tally is not None else Tally()
     for file in find_files(path):
@@ -167,7 +167,7 @@ def read_documents(path: str | Path, text_field: str = "text", *, tally: Tally |
 
 
 def read_file(file: Path, text_field: str, tally: Tally) -> Iterator[Document]:
-    """The documents of one file; `tally.digest` is new for each file."""
+    """The documents of one file; `tally.digest` is reset for each file."""
     tally.digest = hashlib.blake2b(digest_size=16)
     name = file.name.removesuffix(".gz").removesuffix(".zst")
     try:
@@ -180,17 +180,17 @@ def read_file(file: Path, text_field: str, tally: Tally) -> Iterator[Document]:
                 else:
                     yield from _read_jsonl(file, stream, text_field, tally)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UniclozeError(f"{file} is cut off or damaged ({error}): fetch or write it again.") from error
+        raise UniclozeError(f"{file} is truncated or damaged ({error}): download or write it again.") from error
     except PermissionError as error:
-        raise UniclozeError(f"{file} may not be read: give yourself the permission to.") from error
+        raise UniclozeError(f"{file} is not readable: change its permissions.") from error
     except OSError as error:
         if error.errno is not None:
             raise
-        raise UniclozeError(f"{file} is cut off or damaged ({error}): fetch or write it again.") from error
+        raise UniclozeError(f"{file} is truncated or damaged ({error}): download or write it again.") from error
 
 
 class _Hashing(io.RawIOBase):
-    """A file whose raw bytes are hashed as they are read."""
+    """A file that hashes its raw bytes as they are read."""
 
     def __init__(self, file: Path, digest: Any) -> None:
         self._file = file.open("rb", buffering=0)
@@ -223,7 +223,7 @@ def _open(file: Path, tally: Tally) -> BinaryIO:
 
 
 def _text(raw: bytes, place: str, tally: Tally) -> str:
-    """Mends a document: bad UTF-8 becomes U+FFFD, NUL goes."""
+    """Decode and repair a document: invalid UTF-8 becomes U+FFFD, NUL characters are dropped."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -262,7 +262,7 @@ def _read_text(file: Path, stream: BinaryIO, tally: Tally) -> Iterator[Document]
             line += pending.count(b"\n", start, blank.end())
             start = blank.end()
         del pending[:start]
-        # A blank line may be cut by the end of the block.
+        # The end of the block may split a blank line.
         searched = max(0, len(pending.rstrip(b" \t\r\n")) - 1)
         while len(pending) > LONGEST_DOCUMENT:
             line_end = pending.rfind(b"\n", LONGEST_DOCUMENT // 2, LONGEST_DOCUMENT)
@@ -277,7 +277,7 @@ def _read_text(file: Path, stream: BinaryIO, tally: Tally) -> Iterator[Document]
 
 
 def _between_characters(raw: bytearray, cut: int) -> int:
-    """The last place up to `cut` where a character of UTF-8 begins; `cut` itself in what is not UTF-8."""
+    """The last start of a UTF-8 character up to `cut`; `cut` itself if the bytes are not UTF-8."""
     starts = (place for place in range(cut, cut - 4, -1) if raw[place] & 0xC0 != 0x80)
     return next(starts, cut)
 
@@ -292,9 +292,9 @@ def _read_jsonl(file: Path, stream: BinaryIO, text_field: str, tally: Tally) -> 
         try:
             record = json.loads(_text(raw, place, tally))
         except (json.JSONDecodeError, RecursionError) as error:
-            raise UniclozeError(f"{place} is not JSON ({error}): mend or remove the line.") from error
+            raise UniclozeError(f"{place} is not JSON ({error}): fix or remove the line.") from error
         if not isinstance(record, dict):
-            raise UniclozeError(f'{place} is not a JSON object such as {{"text": "..."}}: mend or remove the line.')
+            raise UniclozeError(f'{place} is not a JSON object such as {{"text": "..."}}: fix or remove the line.')
         text = record.get(text_field)
         if not isinstance(text, str):
             if text is None and text_field in record:
@@ -303,14 +303,14 @@ def _read_jsonl(file: Path, stream: BinaryIO, text_field: str, tally: Tally) -> 
             strings = ", ".join(name for name, value in record.items() if isinstance(value, str))
             problem = "no field" if text_field not in record else "no text in the field"
             raise UniclozeError(
-                f'{place} has {problem} "{text_field}": set --data.text_field to one of its fields of text '
+                f'{place} has {problem} "{text_field}": set --data.text_field to one of its text fields '
                 f"({strings or 'it has none'})."
             )
         yield from mended_document(text, str(file), line, tally)
 
 
 def mended_document(text: str, path: str, line: int, tally: Tally) -> Iterator[Document]:
-    """A text that came decoded as a document, none if it is empty: unpaired surrogates become U+FFFD, NUL goes."""
+    """Make a document of decoded text, unless it is empty: unpaired surrogates become U+FFFD, NUL characters are dropped."""
     place = f"{path}:{line}"
     if "\0" in text or not text.isascii():
         text = _text(_bytes(text, place, tally), place, tally)
@@ -345,7 +345,7 @@ def _read_parquet(file: Path, text_field: str, tally: Tally) -> Iterator[Documen
             is_dictionary = pyarrow.types.is_dictionary(kind)
             if str(kind.value_type if is_dictionary else kind) not in _TEXT_TYPES:
                 raise UniclozeError(
-                    f'The column "{text_field}" of {file} holds {kind}, not text: set --data.text_field to another one.'
+                    f'The column "{text_field}" of {file} holds {kind}, not text: set --data.text_field to another column.'
                 )
             line = 0
             for batch in table.iter_batches(batch_size=64, columns=[text_field]):
@@ -355,4 +355,4 @@ def _read_parquet(file: Path, text_field: str, tally: Tally) -> Iterator[Documen
                     content = value.as_py() or b""
                     yield from _document(_text(content, f"{file}:{line}", tally), file, line, tally)
     except pyarrow.ArrowInvalid as error:
-        raise UniclozeError(f"{file} is cut off or damaged ({error}): fetch or write it again.") from error
+        raise UniclozeError(f"{file} is truncated or damaged ({error}): download or write it again.") from error

@@ -1,8 +1,8 @@
-"""Windows cut from token shards, in an order that is a function of (seed, position).
+"""Samples windows from token shards, in an order that is a function of (seed, position).
 
-Text is cut into consecutive pieces of `window - 1 - segments` tokens, document by document or out of all documents joined
-(`unicloze.text.pieces`); each piece is one window "[SOS] S1 [EOS] S2 [EOS]" (paper Section 2.2) or "[SOS] S1 [EOS]".
-An epoch visits the windows of each source `weight` times, in an order that is computed and never stored
+Text is cut into consecutive pieces of `window - 1 - segments` tokens, per document or from all documents joined
+(`unicloze.text.pieces`); each piece becomes one window "[SOS] S1 [EOS] S2 [EOS]" (paper Section 2.2) or "[SOS] S1 [EOS]".
+An epoch visits the windows of each source `weight` times, in an order that is computed rather than stored
 (`unicloze.text.orders`): reading is random access, and the state of a run is its position.
 """
 
@@ -33,15 +33,15 @@ _SOURCE_ORDER, _STATIC = 2, 4
 
 @dataclass(frozen=True, kw_only=True)
 class WindowName:
-    """Where a window is from.
+    """Location of a window's text.
 
     Args:
         source: Name of the source.
         file: File of the document.
-        line: Line of the file the document begins in (row of a table), from 1; None if the shard does not know.
-        document: Number of the document among those of the file that are in the shard.
-        first_token: Number of the window's first token within the document.
-        byte: Its approximate byte within the document's text, None if the shard does not know.
+        line: Line of the file where the document begins (row of a table), from 1; None if unknown.
+        document: Index of the document among those of the file in the shard.
+        first_token: Index of the window's first token within the document.
+        byte: Its approximate byte offset in the document's text; None if unknown.
     """
 
     source: str
@@ -61,22 +61,22 @@ class WindowSampler:
     """Random access to the windows of some sources.
 
     Args:
-        sources: Where the windows are from.
+        sources: Sources of the windows.
         window: Length of a window in tokens, special tokens included.
-        segments: 2 for "[SOS] S1 [EOS] S2 [EOS]" with a split point uniform over the piece, 1 for "[SOS] S1 [EOS]".
-            A piece with fewer tokens than segments is left out.
+        segments: 2 for "[SOS] S1 [EOS] S2 [EOS]" with a uniform split point, 1 for "[SOS] S1 [EOS]".
+            Pieces with fewer tokens than segments are dropped.
         vocabulary: Ids of the special tokens.
-        seed: Names the order and all draws.
-        weights: How often an epoch passes over each source; once each if not given. What is not a whole number goes on
-            where the last epoch stopped.
-        documents: `separate` cuts windows within documents, `joined` out of all documents of a shard with an [EOS] between
-            two of them, so that all windows of a shard but the last are full (RoBERTa's FULL-SENTENCES).
+        seed: Key of the order and all draws.
+        weights: Passes over each source per epoch; default: 1. A fractional pass continues where the previous epoch
+            stopped.
+        documents: `separate` cuts windows within documents, `joined` from all documents of a shard with an [EOS] between
+            them, so that all windows of a shard but the last are full (RoBERTa's FULL-SENTENCES).
         order: `shuffled`, or `streams`: consecutive windows side by side, for segment recurrence (Transformer-XL, XLNet).
-        phrases: Phrases to mark in the windows, as `Windows.joined`.
+        phrases: Phrases to mark in `Windows.joined`.
 
     Raises:
         UsageError: The window is too short, the weights do not fit the sources, or streams have two segments.
-        UniclozeError: There is no window at all.
+        UniclozeError: There are no windows.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class WindowSampler:
         if window < least:
             raise UsageError(
                 f"data.window is {window}, too short for {1 + segments} special tokens and {segments} of text: "
-                f"set it to {least} or more."
+                f"set it to at least {least}."
             )
         if weights is not None and len(weights) != len(sources):
-            raise UsageError(f"data.weights has {len(weights)} values for {len(sources)} sources: give one for each.")
+            raise UsageError(f"data.weights has {len(weights)} values for {len(sources)} sources: give one per source.")
         if weights is not None and (min(weights) < 0 or not np.isfinite(weights).all()):
-            raise UsageError(f"data.weights holds {min(weights)}: give numbers of 0 or more.")
+            raise UsageError(f"data.weights contains {min(weights)}: weights must be at least 0.")
         if order == "streams" and segments == 2:
-            raise UsageError("data.order is streams, whose windows go on from each other: set --data.segments 1.")
+            raise UsageError("data.order streams needs windows of one segment: set --data.segments 1.")
         self.sources = tuple(sources)
         self._phrases = phrases
         self.window, self.segments, self.vocabulary, self.seed = window, segments, vocabulary, seed
@@ -119,20 +119,21 @@ class WindowSampler:
         empty = [source.name for source, count in zip(self.sources, self.source_windows, strict=True) if not count]
         if empty and weights is not None and len(empty) < len(self.sources):
             warnings.warn(
-                f"data.weights has no effect on {', '.join(empty)}: no document there is long enough for a window",
+                f"data.weights has no effect on {', '.join(empty)}: none of their documents is long enough for a window",
                 stacklevel=2,
             )
         for source, factor, quota, count in zip(self.sources, factors, self._quotas, self.source_windows, strict=True):
             if factor > 0 and count and not quota:
                 raise UsageError(
-                    f"data.weights gives {source.name} {factor:g} of its windows, which is none: give more, or leave it out."
+                    f"data.weights gives {source.name} {factor:g} of its windows, which rounds to none: "
+                    "raise it, or drop the source."
                 )
         self.num_windows = int(self.source_windows.sum())
         self.epoch_size = int(self._quotas.sum())
         if not self.epoch_size:
             raise UniclozeError(
                 f"There is no window in {', '.join(source.name for source in self.sources) or 'the sources'}: "
-                "each document is too short, or each weight 0; give more text."
+                "every document is too short, or every weight is 0; add text."
             )
         self._special = np.zeros(vocabulary.size, dtype=bool)
         self._special[vocabulary.special] = True
@@ -150,14 +151,14 @@ class WindowSampler:
 
         Args:
             start: First position.
-            count: How many.
-            pairs: How S2 relates to S1, see `unicloze.text.pairs`.
-            static_copies: The draws for a window repeat themselves after so many passes over its source (BERT's static
-                masking); they are new each time if not given.
-            lanes: How many streams are read side by side, the batch size; without meaning for a shuffled order.
+            count: Number of windows.
+            pairs: Relation of S2 to S1, see `unicloze.text.pairs`.
+            static_copies: Draws for a window repeat after this many passes over its source (BERT's static masking); default:
+                new draws in every pass.
+            lanes: Number of parallel streams, equal to the batch size; ignored by the shuffled order.
 
         Raises:
-            UsageError: The windows have no two segments of one document to pair, or there is only one document.
+            UsageError: The windows lack two segments of one document to pair, or there is only one document.
         """
         positions = np.arange(start, start + count, dtype=np.int64)
         begins = None
@@ -180,12 +181,12 @@ class WindowSampler:
         return self._windows(source, index, keys, pairs, self._quotas, begins)
 
     def sequential(self, count: int, *, pairs: Pairs = "contiguous", lanes: int = 1) -> Windows:
-        """At most `count` windows, spread evenly over the sources, the same whatever the seed: for evaluation.
+        """At most `count` windows for evaluation, spread evenly over the sources and independent of the seed.
 
         Args:
-            count: How many.
+            count: Largest number of windows.
             pairs: As for `read`.
-            lanes: As for `read`: so many stretches of consecutive windows are spread evenly.
+            lanes: As for `read`: this many evenly spread stretches of consecutive windows.
         """
         count, begins = min(count, self.num_windows), None
         if self.order == "streams":
@@ -198,7 +199,7 @@ class WindowSampler:
         return self._windows(source, index, keyed.key(_HELDOUT_KEY, source, index), pairs, self.source_windows, begins)
 
     def name(self, source: int, index: int) -> WindowName:
-        """Where a window is from; the document of its first token if there are several.
+        """Location of a window; if it spans several documents, the document of its first token.
 
         Args:
             source: As in `Windows.source`.
@@ -220,7 +221,7 @@ class WindowSampler:
         )
 
     def _shuffle_parts(self, source: Ints, passes: Ints, index: Ints) -> None:
-        """A whole pass needs no order beside the epoch's; part of one must not be the source's beginning."""
+        """Shuffle the windows of a pass if an epoch holds only part of it, which must not be the source's start."""
         for number in np.flatnonzero(self._quotas % self.source_windows.clip(1)):
             for one_pass in np.unique(passes[source == number]):
                 rows = (source == number) & (passes == one_pass)
@@ -228,7 +229,7 @@ class WindowSampler:
                 index[rows] = keyed.permutation(index[rows], int(self.source_windows[number]), order)
 
     def _place(self, source: Ints, index: Ints) -> Places:
-        """Where the pieces of some windows lie."""
+        """Locations of the pieces of some windows."""
         columns = {field: np.empty(len(index), dtype=np.int64) for field in Places.__dataclass_fields__}
         for number in np.unique(source):
             mine = source == number
@@ -238,14 +239,14 @@ class WindowSampler:
         return Places(**columns)
 
     def _take(self, source: Ints, places: Places, rows: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int32]:
-        """The text of all rows, or of some and zeros in the others. *Shape:* (rows, piece)"""
+        """The text of all rows, or of the given rows with zeros elsewhere. *Shape:* (rows, piece)"""
         text = np.zeros((len(source), self._piece), dtype=np.int32)
         for number in np.unique(source if rows is None else source[rows]):
             mine = source == number if rows is None else rows & (source == number)
             text[mine] = self._pieces[number].take(places.run[mine], places.start[mine])
             if (largest := int(text[mine].max())) >= self.vocabulary.size:
                 raise UniclozeError(
-                    f"{self.sources[number].shards[0].path} holds token id {largest}, the tokenizer only "
+                    f"{self.sources[number].shards[0].path} holds token id {largest}, but the tokenizer has only "
                     f"{self.vocabulary.size} ids: give --tokenizer.path the tokenizer of these shards."
                 )
         return text
@@ -279,7 +280,7 @@ class WindowSampler:
     ) -> Windows:
         if pairs != "contiguous" and (self.segments == 1 or self.documents == "joined"):
             raise UsageError(
-                f"objective.pairs is {pairs}, which relates two segments of one document: set --data.segments 2 and "
+                f"objective.pairs is {pairs}, which needs two segments of one document: set --data.segments 2 and "
                 "--data.documents separate."
             )
         places = self._place(source, index)

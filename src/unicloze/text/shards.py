@@ -1,11 +1,11 @@
-"""Token shards in datatrove's layout, memory-mapped.
+"""Token shards in datatrove's layout: written as a stream, read by memory-mapping.
 
 NAME.ds           token ids, document after document, little-endian uint16 (uint32 for more than 65,536 ids)
-NAME.ds.index     where each document ends, in tokens, uint64
-NAME.ds.metadata  "tokenizer|bytes of a token", the number of tokens, that number for people: three lines
-NAME.ds.bytes     bytes of text up to the end of each document, uint64 (ours; datatrove has none)
-NAME.ds.lines     line of its file each document begins in (row of a table), uint64, 0 if not known (ours)
-NAME.ds.json      the files the documents are from (ours)
+NAME.ds.index     end of each document, in tokens, uint64
+NAME.ds.metadata  three lines: "tokenizer|bytes per token", number of tokens, that number in readable form
+NAME.ds.bytes     bytes of text up to the end of each document, uint64 (ours; not in datatrove)
+NAME.ds.lines     line of its file (row of a table) where each document begins, uint64, 0 if unknown (ours)
+NAME.ds.json      source files of the documents (ours)
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import numpy.typing as npt
 from unicloze.errors import UniclozeError
 
 SCHEMA = 1
-"""Version of the `.ds.json` files."""
+"""Schema version of the `.ds.json` files."""
 
 Ends = npt.NDArray[np.uint64]
 
 
 class ShardWriter:
-    """Writes one shard as a stream; use it in a `with` statement.
+    """Writes one shard as a stream; use it as a context manager.
 
     Args:
-        path: The `.ds` file; the others are written beside it.
-        vocab_size: Decides on the width of a token.
-        tokenizer_name: For the metadata.
+        path: The `.ds` file; the other files are written beside it.
+        vocab_size: Determines the width of a token.
+        tokenizer_name: Recorded in the metadata.
     """
 
     def __init__(self, path: Path, *, vocab_size: int, tokenizer_name: str) -> None:
@@ -45,7 +45,7 @@ class ShardWriter:
         self.tokens = self.bytes = self.documents = 0
 
     def begin_file(self, name: str) -> None:
-        """The documents that follow are from this file."""
+        """Set the source file of the following documents."""
         if self._files and self._files[-1]["path"] == name:
             return
         if self._files and self._files[-1]["first_document"] == self.documents:
@@ -55,13 +55,13 @@ class ShardWriter:
     def write(
         self, token_ids: npt.NDArray[np.integer], size: int, *, line: int = 0, ends_document: bool = True
     ) -> None:
-        """Adds a document, or a piece of one.
+        """Write a document, or a piece of one.
 
         Args:
             token_ids: Its tokens. *Shape:* (tokens,)
-            size: Its bytes of text.
-            line: Line of the file the document begins in, from 1; 0 if not known.
-            ends_document: Whether the document ends here.
+            size: Bytes of text.
+            line: Line of the file where the document begins, from 1; 0 if unknown.
+            ends_document: Whether the document ends with this piece.
         """
         tokens_file, index_file, bytes_file, lines_file = self._open
         tokens_file.write(token_ids.astype(self._dtype).tobytes())
@@ -90,24 +90,24 @@ class ShardWriter:
 
 
 def beside(path: Path, end: str) -> Path:
-    """The file of a shard with this ending."""
+    """Path of a shard's file with this suffix."""
     return path.with_name(path.name + end)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenShard:
-    """An opened shard, or some documents of it.
+    """An open shard, or some of its documents.
 
     Args:
         path: The `.ds` file.
         tokens: Token ids of all documents. *Shape:* (tokens of the file,)
         starts: First token of each document. *Shape:* (documents,)
-        ends: Where each document ends. *Shape:* (documents,)
-        sizes: Bytes of text of each document, None if not known. *Shape:* (documents,)
-        lines: Line of its file each document begins in, 0 where not known. *Shape:* (documents,)
-        numbers: Number of each document within the `.ds` file. *Shape:* (documents,)
-        files: Name of each file and its first document.
-        tokenizer_name: What the metadata call the tokenizer; empty if there are none.
+        ends: End of each document. *Shape:* (documents,)
+        sizes: Bytes of text of each document; None if unknown. *Shape:* (documents,)
+        lines: Line of its file where each document begins; 0 if unknown. *Shape:* (documents,)
+        numbers: Index of each document within the `.ds` file. *Shape:* (documents,)
+        files: Name of each source file and the index of its first document.
+        tokenizer_name: Name of the tokenizer in the metadata; empty without metadata.
     """
 
     path: Path
@@ -122,14 +122,14 @@ class TokenShard:
 
     @classmethod
     def open(cls, path: Path, *, documents: npt.NDArray[np.int64] | None = None) -> TokenShard:
-        """Opens a shard of ours or of datatrove's.
+        """Open a shard written by us or by datatrove.
 
         Args:
             path: The `.ds` file.
-            documents: Numbers of the documents to take, sorted; all if not given.
+            documents: Indices of the documents to select, sorted; default: all.
 
         Raises:
-            UniclozeError: A file is missing, cut off or does not fit the others.
+            UniclozeError: A file is missing, truncated or inconsistent with the others.
         """
         index = beside(path, ".index")
         for file in (path, index):
@@ -158,13 +158,13 @@ class TokenShard:
             except ValueError as error:
                 raise UniclozeError(f"{file} is damaged: remove the folder and prepare again.") from error
             if sidecar.get("schema") != SCHEMA:
-                raise UniclozeError(f"{file} is not of schema {SCHEMA}: remove the folder and prepare again.")
+                raise UniclozeError(f"{file} does not have schema {SCHEMA}: remove the folder and prepare again.")
             files = tuple((entry["path"], entry["first_document"]) for entry in sidecar["files"])
         numbers = np.arange(len(ends), dtype=np.int64)
         if documents is not None:
             if len(documents) and int(documents.max()) >= len(ends):
                 raise UniclozeError(
-                    f"{path} has {len(ends)} documents and not {int(documents.max()) + 1} or more as when it was prepared: "
+                    f"{path} has {len(ends)} documents, but had at least {int(documents.max()) + 1} when it was prepared: "
                     "prepare again."
                 )
             numbers, starts, ends = documents, starts[documents], ends[documents]
@@ -189,7 +189,7 @@ def _tokenizer_name(metadata: Path) -> str:
 
 
 def _beside_documents(path: Path, end: str, index: Path) -> npt.NDArray[np.int64] | None:
-    """What a file beside a shard says of each document; None if there is none."""
+    """Values per document from a file beside a shard; None without such a file."""
     file = beside(path, end)
     if not file.is_file():
         return None
@@ -200,7 +200,7 @@ def _beside_documents(path: Path, end: str, index: Path) -> npt.NDArray[np.int64
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenSource:
-    """One entry of `data.corpus`, tokenised.
+    """One tokenised entry of `data.corpus`.
 
     Args:
         name: Its name.
@@ -212,17 +212,17 @@ class TokenSource:
 
     @property
     def num_documents(self) -> int:
-        """Documents of all shards."""
+        """Number of documents in all shards."""
         return sum(len(shard.ends) for shard in self.shards)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all documents."""
+        """Number of tokens in all documents."""
         return sum(int((shard.ends - shard.starts).sum()) for shard in self.shards)
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes of the text of all documents; None if a shard does not know."""
+        """Bytes of text in all documents; None if a shard does not record them."""
         sizes = [shard.sizes for shard in self.shards]
         known = [int(size.sum()) for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None

@@ -1,13 +1,13 @@
-"""Which documents are held out: a property of their content, decided over all sources of a corpus at once.
+"""Decides which documents are held out, from their content and over all sources of a corpus at once.
 
-A document is held out if the hash of its content lies below the share that is asked for. Three rules see to it that there is
-something to train on and something to measure on, whatever the sources are:
+A document is held out if the hash of its content is below the requested share. Three rules ensure that there is something to
+train on and something to evaluate on, whatever the sources:
 
-- Of each source the document with the largest hash is trained on.
-- If no document is held out then, the one with the smallest hash is that need not be trained on.
-- If there is no such document, or it is more than four times what was asked for, the end of one is held out instead.
+- The document with the largest hash in each source is used for training.
+- If that leaves no held-out document, the one with the smallest hash that is not reserved for training is held out.
+- If there is none, or it is more than four times the requested size, the end of one document is held out instead.
 
-Since all rules speak of hashes, copies of a document are on its side, wherever they are and however often.
+All rules depend on hashes, so copies of a document are on its side, wherever they are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unicloze.text.cutting import pieces_of
 from unicloze.text.tokenizers import Tokenizer
 
 DROP, TRAIN, HELDOUT, CUT = range(4)
-"""Left out as a duplicate, to train on, held out, or cut in two with its end held out."""
+"""Dropped as a duplicate, used for training, held out, or cut in two with its end held out."""
 
 _SEEN = 2**20
 _LEAST_HELDOUT = 2048
@@ -38,7 +38,7 @@ Ids = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class _Document:
-    """The hash of a document, its size, and whether every copy of it that was seen is text, which can be cut."""
+    """Hash and size of a document, and whether every copy seen so far is text, which can be cut."""
 
     hash: int
     size: int
@@ -46,12 +46,11 @@ class _Document:
 
 
 class Split:
-    """Sees all documents once, then says of each on which side it is. Memory does not grow with the corpus.
+    """Sees all documents once, then returns the side of each. Memory use does not grow with the corpus.
 
     Args:
         share: Share of the documents to hold out.
-        deduplicate: Drop documents that were seen before. A repeat is found unless about a million other documents have come
-            between.
+        deduplicate: Drop documents seen before. A duplicate is found unless about a million other documents come between.
         sources: Number of sources.
     """
 
@@ -60,22 +59,22 @@ class Split:
         self._seen = np.zeros(_SEEN, dtype=np.uint64) if deduplicate else None
         self._largest: dict[str, _Document] = {}
         self._smallest: dict[int, _Document] = {}
-        self._most = sources + _CANDIDATES  # at least one of these need not be trained on, if there is any
+        self._most = sources + _CANDIDATES  # so many that at least one is not reserved for training, if there is any
         self._total = 0
         self._sides: dict[int, int] = {0: DROP}
         self.cut_size = 0
 
     def add(self, source: str, value: int, size: int, *, is_text: bool) -> int:
-        """Take note of a document.
+        """Add a document.
 
         Args:
             source: Name of its source.
             value: Its hash, see `text_hash` and `Spelling`.
-            size: In bytes, or in any unit that is the same for all.
+            size: In bytes, or in any unit common to all documents.
             is_text: Whether it can be cut.
 
         Returns:
-            Its hash, to ask for its side by; 0 for a duplicate.
+            Its hash, for `side`; 0 for a duplicate.
         """
         if self._seen is not None:
             if int(self._seen[value % _SEEN]) == value:
@@ -94,7 +93,7 @@ class Split:
         return value
 
     def decide(self) -> None:
-        """Every document was seen: decide where the hash alone does not."""
+        """Decide the cases that the hash alone does not, once every document was added."""
         trained = {document.hash for document in self._largest.values()}
         self._sides |= dict.fromkeys(trained, TRAIN)
         free = [self._smallest[value] for value in sorted(self._smallest) if value not in trained]
@@ -116,11 +115,11 @@ class Split:
             self.cut_size = min(want, chosen.size // 2)
 
     def side(self, value: int) -> int:
-        """The side of a document by the hash that `add` returned."""
+        """The side of a document, by the hash returned by `add`."""
         return self._sides.get(value, HELDOUT if value < self._limit else TRAIN)
 
     def sides(self, values: Hashes) -> npt.NDArray[np.uint8]:
-        """The sides of many. *Shape:* as the hashes"""
+        """The sides of many documents. *Shape:* that of the hashes"""
         sides = np.where(values < np.uint64(self._limit), HELDOUT, TRAIN).astype(np.uint8)
         for value, side in self._sides.items():
             sides[values == np.uint64(value)] = side
@@ -128,7 +127,7 @@ class Split:
 
 
 def text_hash(text: str, seed: int) -> tuple[int, int]:
-    """64 bits that are equal for texts equal up to case and white space, and the bytes of the text."""
+    """A 64-bit hash that ignores case and white space, and the size of the text in bytes."""
     digest, size, gap, begun = _hash(seed), 0, False, False
     for piece in pieces_of(text):
         size += len(piece.encode())
@@ -141,17 +140,17 @@ def text_hash(text: str, seed: int) -> tuple[int, int]:
 
 
 def tokens_hash(tokens: Ids, seed: int, vocab_size: int) -> int:
-    """64 bits that are equal for equal tokens, whatever the width of a token is in their files."""
+    """A 64-bit hash of tokens that does not depend on their integer width."""
     digest = _hash(seed)
     digest.update(tokens.astype("<u2" if vocab_size <= 2**16 else "<u4").tobytes())
     return int.from_bytes(digest.digest(), "little")
 
 
 class Spelling:
-    """What tokens spell, without capitals, white space and special tokens: so a text is known again in its tokens.
+    """Text spelled by tokens, without case, white space and special tokens, to match a text with its tokens.
 
     Args:
-        tokenizer: Of the tokens.
+        tokenizer: The tokenizer of the tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -162,11 +161,11 @@ class Spelling:
         self._table = [b"" if number in silent else spell(token) for number, token in enumerate(tokens)]
 
     def hash(self, parts: Iterable[Ids], seed: int) -> tuple[int, int]:
-        """64 bits that are equal for documents that spell the same, and the bytes they spell.
+        """A 64-bit hash of what a document spells, and its size in bytes.
 
         Args:
             parts: Token ids of the document, in parts. *Shape:* (tokens,) each
-            seed: Names the hash.
+            seed: Salt of the hash.
         """
         decoder, digest, size = codecs.getincrementaldecoder("utf-8")("replace"), _hash(seed), 0
         for part in parts:
@@ -190,7 +189,7 @@ def _spelled(token: str) -> bytes:
 
 
 def _spelled_by_bytes() -> Callable[[str], bytes]:
-    """Characters of the byte-level alphabet to bytes; a token with others is spelled as it is written."""
+    """Decoder of the byte-level alphabet; a token with other characters is encoded as written."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     byte_of = {chr(byte): byte for byte in plain} | {chr(256 + number): byte for number, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Sources that are token shards already, such as a folder that datatrove wrote: read where they lie, never copied."""
+"""Token shards as sources, such as a folder written by datatrove: read in place, never copied."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ Numbers = npt.NDArray[np.int64]
 
 
 def find_shards(corpus: str | Path) -> list[Path]:
-    """The `.ds` files among those a path names, sorted; see `unicloze.text.readers.files_at`."""
+    """The `.ds` files under a path, sorted; see `unicloze.text.readers.files_at`."""
     return [file for file in files_at(corpus) if file.suffix == ".ds"]
 
 
 def name_of(tokenizer: Tokenizer) -> str:
-    """What the metadata of shards written here call a tokenizer."""
+    """Name of a tokenizer in the metadata of our shards."""
     return _OURS + tokenizer.fingerprint[:16]
 
 
 def documents(path: Path, tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.unsignedinteger]]:
-    """The tokens of each document of a shard. *Shape:* (tokens,) each
+    """Token ids of each document of a shard. *Shape:* (tokens,) each
 
     Args:
         path: The `.ds` file.
-        tokenizer: Of its tokens.
+        tokenizer: The tokenizer of its tokens.
 
     Raises:
-        UniclozeError: The shard is damaged, holds ids the tokenizer has not, or was written here with another tokenizer.
+        UniclozeError: The shard is damaged, has ids unknown to the tokenizer, or was written here with another tokenizer.
     """
     shard, vocab_size = TokenShard.open(path), tokenizer.vocabulary.size
     if shard.tokenizer_name.startswith(_OURS) and shard.tokenizer_name != name_of(tokenizer):
@@ -49,14 +49,14 @@ def documents(path: Path, tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.unsig
         tokens = shard.tokens[start:end]
         if end > start and int(tokens.max()) >= vocab_size:
             raise UniclozeError(
-                f"{path} holds token id {tokens.max()}, the tokenizer only {vocab_size} ids: give --tokenizer.path the "
-                "tokenizer of these shards."
+                f"{path} holds token id {tokens.max()}, but the tokenizer has only {vocab_size} ids: give --tokenizer.path "
+                "the tokenizer of these shards."
             )
         yield tokens
 
 
 def write_selection(folder: Path, name: str, selections: list[tuple[Path, Numbers]]) -> dict[str, Any]:
-    """Notes which documents of which shards make up a source, one `NAME.I.documents` file of uint64 a shard."""
+    """Record the documents of each shard that form a source, as one `NAME.I.documents` file of uint64 per shard."""
     tokens = 0
     for i, (path, numbers) in enumerate(selections):
         numbers.astype("<u8").tofile(folder / f"{name}.{i}.documents")
@@ -66,10 +66,10 @@ def write_selection(folder: Path, name: str, selections: list[tuple[Path, Number
 
 
 def open_selection(folder: Path, name: str, paths: list[Path]) -> TokenSource:
-    """Opens what `write_selection` noted.
+    """Open what `write_selection` recorded.
 
     Raises:
-        UniclozeError: A file is missing or damaged, or a shard is not the one that was selected from.
+        UniclozeError: A file is missing or damaged, or a shard has changed.
     """
     shards = []
     for i, path in enumerate(paths):

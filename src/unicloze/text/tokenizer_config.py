@@ -1,4 +1,4 @@
-"""What a `tokenizer_config.json` says of the vocabulary or the `tokenizer.json` beside it."""
+"""Reads the `tokenizer_config.json` beside a vocabulary or `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from unicloze.errors import UniclozeError
 
 CONFIG = "tokenizer_config.json"
 KEYS = {"pad": "pad_token", "unk": "unk_token", "sos": "cls_token", "eos": "sep_token", "mask": "mask_token"}
-"""Where the token of each role stands."""
+"""Key of each role's token."""
 LOWERCASE, ACCENTS, IDEOGRAPHS = "do_lower_case", "strip_accents", "tokenize_chinese_chars"
-"""Keys of how text is normalised."""
+"""Keys of text normalisation."""
 _GENERIC = "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"
-"""Classes of Transformers that take a `tokenizer.json` as it is."""
+"""Classes of Transformers that use a `tokenizer.json` unchanged."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TokenizerConfig:
 
     Args:
         path: The file.
-        values: What it holds; nothing if there is no such file.
+        values: Its content; empty without such a file.
     """
 
     path: Path
@@ -36,10 +36,10 @@ class TokenizerConfig:
 
     @classmethod
     def beside(cls, file: Path) -> TokenizerConfig:
-        """That of the folder a tokenizer's file is in.
+        """Read the one in the folder of a tokenizer file.
 
         Raises:
-            UniclozeError: It cannot be read.
+            UniclozeError: It is not a JSON object.
         """
         path = file.with_name(CONFIG)
         if not path.is_file():
@@ -47,19 +47,19 @@ class TokenizerConfig:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise UniclozeError(f"{path} cannot be read as JSON ({error}): mend it or remove it.") from error
+            raise UniclozeError(f"{path} cannot be read as JSON ({error}): fix or remove it.") from error
         if not isinstance(values, dict):
-            raise UniclozeError(f"{path} holds no JSON object: mend it or remove it.")
+            raise UniclozeError(f"{path} is not a JSON object: fix or remove it.")
         return cls(path, values)
 
     def roles(self) -> dict[str, str]:
-        """Tokens with a role."""
+        """Token of each role it names."""
         named = {role: self.values.get(key) for role, key in KEYS.items()}
         named = {role: token.get("content") if isinstance(token, dict) else token for role, token in named.items()}
         return {role: token for role, token in named.items() if isinstance(token, str)}
 
     def normalizer(self, vocabulary: Iterable[str]) -> normalizers.Normalizer:
-        """That of a `vocab.txt`: lower-cased as the configuration says, else if no word of it has a capital.
+        """Normalizer for a `vocab.txt`: lower-casing as configured, else if no word has a capital.
 
         Raises:
             UniclozeError: A value is neither true nor false.
@@ -75,9 +75,9 @@ class TokenizerConfig:
         )
 
     def check(self, backend: tokenizers.Tokenizer, file: Path) -> None:
-        """Refuse a `tokenizer.json` that normalises text in another way than the configuration says.
+        """Reject a `tokenizer.json` whose normalisation contradicts the configuration.
 
-        Transformers goes by the configuration where its class takes these keys, and by the file where it does not.
+        Transformers follows the configuration if its class supports these keys, else the file.
 
         Raises:
             UniclozeError: They differ.
@@ -101,7 +101,7 @@ class TokenizerConfig:
             if (said := self._flag(key)) is not None and said != done:
                 raise UniclozeError(
                     f"{self.path}: {key} is {str(said).lower()}, but {file} does {'' if done else 'not '}{what}: correct "
-                    "the one that is not as the model was trained."
+                    "whichever differs from how the model was trained."
                 )
 
     def _flag(self, key: str) -> bool | None:

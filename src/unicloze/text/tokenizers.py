@@ -1,4 +1,4 @@
-"""Text to token ids, through Hugging Face `tokenizers`: WordPiece or byte-level BPE, trained here or loaded."""
+"""Tokenizers: WordPiece or byte-level BPE through Hugging Face `tokenizers`, trained here or loaded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from unicloze.text.tokenizer_config import CONFIG, KEYS, TokenizerConfig
 
 PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO = "[PAD]", "[unused1]", "[UNK]", "[SOS]", "[EOS]", "[MASK]", "[PSEUDO]"
 SPECIAL_TOKENS = PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO
-"""Special tokens of a trained vocabulary, by id. Id 1 is never emitted: MPNet takes it for padding."""
+"""Special tokens of a trained vocabulary, by id. Id 1 is never used because MPNet treats it as padding."""
 
 _ROLES = {
     "pad": (PAD, "<pad>"),
@@ -49,22 +49,22 @@ _LARGEST_ALPHABET = 1000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vocabulary:
-    """The ids with a role, and those a random token is drawn from.
+    """Ids of special tokens, and the ids that random tokens are drawn from.
 
     Args:
         size: Number of ids, used or not.
-        pad: Fills a row's end.
-        unk: Stands for what cannot be spelled.
+        pad: Fills the end of a row.
+        unk: Replaces text that cannot be spelled.
         sos: First token of a window, also known as [CLS].
         eos: Ends a segment, also known as [SEP].
         mask: [M] of the paper.
-        pseudo: [P] of the paper; None if the vocabulary has no id to spare.
-        special: Ids that are neither masked nor drawn at random. Sorted. *Shape:* (number of special ids,)
-        ordinary: All other ids. Sorted. *Shape:* (number of ordinary ids,)
-        extra: Special ids that stand for nothing yet: sentinels and mode tokens. *Shape:* (number of them,)
-        continues: Whether an id goes on with the word before it, if a word stands there. *Shape:* (size,)
+        pseudo: [P] of the paper; None if the vocabulary has no spare id.
+        special: Ids that are neither masked nor drawn at random, sorted. *Shape:* (number of special ids,)
+        ordinary: All other ids, sorted. *Shape:* (number of ordinary ids,)
+        extra: Special ids without a fixed role, for sentinels and mode tokens. *Shape:* (number of them,)
+        continues: Whether an id continues a word before it, if there is one. *Shape:* (size,)
         ends_sentence: Whether an id ends a sentence. *Shape:* (size,)
-        boundaries: What says whether a token belongs to the word before it; None where `continues` says all.
+        boundaries: Decides whether a token continues the word before it; None if `continues` decides alone.
     """
 
     size: int
@@ -84,11 +84,11 @@ class Vocabulary:
     def follows(
         self, token_ids: npt.NDArray[np.integer], first: npt.NDArray[np.bool_] | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Whether each token belongs to the word of the token before it, which is no special token.
+        """Whether each token belongs to the word of the token before it, which must not be a special token.
 
         Args:
             token_ids: *Shape:* (..., tokens)
-            first: Tokens nothing stands before, beside the first of each row. *Shape:* (..., tokens)
+            first: Marks further tokens without a predecessor, besides the first of each row. *Shape:* (..., tokens)
         """
         if self.boundaries is not None:
             return self.boundaries.follows(token_ids, first)
@@ -97,13 +97,12 @@ class Vocabulary:
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` whose special tokens have the roles this library needs.
+    """A `tokenizers.Tokenizer` with the special tokens this library needs.
 
     Args:
         backend: The tokenizer to wrap. Its padding, truncation and post-processing are reset.
-        name: What to call it in messages.
-        roles: Token of a role (`pad`, `unk`, `sos`, `eos`, `mask`) where it is not the usual one, or not the only usual
-            one of the vocabulary.
+        name: Its name in messages.
+        roles: Token of a role (`pad`, `unk`, `sos`, `eos`, `mask`) where the usual names do not apply or are ambiguous.
 
     Raises:
         UniclozeError: A role has no token.
@@ -118,7 +117,7 @@ class Tokenizer:
         self._mark = _space_mark(backend)
         self.vocabulary = _vocabulary(backend, name, roles or {}, self._mark)
         self._backend = backend
-        # The library names these as its normaliser spells them.
+        # The library would return these names normalised.
         self._added = {number: token.content for number, token in backend.get_added_tokens_decoder().items()}
         sos, eos = self.tokens([self.vocabulary.sos, self.vocabulary.eos])
         backend.post_processor = processors.TemplateProcessing(
@@ -131,30 +130,30 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
-        """Trains on texts. The same texts give the same tokenizer.
+        """Train on texts. The same texts give the same tokenizer.
 
         Args:
-            texts: Read twice for WordPiece, so not an iterator; memory grows with the number of different words only.
+            texts: Read twice for WordPiece, so not an iterator; memory grows only with the number of distinct words.
             settings: All but `path` are used.
 
         Raises:
-            UsageError: `vocab_size` cannot hold the special tokens and the characters.
+            UsageError: `vocab_size` is too small for the special tokens and characters.
         """
         backend = _train_bpe(texts, settings) if settings.kind == "bpe" else _train_wordpiece(texts, settings)
         return cls(backend)
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Loads a `tokenizer.json`, a `vocab.txt` of BERT's kind, or a folder that holds one.
+        """Load a `tokenizer.json`, a BERT-style `vocab.txt`, or a folder that holds one.
 
-        A `tokenizer_config.json` beside it says which tokens have a role, and how text is put for a `vocab.txt`. If it does
-        not say whether that lower-cases, a vocabulary without capitals does.
+        A `tokenizer_config.json` beside it names the tokens with a role and the normalisation for a `vocab.txt`. If it does
+        not mention lower-casing, a vocabulary without capitals is lower-cased.
 
         Args:
             path: The file or folder.
 
         Raises:
-            UniclozeError: It is not there, not readable as such, has no token for a role, or contradicts the configuration.
+            UniclozeError: It is missing, not readable as such, lacks a token for a role, or contradicts the configuration.
         """
         place = Path(path).expanduser()
         if place.is_dir():
@@ -163,7 +162,7 @@ class Tokenizer:
                 raise UniclozeError(f"{place} holds no tokenizer.json or vocab.txt: set --tokenizer.path to one.")
             place = files[0]
         if not place.is_file():
-            raise UniclozeError(f"There is no {place}: set --tokenizer.path to a vocab.txt or tokenizer.json.")
+            raise UniclozeError(f"There is no file {place}: set --tokenizer.path to a vocab.txt or tokenizer.json.")
         config = TokenizerConfig.beside(place)
         if place.suffix != ".json":
             return cls(_from_vocab_txt(place, config), name=str(place), roles=config.roles())
@@ -175,39 +174,39 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises Exception itself
             raise UniclozeError(
-                f"{place} is damaged or no tokenizer.json of the tokenizers library ({error}): set --tokenizer.path to "
-                "another, or remove the folder it is in and prepare again."
+                f"{place} is damaged or not a tokenizer.json of the tokenizers library ({error}): set --tokenizer.path to "
+                "another, or remove its folder and prepare again."
             ) from error
 
     def save(self, folder: Path) -> None:
-        """Writes `tokenizer.json` and `tokenizer_config.json`, as Transformers' `from_pretrained` reads them."""
+        """Write `tokenizer.json` and `tokenizer_config.json`, as Transformers' `from_pretrained` reads them."""
         words = {key: self.tokens([getattr(self.vocabulary, role)])[0] for role, key in KEYS.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **words, "clean_up_tokenization_spaces": False}
         (folder / "tokenizer.json").write_text(self._backend.to_str(pretty=True), encoding="utf-8")
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def exported(self) -> dict[str, Any]:
-        """The content of the `tokenizer.json` with which other libraries read and write text as this one does."""
+        """The `tokenizer.json` with which other libraries encode and decode text as this one does."""
         return dressed(self._backend, mask=(self.vocabulary.mask, self.masks[0]), spaced=self.spaced)
 
     @property
     def spaced(self) -> bool:
-        """Whether tokens hold the space before them, so that a mask stands for the space before it as well."""
+        """Whether tokens include the preceding space, so that a mask replaces that space too."""
         return self._mark is not None
 
     @property
     def lowercase(self) -> bool:
-        """Whether text is put in lower case."""
+        """Whether text is lower-cased."""
         return self._backend.normalizer is not None and self._backend.normalizer.normalize_str("A") == "a"
 
     @property
     def names_are_pieces(self) -> bool:
-        """Whether the model spells texts with the names of its special tokens: who uses the model alone cannot avoid it."""
+        """Whether the bare model encodes the names of special tokens in a text as those tokens."""
         return isinstance(self._backend.model, models.Unigram)
 
     @property
     def masks(self) -> tuple[str, ...]:
-        """What is a mask in a text whose masks are read: the tokenizer's own name of it, and [MASK]."""
+        """Strings read as a mask by `encode`: the tokenizer's own mask token, and [MASK]."""
         return tuple(dict.fromkeys((*self.tokens([self.vocabulary.mask]), MASK)))
 
     @functools.cached_property
@@ -222,16 +221,16 @@ class Tokenizer:
         )
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-        """Token ids of each text, without special tokens; names of special tokens in a text are plain text."""
+        """Token ids of each text, without special tokens; names of special tokens are plain text."""
         return [np.array(encoding.ids, dtype=np.int32) for encoding in self._plain.encode_fast(texts)]
 
     def encode_batch_with_offsets(
         self, texts: Sequence[str]
     ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
-        """As `encode_batch`, with the first and the last character (exclusive) of each token.
+        """`encode_batch` with the first and last (exclusive) character of each token.
 
         Returns:
-            For each text token ids, *Shape:* (tokens,), and offsets, *Shape:* (tokens, 2).
+            Per text: token ids, *Shape:* (tokens,), and offsets, *Shape:* (tokens, 2).
         """
         return [
             (np.array(one.ids, dtype=np.int32), np.array(one.offsets, dtype=np.int32).reshape(-1, 2))
@@ -239,14 +238,14 @@ class Tokenizer:
         ]
 
     def encode(self, text: str) -> npt.NDArray[np.int32]:
-        """Token ids of a text whose `masks` are masks; names of other special tokens are plain text. *Shape:* (tokens,)
+        """Token ids of a text in which `masks` are masks; names of other special tokens are plain text. *Shape:* (tokens,)
 
-        Where tokens hold the space before them, a mask takes the place of the space before it too, as in training.
+        Where tokens include the preceding space, a mask replaces that space too, as in training.
         """
         return np.array(self._plain.encode_masked(text).ids, dtype=np.int32)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """The text of token ids; one of WordPiece is spelled as far as `join_words` can tell."""
+        """The text of token ids; for WordPiece, spaces follow `join_words`."""
         left_out = set(self.vocabulary.special.tolist()) if skip_special else set()
         backend, numbers = self._backend, [int(i) for i in ids if int(i) not in left_out]
         if not isinstance(backend.model, models.WordPiece):
@@ -257,10 +256,10 @@ class Tokenizer:
         return join_words(text.removeprefix(prefix))
 
     def settled(self, ids: Sequence[int]) -> str:
-        """The beginning of the text of token ids that is the same whatever tokens follow.
+        """The beginning of the text of token ids that cannot change when tokens follow.
 
-        Of WordPiece the last word may not be whole, and a whole one may yet decide on the space before it; of other
-        tokens the last one may be part of a character.
+        With WordPiece the last word may be incomplete, and a complete word may still change the space before it; with other
+        tokenizers the last token may be part of a character.
         """
         ends = [len(ids) - 1, len(ids)]
         if isinstance(self._backend.model, models.WordPiece):
@@ -271,18 +270,18 @@ class Tokenizer:
         return "".join(one for one, _ in alike).rstrip("\ufffd")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """The token of each id, as the vocabulary spells it; an id without one is `[id]`."""
+        """Spelling of each id in the vocabulary; `[id]` for an id without a token."""
         return [self._spelled(int(i)) or f"[{int(i)}]" for i in ids]
 
     def _spelled(self, number: int) -> str | None:
         return self._added.get(number) or self._backend.id_to_token(number)
 
     def texts(self) -> list[bytes]:
-        """What each id stands for, in UTF-8, with the space it holds; that of some is a part of a character."""
+        """UTF-8 text of each id, including its leading space; for some ids it is part of a character."""
         return [text_of(token, self._mark) for token in self.tokens(range(self.vocabulary.size))]
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token, None if the vocabulary lacks it."""
+        """The id of a token; None if the vocabulary lacks it."""
         return self._backend.token_to_id(token)
 
     def __len__(self) -> int:
@@ -290,7 +289,7 @@ class Tokenizer:
 
 
 def _space_mark(backend: tokenizers.Tokenizer) -> str | None:
-    """How the vocabulary writes the space a token begins with; None if its tokens hold none."""
+    """How the vocabulary writes a leading space; None if its tokens include none."""
     if isinstance(backend.model, models.WordPiece | models.WordLevel):
         return None
     parts = backend.normalizer, backend.pre_tokenizer, backend.decoder
@@ -301,7 +300,7 @@ def _space_mark(backend: tokenizers.Tokenizer) -> str | None:
 
 
 def whitespace_tokenizer(text: str, extra_tokens: int = 0) -> Tokenizer:
-    """A tokenizer over the words of one text, split on white space: to look at examples before anything is prepared."""
+    """A tokenizer over the white-space-separated words of one text, to inspect examples without a prepared corpus."""
     specials = _specials(TokenizerSettings(extra_tokens=extra_tokens))
     words = dict.fromkeys([*specials, *text.split()])
     backend = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNK))
@@ -324,10 +323,10 @@ def _vocabulary(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, st
                 "or leave --tokenizer.path out to train a tokenizer."
             )
         roles[role] = known[0]
-    # Id 1 is left alone: MPNet takes it for padding.
+    # MPNet treats id 1 as padding.
     unused = sorted(i for token, i in ids.items() if _UNUSED.fullmatch(token) and i != 1)
     pseudo = next((ids[token] for token in _PSEUDO if token in ids), unused[0] if unused else None)
-    # A `vocab.txt` does not say which of its tokens are special; no word of its texts is in brackets.
+    # A `vocab.txt` does not mark special tokens; no word of its texts is in brackets.
     reserved = _BRACKETED if isinstance(backend.model, models.WordPiece) else _NUMBERED
     special = {*roles.values(), *declared, *(i for token, i in ids.items() if reserved.fullmatch(token))}
     special |= {pseudo} if pseudo is not None else set()
@@ -336,7 +335,7 @@ def _vocabulary(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, st
     extra = extra or [i for i in unused if i != pseudo]
     ordinary = set(ids.values()) - special
     if not ordinary:
-        raise UniclozeError(f"{name} has special tokens only: give it a vocabulary.")
+        raise UniclozeError(f"{name} has only special tokens: give another --tokenizer.path.")
     texts: list[bytes | None] = [None] * size
     for token, i in ids.items():
         texts[i] = None if i in special else text_of(token, mark)
@@ -368,14 +367,18 @@ def _from_vocab_txt(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise UniclozeError(f"{path} is no UTF-8 at byte {error.start}: give another --tokenizer.path.") from error
+        raise UniclozeError(
+            f"{path} is not valid UTF-8 at byte {error.start}: give another --tokenizer.path."
+        ) from error
     words = [line.removesuffix("\r") for line in lines]
     while words and not words[-1]:
         words.pop()
     vocabulary: dict[str, int] = {}
     for i, word in enumerate(words):
         if vocabulary.setdefault(word, i) != i:
-            raise UniclozeError(f"{path}:{i + 1} repeats the token {word!r} of line {vocabulary[word] + 1}: drop one.")
+            raise UniclozeError(
+                f"{path}:{i + 1} repeats the token {word!r} of line {vocabulary[word] + 1}: remove one."
+            )
     special = [token for names in (*_ROLES.values(), _PSEUDO) for token in names if token in vocabulary]
     return _wordpiece(vocabulary, special, config.normalizer(vocabulary))
 
@@ -396,11 +399,11 @@ def _specials(settings: TokenizerSettings) -> list[str]:
 
 def _train_wordpiece(texts: Iterable[str], settings: TokenizerSettings) -> tokenizers.Tokenizer:
     case = normalizers.BertNormalizer(lowercase=settings.lowercase, strip_accents=settings.strip_accents)
-    normalizer = normalizers.Sequence([normalizers.NFC(), case])  # an accent may be a character of its own, or not
+    normalizer = normalizers.Sequence([normalizers.NFC(), case])  # accents may be precomposed or separate
     scaffold = _wordpiece({UNK: 0}, [UNK], normalizer)
     alphabet = _alphabet(texts, scaffold.normalizer, settings.vocab_size)
-    # The trainer numbers the pieces of one character in the order of a hash map, and that order decides ties between
-    # merges: two trainings on the same texts differ unless all pieces are given beforehand.
+    # The trainer numbers single-character pieces in hash-map order, which decides ties between merges: two trainings on the
+    # same texts would differ unless all these pieces are given beforehand.
     given = [*_specials(settings), *alphabet, *(f"##{character}" for character in alphabet)]
     _check_size(settings.vocab_size, len(given) + 1)
     trainer = trainers.WordPieceTrainer(
@@ -435,7 +438,7 @@ def _train_bpe(texts: Iterable[str], settings: TokenizerSettings) -> tokenizers.
 def _alphabet(texts: Iterable[str], normalizer: Any, vocab_size: int) -> list[str]:
     """The most frequent characters after normalisation, sorted: those that make up 99.99 % of the text.
 
-    They are at most 1,000, and with their "##" pieces at most half of the vocabulary; raises a `UsageError` if that is
+    There are at most 1,000, and with their "##" pieces at most half of the vocabulary; raises a `UsageError` if they cover
     less than 98 % of the text.
     """
     counts = np.zeros(0x110000, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Windows: the rows of text every objective starts from."""
+"""Windows: the rows of text from which objectives make examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unicloze.example import select_rows
 from unicloze.text.tokenizers import Vocabulary
 
 SPLIT_STREAM = 2**20 + 4
-"""Stream of the draws that split a piece of text in two."""
+"""Stream of the draws that split a piece of text into two segments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +25,17 @@ class Windows:
     Args:
         token_ids: *Shape:* (rows, window)
         segment_ids: 0 up to the [EOS] that ends S1, 1 after it, 0 in the padding. *Shape:* (rows, window)
-        lengths: Tokens of each row, special tokens included. *Shape:* (rows,)
-        maskable: The text tokens: neither special nor padding. *Shape:* (rows, window)
+        lengths: Number of tokens in each row, special tokens included. *Shape:* (rows,)
+        maskable: Text tokens, neither special nor padding. *Shape:* (rows, window)
         keys: Key of all random draws for a row, see `unicloze.keyed`. *Shape:* (rows,)
-        source: Which of the corpus's sources a row is from. *Shape:* (rows,)
+        source: Index of the row's source in the corpus. *Shape:* (rows,)
         index: Number of the window within its source. *Shape:* (rows,)
-        negative: Whether S2 is not what follows S1 in the text (it is of another document, or comes before it); None where
-            it always follows. *Shape:* (rows,)
-        joined: Whether a token belongs to one phrase with the token before it; None where no phrases are known.
+        negative: Whether S2 does not follow S1 in the text (it is from another document, or precedes it); None if it always
+            follows. *Shape:* (rows,)
+        joined: Whether a token belongs to the same phrase as the token before it; None without a phrase table.
             *Shape:* (rows, window)
-        continues: Whether the text goes on that stood in the same row of the batch before (segment recurrence); None where
-            the order is no stream. *Shape:* (rows,)
+        continues: Whether the row continues the text of the same row in the previous batch (segment recurrence); None if the
+            order is not a stream. *Shape:* (rows,)
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -57,10 +57,10 @@ class Windows:
 
 
 def split_segments(pieces: Sequence[npt.NDArray[np.integer]], keys: keyed.Bits) -> list[list[npt.NDArray[np.integer]]]:
-    """Each piece as S1 and S2, cut where the sampler cuts a piece of that length and key: uniform, none empty.
+    """Split each piece into S1 and S2 where the sampler would, given its length and key: uniformly, neither empty.
 
     Args:
-        pieces: Token ids of at least two tokens each.
+        pieces: Token ids of each piece, at least two.
         keys: Key of each piece's draws. *Shape:* (pieces,)
     """
     sizes = np.array([len(piece) for piece in pieces], dtype=np.int64)
@@ -71,11 +71,11 @@ def split_segments(pieces: Sequence[npt.NDArray[np.integer]], keys: keyed.Bits) 
 def windows_of(
     rows: Sequence[Sequence[npt.NDArray[np.integer]]], vocabulary: Vocabulary, *, keys: keyed.Bits
 ) -> Windows:
-    """Windows of given text instead of a corpus, as long as the longest of them.
+    """Make windows of given text instead of a corpus, padded to the longest.
 
     Args:
-        rows: The segments of each window, token ids without special tokens.
-        vocabulary: Ids of the special tokens.
+        rows: Segments of each window, as token ids without special tokens.
+        vocabulary: Vocabulary of the tokens.
         keys: Key of each row's draws. *Shape:* (rows,)
     """
     lengths = np.array([1 + sum(len(segment) + 1 for segment in row) for row in rows], dtype=np.int32)

@@ -1,1 +1,1 @@
-"""One loop for every objective: optimisers, checkpoints, the ledger, and runs that can be killed at any moment."""
+"""Training: the loop for all objectives, optimisers, checkpoints, the ledger, and resumable runs."""

@@ -1,7 +1,7 @@
-"""Keep freed memory instead of handing it back to the system after every tensor.
+"""Configures glibc to keep freed memory instead of returning it to the system after every tensor.
 
-A CPU training step allocates and frees the same large blocks again and again. glibc returns such blocks to the kernel, so
-that every step pays for fresh zeroed pages; measured, that costs as much as the arithmetic.
+A CPU training step allocates and frees the same large blocks repeatedly. glibc returns such blocks to the kernel, so
+every step pays for fresh zeroed pages, which was measured to cost as much as the arithmetic.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 
 
 def tune_allocator() -> bool:
-    """Tell glibc to serve large blocks from one growing heap. Call it before torch allocates; does nothing elsewhere.
+    """Make glibc serve large blocks from one growing heap. Call it before torch allocates; elsewhere it does nothing.
 
     Returns:
         Whether the allocator was tuned.

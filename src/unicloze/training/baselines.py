@@ -1,6 +1,6 @@
-"""What a pre-trained model has to beat: counts of the training text, judged on what is held out.
+"""Baselines of a pre-training run: n-gram counts of the training text, evaluated on held-out text.
 
-RUN/baselines.json holds them, so that a run that resumes does not count again.
+Stored in RUN/baselines.json, so that a resumed run does not count again.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from unicloze.training.content_words import ranks_by_counts, way_to_ask
 SCHEMA = 1
 FILE = "baselines.json"
 MOST_WORDS = 400
-"""Content words a model is asked for."""
+"""Largest number of content words a model is tested on."""
 FEWEST_WORDS = 50
-"""With fewer none is: they would tell too little."""
+"""With fewer content words the test is skipped as too imprecise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """Counts of the training text, judged on what is held out.
+    """Results of n-gram counts of the training text on held-out text.
 
     Args:
-        unigram: Perplexity of the held-out text by how often each token stands in the training text.
-        bigram: By how often each pair of tokens does, interpolated with that.
-        counted: Tokens of the training text that were counted.
-        tokens: Tokens it has.
-        words: Held-out content words; none where there are too few, or the model cannot be asked for them.
-        ranks: Rank of each among what the counts guess.
+        unigram: Held-out perplexity of the unigram model.
+        bigram: Held-out perplexity of the interpolated bigram model.
+        counted: Number of training tokens counted.
+        tokens: Number of training tokens.
+        words: Held-out content words; empty if there are too few or the objective cannot predict them.
+        ranks: Rank of each word under the counts.
     """
 
     unigram: float
@@ -50,30 +50,27 @@ class Baselines:
 
     @property
     def perplexities(self) -> dict[str, float]:
-        """By what was counted."""
+        """Perplexity by kind of count."""
         return {"unigram": self.unigram, "bigram": self.bigram}
 
     def summary(self) -> dict[str, Any]:
-        """What the ledger holds of them."""
+        """The part stored in the ledger."""
         return {"perplexity": self.perplexities, "counted": self.counted, "tokens": self.tokens}
 
 
 def trained_sources(recipe: Recipe, prepared: Prepared) -> list[TokenSource]:
-    """The sources that a run reads: all but those of weight 0."""
+    """The sources a run trains on: those of nonzero weight."""
     weights = recipe.data.weights or [1.0] * len(prepared.train)
     return [source for source, weight in zip(prepared.train, weights, strict=False) if weight > 0]
 
 
 def open_baselines(recipe: Recipe, prepared: Prepared, folder: Path) -> Baselines | None:
-    """The baselines of a run, counted once and kept in its directory; None if no token is held out.
+    """The baselines of a run, computed once and stored in its directory; None if no token is held out.
 
     Args:
-        recipe: As it is at the end of the run.
-        prepared: Its text.
-        folder: Its directory.
-
-    Raises:
-        UniclozeError: They cannot be written.
+        recipe: Recipe at the end of the run.
+        prepared: The prepared text.
+        folder: The run directory.
     """
     way, sources = way_to_ask(recipe.objective), trained_sources(recipe, prepared)
     made_from = {
@@ -111,7 +108,7 @@ def open_baselines(recipe: Recipe, prepared: Prepared, folder: Path) -> Baseline
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a file holds; nothing if it is missing or damaged, so that it is made again."""
+    """Content of a file; empty if it is missing or damaged, so that it is made again."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Examples in the order of training: pure functions of (seed, position), made many windows at a time."""
+"""Makes the micro-batches of each training step, as pure functions of (seed, position)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from unicloze.text.windows import Windows
 
 WINDOWS_AT_ONCE = 512
 CHECKED_WINDOWS = 512
-"""Windows an objective may look at before the first step."""
+"""Number of windows an objective may check before the first step."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The rows of one forward pass, all of one objective.
+    """The rows of one forward pass, all for one objective.
 
     Args:
         examples: The rows.
-        windows: What they were made from; None if from labelled records.
-        coefficients: Factor of each target's loss; 1 where not given.
-        place: Where labelled records are from.
-        blocks: Rows of each block of like length, which are laid end to end; none if all are padded to the longest.
-        repeats: Its text is that of another micro-batch of the same step, laid out once more.
+        windows: Windows they were made from; None for labelled records.
+        coefficients: Factor of each target's loss; default: 1.
+        place: Origin of labelled records.
+        blocks: Number of rows in each block of similar length, to be concatenated; empty if rows are padded to the longest.
+        repeats: Whether it lays out the text of another micro-batch of the same step again.
     """
 
     examples: Examples
@@ -45,11 +45,11 @@ class MicroBatch:
 
     @property
     def text_tokens(self) -> int:
-        """Tokens of the text that it adds to a step."""
+        """Number of text tokens it adds to a step."""
         return 0 if self.repeats else int(self.examples.text_tokens.sum())
 
     def batch(self, device: torch.device, *, fixed_shape: bool = False) -> Batch:
-        """The rows as tensors; of a fixed shape only without blocks."""
+        """The rows as tensors; `fixed_shape` requires that there are no blocks."""
         ends = np.cumsum([0, *(self.blocks or [len(self.examples)])])
         return lay_end_to_end(
             [
@@ -62,12 +62,12 @@ class MicroBatch:
 def training_steps(
     recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler], first_step: int
 ) -> Iterator[list[MicroBatch]]:
-    """The micro-batches of each step from `first_step` to the last.
+    """The micro-batches of each step, from `first_step` to the last.
 
     Args:
-        recipe: With its phases and mixtures.
-        sampler_of: The sampler for the windows of a phase.
-        first_step: Steps done.
+        recipe: Recipe with its phases and mixtures.
+        sampler_of: Returns the sampler of a phase.
+        first_step: Number of steps already done.
     """
     for phase in phases(recipe):
         if phase.last_step > first_step:
@@ -77,7 +77,7 @@ def training_steps(
 def _phase_steps(phase: Phase, sampler: WindowSampler, first_step: int) -> Iterator[list[MicroBatch]]:
     batch_size = phase.recipe.training.batch_size
     steps_at_once = max(1, WINDOWS_AT_ONCE // batch_size)
-    # Blocks begin where they would have begun without an interruption: what a block shares must not follow from that.
+    # Blocks begin where they would in an uninterrupted run, so that results do not depend on where it was resumed.
     first = first_step - (first_step - phase.first_step) % steps_at_once
     for start in range(first, phase.last_step, steps_at_once):
         steps = np.arange(start, min(start + steps_at_once, phase.last_step))
@@ -90,18 +90,18 @@ def _phase_steps(phase: Phase, sampler: WindowSampler, first_step: int) -> Itera
 
 
 def rows_of_parts(phase: Phase, steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[list[range]]:
-    """Which windows of each step go to each part, counted from the phase's first window.
+    """Windows of each step that go to each part, counted from the phase's first window.
 
-    After every step each part has had its share of all rows up to one, so a step's own is less than two rows off.
+    After every step each part's total is within one row of its share, so its rows in one step are within two.
 
     Args:
-        phase: With its objective's parts.
-        steps: Steps of the phase, from 0, in order and without a gap.
+        phase: The phase, with the parts of its objective.
+        steps: Consecutive steps of the phase, from 0.
     """
     batch_size = phase.recipe.training.batch_size
     bounds = np.cumsum([0.0, *(part.share for part in parts(phase.recipe.objective))])
     bounds[-1] = 1.0
-    # Rows that all parts before each bound have had after so many steps.
+    # Cumulative number of rows of the parts before each bound.
     after = np.floor(np.outer(np.append(steps, steps[-1] + 1), bounds * batch_size) + 0.5).astype(np.int64)
     counts = np.diff(np.diff(after, axis=0), axis=1)
     ends = np.cumsum(counts, axis=1) + (steps * batch_size)[:, None]
@@ -119,7 +119,7 @@ def _add_part(
     sampler: WindowSampler,
     steps: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> None:
-    """Append a part's micro-batches to those of each step."""
+    """Append the micro-batches of a part to each step."""
     start, stop = rows[0].start, rows[-1].stop
     lanes = phase.recipe.training.batch_size
     block = read_windows(sampler, part.settings, phase.first_window + start, stop - start, lanes=lanes)
@@ -141,7 +141,7 @@ def _add_part(
 def read_windows(
     sampler: WindowSampler, objective: ObjectiveSettings, start: int, count: int, *, lanes: int
 ) -> Windows:
-    """The windows at some positions, paired and keyed as an objective asks for."""
+    """The windows at some positions, paired and keyed as the objective requires."""
     return sampler.read(start, count, pairs=objective.pairs, static_copies=objective.static_copies, lanes=lanes)
 
 
@@ -158,7 +158,7 @@ def mask_rates(
 def heldout_examples(
     sampler: WindowSampler, objective: ObjectiveSettings, count: int, *, lanes: int
 ) -> Mapping[str, Examples]:
-    """The same held-out examples at every call, by label of the part. Each masked slot shows a mask."""
+    """The same held-out examples at every call, by label of the part. Every masked slot shows a mask."""
     found = {}
     for part in parts(objective):
         if part.evaluate:
@@ -168,10 +168,10 @@ def heldout_examples(
 
 
 def check_windows(recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler]) -> None:
-    """Refuse text that the objective of some phase, or a part of it, can do nothing with.
+    """Reject text that is unsuitable for the objective of some phase, or for a part of it.
 
     Raises:
-        UsageError: What is missing from the text, and the cure.
+        UsageError: Says what the text lacks, and the cure.
     """
     for phase in phases(recipe):
         for part in parts(phase.recipe.objective):

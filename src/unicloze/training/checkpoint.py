@@ -1,8 +1,8 @@
-"""Checkpoints: a directory of safetensors and JSON that is either whole or not there.
+"""Writes and reads checkpoints: directories of safetensors and JSON, written atomically and verified.
 
-Everything is written into a hidden sibling, each file synced, a manifest of SHA-256 sums last, and the directory renamed
-into place. A kill at any moment leaves the previous checkpoint; a truncated or flipped file is found out when it is read,
-and the newest good one is used instead. No pickle anywhere.
+Everything is written to a hidden sibling directory, each file is synced, a manifest of SHA-256 sums comes last, and the
+directory is renamed into place. After a kill at any moment the previous checkpoint remains; a truncated or corrupted file is
+detected when read, and the newest intact checkpoint is used instead. No pickle anywhere.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ MEMORIES = "memories.safetensors"
 
 
 class FormatError(UniclozeError):
-    """A checkpoint of another version: whole, but not for this one to read or to pass over."""
+    """An intact checkpoint in a format that this version does not read."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint read back whole.
+    """An intact checkpoint, loaded.
 
     Args:
         path: Its directory.
         model: Weights by name.
         optimizers: State of each optimiser.
-        state: Everything else: step, position of the sampler, model shape.
-        memories: What the rows of the last step remember, by name; nothing in a model without a memory.
+        state: Everything else: step, sampler position, model shape.
+        memories: Memories of the rows of the last step, by name; empty in a model without memory.
     """
 
     path: Path
@@ -68,22 +68,22 @@ def save_checkpoint(
     """Write `folder/step-NNNNNNNN` and remove all but the newest `keep` checkpoints.
 
     Args:
-        folder: Where the checkpoints of a run are.
-        step: Optimiser steps done.
+        folder: Checkpoints folder of the run.
+        step: Number of optimiser steps done.
         model: Weights by name.
         optimizers: Their states are saved with the weights.
-        state: Anything JSON can hold.
-        files: Copied along, so that a checkpoint is complete in itself (recipe, tokenizer).
-        keep: How many checkpoints to keep.
-        memories: What the rows of the last step remember, by name.
+        state: Any JSON-serialisable values.
+        files: Files to copy, so that a checkpoint is self-contained (recipe, tokenizer).
+        keep: Number of checkpoints to keep.
+        memories: Memories of the rows of the last step, by name.
 
     Raises:
-        UniclozeError: The disk is full; earlier checkpoints are untouched.
+        UniclozeError: It cannot be written, for example because the disk is full; earlier checkpoints are unchanged.
     """
     final = folder / checkpoint_name(step)
     if final.exists():
         return final
-    for left in folder.glob(".building-step-*"):  # of saves that were killed, at any step; the run's lock is held
+    for left in folder.glob(".building-step-*"):  # left by killed saves; safe because the run is locked
         shutil.rmtree(left, ignore_errors=True)
     write_checkpoint(final, step=step, model=model, optimizers=optimizers, state=state, files=files, memories=memories)
     for old in list_checkpoints(folder)[: -max(1, keep)]:
@@ -101,23 +101,23 @@ def write_checkpoint(
     files: list[Path],
     memories: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Write one checkpoint; its folder is not there before it is whole.
+    """Write one checkpoint; its folder appears only when complete.
 
     Args:
         final: The folder.
-        step: Optimiser steps done.
+        step: Number of optimiser steps done.
         model: Weights by name.
         optimizers: Their states are saved with the weights.
-        state: Anything JSON can hold.
-        files: Copied along.
-        memories: What the rows of the last step remember, by name.
+        state: Any JSON-serialisable values.
+        files: Files to copy.
+        memories: Memories of the rows of the last step, by name.
 
     Raises:
-        UniclozeError: The disk is full, or a weight is NaN or infinite; nothing is left behind.
+        UniclozeError: It cannot be written, or a weight is NaN or infinite; nothing is left behind.
     """
     if (name := first_non_finite(model)) is not None:
         raise UniclozeError(
-            f"{final} is not written, because {name} is NaN or infinite: earlier checkpoints are untouched"
+            f"{final} was not written because {name} is NaN or infinite; earlier checkpoints are unchanged"
         )
     building = final.parent / f".building-{final.name}"
     try:
@@ -143,16 +143,16 @@ def write_checkpoint(
         shutil.rmtree(building, ignore_errors=True)
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         reason = "the disk is full" if full else str(error)
-        cure = "free some space" if full else "mend that, or give another --out,"
+        cure = "free some space" if full else "fix that, or give another --out,"
         raise UniclozeError(
-            f"could not write the checkpoint {final}: {reason}; earlier checkpoints are untouched: {cure} and run the same "
+            f"could not write the checkpoint {final}: {reason}; earlier checkpoints are unchanged: {cure} and run the same "
             "command again"
         ) from error
     return final
 
 
 def set_aside_newer(path: Path) -> None:
-    """Rename the damaged checkpoints newer than the one a run goes on from: they count no more, and stay for inspection."""
+    """Rename damaged checkpoints newer than the one a run resumes from, so that they are ignored but can be inspected."""
     for newer in list_checkpoints(path.parent):
         if newer.name > path.name:
             aside = newer.with_name(f"damaged-{newer.name}")
@@ -161,20 +161,20 @@ def set_aside_newer(path: Path) -> None:
 
 
 def checkpoint_name(step: int) -> str:
-    """The name of the checkpoint of a step; names sort as steps do."""
+    """Name of a step's checkpoint; names sort like steps."""
     return f"step-{step:08d}"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints of a folder, oldest first; what else lies there, such as the export of one, is none."""
+    """Checkpoints of a folder, oldest first; other content, such as an export of one, is ignored."""
     return sorted(path for path in folder.glob("step-*") if path.name[5:].isdecimal() and path.is_dir())
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None where there is none; says which were passed over.
+    """Load the newest intact checkpoint, None if there is none; warns about damaged ones.
 
     Raises:
-        UniclozeError: There are checkpoints and none is whole.
+        UniclozeError: There are checkpoints but none is intact.
     """
     candidates = list_checkpoints(folder)
     damages = []
@@ -187,23 +187,21 @@ def load_newest(folder: Path) -> Checkpoint | None:
             damages.append(str(error))
             continue
         for damage in damages:
-            warnings.warn(
-                f"{damage}; going back to {path.name} (a run that goes on sets the damaged one aside)", stacklevel=2
-            )
+            warnings.warn(f"{damage}; using {path.name} instead (a resumed run renames the damaged one)", stacklevel=2)
         return checkpoint
     if damages:
         raise UniclozeError(
-            f"{damages[0]}, and no earlier one is whole; restore the folder or start again with another --out"
+            f"{damages[0]}, and no earlier one is intact; restore the folder or start again with another --out"
         )
     return None
 
 
 def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
-    """Read a checkpoint and verify every file against its manifest.
+    """Load a checkpoint and verify every file against its manifest.
 
     Args:
         path: Its directory.
-        weights_only: Leave the optimisers' state and the memories unread.
+        weights_only: Skip the optimiser states and the memories.
 
     Raises:
         UniclozeError: A file is missing, truncated or altered, or a weight is NaN or infinite; the message names it.
@@ -216,16 +214,16 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
         raise UniclozeError(f"{manifest_path} is missing or damaged") from error
     if manifest.get("schema") != SCHEMA:
         raise FormatError(
-            f"{path} was written in format {manifest.get('schema')} and this version reads format {SCHEMA}: use the version "
+            f"{path} was written in format {manifest.get('schema')} but this version reads format {SCHEMA}: use the version "
             "of unicloze that wrote it"
         )
     for name, expected in sums.items():
         file = path / name
         if Path(name).name != name or not file.is_file() or _digest(file) != expected:
-            raise UniclozeError(f"{file} is missing or damaged (its SHA-256 is not the one in {MANIFEST})")
+            raise UniclozeError(f"{file} is missing or damaged (its SHA-256 differs from {MANIFEST})")
     model = load_file(path / "model.safetensors")
     if (bad := first_non_finite(model)) is not None:
-        raise UniclozeError(f"{path} is of a run that had diverged: its {bad} is NaN or infinite")
+        raise UniclozeError(f"{path} is from a run that diverged: its {bad} is NaN or infinite")
     return Checkpoint(
         path,
         model,

@@ -1,4 +1,4 @@
-"""How many content words a model guesses from the words around them, beside what pairs of words that were counted guess."""
+"""Scores how often a model guesses held-out content words, compared with bigram counts."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from unicloze.text.windows import windows_of
 from unicloze.training.loop import Compute
 
 ROWS = 64
-"""Sentences of one forward pass."""
+"""Number of sentences in a forward pass."""
 
 Asking = Literal["cloze", "stepwise", "causal"]
-"""How a model is asked for a word: the ability of its objective. By `causal` it sees the words on the left only."""
+"""The ability of an objective used to predict a word. With `causal` the model sees only the words on the left."""
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordScore:
-    """Shares of the content words that are among the first guesses.
+    """Share of content words among the top guesses of a model and of counts.
 
     Args:
-        words: How many were asked for, each in a sentence of its own.
-        sees: Whether they were guessed from `both` sides or from the `left` alone, by the model and by counts.
-        top_1: The share that the model's first guess hits.
-        top_5: That its first five hit.
-        counts_top_1: The same of the guesses that counts make.
-        counts_top_5: Likewise.
-        error: Standard error of the difference between the two shares of five guesses.
+        words: Number of words tested, each in its own sentence.
+        sees: Whether model and counts guessed from `both` sides or from the `left` only.
+        top_1: Share of words that are the model's first guess.
+        top_5: Share of words among the model's first five guesses.
+        counts_top_1: The same for the counts' first guess.
+        counts_top_5: The same for the counts' first five guesses.
+        error: Standard error of the difference between `top_5` and `counts_top_5`.
     """
 
     words: int
@@ -56,7 +56,7 @@ class WordScore:
 
     @classmethod
     def of(cls, ranks: Sequence[int] | Ints, counted: Sequence[int] | Ints, asking: Asking) -> WordScore:
-        """From the ranks of the words among the guesses of a model and of counts, 0 being the first."""
+        """Compute the score from the words' ranks under the model and the counts, 0 being the first guess."""
         own, other = np.asarray(ranks), np.asarray(counted)
         difference = (own < 5).astype(float) - (other < 5)
         return cls(
@@ -70,12 +70,12 @@ class WordScore:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields, fit for JSON."""
+        """Its fields as a JSON-serialisable dictionary."""
         return dataclasses.asdict(self)
 
 
 def way_to_ask(objective: ObjectiveSettings) -> tuple[Asking, ObjectiveSettings] | None:
-    """How a model of an objective is asked for a word, and the part that defines it; None if no part does."""
+    """The ability used to predict words, and the objective's part that defines it; None if no part does."""
     for asking in get_args(Asking):
         for part in parts(objective):
             if getattr(defined(part.settings), asking) is not None:
@@ -84,7 +84,7 @@ def way_to_ask(objective: ObjectiveSettings) -> tuple[Asking, ObjectiveSettings]
 
 
 def ranks_by_counts(counts: Counts, words: ContentWords, asking: Asking) -> Ints:
-    """Rank of each word by p(word | left) p(right | word), or by the left alone. *Shape:* (words,)"""
+    """Rank of each word by p(word | left) p(right | word), or by p(word | left) only. *Shape:* (words,)"""
     ranks = []
     for sentence, place in zip(words.sentences, words.places, strict=True):
         scores = counts.after(sentence[place - 1])
@@ -112,7 +112,7 @@ def ranks_by_model(
 def _rows(
     words: ContentWords, vocabulary: Vocabulary, asking: Asking, settings: ObjectiveSettings
 ) -> Iterator[tuple[Ints, Examples]]:
-    """Numbers of some sentences of like length, and their rows with one prediction each."""
+    """Indices of sentences of similar length, and their rows with one prediction each."""
     lay_out = getattr(defined(settings), asking)
     order = np.argsort([len(sentence) for sentence in words.sentences], kind="stable")
     for block in np.split(order, range(ROWS, len(order), ROWS)):
@@ -137,10 +137,10 @@ def _rows(
 
 
 def _ranks(scores: torch.Tensor, answers: Sequence[int] | Ints, vocabulary: Vocabulary) -> Ints:
-    """How many ordinary tokens are guessed before each answer; of equals the lower id comes first. *Shape:* (rows,)"""
+    """Number of ordinary tokens ranked before each answer; on ties the lower id comes first. *Shape:* (rows,)"""
     ordinary = torch.from_numpy(vocabulary.ordinary).long()
     wanted = torch.as_tensor(answers).long()[:, None]
     own, others = scores.gather(1, wanted), scores[:, ordinary]
-    before = ~(others <= own) | ((others == own) & (ordinary < wanted))  # what is not a number comes first
+    before = ~(others <= own) | ((others == own) & (ordinary < wanted))  # NaN ranks first
     ranks: Ints = before.sum(dim=1).numpy()
     return ranks

@@ -1,4 +1,4 @@
-"""Whether all weights are numbers, cheap enough to ask after every update."""
+"""Checks weights for NaN and infinity, cheaply enough to run after every update."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Name of the first tensor that holds NaN or infinity; None if there is none.
+    """Name of the first tensor with NaN or infinite values; None if there is none.
 
-    All are read once, for their norm. Only where that is not finite, which large numbers may cause too, is each looked
-    through.
+    One norm over all tensors is computed first. Only if it is not finite, which large values can also cause, is each tensor
+    checked.
     """
     tensors = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
     if math.isfinite(float(torch.nn.utils.get_total_norm(tensors.values()))):

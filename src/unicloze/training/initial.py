@@ -1,7 +1,7 @@
-"""Starting from other weights: tables of another length, another vocabulary, and whatever else does not fit as it is.
+"""Initialises a model from another one with different tables, vocabulary or heads.
 
-Rows of the token table go with their tokens, rows of the position table are repeated, rows of the segment table go with the
-segments. Everything that was not simply copied is said.
+Token rows are matched by token, position rows repeated, segment rows matched by segment. Everything that is not a plain
+copy is reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.models import LoadedModel
 
 TOKEN_ROWS = "backbone.embeddings.tokens.weight", "token_head.bias", "boundary_head.bias"
-"""Tensors with a row for each token."""
+"""Tensors with one row per token."""
 POSITION_ROWS = "backbone.embeddings.positions.weight"
 SEGMENT_ROWS = "backbone.embeddings.segments.weight"
 
@@ -34,17 +34,17 @@ INHERITED = (
     "positions", "share_layers", "activation", "head_bias", "norm", "embedding_norm", "relative_bias",
     "relative_buckets", "relative_max_distance", "layer_norm_eps", "head",
 )  # fmt: skip
-"""Settings of a model that its weights depend on: a run that starts from a model has these from it."""
+"""Model settings the weights depend on; a run that starts from a model inherits them."""
 
 Ids = npt.NDArray[np.int64]
 
 
 def shared_tokens(old: Tokenizer, new: Tokenizer) -> Ids:
-    """For each token of a new vocabulary its id in an old one, -1 where that has none.
+    """Id in the old vocabulary of each token in the new one, -1 if it has none.
 
-    Tokens with a role ([SOS] or [CLS], [MASK] or <mask>) are shared by role, a pseudo mask that the old one lacks is its
-    mask. All others are shared if they are spelled alike and both continue a word or both do not, however the vocabularies
-    mark that.
+    Tokens with a role ([SOS] or [CLS], [MASK] or <mask>) are matched by role; a pseudo mask missing from the old vocabulary
+    is matched with its mask. Other tokens are matched if they have the same spelling and both or neither continue a word,
+    however the vocabularies mark that.
 
     Returns:
         *Shape:* (size of the new vocabulary,)
@@ -66,7 +66,7 @@ def shared_tokens(old: Tokenizer, new: Tokenizer) -> Ids:
 
 
 def _spelled(tokenizer: Tokenizer) -> list[tuple[str, bool, str]]:
-    """Each token as the vocabulary has it, whether it continues a word, and as text without its marks."""
+    """Spelling of each token, whether it continues a word, and its text without markers."""
     vocabulary = tokenizer.vocabulary
     special = set(vocabulary.special.tolist())
     result = []
@@ -83,12 +83,12 @@ def _spelled(tokenizer: Tokenizer) -> list[tuple[str, bool, str]]:
 
 
 def rows_of_tokens(table: Tensor, shared: Ids, ordinary: npt.NDArray[np.int32]) -> Tensor:
-    """A tensor with a row for each token of a new vocabulary: shared rows copied, the others the mean.
+    """Token rows of a new vocabulary: shared rows copied, the others set to the mean.
 
     Args:
-        table: Of the old vocabulary. *Shape:* (old tokens, ...)
-        shared: As `shared_tokens` gives it. *Shape:* (new tokens,)
-        ordinary: Ids of the old vocabulary whose rows the mean is over.
+        table: Rows of the old vocabulary. *Shape:* (old tokens, ...)
+        shared: Result of `shared_tokens`. *Shape:* (new tokens,)
+        ordinary: Ids of the old vocabulary to average.
 
     Returns:
         *Shape:* (new tokens, ...)
@@ -99,31 +99,31 @@ def rows_of_tokens(table: Tensor, shared: Ids, ordinary: npt.NDArray[np.int32]) 
 
 
 def said_of_tokens(shared: Ids, place: object) -> str:
-    """How much of a vocabulary is shared, as a sentence."""
+    """A sentence that says how much of a vocabulary is shared."""
     known = int((shared >= 0).sum())
     others = len(shared) - known
-    return f"{known:,} of {len(shared):,} tokens have their rows from {place}, the other {others:,} start at the mean"
+    return f"{known:,} of {len(shared):,} tokens take their rows from {place}, the other {others:,} start at the mean"
 
 
 def repeated(table: Tensor, rows: int) -> Tensor:
-    """The rows of a position table over and over, until there are enough; a longer table is cut.
+    """A position table repeated or cut to `rows` rows.
 
     Args:
         table: *Shape:* (positions, width)
-        rows: How many are wanted.
+        rows: Number of rows.
     """
     return table.index_select(0, torch.arange(rows) % len(table))
 
 
 def rows_of_segments(recipe: Recipe, known: int) -> Tensor:
-    """For each segment id of a recipe the row it starts from: the id's own where that is known.
+    """Initial row of each segment id of a recipe: the id's own row if the old table has it.
 
-    Any other id starts from row 0 or 1 as it names the first or the second segment of some objective: so the six of UniLM
-    v1 are made of BERT's two. Ids that no objective names start from row 0.
+    Any other id starts from row 0 or 1, depending on whether an objective uses it for a first or second segment: UniLM v1's
+    six ids come from BERT's two. Ids that no objective uses start from row 0.
 
     Args:
-        recipe: Says what the ids stand for.
-        known: Rows of the table to start from.
+        recipe: Recipe that says what the ids stand for.
+        known: Number of rows in the old table.
 
     Returns:
         *Shape:* (segments,)
@@ -139,18 +139,18 @@ def rows_of_segments(recipe: Recipe, known: int) -> Tensor:
 
 
 def initialize_from(model: Model, other: LoadedModel, tokenizer: Tokenizer, recipe: Recipe) -> None:
-    """Copy the weights of another model wherever name and shape fit, tables row by row; says what is not as it was there.
+    """Copy another model's weights where name and shape fit, tables row by row; warns about everything else.
 
-    Of a chain of networks, the one that is used gives them, and every one takes what fits.
+    From a chain of networks, the one kept after training is copied; every network of the new model takes what fits.
 
     Args:
-        model: Its weights are drawn.
+        model: The new model, already initialised.
         other: The model to start from.
-        tokenizer: The new model's.
-        recipe: What the new model is trained by.
+        tokenizer: The new model's tokenizer.
+        recipe: The new model's recipe.
 
     Raises:
-        UniclozeError: Nothing fits.
+        UniclozeError: No weight fits.
     """
     theirs, said = _adapted(model, other, tokenizer, recipe)
     for network in model.networks:
@@ -160,7 +160,7 @@ def initialize_from(model: Model, other: LoadedModel, tokenizer: Tokenizer, reci
         left = sorted(own.keys() - fitting.keys())
         if left and network is not model.for_use():
             said.append(
-                f"{other.path} has {len(fitting)} of the generator's own {len(own)} tensors in the right shape: the others "
+                f"{other.path} has {len(fitting)} of the generator's {len(own)} tensors in the right shape: the others "
                 "are newly initialised"
             )
     if not fitting:
@@ -168,7 +168,7 @@ def initialize_from(model: Model, other: LoadedModel, tokenizer: Tokenizer, reci
     if SEGMENT_ROWS in left and SEGMENT_ROWS not in theirs:
         left.remove(SEGMENT_ROWS)
         network.get_parameter(SEGMENT_ROWS).data.zero_()
-        said.append(f"{other.path} knows no segments: their embeddings start at 0")
+        said.append(f"{other.path} has no segments: their embeddings start at 0")
     if left:
         names = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
         said.append(f"{other.path} has no {names} of the right shape: they are newly initialised")
@@ -179,7 +179,7 @@ def initialize_from(model: Model, other: LoadedModel, tokenizer: Tokenizer, reci
 def _adapted(
     model: Model, other: LoadedModel, tokenizer: Tokenizer, recipe: Recipe
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The other model's state with as many rows in each table as the new model's, and what there is to say of it."""
+    """The other model's state with tables resized to the new model, and sentences about the changes."""
     state, said = other.model.state_dict(), []
     if other.tokenizer.fingerprint != tokenizer.fingerprint:
         shared = shared_tokens(other.tokenizer, tokenizer)
@@ -196,35 +196,35 @@ def _adapted(
         rows = rows_of_segments(recipe, len(state[SEGMENT_ROWS]))
         if len(rows) > len(state[SEGMENT_ROWS]):
             ids = ", ".join(map(str, rows.tolist()))
-            said.append(f"the segments 0 to {len(rows) - 1} start as the segments {ids} of {other.path}")
+            said.append(f"segments 0 to {len(rows) - 1} start as copies of segments {ids} of {other.path}")
         state[SEGMENT_ROWS] = state[SEGMENT_ROWS].index_select(0, rows)
     return state, said
 
 
 def said_of_positions(known: int, wanted: int, place: object) -> str:
-    """That positions are repeated, as a sentence."""
+    """A sentence that says that positions are repeated."""
     return f"positions {known} to {wanted - 1} start as copies of the {known} that {place} has"
 
 
 def inherited(recipe: Recipe, other: LoadedModel, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """What a run has from the model it starts from, unless it is said otherwise.
+    """Settings a run inherits from the model it starts from, unless given explicitly.
 
-    Its shape, so that the weights fit; more positions or segments where the recipe's rows need them.
+    These are its shape, so that the weights fit, with more positions or segments where the recipe's rows need them.
 
     Args:
         recipe: The run's recipe.
         other: The model.
-        given: Settings by dotted name that are asked for: these stay as they are.
+        given: Explicitly given settings by dotted name, which take precedence.
 
     Returns:
-        Settings by dotted name, and a sentence that says which are not the recipe's; empty if there are none.
+        Settings by dotted name, and a sentence listing those that differ from the recipe; empty if none do.
     """
     theirs = other.recipe.model
     known: dict[str, Any] = {name: getattr(theirs, name) for name in INHERITED}
     known["max_positions"] = max(other.model.max_positions, longest_row(recipe))
     known["num_segments"] = max(theirs.num_segments, recipe.model.num_segments)
     if theirs.positions != "transformer_xl":
-        known["memory"] = 0  # a segment is remembered by its distance
+        known["memory"] = 0  # memory needs relative distances
     if not hasattr(other.model, "token_head"):
         del known["head"], known["head_bias"]
     changes = {f"model.{name}": value for name, value in known.items() if f"model.{name}" not in given}
@@ -239,4 +239,4 @@ def inherited(recipe: Recipe, other: LoadedModel, given: Mapping[str, Any]) -> t
 
 
 Open = Callable[[str], LoadedModel]
-"""Opens a model by the place that names it."""
+"""Opens a model, given the path or name that identifies it."""

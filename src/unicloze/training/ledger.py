@@ -1,4 +1,4 @@
-"""The ledger: what a run did, one JSON object a line, appended and never rewritten."""
+"""The ledger: an append-only log of a run, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA = 1
 
 
 class Ledger:
-    """Appends events to a JSONL file; a line torn by a kill stays behind as it is and is skipped by `read_ledger`."""
+    """Appends events to a JSONL file; a line truncated by a kill remains and is skipped by `read_ledger`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -27,11 +27,7 @@ class Ledger:
                 self._file.write(b"\n")
 
     def write(self, event: str, **values: Any) -> None:
-        """Append one event and hand it to the system.
-
-        Raises:
-            UniclozeError: It cannot be written; the message names the file.
-        """
+        """Append one event, unbuffered."""
         line = json.dumps(
             {"schema": SCHEMA, "event": event, "time": round(time.time(), 3), **values}, ensure_ascii=False
         )
@@ -39,7 +35,7 @@ class Ledger:
             self._file.write(line.encode() + b"\n")
         except OSError as error:
             raise UniclozeError(
-                f"could not write {self._path}: {error.strerror}; checkpoints are untouched: mend it and run the same "
+                f"could not write {self._path}: {error.strerror}; checkpoints are unchanged: fix it and run the same "
                 "command again"
             ) from error
 
@@ -49,7 +45,7 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a ledger in order, without torn lines."""
+    """The events of a ledger in order, without truncated lines."""
     with path.open(encoding="utf8", errors="replace") as lines:
         for line in lines:
             try:
@@ -61,7 +57,7 @@ def read_ledger(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def trained_on(checkpoint: Path) -> dict[str, Any]:
-    """The lineage of the text that the run of a checkpoint was trained on, or the one it started from; empty if not known."""
+    """Lineage of the text a checkpoint's run, or the model it started from, was trained on; empty if unknown."""
     file = checkpoint.parent.parent / "ledger.jsonl"
     starts = [event for event in read_ledger(file) if event.get("event") == "start"] if file.is_file() else []
     return (starts[-1].get("lineage") or {}) if starts else {}

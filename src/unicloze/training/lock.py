@@ -1,4 +1,4 @@
-"""One process per place, and no place that is somebody else's."""
+"""Locks a run directory for one process, and protects files that no run wrote."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from filelock import FileLock, Timeout
 from unicloze.errors import UniclozeError
 
 LOCK, HOLDER = "lock", "lock.holder"
-"""Files of a run: what the system locks, and who holds it, which stays behind as a sign that the run is ours."""
+"""Lock file, and the file naming its holder, which remains as a sign that the folder is a run."""
 LEDGER = "ledger.jsonl"
 WRITTEN = "recipe.yaml", "tokenizer.json", "tokenizer_config.json", "results.json", "dev_predictions.jsonl"
-"""Names of files that runs replace, and that people give to files of their own."""
+"""Files that runs replace, with names that people also use for their own files."""
 
 
 @contextmanager
 def hold_run(folder: Path) -> Iterator[None]:
-    """Hold the directory of a run for this process, and make it if it is not there.
+    """Create and lock a run directory for this process.
 
     Raises:
-        UniclozeError: Another process holds it, or it holds files that no run of ours wrote and a run would replace.
+        UniclozeError: Another process holds the lock, or the directory has files that no run wrote and a run would replace.
     """
     if not any((folder / name).exists() for name in (LEDGER, HOLDER, LOCK)):
         foreign = next((name for name in WRITTEN if (folder / name).exists()), None)
         if foreign is not None:
             raise UniclozeError(
-                f"{folder / foreign} was not written by a run, which would replace it: give another --out, or move it away"
+                f"{folder / foreign} was not written by a run, but this run would replace it: give another --out, or move it"
             )
     folder.mkdir(parents=True, exist_ok=True)
     with hold(folder / LOCK, folder, "wait for it, stop it, or give this run another --out", keep=True):
@@ -40,16 +40,16 @@ def hold_run(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def hold(lock: Path, place: Path, cure: str, *, keep: bool = False) -> Iterator[None]:
-    """Hold a lock file for this process; it is free again when the process ends, however it ends.
+    """Hold a lock file for this process; it is released when the process ends, even if killed.
 
     Args:
-        lock: The file that is locked; beside it stands who holds it.
-        place: What it stands for, for messages.
-        cure: What to do if another process holds it.
-        keep: Leave both files behind.
+        lock: The file to lock; the holder's name is written beside it.
+        place: Its name in messages.
+        cure: Advice if another process holds it.
+        keep: Keep both files afterwards.
 
     Raises:
-        UniclozeError: Another process holds it; the message says which.
+        UniclozeError: Another process holds the lock; the message names it.
     """
     holder, held = lock.with_name(f"{lock.name}.holder"), FileLock(lock)
     try:

@@ -1,7 +1,7 @@
-"""Gradients of large embedding tables on a CPU: the rows that were read instead of the whole table.
+"""Sparse gradients for large embedding tables on a CPU.
 
-A step reads some hundred rows of a table of tens of thousands. autograd would allocate, zero and add a gradient as large as
-the table for them; fresh memory of that size costs more than a layer.
+A step reads a few hundred rows of a table of tens of thousands. autograd would allocate, zero and add a gradient of the
+whole table; fresh memory of that size costs more than a layer.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 LARGE = 2**22
-"""Weights of a table from which on this pays: 16 MB in fp32."""
+"""Smallest table for which this is faster, in weights: 16 MB in fp32."""
 
 
 @contextmanager
 def by_rows(model: nn.Module) -> Iterator[None]:
-    """Look-ups in large tables give sparse gradients meanwhile."""
+    """Make look-ups in large tables return sparse gradients within this context."""
     tables = [each for each in model.modules() if isinstance(each, nn.Embedding) and each.weight.numel() >= LARGE]
     for table in tables:
         table.sparse = True
@@ -30,11 +30,11 @@ def by_rows(model: nn.Module) -> Iterator[None]:
 
 
 def fill_gradients(model: nn.Module, buffers: dict[nn.Parameter, Tensor]) -> None:
-    """Sparse gradients become dense, as optimisers need them; those of later micro-batches are added to them in place.
+    """Convert sparse gradients to dense, as optimisers need; later micro-batches add to them in place.
 
     Args:
-        model: What was learned.
-        buffers: Memory of the gradients by weight, kept from step to step and overwritten here.
+        model: The model being trained.
+        buffers: Gradient buffers by weight, reused and overwritten in every step.
     """
     for weight in model.parameters():
         gradient = weight.grad

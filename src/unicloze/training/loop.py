@@ -1,4 +1,4 @@
-"""The training loop, on one screen: `fit` is what happens, the rest is what it calls."""
+"""The training loop: `fit` and the functions it calls."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from unicloze.training.recurrence import Memories, with_memory
 
 @dataclass
 class TrainState:
-    """All that changes during a run. The sampler's state is `step` alone.
+    """Everything that changes during a run. The sampler's state is `step` alone.
 
     Args:
-        model: The weights.
-        optimizers: Their moments.
-        step: Steps done.
-        text_tokens: Tokens of text trained on.
-        memories: What the rows of the last step remember for those of the next, by number of the micro-batch.
-        buffers: Memory for the gradients of large tables, see `lookups`. Nothing in it outlives a step.
+        model: The model.
+        optimizers: The optimisers.
+        step: Number of steps done.
+        text_tokens: Number of text tokens trained on.
+        memories: Memories of the last step's rows, by index of the micro-batch.
+        buffers: Gradient buffers for large tables, see `lookups`; not used across steps.
     """
 
     model: Model
@@ -49,20 +49,20 @@ class TrainState:
 
 @dataclass
 class Interruption:
-    """Whether SIGTERM or SIGINT asked the run to stop."""
+    """The signal, SIGTERM or SIGINT, that asked the run to stop; 0 if none."""
 
     signal: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """What a run does beside learning, each called with the state as it is after a step.
+    """Callbacks of a run, called with the state after a step.
 
     Args:
-        log: With the loss per target, the gradient's norm and the speed.
-        evaluate: Measure the held-out perplexity. The run ends early if it says that more steps would not help.
-        save: Write a checkpoint.
-        describe: Says where the rows of a micro-batch are from.
+        log: Gets the loss per target, the gradient norm and the speed.
+        evaluate: Measures the held-out perplexity. Returns True to end the run early.
+        save: Writes a checkpoint.
+        describe: Returns where the rows of a micro-batch come from.
     """
 
     log: Callable[[TrainState, Mapping[str, Any]], None]
@@ -73,36 +73,36 @@ class Hooks:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Where and how to compute."""
+    """Device and precision."""
 
     device: torch.device
     precision: str
     fixed_shape: bool = False
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """bf16 autocast, or nothing in fp32."""
+        """bf16 autocast; no context in fp32."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
     def lookups(self, model: Model) -> AbstractContextManager[None]:
-        """Gradients of large tables by rows on a CPU, where that is faster and nothing is compiled."""
+        """Sparse gradients of large tables on a CPU, unless shapes are fixed for compilation."""
         return by_rows(model) if self.device.type == "cpu" and not self.fixed_shape else nullcontext()
 
 
 def fit(
     state: TrainState, steps: Iterator[list[MicroBatch]], settings: TrainingSettings, compute: Compute, hooks: Hooks
 ) -> Interruption:
-    """Train until `settings.steps` or until a signal asks to stop.
+    """Train until `settings.steps` or until a signal arrives.
 
     Args:
         state: Changed in place.
         steps: The micro-batches of each step, from `state.step` on.
         settings: Schedule and intervals.
-        compute: Where and how to compute.
-        hooks: What else to do.
+        compute: Device and precision.
+        hooks: Callbacks.
 
     Raises:
-        NonFiniteError: The loss or the gradient is not finite; the weights are those of the step before, and saved. Or an
-            update left weights that are not finite; these are never saved.
+        NonFiniteError: The loss or gradient is not finite; the weights before that step are saved. Or an update made
+            weights non-finite; these are never saved.
     """
     with stop_when_asked() as interruption:
         while state.step < settings.steps:
@@ -148,17 +148,17 @@ def accumulate_gradients(
     describe: Callable[[MicroBatch], str],
     interruption: Interruption | None = None,
 ) -> dict[str, float]:
-    """Backward through every micro-batch, each loss divided by the weight of its target in the whole global batch.
+    """Run forward and backward for every micro-batch, dividing each loss by its target's weight in the global batch.
 
-    What the rows remember for the next step replaces `state.memories`.
+    The rows' memories for the next step replace `state.memories`.
 
     Returns:
-        Mean loss of each target, in nats a prediction.
+        Mean loss of each target, in nats per prediction.
 
     Raises:
         NonFiniteError: A loss is not finite.
-        Abandoned: A signal came before the last micro-batch. Who asks to stop may not wait for the end of a long step, which
-            is taken anew when the run goes on.
+        Abandoned: A signal arrived before the last micro-batch. Signals are handled after the current micro-batch; the step
+            is repeated when the run resumes.
     """
     weights = total_weights([micro_batch.examples for micro_batch in micro_batches])
     sums = dict.fromkeys(weights, 0.0)
@@ -190,7 +190,7 @@ def accumulate_gradients(
 
 
 def total_weights(examples: list[Examples]) -> dict[str, float]:
-    """Weight of each target over a global batch, at least 1 so that an empty one costs nothing."""
+    """Weight of each target over a global batch; 1 for an empty target, so that it can be divided by."""
     sums: dict[str, float] = {}
     for block in examples:
         for name, target in block.targets.items():
@@ -199,7 +199,7 @@ def total_weights(examples: list[Examples]) -> dict[str, float]:
 
 
 def clip_gradient(model: Model, largest: float) -> float:
-    """Norm of the gradient before it is scaled down to `largest`; 0 leaves it as it is."""
+    """Clip the gradient norm to `largest` (0: no clipping) and return the norm before clipping."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     if largest > 0:
@@ -208,7 +208,7 @@ def clip_gradient(model: Model, largest: float) -> float:
 
 
 def evaluate(model: Model, examples: Examples, compute: Compute, rows: int) -> dict[str, tuple[float, float]]:
-    """Sum of the losses in nats, and number of predictions, of each target over a block of examples."""
+    """Summed loss in nats and number of predictions of each target over a block of examples."""
     sums: dict[str, tuple[float, float]] = dict.fromkeys(examples.targets, (0.0, 0.0))
     model.eval()
     with torch.no_grad():
@@ -223,9 +223,9 @@ def evaluate(model: Model, examples: Examples, compute: Compute, rows: int) -> d
 
 @contextmanager
 def stop_when_asked() -> Iterator[Interruption]:
-    """Turn SIGTERM and SIGINT into a wish that the loop grants after its current micro-batch; a second Ctrl-C stops at once.
+    """Turn SIGTERM and SIGINT into a flag checked after each micro-batch; a second Ctrl-C stops at once.
 
-    A second SIGTERM, as schedulers send, changes nothing: the first one's checkpoint is being written.
+    A second SIGTERM, as schedulers send, is ignored because the checkpoint is being written.
     """
     interruption = Interruption()
 
@@ -235,7 +235,7 @@ def stop_when_asked() -> Iterator[Interruption]:
             signal.signal(number, before[signal.SIGINT])
 
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGINT)}
-    in_main_thread = threading.current_thread() is threading.main_thread()  # signals reach no other
+    in_main_thread = threading.current_thread() is threading.main_thread()  # other threads get no signals
     if in_main_thread:
         for number in before:
             signal.signal(number, note)
@@ -248,18 +248,20 @@ def stop_when_asked() -> Iterator[Interruption]:
 
 
 class Abandoned(Exception):
-    """A step was left before its update."""
+    """A step was abandoned before its update."""
 
 
 class NonFiniteError(UniclozeError):
     """The loss, the gradient or a weight is NaN or infinite."""
 
 
-_CURE = "start a run in another --out with a lower training.learning_rate, a longer warm-up or training.clip_norm 1.0"
+_CURE = (
+    "start a new run in another --out with a lower training.learning_rate, a longer warm-up or training.clip_norm 1.0"
+)
 
 
 def non_finite(what: str, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]) -> NonFiniteError:
-    """The error for a loss, gradient or weight that is not finite, with the rows of its step."""
+    """The error for a non-finite loss, gradient or weight, naming the rows of its step."""
     places = "; ".join(describe(micro_batch) for micro_batch in micro_batches[:2])
     return NonFiniteError(f"{what}; its rows are from {places}")
 
@@ -270,15 +272,15 @@ def _before_update(error: NonFiniteError, state: TrainState, save: Callable[[Tra
     bad = first_non_finite(state.model.state_dict())
     if bad is not None:
         return NonFiniteError(
-            f"{what} The weights it started from are not finite either ({bad}) and not saved: {_CURE}"
+            f"{what} The weights before that step are not finite either ({bad}) and were not saved: {_CURE}"
         )
     save(state)
-    return NonFiniteError(f"{what} The weights of step {state.step} are finite and saved: {_CURE}")
+    return NonFiniteError(f"{what} The finite weights of step {state.step} were saved: {_CURE}")
 
 
 def _after_update(
     name: str, state: TrainState, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]
 ) -> NonFiniteError:
-    """The error that ends a run whose last update cannot be undone."""
+    """The error that ends a run after an update that cannot be undone."""
     what = non_finite(f"the update of step {state.step + 1} made {name} NaN or infinite", micro_batches, describe)
-    return NonFiniteError(f"{what}. That step is not saved, earlier checkpoints are kept: {_CURE}")
+    return NonFiniteError(f"{what}. That step was not saved; earlier checkpoints are kept: {_CURE}")

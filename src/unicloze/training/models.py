@@ -1,4 +1,4 @@
-"""Models of recipes: with the weights a seed draws, those of another run, or those of a checkpoint."""
+"""Builds and loads models: newly initialised from a recipe, or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from unicloze.training.checkpoint import Checkpoint, list_checkpoints, load_chec
 from unicloze.training.loop import Compute
 
 BEST = "best"
-"""Folder of the best checkpoint of a run, where one is kept beside the newest."""
+"""Folder of a run's best checkpoint, kept besides the newest."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class LoadedModel:
     """A trained model ready for use.
 
     Args:
-        model: In evaluation mode, float32, on the device it computes on: the CPU unless it was moved.
+        model: The model in evaluation mode, float32; on the CPU unless moved.
         tokenizer: Its tokenizer.
-        recipe: What it was trained with.
-        path: The checkpoint it was read from.
-        step: Steps it was trained for.
-        precision: `fp32`, or `bf16` (autocast), in which it reads. It generates in that of its recipe's `decoding`.
+        recipe: The recipe it was trained with.
+        path: The checkpoint it was loaded from.
+        step: Number of steps it was trained for.
+        precision: `fp32` or `bf16` (autocast) for encoding. Generation uses that of the recipe's `decoding`.
     """
 
     model: UnifiedModel
@@ -50,11 +50,11 @@ class LoadedModel:
 
     @property
     def compute(self) -> Compute:
-        """Where its weights are and in which precision it reads."""
+        """Device of its weights and precision for encoding."""
         return Compute(device=next(self.model.parameters()).device, precision=self.precision)
 
     def to_dict(self) -> dict[str, Any]:
-        """What it is and where it is from, fit for JSON."""
+        """Description and origin as a JSON-serialisable dictionary."""
         return {
             "path": str(self.path),
             "step": self.step,
@@ -73,18 +73,18 @@ class LoadedModel:
 
 
 def build_model(recipe: Recipe, vocab_size: int) -> Model:
-    """The model a recipe describes, with its initial weights."""
+    """The model a recipe describes, initialised."""
     model = shape_model(recipe, vocab_size)
     model.initialize(int(keyed.key(recipe.training.seed)[0] >> 1))
     return model
 
 
 def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
-    """The model with its initial weights, on a device, attending and learning as the recipe asks.
+    """The initialised model on a device, with the recipe's frozen parts, label smoothing and attention backend.
 
     Raises:
-        UsageError: The model has no such part as is to be frozen, nothing would learn, there is no label to smooth, or
-            attention cannot learn so there.
+        UsageError: A frozen part does not exist, everything is frozen, label smoothing has no effect, or the attention
+            backend cannot train on the device.
     """
     check_smoothing(recipe)
     _check_attention(recipe, device)
@@ -99,47 +99,47 @@ def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
 
 
 def check_smoothing(recipe: Recipe) -> None:
-    """Refuse label smoothing where no token is predicted: it would have no effect.
+    """Reject label smoothing where no token is predicted, because it would have no effect.
 
     Raises:
-        UsageError: It is above 0, and the recipe's model predicts classes, quantities or choices only.
+        UsageError: It is above 0, and the model predicts only classes, quantities or choices.
     """
     smoothing = recipe.training.label_smoothing
     if smoothing and set(_targets(recipe)) <= WITHOUT_VOCABULARY:
-        what = f"a task of the kind {recipe.task.kind}" if recipe.task.kind else "this objective"
+        what = f"a {recipe.task.kind} task" if recipe.task.kind else "this objective"
         raise UsageError(
-            f"training.label_smoothing is {smoothing}, but {what} predicts no tokens, and only their labels are smoothed: "
+            f"training.label_smoothing is {smoothing}, but {what} predicts no tokens, and only token labels are smoothed: "
             "set it to 0"
         )
 
 
 def _check_attention(recipe: Recipe, device: torch.device) -> None:
-    """Refuse, or warn of, an implementation of attention that does not train on a CPU.
+    """Reject, or warn about, an attention backend that does not train on a CPU.
 
     Raises:
-        UsageError: It has no gradient there.
+        UsageError: The backend has no gradient on a CPU.
     """
     asked, rate = recipe.training.attention, recipe.model.attention_dropout
     if device.type != "cpu":
         return
     if asked == "flex":
-        raise UsageError("training.attention is flex, which learns on a GPU only: set it to auto")
+        raise UsageError("training.attention is flex, which trains only on a GPU: set it to auto")
     if asked == "sdpa" and rate > 0:
         warnings.warn(
-            f"training.attention is sdpa, whose kernel is not used on a CPU in training with model.attention_dropout {rate}",
+            f"training.attention is sdpa, but training on a CPU does not use it with model.attention_dropout {rate}",
             stacklevel=3,
         )
 
 
 def freeze(model: Model, parts: Sequence[str]) -> None:
-    """Keep parts of a model from learning: their weights get no gradient and belong to no optimiser.
+    """Freeze parts of a model: their weights get no gradient and belong to no optimiser.
 
     Args:
         model: The model.
-        parts: Beginnings of names, whole between their dots.
+        parts: Prefixes of weight names, up to a dot.
 
     Raises:
-        UsageError: The model has no such part, or no other.
+        UsageError: A part does not exist, or everything is frozen.
     """
     weights = dict(model.named_parameters())
     for part in parts:
@@ -150,11 +150,11 @@ def freeze(model: Model, parts: Sequence[str]) -> None:
         for weight in found:
             weight.requires_grad_(False)
     if not any(weight.requires_grad for weight in weights.values()):
-        raise UsageError("training.frozen names all weights of the model: leave out what shall learn")
+        raise UsageError("training.frozen names all weights of the model: leave out those to train")
 
 
 def shape_model(recipe: Recipe, vocab_size: int) -> Model:
-    """The model a recipe describes, its weights not drawn yet."""
+    """The model a recipe describes, not initialised."""
     return build(
         recipe.model,
         vocab_size=vocab_size,
@@ -165,7 +165,7 @@ def shape_model(recipe: Recipe, vocab_size: int) -> Model:
 
 
 def _targets(recipe: Recipe) -> Sequence[str]:
-    """The targets of a recipe's model, without those that a task has heads of its own for."""
+    """Targets of a recipe's model, except those with a task head."""
     task = recipe.task.kind
     return [*TASKS[task].token_targets, *recipe.finetuning.auxiliary] if task else all_targets(recipe)
 
@@ -190,12 +190,12 @@ def fit_weights(model: Model, checkpoint: Checkpoint) -> None:
 
 
 def load_model(path: str | os.PathLike[str]) -> LoadedModel:
-    """A trained model from a run directory, its checkpoints folder, or one checkpoint.
+    """Load a trained model from a run directory, its checkpoints folder, or one checkpoint.
 
-    Of a run that kept its best checkpoint, that one; else the newest.
+    A run's best checkpoint is used if it kept one, else the newest.
 
     Raises:
-        UniclozeError: There is no whole checkpoint, or its parts do not fit each other.
+        UniclozeError: There is no intact checkpoint, or its parts do not fit each other.
     """
     place = Path(path)
     if not place.exists():

@@ -1,4 +1,4 @@
-"""Optimisers, learning-rate schedules, and what learns when, as the settings name them."""
+"""Builds optimisers, and sets learning rates and trainable layers by schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unicloze.model.relative_bias import RelativeBias
 from unicloze.settings import TrainingSettings, chosen
 
 SLANTED_RATIO = 32
-"""How much smaller the lowest learning rate of a slanted triangle is than its peak (ULMFiT, Section 3.2)."""
+"""Ratio of peak to lowest learning rate of a slanted triangle (ULMFiT, Section 3.2)."""
 
 _LAYER = re.compile(r"\bbackbone\.layers\.(\d+)\.")
 _MATRICES, _VECTORS, _HIDDEN = "matrices", "vectors", "hidden"
@@ -24,16 +24,16 @@ def build_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """AdamW or Adamax for everything, or Muon for the matrices inside the layers and AdamW for the rest.
 
-    Frozen weights belong to none. Matrices decay; biases, normalisations and the relative position bias do not. Each group
-    remembers its peak learning rate as `peak_lr` and the step from which it learns as `first_step`.
+    Frozen weights belong to none. Weight decay applies to matrices, but not to biases, normalisations and the relative
+    position bias. Each group stores its peak learning rate as `peak_lr` and its first training step as `first_step`.
 
     Args:
-        model: The weights.
+        model: The model.
         settings: Optimiser and learning rates.
-        layer_decay: Factor of the peak learning rate for each layer further down, see `depths` (ULMFiT's discriminative
+        layer_decay: Factor of the peak learning rate per layer from the top down, see `depths` (ULMFiT's discriminative
             fine-tuning, Section 3.2).
-        unfreeze_every: Steps after which one more layer learns, from the top down (ULMFiT's gradual unfreezing, Section
-            3.3); all learn from the start if 0.
+        unfreeze_every: Number of steps after which one more layer is trained, from the top down (ULMFiT's gradual unfreezing,
+            Section 3.3); 0 trains all from the start.
     """
     apart = layer_decay != 1.0 or unfreeze_every > 0
     undecayed = {id(p) for module in model.modules() if isinstance(module, RelativeBias) for p in module.parameters()}
@@ -79,11 +79,11 @@ def build_optimizers(
 
 
 def depths(model: nn.Module) -> dict[str, int]:
-    """How many layers stand above each weight, by its name.
+    """Depth of each weight by name: the number of layers above it.
 
-    The heads are 0, the last layer is 1, and so on down to the embeddings, with which goes what is computed of positions
-    once for all layers. What holds no weights is not counted: layers that share those of the first (ALBERT), or heads that
-    have none (GPT-2's output matrix is that of the embeddings).
+    Heads have depth 0, the last layer 1, and so on down to the embeddings, which share their depth with position terms
+    computed once for all layers. Only modules with weights of their own count: not layers that share the first layer's
+    (ALBERT), nor heads without any (GPT-2 reuses the embeddings as output matrix).
     """
     names = [name for name, _ in model.named_parameters()]
     layers = {name: int(match[1]) for name in names if (match := _LAYER.search(name))}
@@ -99,23 +99,23 @@ def depths(model: nn.Module) -> dict[str, int]:
 
 
 def set_learning(optimizers: list[torch.optim.Optimizer], step: int) -> None:
-    """Let those groups learn whose first step has come; the others get no gradient, no update and no moments.
+    """Train the groups whose first step has come; the others get no gradient, update or moments.
 
     Args:
         optimizers: Made by `build_optimizers`.
-        step: Steps done.
+        step: Number of steps done.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            learns = step >= group.get("first_step", 0)  # groups of older checkpoints have none
+            learns = step >= group.get("first_step", 0)  # missing in older checkpoints
             for parameter in group["params"]:
                 parameter.requires_grad_(learns)
 
 
 def schedule_factor(step: int, settings: TrainingSettings) -> float:
-    """Share of the peak learning rate at a step, counted from 0: a linear warm-up, then the schedule down to 0.
+    """Share of the peak learning rate at a step, counted from 0: linear warm-up, then the schedule down to 0.
 
-    A slanted triangle begins at a 32nd of the peak and comes back to it. With T steps and a warm-up of T x cut_frac this is
+    A slanted triangle starts and ends at 1/32 of the peak. With T steps and a warm-up of T x cut_frac this is
     ULMFiT's equation 3.
     """
     left, since_warmup = settings.steps - step, max(1, settings.steps - settings.warmup_steps)

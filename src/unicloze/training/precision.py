@@ -1,4 +1,4 @@
-"""Where and in which data type a run computes."""
+"""Chooses the device and precision of a run."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from unicloze.settings import DEVICE, TrainingSettings
 
 
 def choose_device(settings: TrainingSettings) -> torch.device:
-    """The device the settings name; see `named_device`."""
+    """The device named in the settings, see `named_device`."""
     return named_device(settings.device, "training.device")
 
 
 def named_device(name: str | torch.device, setting: str = "device") -> torch.device:
-    """The device of a name.
+    """The device of a given name.
 
     Args:
-        name: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device where there is one, else the CPU.
-        setting: What to call it in the message.
+        name: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device if there is one, else the CPU.
+        setting: Name of the setting in error messages.
 
     Raises:
-        UsageError: There is no such name, or the device is not there.
+        UsageError: The name is invalid, or there is no such device.
     """
     name = str(name)
     if not re.fullmatch(DEVICE, name):
@@ -42,8 +42,8 @@ def named_device(name: str | torch.device, setting: str = "device") -> torch.dev
 def choose_precision(settings: TrainingSettings, device: torch.device) -> str:
     """`bf16` or `fp32`: as set, else bf16 where it is faster.
 
-    GPUs with bf16 and CPUs with AMX always are. A CPU whose only bf16 instructions are AVX512-BF16 may be either way
-    (measured: 0.6 times the speed of fp32 on one, above it on others), so two short products are timed there.
+    bf16 is always faster on GPUs that support it and on CPUs with AMX. On CPUs with only AVX512-BF16 it varies (measured: 0.6
+    times the speed of fp32 on one, above it on others), so two short products are timed.
     """
     if settings.precision != "auto":
         return settings.precision
@@ -63,7 +63,7 @@ def cpu_abilities() -> dict[str, bool]:
 
 
 def product_seconds(dtype: torch.dtype, size: int = 768) -> float:
-    """Fastest of a few square matrix products on the CPU."""
+    """Time of the fastest of a few square matrix products on the CPU."""
     left, right = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
     times = []
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""What every run is, whatever it learns from: a process at work on a directory, its ledger, its progress, its checkpoints."""
+"""Base class of runs: a process working on a run directory, with ledger, progress and checkpoints."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ CHECKPOINTS = "checkpoints"
 
 
 class RunProcess:
-    """One process's work on a run directory it has locked.
+    """One process's work on a locked run directory.
 
     Args:
         recipe: All settings.
-        out: The directory; it holds the recipe and the tokenizer.
-        checkpoint: The one to go on from.
-        state: What is trained.
-        compute: Where and how.
+        out: The run directory, which holds the recipe and the tokenizer.
+        checkpoint: The checkpoint to resume from.
+        state: The training state.
+        compute: Device and precision.
         progress: Show progress on stderr.
     """
 
@@ -69,7 +69,7 @@ class RunProcess:
         self.ledger.close()
 
     def take_over(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         fit_weights(self.state.model, checkpoint)
         for optimizer, state in zip(self.state.optimizers, checkpoint.optimizers, strict=True):
             optimizer.load_state_dict(state)
@@ -77,7 +77,7 @@ class RunProcess:
         self.state.memories = unpack(checkpoint.memories, self.compute.device)
 
     def write_start(self, **facts: Any) -> None:
-        """Note in the ledger what begins, with facts of its own kind of run."""
+        """Record the start in the ledger, with facts specific to the kind of run."""
         self.ledger.write(
             "start",
             step=self.state.step,
@@ -92,16 +92,16 @@ class RunProcess:
         )
 
     def write_end(self, **facts: Any) -> None:
-        """Note in the ledger that the run came to its end, with facts of its own kind of run."""
+        """Record the end in the ledger, with facts specific to the kind of run."""
         self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1), **facts)
 
     def learn(self, steps: Iterator[list[MicroBatch]], settings: TrainingSettings, hooks: Hooks) -> None:
-        """Take the steps under a progress bar; afterwards `signal` says what stopped it early."""
+        """Train with a progress bar; afterwards `signal` is the signal that stopped it early, or 0."""
         with Progress("", settings.steps, "steps", initial=self.state.step, show=self.progress) as self.bar:
             self.signal = fit(self.state, steps, settings, self.compute, hooks).signal
 
     def log(self, state: TrainState, measures: Mapping[str, Any]) -> None:
-        """Show a step, and write it into the ledger at intervals."""
+        """Show a step, and record it in the ledger at intervals."""
         training = self.recipe.training
         self.bar.update()
         if state.step % training.log_every and state.step != training.steps:
@@ -120,7 +120,7 @@ class RunProcess:
         )
 
     def save(self, facts: Mapping[str, Any], *, keep: int) -> None:
-        """Write a checkpoint to go on from, with facts of its own kind of run, and keep the newest few."""
+        """Write a checkpoint to resume from, with facts specific to the kind of run, and delete old ones."""
         path = self.write_checkpoint(CHECKPOINTS, self.state.optimizers, self.out / RECIPE, facts, keep=keep)
         self.ledger.write("save", step=self.state.step, checkpoint=path.name)
 
@@ -134,7 +134,7 @@ class RunProcess:
         keep: int,
         more: Sequence[Path] = (),
     ) -> Path:
-        """Write a checkpoint into a folder of the directory, complete in itself, with copies of more files."""
+        """Write a self-contained checkpoint to a folder of the run directory, with copies of extra files."""
         state = self.state
         return save_checkpoint(
             self.out / folder,
@@ -154,5 +154,5 @@ class RunProcess:
 
 
 def device_name(device: torch.device) -> str:
-    """What a device is called in the ledger."""
+    """Name of a device in the ledger."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"

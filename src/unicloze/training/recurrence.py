@@ -1,7 +1,7 @@
-"""Segment recurrence: what the rows of one step remember for the rows of the next (Dai et al. 2019, Section 3.2).
+"""Segment recurrence: memories passed from the rows of one step to those of the next (Dai et al. 2019, Section 3.2).
 
-Rows of micro-batch j of a step go on in micro-batch j of the next step, where `Windows.continues` says so. Evaluation reads
-no memory: its windows stand alone.
+Rows of micro-batch j continue in micro-batch j of the next step, where `Windows.continues` says so. Evaluation uses no
+memory: its windows stand alone.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from unicloze.settings import ModelSettings
 from unicloze.training.batches import MicroBatch
 
 Memories = Mapping[int, Memory]
-"""By number of the micro-batch."""
+"""Memories by index of the micro-batch."""
 
 
 def with_memory(batch: Batch, micro_batch: MicroBatch, former: Memory | None, settings: ModelSettings) -> Batch:
-    """The batch with what its rows read of the text before them; nothing if the model has no memory.
+    """Attach the memory of the preceding text to a batch; unchanged if the model has no memory.
 
     Args:
-        batch: Made of the micro-batch.
-        micro_batch: Says which rows go on from the step before; the others read no memory.
-        former: What the same micro-batch of the step before left; None at the start. It stays as it is.
-        settings: The model's shape.
+        batch: Made from the micro-batch.
+        micro_batch: Says which rows continue from the previous step; the others read no memory.
+        former: Memory left by the same micro-batch of the previous step; None at the start. Not modified.
+        settings: Model shape.
     """
     if not settings.memory or micro_batch.windows is None:
         return batch

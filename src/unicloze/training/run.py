@@ -1,4 +1,4 @@
-"""A run: a recipe and a directory, from text to a trained model; interrupted anywhere, it goes on where it was."""
+"""A pre-training run: from a recipe and a directory to a trained model; interrupted at any point, it resumes."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ FREE_TO_CHANGE = {
     "training.keep_checkpoints",
     "training.initialize_from",
 }
-"""Settings a run may be continued with another value of; any other would make it a different run.
+"""Settings that may change when a run is resumed; any other change would make it a different run.
 
-Corpus and tokenizer may have moved; whether they are the same is for the fingerprint to say.
+Corpus and tokenizer may have moved; the fingerprint decides whether they are the same.
 """
 CURE_OF_LITTLE = (
     "a model needs 1 MB or more to learn a language, so give more text or start from a trained one (--init)"
@@ -70,19 +70,18 @@ TOO_SMALL = "the corpus is too small to hold anything out: {}; give more text, o
 
 @dataclass(frozen=True)
 class RunResult:
-    """What became of a run.
+    """Result of a run.
 
     Args:
-        out: Its directory.
-        step: Steps done.
-        stopped_by: The signal that stopped it early, 0 if it came to its end.
-        perplexity: Perplexity of each target at the last evaluation of this process, None where there was nothing to
-            measure.
-        part: What it was measured on: `held-out` text, or `training-text` where nothing is held out.
-        counts: Perplexity of the same text by `unigram` and `bigram` counts of the training text; none where nothing is
+        out: The run directory.
+        step: Number of steps done.
+        stopped_by: The signal that stopped it early, 0 if it finished.
+        perplexity: Perplexity of each target at this process's last evaluation, None for a target without predictions.
+        part: What was evaluated: `held-out` text, or `training-text` if nothing is held out.
+        counts: Perplexity of the same text under `unigram` and `bigram` counts of the training text; empty if nothing is
             held out.
-        words: How many held-out content words it guesses; None if it was not asked for any, or not in this process.
-        verdict: What all this means, in words; empty if it did not come to its end.
+        words: Score on held-out content words; None if not measured by this process.
+        verdict: What the results mean, in words; empty if the run did not finish.
     """
 
     out: Path
@@ -101,16 +100,16 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """Of a process that ends with it: 128 + the signal that stopped it."""
+        """Exit code of the command: 128 + the signal that stopped it, else 0."""
         return 128 + self.stopped_by if self.stopped_by else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields, fit for JSON."""
+        """Its fields as a JSON-serialisable dictionary."""
         return {**dataclasses.asdict(self), "out": str(self.out)}
 
     def __str__(self) -> str:
         if self.stopped_by:
-            return f"{self.out}: stopped and saved at step {self.step:,}; the same command goes on from there"
+            return f"{self.out}: stopped and saved at step {self.step:,}; run the same command to resume"
         line = f"{self.out}: trained to step {self.step:,}" + (f", {self.measured}" if self.measured else "")
         return f"{line}\n  {self.verdict}" if self.verdict else line
 
@@ -126,13 +125,13 @@ def _measured(part: str, perplexities: Mapping[str, float | None], counts: Mappi
 
 
 def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model: Open = load_model) -> RunResult:
-    """Pre-train as a recipe says, or go on with the run that is in the directory.
+    """Pre-train a recipe, or resume the run in the directory.
 
     Args:
         recipe: All settings.
         out: The run's directory; nothing is written outside it.
         progress: Show progress on stderr.
-        open_model: Opens what `training.initialize_from` names.
+        open_model: Opens the model named by `training.initialize_from`.
 
     Raises:
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
@@ -153,16 +152,16 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
         phrases = phrases_for(recipe, prepared, out, progress=progress)
         with _Run(recipe, out, prepared, checkpoint, phrases, progress, open_model) as run:
             result = run.train()
-    if run.signal and not result.stopped_by:  # it came while the run ended by itself: now do as it asks
+    if run.signal and not result.stopped_by:  # it came while the run was ending by itself: deliver it now
         signal.raise_signal(run.signal)
     return result
 
 
 def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | None) -> Recipe:
-    """The recipe with `auto` resolved, as the run to go on with did if there is one, and true to `data.prepared`.
+    """The recipe with `auto` resolved as in the run to resume, if any, and with the settings of `data.prepared`.
 
     Raises:
-        UsageError: That run's settings differ where they must not.
+        UsageError: A setting that must not change differs from that run's.
     """
     lineage = None if recipe.data.prepared is None else read_lineage(Path(recipe.data.prepared))
     recipe = recipe if lineage is None else as_prepared(recipe, lineage)
@@ -171,7 +170,7 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
         precision: Any = choose_precision(training, choose_device(training))
         return dataclasses.replace(recipe, training=dataclasses.replace(training, precision=precision))
     former = load_recipe(checkpoint.path / "recipe.yaml")
-    if lineage is not None:  # whether the run's data are these is for the fingerprint to say
+    if lineage is not None:  # the fingerprint decides whether the data are the same
         former = as_prepared(former, lineage)
     if training.precision == "auto":
         recipe = dataclasses.replace(
@@ -181,56 +180,56 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
     moving = _moves_with_the_steps(recipe)
     if former.training.steps != recipe.training.steps and moving:
         warnings.warn(
-            f"training.steps goes from {former.training.steps} to {recipe.training.steps}, and {' and '.join(moving)} with "
-            "it: the weights will not be those of a run of that length from the start",
+            f"training.steps changes from {former.training.steps} to {recipe.training.steps}, and {' and '.join(moving)} "
+            "with it: the weights will differ from those of a run of that length from the start",
             stacklevel=2,
         )
     return recipe
 
 
 def refuse_changes(former: Recipe, recipe: Recipe, out: Path, instead: str) -> None:
-    """Refuse to go on with a run of other settings.
+    """Refuse to resume a run with other settings.
 
     Args:
         former: Settings of the run.
-        recipe: Settings asked for.
-        out: The run's directory.
-        instead: What to do beside giving another directory.
+        recipe: Requested settings.
+        out: The run directory.
+        instead: Advice besides giving another directory.
 
     Raises:
-        UsageError: One differs that is not free to change.
+        UsageError: A setting differs that must not change.
     """
     old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
-    keys = {**new, **old}  # a mapping may have lost a key, or got one
+    keys = {**new, **old}  # keys of a mapping may have been removed or added
     changed = [key for key in keys if old.get(key) != new.get(key) and key not in FREE_TO_CHANGE]
     changed = [key for key in changed if not key.startswith("provenance.")]
     if recipe.task.kind:
-        changed = [key for key in changed if key not in DECIDED_IN_A_TASK] or changed  # what others follow from
+        changed = [key for key in changed if key not in DECIDED_IN_A_TASK] or changed  # these determine the others
     if changed:
         first = changed[0]
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UsageError(
-            f"{out} holds a run with {first} {old.get(first)}, this one asks for {new.get(first)}{others}: give the new run "
+            f"{out} holds a run with {first} {old.get(first)}, but this one has {new.get(first)}{others}: give the new run "
             f"another --out, or {instead}"
         )
 
 
 def _moves_with_the_steps(recipe: Recipe) -> list[str]:
-    """What would have been otherwise in a run of another length."""
+    """What depends on the length of the run."""
     rates = [part.settings.final_mask_rate for phase in phases(recipe) for part in parts(phase.recipe.objective)]
     moves = {
         "the learning rate": recipe.training.schedule != "constant",
-        "the borders of training.phases": bool(recipe.training.phases),
+        "the boundaries of training.phases": bool(recipe.training.phases),
         "the mask rate": any(rate is not None for rate in rates),
     }
     return [name for name, moved in moves.items() if moved]
 
 
 def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progress: bool) -> Prepared:
-    """The data of a run; what was prepared in vain for a run with other data is removed again.
+    """The data of a run; data newly prepared for a run with other data are removed again.
 
     Raises:
-        UniclozeError: They cannot be used, or the run to go on with has others.
+        UniclozeError: They cannot be used, or differ from those of the run to resume.
     """
     folder = out / "data"
     if checkpoint is None:
@@ -239,7 +238,9 @@ def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progres
     was_there = (folder / "lineage.json").is_file()
     if was_there and recipe.data.prepared is None and _of_older_code(read_lineage(folder), trained_on, recipe):
         return Prepared.load(folder)
-    cure = f"give this corpus another --out, the run in {out} goes on with its old one only (--data.prepared {folder})"
+    cure = (
+        f"give this corpus another --out; the run in {out} can only resume with its old one (--data.prepared {folder})"
+    )
     if was_there and read_lineage(folder)["fingerprint"] != trained_on:
         cure = f"remove {folder}, which holds other data than the run in {out} was trained on, or give another --out"
     prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, cure=cure)
@@ -252,13 +253,13 @@ def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progres
     elif was_there:
         cure = f"remove {folder} and give the run its old corpus, or give another --out"
     raise UniclozeError(
-        f"{checkpoint.path} was trained on data with fingerprint {trained_on[:16]}, this data has "
+        f"{checkpoint.path} was trained on data with fingerprint {trained_on[:16]}, but this data has "
         f"{prepared.fingerprint[:16]}: {cure}."
     )
 
 
 def _of_older_code(lineage: Mapping[str, Any], trained_on: str, recipe: Recipe) -> bool:
-    """Whether an older version prepared this run's data, of the same corpus: its settings need not be those of today."""
+    """Whether an older version prepared this run's data from the same corpus; its settings may differ from today's."""
     older = lineage["settings"]["code"] < CODE and lineage["fingerprint"] == trained_on
     return older and is_corpus(lineage, recipe.data.corpus)
 
@@ -320,15 +321,15 @@ class _Run(RunProcess):
         return build_sampler(recipe, self.prepared, heldout=heldout, phrases=self.phrases)
 
     def _heldout(self, recipe: Recipe) -> WindowSampler | None:
-        """The windows of what is held out; None if there are none."""
+        """Sampler of the held-out text; None if it has no windows."""
         if not self.prepared.heldout:
             return None
         try:
             return self._sampler(recipe, heldout=True)
         except UsageError:
             raise
-        except UniclozeError:  # documents shorter than a window can be
-            warnings.warn(TOO_SMALL.format("the perplexity will be that of the text to train on"), stacklevel=4)
+        except UniclozeError:  # the documents are too short for a window
+            warnings.warn(TOO_SMALL.format("the perplexity will be measured on the training text"), stacklevel=4)
             return None
 
     def _initial_state(self, recipe: Recipe, device: torch.device, open_model: Open | None) -> TrainState:
@@ -362,12 +363,14 @@ class _Run(RunProcess):
         return self._finish(already=False)
 
     def _finish(self, *, already: bool) -> RunResult:
-        """Close a run that has done its steps, also one that was killed between its last save and its end."""
+        """Finish a run that has done its steps, including one killed between its last save and its end."""
         step, words = self.state.step, None
         events = list(read_ledger(self.out / LEDGER))
         end = next((one for one in reversed(events) if one["event"] == "end" and one.get("step") == step), None)
         if already and end is not None:
-            warnings.warn(f"{self.out} is trained to step {step}; raise --training.steps to train on", stacklevel=2)
+            warnings.warn(
+                f"{self.out} is already trained to step {step}; raise --training.steps to continue", stacklevel=2
+            )
             verdict = str(end.get("verdict", ""))
         else:
             if already:
@@ -381,7 +384,7 @@ class _Run(RunProcess):
         return RunResult(self.out, step, 0, self.perplexity, self.part, self.counts, words, verdict)
 
     def _content_words(self) -> WordScore | None:
-        """How many of the held-out content words are guessed; None if there are too few, or no way to ask."""
+        """Score on held-out content words; None if there are too few or the objective cannot predict them."""
         way = way_to_ask(phases(self.recipe)[-1].recipe.objective)
         if way is None or self.baselines is None or not len(self.baselines.words):
             return None
@@ -441,10 +444,10 @@ def _predicts(examples: Examples) -> bool:
 
 
 def phrases_for(recipe: Recipe, prepared: Prepared, folder: Path, *, progress: bool = True) -> PhraseTable | None:
-    """The phrases a recipe masks as a whole, kept in `FOLDER/phrases`; None if it masks none.
+    """Table of phrases to mask as a unit, stored in `FOLDER/phrases`; None if the recipe masks none.
 
     Raises:
-        UsageError: There is no phrase.
+        UsageError: There are no phrases.
     """
     settings = (part.settings for phase in phases(recipe) for part in parts(phase.recipe.objective))
     if all(objective.mask_unit != "phrase" for objective in settings):
@@ -455,7 +458,7 @@ def phrases_for(recipe: Recipe, prepared: Prepared, folder: Path, *, progress: b
 def build_sampler(
     recipe: Recipe, prepared: Prepared, *, heldout: bool = False, phrases: PhraseTable | None = None
 ) -> WindowSampler:
-    """The windows of a recipe, of the text to train on or of what is held out, with phrases marked if there are any."""
+    """Sampler of a recipe's windows, from the training or the held-out text, with phrases marked if given."""
     return WindowSampler(
         prepared.heldout if heldout else prepared.train,
         window=recipe.data.window,
@@ -470,7 +473,7 @@ def build_sampler(
 
 
 def tokens_per_byte(prepared: Prepared) -> float | None:
-    """Text tokens in a byte of the held-out text (of the training text where nothing is held out), if known."""
+    """Text tokens per byte of the held-out text (or of the training text if nothing is held out), if known."""
     part = "heldout" if prepared.heldout else "train"
     entries = [source[part] for source in prepared.lineage["sources"]]
     if any(entry["bytes"] is None for entry in entries):

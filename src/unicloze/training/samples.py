@@ -1,4 +1,4 @@
-"""What the model fills into held-out text, for people to look at."""
+"""Sample predictions on held-out text, for people to look at."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from unicloze.training.loop import Compute
 
 SAMPLES = 6
 CANDIDATES = 3
-"""Most likely tokens that are kept of each prediction."""
+"""Number of most likely tokens kept per prediction."""
 AT_THEIR_PLACE = "ae", "par", "diffusion"
-"""Targets whose slots stand for the position they predict."""
+"""Targets predicted at slots with the position of the predicted token."""
 
 
 def heldout_samples(
     model: Model, sampler: WindowSampler, tokenizer: Tokenizer, objective: ObjectiveSettings, compute: Compute
 ) -> list[dict[str, Any]]:
-    """The most likely tokens at each masked position of a few held-out windows, beside the truth, by target.
+    """The most likely tokens at each masked position of a few held-out windows, with the truth, by target.
 
     Returns:
-        For each window its document, its tokens with the masks, and for each masked position the step it is predicted in,
-        the truth, whether that has a letter (`word`), each target's prediction, and by target (`top`) the most likely tokens
-        with their probabilities. Nothing is masked if no target stands at the position it predicts: then it is the text
-        alone.
+        For each window its document, its tokens with masks, and for each masked position the prediction step, the truth,
+        whether the truth has a letter (`word`), each target's prediction, and by target (`top`) the most likely tokens with
+        their probabilities. If no target is predicted at its own position, nothing is masked and only the text is
+        returned.
     """
     part = next((part for part in parts(objective) if part.evaluate), parts(objective)[0])
     windows = varied(sampler.sequential(4 * SAMPLES, pairs=part.settings.pairs, lanes=4 * SAMPLES), SAMPLES)
@@ -74,9 +74,9 @@ def heldout_samples(
 
 
 def varied(windows: Windows, count: int) -> Windows:
-    """So many of the windows, evenly spread, without those in which one token makes up more than half of the text.
+    """Select up to `count` evenly spread windows, without those where one token makes up more than half of the text.
 
-    Such windows (underlines, tables of numbers) are taken all the same if there are no others.
+    If all windows are like that (underlines, tables of numbers), they are used anyway.
     """
     texts = (ids[real] for ids, real in zip(windows.token_ids, windows.maskable, strict=True))
     kept = np.flatnonzero([not _is_one_token(text) for text in texts])

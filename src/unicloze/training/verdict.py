@@ -1,4 +1,4 @@
-"""What the figures of a pre-training mean, in a sentence: against counts, against its own course, against its text."""
+"""Judges a pre-training run in one sentence: against n-gram counts, its own loss curve and the size of its text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from unicloze.text.shards import TokenSource
 from unicloze.training.content_words import WordScore
 
 LITTLE_BYTES, LITTLE_TOKENS = 1_000_000, 250_000
-"""Less text than this is too little to learn a language from; tokens count where bytes are not known."""
+"""Less text than this is too little to learn a language; tokens count if bytes are unknown."""
 STANDARD_ERRORS = 2.0
-"""A difference counts from so many standard errors on."""
+"""Smallest significant difference, in standard errors."""
 GAP = 1.0
-"""Training and held-out loss are too far apart from so many nats per prediction on."""
+"""Smallest difference of training and held-out loss that counts as overfitting, in nats per prediction."""
 RISE = 0.1
-"""A rise of the held-out loss above its lowest counts from so many nats on."""
+"""Smallest rise of the held-out loss above its minimum that counts as overfitting, in nats."""
 FALL = 0.05
-"""A fall of the held-out loss over the last quarter of the steps counts from so many nats on."""
+"""Smallest fall of the held-out loss over the last quarter of the steps that counts as improvement, in nats."""
 
 Losses = Mapping[str, float | None]
 
@@ -29,8 +29,8 @@ class Course:
     """The losses of a run by step, in nats per prediction.
 
     Args:
-        training: Of the steps in the ledger, by target.
-        heldout: Of the evaluations, by target, with its part in front where it is one of several.
+        training: Losses by target, of the steps in the ledger.
+        heldout: Losses by target, of the evaluations, prefixed with the part if there are several.
     """
 
     training: dict[int, Losses] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Course:
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> Course:
-        """From the events of a ledger; what was done again counts as it was done last."""
+        """Read the events of a ledger; repeated steps count as last done."""
         course = cls()
         kept = {"step": course.training, "evaluate": course.heldout}
         for event in events:
@@ -53,7 +53,7 @@ class Course:
 
     @property
     def gap(self) -> tuple[float, float] | None:
-        """Training loss at the end and held-out loss of the target that is farthest off; None if none is known of both."""
+        """Final training loss and held-out loss of the target with the largest gap; None if no target has both."""
         if not self.training or not self.heldout:
             return None
         last = max(self.training)
@@ -67,7 +67,7 @@ class Course:
 
     @property
     def still_falling(self) -> bool:
-        """Whether the mean held-out loss fell over the last quarter of the steps to its lowest."""
+        """Whether the mean held-out loss fell over the last quarter of the steps and is at its minimum."""
         last = max(self.heldout, default=0)
         earlier = [step for step in self.heldout if step <= 0.75 * last]
         if not earlier or self.above_lowest > 0:
@@ -76,7 +76,7 @@ class Course:
 
     @property
     def above_lowest(self) -> float:
-        """How far the mean held-out loss lies above the lowest one."""
+        """Difference between the mean held-out loss and its minimum."""
         if not self.heldout:
             return 0.0
         return self._mean(max(self.heldout)) - min(map(self._mean, self.heldout))
@@ -87,12 +87,12 @@ class Course:
 
 
 def is_token(target: str) -> bool:
-    """Whether a target predicts tokens, so that its perplexity can be compared with that of counts."""
+    """Whether a target predicts tokens, so that its perplexity can be compared with counts."""
     return target.rpartition(".")[2] not in WITHOUT_VOCABULARY
 
 
 def too_little_text(sources: Sequence[TokenSource]) -> str:
-    """How much text there is, if it is too little; else nothing."""
+    """A message with the amount of text if it is too little; else empty."""
     sizes = [source.num_bytes for source in sources]
     tokens = sum(source.num_tokens for source in sources)
     known = [size for size in sizes if size is not None]
@@ -106,15 +106,15 @@ def too_little_text(sources: Sequence[TokenSource]) -> str:
 def verdict_on(
     perplexities: Losses, counts: Mapping[str, float], words: WordScore | None, course: Course, little: str
 ) -> str:
-    """What a finished pre-training is worth, in words.
+    """The verdict on a finished pre-training run.
 
     Args:
         perplexities: By target, at the last evaluation.
-        counts: Held-out perplexities of `unigram` and `bigram` counts of the training text; none if nothing is
+        counts: Held-out perplexities of `unigram` and `bigram` counts of the training text; empty if nothing is
             held out.
-        words: How many content words it guesses; None if it was not asked for any.
-        course: Its losses.
-        little: What `too_little_text` says of its text.
+        words: Score on content words; None if not measured.
+        course: The losses of the run.
+        little: Result of `too_little_text`.
     """
     measured = {name: value for name, value in perplexities.items() if value is not None and is_token(name)}
     overfitted = _overfitted(course)
@@ -134,7 +134,7 @@ def verdict_on(
 
 
 def _against(measured: Mapping[str, float], counts: Mapping[str, float], words: WordScore | None) -> tuple[str, str]:
-    """What is wrong, nothing if it beats counts; and the figures, of the target that does best."""
+    """The failure, empty if the model beats the counts; and the figures of the best target."""
     name = min(measured, key=measured.__getitem__)
     best, which = measured[name], f" ({name})" if len(measured) > 1 else ""
     below = "bigram" if best < counts["unigram"] else "unigram"
@@ -146,7 +146,7 @@ def _against(measured: Mapping[str, float], counts: Mapping[str, float], words: 
         difference = words.top_5 - words.counts_top_5
         guesses_less = difference <= 0
         if 0 < difference <= STANDARD_ERRORS * words.error:
-            figures += f", which is within {STANDARD_ERRORS:g} standard errors"
+            figures += f", within {STANDARD_ERRORS:g} standard errors"
     if below == "unigram" or (guesses_less and best >= counts["bigram"]):
         return "no better than counting words", figures
     if best >= counts["bigram"]:
@@ -155,7 +155,7 @@ def _against(measured: Mapping[str, float], counts: Mapping[str, float], words: 
 
 
 def _overfitted(course: Course) -> str:
-    """The figures that show it; nothing if it is not."""
+    """The figures that show overfitting; empty if there is none."""
     if course.gap is not None and course.gap[1] - course.gap[0] >= GAP:
         return f"training {course.gap[0]:.2f}, held-out {course.gap[1]:.2f} nats per prediction"
     if course.above_lowest >= RISE:
@@ -164,7 +164,7 @@ def _overfitted(course: Course) -> str:
 
 
 def shown(perplexity: float) -> str:
-    """A perplexity with as many digits as matter."""
+    """A perplexity with a useful number of digits."""
     if perplexity >= 1e15:
         return f"{perplexity:.3g}"
     return f"{perplexity:,.0f}" if perplexity >= 1000 else f"{perplexity:.1f}"

@@ -81,7 +81,7 @@ class Result(Protocol):
     """
 
     def to_dict(self) -> Any:
-        """Its fields, fit for JSON."""
+        """Its fields as a JSON-serialisable dictionary."""
 
 
 def clean(text: str) -> str:
