@@ -109,7 +109,7 @@ def built(spec: dict[str, Any], predicts: str) -> tuple[Any, Any]:
 
 def ours(spec: dict[str, Any]) -> Run:
     """This package."""
-    from unicloze.decoding.generate import generate_tokens
+    from unicloze.decoding.generate import generate_parts
     from unicloze.settings import DecodingSettings
 
     model, layout = built(spec, spec["predicts"])
@@ -124,7 +124,7 @@ def ours(spec: dict[str, Any]) -> Run:
             batch_size=spec["batch"],
             precision=spec["precision"],
         )
-        results = generate_tokens(model, given, settings, layout)
+        results = [found for part in generate_parts(model, given, settings, layout) for found in part.results]
         assert all(len(result[0].tokens) == target for result in results)
 
     return run

@@ -52,18 +52,20 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
 
     from unicloze.finetuning import run as room
     from unicloze.finetuning.data import open_records
-    from unicloze.finetuning.predict import load_task_model, predict
+    from unicloze.finetuning.predict import predict
     from unicloze.finetuning.scores import measure, with_errors
     from unicloze.finetuning.start import task_recipe
-    from unicloze.interop.read import load_any
+    from unicloze.finetuning.task_model import load_task_model
+    from unicloze.interop.opening import open_model
     from unicloze.recipes import load_recipe
-    from unicloze.tasks.records import Record, read_records
+    from unicloze.records import read_records
+    from unicloze.records.record import Record
     from unicloze.training import process
     from unicloze.training.loop import fit
     from unicloze.training.models import load_model
 
     settings = {**spec["settings"], "training.seed": spec["seed"]}
-    start = load_any(Path(spec["model"]))
+    start = open_model(spec["model"])
     recipe = task_recipe(load_recipe(spec["task"], settings), start, list(settings))
     spent = {}
 
@@ -119,11 +121,10 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
 
     from unicloze import keyed
     from unicloze.evaluation.metrics.registry import metric
-    from unicloze.finetuning.data import ORDER
     from unicloze.finetuning.run import with_steps
     from unicloze.recipes import load_recipe
+    from unicloze.records import read_records
     from unicloze.tasks import TASKS
-    from unicloze.tasks.records import read_records
     from unicloze.training.optimizers import schedule_factor
     from unicloze.training.precision import choose_precision
 
@@ -170,7 +171,9 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
     began, done, epoch = now(), 0, 0
     model.train()
     while done < training.steps:
-        shuffled = keyed.permutation(np.arange(len(rows)), len(rows), keyed.key(spec["seed"], ORDER, epoch)[0])
+        shuffled = keyed.permutation(
+            np.arange(len(rows)), len(rows), keyed.key(spec["seed"], keyed.Purpose.RECORD_ORDER, epoch)[0]
+        )
         epoch += 1
         for chosen in torch.from_numpy(shuffled).split(training.batch_size):
             if done == training.steps:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import os
 import platform
@@ -38,6 +37,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from golden_text import write_material
+from golden_values import array_digest, compare, digest, weights
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
@@ -134,25 +134,7 @@ def package() -> SimpleNamespace:
     )
 
 
-# Digests
-
-
-def digest(value: Any) -> str:
-    """SHA-256 of a value that JSON can hold."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
-
-
-def array_digest(array: Any) -> str:
-    """SHA-256 of an array's bytes, with its type and shape in front."""
-    content = array.detach().numpy() if hasattr(array, "detach") else array
-    return f"{content.dtype} {list(content.shape)} {hashlib.sha256(content.tobytes()).hexdigest()}"
-
-
-def weights(file: Path) -> dict[str, str]:
-    """The digest of every tensor of a .safetensors file."""
-    from safetensors.torch import load_file
-
-    return {name: array_digest(tensor) for name, tensor in sorted(load_file(file).items())}
+# Runs
 
 
 def newest(run: Path) -> Path:
@@ -433,46 +415,6 @@ def make(runs: Path, only: list[str]) -> dict[str, Any]:
 def lines_of(file: str) -> list[str]:
     """The lines of a file; none where there is no such file."""
     return Path(file).read_text(encoding="utf-8").splitlines() if Path(file).is_file() else []
-
-
-# Comparing
-
-ABSENT = "(absent)"
-
-
-def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The single values in a value, by their path."""
-    if isinstance(value, Mapping | list) and value:
-        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from leaves(inner, f"{name} > {key}")
-    else:
-        yield name, value
-
-
-def compare(first: Path, second: Path) -> int:
-    """Print what differs between two files of goldens.
-
-    Returns:
-        0 if nothing does, else 1.
-    """
-    before, after = (json.loads(file.read_text(encoding="utf-8")) for file in (first, second))
-    for what in ("machine", "versions"):
-        if before["about"][what] != after["about"][what]:
-            print(f"note: {what} differs, so values may: {before['about'][what]} and {after['about'][what]}")
-    sections = [name for name in before["about"]["sections"] if name in after["about"]["sections"]]
-    both = [
-        {name: value for name, value in side["values"].items() if name.partition("/")[0] in sections}
-        for side in (before, after)
-    ]
-    names = list(dict.fromkeys([*both[0], *both[1]]))
-    differing = [name for name in names if both[0].get(name, ABSENT) != both[1].get(name, ABSENT)]
-    for name in differing:
-        old, new = (dict(leaves(values.get(name, ABSENT), name)) for values in both)
-        for leaf in dict.fromkeys([*old, *new]):
-            if old.get(leaf, ABSENT) != new.get(leaf, ABSENT):
-                print(f"{leaf}\n  - {old.get(leaf, ABSENT)}\n  + {new.get(leaf, ABSENT)}")
-    print(f"{len(names) - len(differing)} of {len(names)} values of {', '.join(sections)} are the same")
-    return int(bool(differing) or not names)
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ import numpy as np
 
 from unicloze import keyed
 from unicloze.mixtures import parts
-from unicloze.objectives import OBJECTIVES, make_examples
+from unicloze.objectives import OBJECTIVES, make_examples, settings_of
 from unicloze.recipes import load_recipe, recipe_names
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.tokenizers import Vocabulary
@@ -77,7 +77,7 @@ def of_unilmv2(windows: int, repeats: int) -> list[dict[str, Any]]:
     for window in (128, 512):
         block = full_windows(windows, window)
         for targets in (["ae"], ["ae", "par"]):
-            found = speed(block, ObjectiveSettings(targets=targets), repeats)
+            found = speed(block, settings_of(targets=targets), repeats)
             results.append({"window": window, "targets": targets, "text_tokens_per_second": found})
             print(f"{window:>6}  {'+'.join(targets):<8} {found / 1e6:>16.1f}")
     return results

@@ -58,8 +58,8 @@ def ours(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]
     from objectives import VOCABULARY, full_windows
     from unicloze.comparison.plan import flops_of
     from unicloze.model.model import UnifiedModel
-    from unicloze.objectives.unilmv2 import unilmv2
-    from unicloze.settings import ModelSettings, ObjectiveSettings, TrainingSettings
+    from unicloze.objectives.unilmv2 import UniLMv2Settings, unilmv2
+    from unicloze.settings import ModelSettings, TrainingSettings
     from unicloze.training.batches import MicroBatch
     from unicloze.training.loop import Compute, TrainState, accumulate_gradients
     from unicloze.training.optimizers import build_optimizers
@@ -68,7 +68,7 @@ def ours(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]
     settings = ModelSettings(
         **spec["shape"], relative_bias=spec.get("relative_bias", False), dropout=dropout, attention_dropout=dropout
     )
-    objective = ObjectiveSettings(targets=spec["targets"])
+    objective = UniLMv2Settings(targets=spec["targets"])
     device = torch.device(spec["device"])
     model = UnifiedModel(settings, vocab_size=VOCABULARY.size, max_positions=spec["window"])
     model.initialize(0)

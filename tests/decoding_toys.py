@@ -13,8 +13,11 @@ import torch
 
 from toys import model as toy_model
 from unicloze import objectives, visibility
+from unicloze.decoding.generate import generate_parts
+from unicloze.decoding.search import Hypothesis
 from unicloze.example import Examples, Kind, Target, collate
-from unicloze.objectives import Objective
+from unicloze.objectives import Objective, settings_of
+from unicloze.objectives.groups import PseudoToken
 from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TokenizerSettings, UseSettings
 from unicloze.text.tokenizers import SPECIAL_TOKENS, Tokenizer, Vocabulary
 from unicloze.text.windows import Windows
@@ -43,6 +46,11 @@ WORDS = [
 PIECES = ["##ing", "##s", "##ed"]
 PUNCTUATION = list(".,!()-")
 TEXT = "the list of items is empty and not given to the value"
+
+
+def generate_tokens(*arguments: Any, **settings: Any) -> list[list[Hypothesis]]:
+    """The hypotheses of all sources, see `generate_parts`."""
+    return [found for part in generate_parts(*arguments, **settings) for found in part.results]
 
 
 def wordpiece() -> Tokenizer:
@@ -106,11 +114,10 @@ def loaded(
 ) -> LoadedModel:
     """A model of random weights, as if trained with the given objective."""
     tokenizer = tokenizer or wordpiece()
-    if tokenizer.vocabulary.pseudo is None:
-        objective["pseudo_token"] = "mask"
-    recipe = Recipe(
-        data=DataSettings(window=positions), objective=ObjectiveSettings(**objective), use=use or UseSettings()
-    )
+    settings = settings_of(**objective)
+    if tokenizer.vocabulary.pseudo is None and isinstance(settings, PseudoToken):
+        settings = dataclasses.replace(settings, pseudo_token="mask")
+    recipe = Recipe(data=DataSettings(window=positions), objective=settings, use=use or UseSettings())
     model = toy_model(
         vocab=tokenizer.vocabulary.size, positions=positions, num_layers=2, num_heads=2, relative_bias=relative
     )
@@ -182,13 +189,23 @@ def next_token(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSett
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NextTokenSettings(ObjectiveSettings):
+    """Its settings: those that every objective has."""
+
+    name: str = "next-token"
+
+    known_targets = ("lm",)
+
+
 NEXT_TOKEN = Objective(
-    make=lambda windows, vocabulary, settings, _: next_token(windows, vocabulary, settings), causal=next_token
+    settings=NextTokenSettings,
+    make=lambda windows, vocabulary, settings, _: next_token(windows, vocabulary, settings),
+    causal=next_token,
 )
 
 
 def with_next_token(monkeypatch: Any) -> dict[str, Any]:
     """Register that objective for the length of a test, and give the settings that name it."""
-    monkeypatch.setattr(objectives, "OBJECTIVES", {**objectives.OBJECTIVES, "next-token": NEXT_TOKEN})
-    monkeypatch.setattr("unicloze.decoding.abilities.OBJECTIVES", objectives.OBJECTIVES)
+    monkeypatch.setitem(objectives.OBJECTIVES._added, "next-token", NEXT_TOKEN)
     return {"name": "next-token", "targets": ["lm"]}

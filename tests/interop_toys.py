@@ -14,8 +14,7 @@ from unicloze.interop.config import Config
 from unicloze.interop.families import Family, family_of
 from unicloze.interop.tables import Table
 from unicloze.interop.weights import open_weights
-from unicloze.objectives import make_examples
-from unicloze.settings import ObjectiveSettings
+from unicloze.objectives import make_examples, settings_of
 from unicloze.text.tokenizers import Vocabulary
 
 SPECIALS = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PSEUDO]"]
@@ -80,9 +79,7 @@ def batch_of(vocabulary: Vocabulary, *, segments: bool) -> tuple[Batch, Tensor]:
     windows = random_windows(6, 24, short=True, seed=2)
     if not segments:
         windows.segment_ids[:] = 0
-    batch = collate(
-        make_examples(windows, vocabulary, ObjectiveSettings(name="masked", targets=["ae"], masking="token"))
-    )
+    batch = collate(make_examples(windows, vocabulary, settings_of(name="masked", targets=["ae"], masking="token")))
     return batch, torch.arange(batch.input_ids.shape[1]) < torch.from_numpy(windows.lengths)[:, None]
 
 

@@ -198,7 +198,7 @@ OPTIONS = {
 }
 """Every option of every verb, and every word that belongs to none; `COMMON` are those of all verbs."""
 
-COMMON = "--help", "--debug"
+COMMON = "--help", "--debug", "--plugin"
 """Options that all verbs have: they print an explanation, or the traceback of an error."""
 
 MIXED = "--objective.mixture '[{mask_rate: 0.2}, {mask_rate: 0.3, label: b}]' --objective.mask_rate 0.9"

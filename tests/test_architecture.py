@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import toys
@@ -21,23 +25,24 @@ from unicloze.example import Batch, collate
 from unicloze.model import visibility_plan as planning
 from unicloze.model.layers import PARTS, SHARED_PARTS
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import make_examples
+from unicloze.model.sharing import owners
+from unicloze.objectives import make_examples, settings_of
 from unicloze.objectives.causal import causal
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.settings import ModelSettings, ObjectiveSettings, TrainingSettings
+from unicloze.settings import ModelSettings, TrainingSettings
 from unicloze.training.checkpoint import load_checkpoint, save_checkpoint
 from unicloze.training.models import load_model
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.run import pretrain_run
 from unicloze.verbs import count_parameters
 
-CAUSAL = ObjectiveSettings(name="causal", targets=["lm"], visibility="left_to_right")
+CAUSAL = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
 SHARED = ["all", "attention", "feed_forward"]
 
 
 def masked_batch() -> Batch:
-    return collate(unilmv2(random_windows(5, 24, short=True), vocabulary(), ObjectiveSettings()))
+    return collate(unilmv2(random_windows(5, 24, short=True), vocabulary(), settings_of()))
 
 
 def loss_of(model: UnifiedModel, batch: Batch) -> Tensor:
@@ -103,10 +108,38 @@ def test_shared_weights_are_held_once(share: Any, tmp_path: Path) -> None:
     assert other.backbone.layers[2].attention is other.backbone.layers[0].attention or share == "feed_forward"
 
 
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """One process that shards as many do."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("share", ["none", *SHARED])
+def test_layers_that_share_weights_are_sharded_one_by_one(share: Any, mesh: DeviceMesh) -> None:
+    whole, model = toys.model(share_layers=share), toys.model(share_layers=share)
+    lending = owners(model)
+    assert lending == ([] if share == "none" else [model.backbone.layers[0]])
+    for layer in model.backbone.layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=layer not in lending)
+    fully_shard(model, mesh=mesh)
+    assert list(model.state_dict()) == list(whole.state_dict())
+    batch = masked_batch()
+    expected, loss = loss_of(whole, batch), loss_of(model, batch)
+    assert torch.equal(loss, expected)
+    loss.backward()
+    expected.backward()
+    for (name, own), parameter in zip(model.named_parameters(), whole.parameters(), strict=True):
+        assert isinstance(own.grad, DTensor) and parameter.grad is not None, name
+        assert torch.equal(own.grad.full_tensor(), parameter.grad), name
+
+
 def test_a_copy_shares_among_its_own_layers() -> None:
     model = toys.model(share_layers="all")
     twin = copy.deepcopy(model).double()
     layers = list(twin.backbone.layers)
+    assert owners(twin) == [layers[0]]
     assert all(layer.attention is layers[0].attention for layer in layers)
     assert layers[2].attention is not model.backbone.layers[2].attention
     assert layers[2].feed_forward.inner.weight.dtype == torch.float64
@@ -162,7 +195,7 @@ def test_tables_that_are_left_out() -> None:
     }
     windows = random_windows(3, 12)
     windows.segment_ids[:] = 9
-    batch = collate(unilmv2(windows, vocabulary(), ObjectiveSettings(targets=["ae"])))
+    batch = collate(unilmv2(windows, vocabulary(), settings_of(targets=["ae"])))
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     moved = dataclasses.replace(batch, input_ids=batch.input_ids[:, order])
     with torch.no_grad():
@@ -233,7 +266,7 @@ def test_selecting_slots_early_or_late_changes_nothing(
 
 def test_where_few_of_many_predictions_are_real_only_these_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of masked diffusion: one predicts nearly everywhere, others hardly anywhere."""
-    objective = ObjectiveSettings(name="masked_diffusion", targets=["diffusion"], mask_share=1.0, random_share=0.0)
+    objective = settings_of(name="masked_diffusion", targets=["diffusion"])
     batch = collate(make_examples(random_windows(6, 24), vocabulary(), objective))
     (target,) = batch.targets.values()
     assert target.slots.numel() > 0.8 * batch.input_ids.numel() > (target.weights > 0).sum()
@@ -255,7 +288,7 @@ def test_where_few_of_many_predictions_are_real_only_these_are_computed(monkeypa
 @pytest.mark.parametrize("fixed_shape", [False, True])
 def test_rows_that_predict_nothing_cost_nothing(fixed_shape: bool) -> None:
     """A micro-batch whose noise levels drew no mask, in rows of a fixed shape with room for many."""
-    objective = ObjectiveSettings(name="masked_diffusion", targets=["diffusion"])
+    objective = settings_of(name="masked_diffusion", targets=["diffusion"])
     examples = make_examples(random_windows(2, 24), vocabulary(), objective)
     none = {name: dataclasses.replace(t, weights=0 * t.weights) for name, t in examples.targets.items()}
     model = toys.model(targets=("diffusion",))
@@ -269,7 +302,7 @@ def test_the_last_layer_computes_all_slots_where_nearly_all_predict() -> None:
     windows = random_windows(5, 24)
     batches = {
         "all": collate(causal(windows, vocabulary(), CAUSAL)),
-        "few": collate(unilmv2(windows, vocabulary(), ObjectiveSettings(targets=["ae"]))),
+        "few": collate(unilmv2(windows, vocabulary(), settings_of(targets=["ae"]))),
     }
     plans = {name: planning.plan(batch, None, [None], "sdpa", torch.float32, True) for name, batch in batches.items()}
     assert plans["all"].selected is None and plans["all"].last is plans["all"].blocks

@@ -21,9 +21,10 @@ from unicloze.finetuning.data import finetuning_steps, open_records
 from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.start import start_weights
 from unicloze.recipes import load_recipe
+from unicloze.records import read_records
+from unicloze.records.answers import answers_of
+from unicloze.records.record import Record
 from unicloze.settings import Recipe
-from unicloze.tasks.extraction import answers_of
-from unicloze.tasks.records import Record, read_records
 from unicloze.tasks.unanswerable import unanswerable, write_training_records
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import load_checkpoint

@@ -11,11 +11,10 @@ import torch
 
 import toys
 from toys import random_windows, vocabulary
-from unicloze import capacity
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.mixtures import phases
-from unicloze.objectives import make_examples
+from unicloze.objectives import make_examples, settings_of
 from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training import batches
@@ -50,7 +49,7 @@ class Sampler:
 
 def recipe(*, steps: int = 40, batch: int = 6, micro: int | None = None, phases: Any = (), **settings: Any) -> Recipe:
     training = TrainingSettings(steps=steps, batch_size=batch, micro_batch_size=micro, phases=list(phases))
-    return Recipe(data=DataSettings(window=WINDOW), objective=ObjectiveSettings(**settings), training=training)
+    return Recipe(data=DataSettings(window=WINDOW), objective=settings_of(**settings), training=training)
 
 
 def steps_of(made: Recipe, first: int = 0, sampler: Sampler | None = None) -> list[list[MicroBatch]]:
@@ -123,9 +122,10 @@ def widths(examples: Examples) -> tuple[int, ...]:
     return examples.input_ids.shape[1], *(target.slots.shape[1] for target in examples.targets.values())
 
 
-@pytest.mark.parametrize(
-    "name", ["unilmv2", "masked", "permuted", "compensated", "prefix", "span_corruption", "denoising", "masked_span"]
-)
+SEQUENCE_TO_SEQUENCE = "prefix", "span_corruption", "denoising", "masked_span"
+
+
+@pytest.mark.parametrize("name", ["unilmv2", "masked", "permuted", "compensated", *SEQUENCE_TO_SEQUENCE])
 @pytest.mark.parametrize("rates", [(0.1, 0.7), (0.7, 0.1)])
 def test_rows_are_as_wide_at_every_mask_rate_of_a_run(
     name: str, rates: tuple[float, float], monkeypatch: pytest.MonkeyPatch
@@ -133,7 +133,7 @@ def test_rows_are_as_wide_at_every_mask_rate_of_a_run(
     """So that all batches of a compiled run have one shape."""
     monkeypatch.setattr(batches, "WINDOWS_AT_ONCE", 30)
     monkeypatch.setattr(Sampler, "vocabulary", vocabulary(80, extra=25))
-    targets = ["ae"] if name == "masked" else ["lm"] if name in capacity.SEQUENCE_TO_SEQUENCE else ["par"]
+    targets = ["ae"] if name == "masked" else ["lm"] if name in SEQUENCE_TO_SEQUENCE else ["par"]
     made = recipe(steps=40, name=name, targets=targets, mask_rate=rates[0], final_mask_rate=rates[1])
     steps = steps_of(made)
     masked = [float(step[0].examples.targets[targets[0]].weights.sum()) for step in (steps[0], steps[-1])]
@@ -161,7 +161,7 @@ def test_every_held_out_masked_slot_shows_a_mask_and_training_rows_do_not() -> N
 
 def test_held_out_windows_are_paired_and_laid_in_lanes_as_in_training() -> None:
     sampler = Sampler()
-    objective = ObjectiveSettings(targets=["ae", "nsp"], pairs="next_sentence")
+    objective = settings_of(targets=["ae", "nsp"], pairs="next_sentence")
     heldout_examples(sampler, objective, 7, lanes=3)
     assert sampler.reads == [{"count": 7, "pairs": "next_sentence", "lanes": 3}]
 
@@ -189,7 +189,7 @@ def test_samples_are_filled_into_masks_only() -> None:
             toys.model(),
             Sampler(),
             Tokens(),
-            ObjectiveSettings(mask_rate=0.5),
+            settings_of(mask_rate=0.5),
             compute,
         )
     assert kinds(shown[0], Kind.MASK) == [toys.MASK] and kinds(shown[0], Kind.PSEUDO) == [toys.PSEUDO]
@@ -217,7 +217,7 @@ def test_samples_are_of_windows_that_are_not_one_token_repeated() -> None:
 
 def test_a_micro_batch_of_several_blocks_is_laid_end_to_end() -> None:
     windows = random_windows(6, WINDOW, short=True)
-    examples = make_examples(windows, vocabulary(), ObjectiveSettings())
+    examples = make_examples(windows, vocabulary(), settings_of())
     for blocks, rows in (((), 6), ((6,), 6), ((2, 4), 1)):
         batch = MicroBatch(examples, windows, blocks=blocks).batch(torch.device("cpu"))
         assert len(batch.input_ids) == rows and len(batch.blocks) == (2 if rows == 1 else 0)

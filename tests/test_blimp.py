@@ -327,27 +327,27 @@ def damaged(**changes: Any) -> str:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"sentence_good": "a', "is not JSON"),
-        ("[1, 2]", 'no text in the field "sentence_good"'),
+        ('{"sentence_good": "a', "this is no JSON"),
+        ("[1, 2]", "a record is a JSON object"),
         (damaged(sentence_bad=...), 'no text in the field "sentence_bad"'),
         (damaged(sentence_bad=7), 'no text in the field "sentence_bad"'),
         (damaged(sentence_good=" "), 'no text in the field "sentence_good"'),
-        (damaged(sentence_good="a \udcff"), 'no text in the field "sentence_good"'),
+        (damaged(sentence_good="a \udcff"), "half of a surrogate pair"),
         (damaged(UID=None), 'no text in the field "UID"'),
         (damaged(UID="other_set"), "is of the set other_set, the lines before it of some_set"),
-        ("[" * 100_000, "is not JSON"),
-        ("\xff", "is not JSON"),
+        ("[" * 100_000, "this is no JSON"),
+        ("\xff", "this is no UTF-8"),
     ],
     ids=lambda value: value[:40],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, line: str, says: str) -> None:
     file = write_set(tmp_path, [("the list", "list the")], "some_set")
     file.write_bytes(file.read_bytes() + b"\n" + line.encode("latin-1") + b"\n")
-    with pytest.raises(UniclozeError, match=f"some_set.jsonl:3 .*{says}") as told:
+    with pytest.raises(UniclozeError, match=f"some_set.jsonl, line 3\\b.*{says}") as told:
         read_pairs(tmp_path)
-    assert str(told.value).startswith(f"{file}:3 ")
+    assert str(told.value).startswith(f"{file}, line 3")
     archive = pack(tmp_path / "some.tar.gz", {"data/some_set.jsonl": file.read_bytes()})
-    with pytest.raises(UniclozeError, match=f"some.tar.gz:data/some_set.jsonl:3 .*{says}"):
+    with pytest.raises(UniclozeError, match=f"some.tar.gz:data/some_set.jsonl, line 3\\b.*{says}"):
         read_pairs(archive)
 
 
@@ -399,7 +399,7 @@ def test_a_filter_keeps_pairs_of_known_words(tmp_path: Path) -> None:
 def test_word_lists_that_are_none(tmp_path: Path) -> None:
     words = tmp_path / "words.txt"
     for content, says in (
-        (b"one\ntwo words\n", "words.txt:2 holds several"),
+        (b"one\ntwo words\n", "words.txt, line 2 holds several"),
         (b"\n", "no word"),
         (b"\xff", "no UTF-8"),
     ):

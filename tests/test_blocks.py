@@ -15,20 +15,19 @@ from unicloze.blocks import lay_end_to_end
 from unicloze.example import Batch, Examples, Kind, Target, collate
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
-from unicloze.model.task_heads import HeadSettings
-from unicloze.objectives import make_examples
-from unicloze.settings import ModelSettings, ObjectiveSettings
+from unicloze.objectives import make_examples, settings_of
+from unicloze.settings import HeadSettings, ModelSettings, ObjectiveSettings
 
 CASES: dict[str, tuple[ObjectiveSettings, dict[str, Any]]] = {
-    "ae and par": (ObjectiveSettings(targets=["ae", "par"]), {"relative_bias": True}),
-    "ae": (ObjectiveSettings(targets=["ae"]), {}),
-    "causal": (ObjectiveSettings(name="causal", targets=["lm"], visibility="left_to_right"), {"norm": "pre"}),
+    "ae and par": (settings_of(targets=["ae", "par"]), {"relative_bias": True}),
+    "ae": (settings_of(targets=["ae"]), {}),
+    "causal": (settings_of(name="causal", targets=["lm"], visibility="left_to_right"), {"norm": "pre"}),
     "nearby": (
-        ObjectiveSettings(name="causal", targets=["lm"], visibility="left_to_right", local_width=3),
+        settings_of(name="causal", targets=["lm"], visibility="left_to_right", local_width=3),
         {"layer_visibility": ["full", "local"]},
     ),
     "xlnet": (
-        ObjectiveSettings(name="permuted", targets=["par"]),
+        settings_of(name="permuted", targets=["par"]),
         {"positions": "transformer_xl", "num_segments": 2},
     ),
 }
@@ -122,7 +121,7 @@ def test_predictions_of_as_many_slots_as_they_like(kind: Any) -> None:
 
 def test_texts_do_not_read_each_other_with_dropout_on_either() -> None:
     """Bitwise: another text elsewhere in the row changes nothing, whatever falls to dropout."""
-    objective = ObjectiveSettings(targets=["ae", "par"])
+    objective = settings_of(targets=["ae", "par"])
     examples = blocks_of(objective)
     model = network(targets=["ae", "par"], relative_bias=True, dropout=0.3, attention_dropout=0.3).train()
     changed = dataclasses.replace(examples[1], input_ids=examples[1].input_ids[:, ::-1].copy())

@@ -12,8 +12,8 @@ import tokenizers
 
 from decoding_toys import roberta_like, sentencepiece, wordpiece
 from toys import random_windows
+from unicloze.objectives import settings_of
 from unicloze.objectives.masking import units_of
-from unicloze.settings import ObjectiveSettings
 from unicloze.text.boundaries import SENTENCEPIECE, Boundaries, has_letter, text_of
 from unicloze.text.phrases import Words
 from unicloze.text.tokenizers import Tokenizer
@@ -204,7 +204,7 @@ def test_units_stop_at_special_tokens() -> None:
     windows.token_ids[:, 5] = tokenizer.vocabulary.mask
     windows.maskable[:] = True
     windows.maskable[:, 5] = False
-    units = units_of(windows, tokenizer.vocabulary, ObjectiveSettings(mask_unit="word"))
+    units = units_of(windows, tokenizer.vocabulary, settings_of(mask_unit="word"))
     assert units is not None
     assert np.flatnonzero(units.begins[0]).tolist() == [0, 5, 6]
 

@@ -20,7 +20,7 @@ from unicloze.example import Examples, Kind, collate
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.heads import cross_entropy
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import defined, make_examples
+from unicloze.objectives import defined, make_examples, settings_of
 from unicloze.objectives.causal import causal, chain
 from unicloze.recipes import load_recipe
 from unicloze.settings import ObjectiveSettings, TrainingSettings
@@ -29,7 +29,7 @@ from unicloze.training.batches import MicroBatch
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.optimizers import build_optimizers
 
-LEFT_TO_RIGHT = ObjectiveSettings(name="causal", targets=["lm"], visibility="left_to_right")
+LEFT_TO_RIGHT = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
 RIGHT_TO_LEFT = dataclasses.replace(LEFT_TO_RIGHT, visibility="right_to_left")
 DIRECTIONS = [LEFT_TO_RIGHT, RIGHT_TO_LEFT]
 AHEAD = {"left_to_right": 1, "right_to_left": -1}
@@ -117,7 +117,7 @@ def test_segments_may_be_named() -> None:
 
 def test_reading_in_both_directions_is_refused() -> None:
     with pytest.raises(UsageError, match=r"reads its own answer: set --objective\.visibility left_to_right or"):
-        make_examples(two_texts(), vocabulary(), ObjectiveSettings(name="causal", targets=["lm"]))
+        make_examples(two_texts(), vocabulary(), settings_of(name="causal", targets=["lm"]))
 
 
 # Leakage
@@ -267,6 +267,8 @@ def test_settings_that_cannot_work_together(overrides: dict[str, Any], message: 
 
 
 def test_local_layers_over_another_objective_are_refused() -> None:
-    overrides = {"model.layer_visibility": ["full", "local"], "objective.local_width": 8}
-    with pytest.raises(UsageError, match=r"'local' needs objective\.name causal: in rows .* pseudo-masked"):
-        load_recipe("quickstart", overrides)
+    overrides = {"model.layer_visibility": ["full", "local"]}
+    with pytest.raises(
+        UsageError, match=r"'local' needs rows in the order of the text, as objective\.name causal .* pseudo"
+    ):
+        load_recipe("unilmv2-base", overrides)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shlex
@@ -10,43 +9,26 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import pytest
 
+from cli_toys import Command, command_of, copied, train_quickstart
 from conftest import REPOSITORY
-from corpora import write_corpus
 from test_import_unilm import released
-from unicloze import __version__, cli, terminal, verbs
+from unicloze import __version__, cli, verbs
 from unicloze.cli.parser import Parser, Verb, call_arguments
 from unicloze.errors import UniclozeError
+from unicloze.objectives.unilmv2 import UniLMv2Settings
 from unicloze.recipes import load_recipe, parse_options
-from unicloze.recipes.schema import KEYS
+from unicloze.recipes.schema import SECTIONS, every_key, keys_of
 from unicloze.recipes.several import recipes_of
 from unicloze.verbs.options import Option
 
 HEAVY = {"torch", "numpy", "pyarrow", "tokenizers", "transformers"}
 
-
-class Said(NamedTuple):
-    """Exit code and output of a command."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def sentence(self) -> str:
-        """The error, which must be one line and no traceback."""
-        lines = [line for line in self.err.splitlines() if line.startswith("unicloze: error: ")]
-        assert len(lines) == 1 and "Traceback" not in self.err and not self.out
-        return lines[0].removeprefix("unicloze: error: ")
-
-
-Command = Callable[..., Said]
 
 PAIRS = "".join(
     json.dumps(
@@ -65,35 +47,18 @@ PAIRS = "".join(
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    def run(*words: str | Path) -> Said:
-        capsys.readouterr()
-        code = cli.main([str(word) for word in words])
-        return Said(code, *capsys.readouterr())
-
-    return run
+    return command_of(capsys)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory with `runs/quickstart`, made by the command line, and its corpus `my_text`."""
-    place = tmp_path_factory.mktemp("cli")
-    write_corpus(place / "my_text")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        words = "pretrain --recipe quickstart --toy --data.corpus my_text --out runs/quickstart --training.save_every 1"
-        assert cli.main(["--debug", *words.split(), "--quiet"]) == 0
-    return place
+    return train_quickstart(tmp_path_factory.mktemp("cli"))
 
 
 @pytest.fixture
 def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(trained)
     return trained
-
-
-def copied(run: Path, to: Path) -> Path:
-    shutil.copytree(run, to)
-    return to
 
 
 # Help
@@ -105,12 +70,15 @@ import sys
 from unicloze.cli import VERBS, main
 for words in ([], ["evaluate"], *map(str.split, VERBS)):
     assert main([*words, "--help"]) == 0
-assert main(["pretrain", "--help-settings"]) == main(["--version"]) == 0
+assert main(["--version"]) == 0
+print("imported:", *sorted({HEAVY!r} & set(sys.modules)))
+assert main(["pretrain", "--help-settings"]) == 0
 print("imported:", *sorted({HEAVY!r} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1].strip() == "imported:"
+    imported = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("imported:")]
+    assert imported == [[], ["numpy", "tokenizers"]], "which the module of an objective needs"
 
 
 def test_the_program_explains_itself(command: Command) -> None:
@@ -129,7 +97,7 @@ def test_a_verb_explains_itself(name: str, command: Command) -> None:
     assert said.code == 0 and verb.purpose in said.out
     assert all(example in said.out for example in verb.examples)
     for key in verb.settings:
-        assert f"--{key}\n" in said.out and KEYS[key].description.split()[0] in said.out
+        assert f"--{key}\n" in said.out and every_key()[key].description.split()[0] in said.out
 
 
 @pytest.mark.parametrize(
@@ -242,7 +210,16 @@ def test_all_settings_are_listed_with_their_values(command: Command) -> None:
     said = command("inspect", "--help-settings", "--recipe", "unilmv2-base", "--training.steps", "7")
     assert said.code == 0
     listed = dict(line[4:].split(" ", 1) for line in said.out.splitlines() if line.startswith("  --"))
-    assert set(listed) == {key for key in KEYS if "." in key and not key.startswith("provenance.")}
+    kinds = {**SECTIONS, "objective": UniLMv2Settings}
+    assert set(listed) == {
+        key for section in kinds for key in keys_of(section, kinds[section]) if section != "provenance"
+    }
+    for own, foreign, others in (
+        ("objective.mask_rate", "objective.mean_span", ()),
+        ("objective.visibility", "objective.mask_rate", ("--recipe", "gpt")),
+    ):
+        out = command("pretrain", "--help-settings", *others).out
+        assert f"--{own}" in out and f"--{foreign}" not in out
     assert listed["training.steps"] == "7" and listed["model.hidden_size"] == "768"
     assert listed["objective.targets"] == "ae par" and listed["training.compile"] == "false"
     default = command("pretrain", "--help-settings").out
@@ -404,7 +381,7 @@ def test_pairs_that_cannot_be_read(here: Path, tmp_path: Path, command: Command)
     assert said.code == 1 and str(tmp_path / "nowhere") in said.sentence
     (tmp_path / "broken.jsonl").write_text(PAIRS + '{"sentence_good": "A', encoding="utf-8")
     said = command(*words, tmp_path)
-    assert said.code == 1 and f"{tmp_path / 'broken.jsonl'}:3 is not JSON" in said.sentence
+    assert said.code == 1 and f"{tmp_path / 'broken.jsonl'}, line 3: this is no JSON" in said.sentence
     (tmp_path / "broken.jsonl").write_text(PAIRS, encoding="utf-8")
     (tmp_path / "words.txt").write_text("zebra\n", encoding="utf-8")
     said = command(*words, tmp_path, "--filter", tmp_path / "words.txt")
@@ -513,271 +490,6 @@ def test_switches_and_lists_of_settings_before_recipes(command: Command, asked: 
         "training.compile": True,
         "tokenizer.lowercase": "false",
     }
-
-
-# Bad input
-
-
-def corpus_of(folder: Path, name: str, content: bytes) -> Path:
-    folder.mkdir()
-    (folder / name).write_bytes(content)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        (None, b"", "no text"),
-        ("notes.md", b"text of another kind", "holds no text"),
-        ("empty.txt", b"", "no text"),
-        ("blank.txt", b"\n \n\n\t\n", "no text"),
-        ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "broken.jsonl:2"),
-        ("other.jsonl", b'{"body": "a"}\n', "--data.text_field"),
-        ("cut.txt.gz", b"\x1f\x8b\x08\x00", "cut.txt.gz is truncated"),
-    ],
-)
-def test_a_bad_corpus(name: str | None, content: bytes, says: str, tmp_path: Path, command: Command) -> None:
-    corpus = tmp_path / "missing" if name is None else corpus_of(tmp_path / "corpus", name, content)
-    words = ("--recipe", "quickstart", "--toy", "--data.corpus", corpus, "--out", tmp_path / "run", "--quiet")
-    said = command("pretrain", *words)
-    assert said.code == 1 and says in said.sentence
-    assert str(corpus) in said.sentence, "the message names the file"
-    assert not (tmp_path / "run" / "data").exists()
-
-
-def test_bytes_that_are_no_text_are_mended(tmp_path: Path, command: Command) -> None:
-    good = write_corpus(tmp_path / "good").read_bytes()
-    corpus = corpus_of(tmp_path / "corpus", "odd.txt", good + b"\n\nbad \xff\xfe utf-8\n\nnul \0 byte\n\n \n\n")
-    words = ("--recipe", "quickstart", "--toy", "--data.corpus", corpus, "--out", tmp_path / "run", "--quiet")
-    assert command("pretrain", *words).code == 0
-
-
-@pytest.fixture
-def run(here: Path, tmp_path: Path) -> Path:
-    """A copy of the run with its two checkpoints, free to damage."""
-    return copied(here / "runs" / "quickstart", tmp_path / "run")
-
-
-def newest(run: Path) -> Path:
-    older, newer = sorted((run / "checkpoints").iterdir())
-    assert (older.name, newer.name) == ("step-00000001", "step-00000002")
-    return newer
-
-
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
-def truncate(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    damage: Callable[[Path], None], run: Path, command: Command
-) -> None:
-    weights = newest(run) / "model.safetensors"
-    damage(weights)
-    said = command("fill", "--model", run, "--text", "the [MASK] cat")
-    assert said.code == 0
-    assert said.err.startswith("unicloze: warning: ") and said.err.count("\n") == 1
-    assert str(weights) in said.err and "step-00000001" in said.err
-    continued = command("pretrain", "--out", run, "--training.steps", "3", "--quiet")
-    assert continued.code == 0 and str(weights) in continued.err
-    assert continued.out.startswith(f"{run}: trained to step 3")
-
-
-def test_no_whole_checkpoint_is_said(run: Path, command: Command) -> None:
-    for checkpoint in (run / "checkpoints").iterdir():
-        flip(checkpoint / "model.safetensors")
-    said = command("score", "--model", run, "--text", "the cat")
-    assert said.code == 1 and "model.safetensors" in said.sentence and "no earlier one is intact" in said.sentence
-    assert command("score", "--model", newest(run), "--text", "the cat").code == 1
-
-
-def test_a_model_that_is_not_there(here: Path, tmp_path: Path, command: Command) -> None:
-    for model, says in ((tmp_path / "nothing", "no model at"), (here / "my_text", "holds no checkpoint")):
-        said = command("fill", "--model", model, "--text", "a [MASK]")
-        assert said.code == 1 and says in said.sentence and str(model) in said.sentence
-
-
-def test_a_vocabulary_that_does_not_fit_the_checkpoint(run: Path, tmp_path: Path, here: Path, command: Command) -> None:
-    words = ("--data.corpus", "my_text", "--tokenizer.vocab_size", "200", "--out", tmp_path / "other", "--quiet")
-    assert command("prepare", *words).code == 0
-    said = command("pretrain", "--out", run, "--data.prepared", tmp_path / "other", "--training.steps", "3", "--quiet")
-    assert said.code in (1, 2) and "fingerprint" in said.sentence
-    assert command("fill", "--model", run, "--text", "the [MASK] cat").code == 0, "nothing is lost"
-
-
-def test_another_run_in_the_same_directory(run: Path, command: Command) -> None:
-    said = command("pretrain", "--out", run, "--model.num_layers", "3", "--quiet")
-    assert said.code == 2 and "model.num_layers" in said.sentence and "--out" in said.sentence
-
-
-def test_a_corpus_that_changed(here: Path, tmp_path: Path, command: Command) -> None:
-    write_corpus(tmp_path / "text")
-    words = ("prepare", "--data.corpus", tmp_path / "text", "--tokenizer.vocab_size", "300", "--out", tmp_path / "data")
-    assert command(*words, "--quiet").code == 0
-    write_corpus(tmp_path / "text", seed=1)
-    said = command(*words, "--quiet")
-    assert said.code == 1 and "has changed" in said.sentence and said.sentence.count("fingerprint") >= 1
-
-
-# A full disk
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True, check=False
-    )
-    if not mounted or mounted.returncode:
-        pytest.skip("a file system can be mounted by root only")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def fill_up(disk: Path, leave: int) -> Path:
-    filler = disk / "filler"
-    filler.write_bytes(bytes(max(0, shutil.disk_usage(disk).free - leave)))
-    return filler
-
-
-def test_a_full_disk_loses_nothing(here: Path, small_disk: Path, command: Command) -> None:
-    run = copied(here / "runs" / "quickstart", small_disk / "run")
-    before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
-    filler = fill_up(small_disk, leave=100_000)
-    words = ("pretrain", "--out", run, "--training.steps", "3", "--quiet")
-    said = command(*words)
-    assert said.code == 1 and str(run) in said.sentence
-    assert "full" in said.sentence and "free some space" in said.sentence
-    assert before == {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
-    filler.unlink()
-    assert command(*words).out.startswith(f"{run}: trained to step 3")
-
-
-def test_a_disk_too_small_for_the_corpus(here: Path, small_disk: Path, command: Command) -> None:
-    filler = fill_up(small_disk, leave=8192)
-    settings = ("--data.corpus", "my_text", "--tokenizer.vocab_size", "300")
-    words = ("prepare", *settings, "--out", small_disk / "data", "--quiet")
-    said = command(*words)
-    assert said.code == 1 and "full" in said.sentence and str(small_disk) in said.sentence
-    assert list(small_disk.iterdir()) == [filler]
-    filler.unlink()
-    assert command(*words).code == 0
-
-
-def test_a_full_disk_without_a_small_one(run: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("unicloze.training.checkpoint.save_file", full)
-    said = command("pretrain", "--out", run, "--training.steps", "3", "--quiet")
-    assert said.code == 1 and "the disk is full" in said.sentence and "step-00000003" in said.sentence
-    assert newest(run).is_dir()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_output_to_a_full_disk() -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "unicloze", "recipes"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert done.returncode == 1
-    assert done.stderr == f"unicloze: error: {terminal.explain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))[0]}\n"
-
-
-@pytest.mark.slow
-def test_a_closed_pipe_is_no_news() -> None:
-    read, write = os.pipe()
-    os.close(read)
-    command = [sys.executable, "-m", "unicloze", "recipes"]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (141, "")
-
-
-# Errors in one sentence
-
-
-def raising(error: BaseException) -> Callable[..., None]:
-    def verb(*_: object, **__: object) -> None:
-        raise error
-
-    return verb
-
-
-class OutOfMemoryError(RuntimeError):
-    """Named as torch's."""
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "says"),
-    [
-        (UniclozeError("mend this"), 1, "mend this"),
-        (KeyboardInterrupt(), 130, "Ctrl-C"),
-        (MemoryError(), 1, "not enough memory"),
-        (OutOfMemoryError("CUDA out of memory.\nTried"), 1, "(CUDA out of memory. Tried)"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 5 bytes"), 1, "not enough memory"),
-        (PermissionError(errno.EACCES, "Permission denied", "runs/mine"), 1, "runs/mine: permission denied: change"),
-        (OSError(errno.ENOSPC, "No space left on device"), 1, "free some space"),
-        (Exception("I/O error: No space left on device (os error 28)"), 1, "free some space"),
-        (OSError(errno.EIO, "Input/output error", "disk"), 1, "disk: input/output error"),
-        (
-            ZeroDivisionError("division\nby zero"),
-            70,
-            "bug in unicloze: ZeroDivisionError: division by zero in test_cli.py",
-        ),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
-)
-def test_every_error_is_one_sentence(
-    error: BaseException, code: int, says: str, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verbs, "recipes", raising(error))
-    said = command("recipes")
-    assert said.code == code and says in said.sentence
-
-
-def test_a_bar_that_a_signal_left_half_built_says_nothing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Bar:
-        def __init__(self) -> None:
-            raise terminal.Terminated
-
-        def __del__(self) -> None:
-            self.close()
-
-    complained: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", complained.append)
-    monkeypatch.setattr(verbs, "recipes", lambda: Bar())
-    said = command("recipes")
-    assert said.code == 143 and said.sentence == "Stopped by SIGTERM."
-    assert complained == []
-
-
-@pytest.mark.parametrize("words", [["--debug", "recipes"], ["recipes", "--debug"]], ids=" ".join)
-def test_debug_shows_the_traceback(words: list[str], command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verbs, "recipes", raising(UniclozeError("mend this")))
-    said = command(*words)
-    assert said.code == 1 and said.err.startswith("Traceback")
-    assert said.err.endswith("unicloze: error: mend this\n")
-
-
-def test_a_warning_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def warn() -> list[verbs.RecipeSummary]:
-        warnings.warn("mind\n the gap", stacklevel=1)
-        return []
-
-    monkeypatch.setattr(verbs, "recipes", warn)
-    assert command("recipes", "--json") == (0, "[]\n", "unicloze: warning: mind the gap\n")
 
 
 def test_python_m_unicloze_is_the_command() -> None:

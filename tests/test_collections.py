@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from unicloze.errors import UniclozeError
+from unicloze.records import read_records
+from unicloze.records.collections import PYTHON_DOCS_PARTS
+from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
-from unicloze.tasks.collections import PYTHON_DOCS_PARTS
-from unicloze.tasks.records import Record, read_records
+from unicloze.tasks import task_settings
 from unicloze.tasks.texts import reference, targets_of, texts_of
 from unicloze.text import python_docs
 
-AUTO = TaskSettings(kind="generation")
+AUTO = task_settings(kind="generation")
 
 
 def test_two_files_match_line_by_line(tmp_path: Path) -> None:
@@ -29,7 +31,7 @@ def test_two_files_match_line_by_line(tmp_path: Path) -> None:
         {"source": "three", "target": "drei"},
     ]
     assert [record.id for record in records] == ["0", "1", "2"] and records[2].place.endswith("line 3")
-    alone = read_records(tmp_path / "a.en", TaskSettings(kind="generation", format="parallel"))
+    alone = read_records(tmp_path / "a.en", task_settings(kind="generation", format="parallel"))
     assert [dict(record.fields) for record in alone] == [{"source": "one"}, {"source": ""}, {"source": "three"}]
     (tmp_path / "b.txt").write_text("one\ntwo")
     assert len(read_records(tmp_path / "b.txt", AUTO)) == 2
@@ -52,7 +54,7 @@ def archive(path: Path, **tables: str) -> Path:
 
 
 def test_dstc7(tmp_path: Path) -> None:
-    settings = TaskSettings(kind="generation", format="dstc7")
+    settings = task_settings(kind="generation", format="dstc7")
     responses = "InstanceID\tReference1\t...\nx\tyes .\tno .\ny\tfine\n"
     good = archive(
         tmp_path / "a.tgz", context="InstanceID\tDepth\tContext\ny\t2\tb c\nx\t1\td\n", gold_responses=responses
@@ -108,7 +110,7 @@ def test_what_lies_inside_a_field() -> None:
     record = Record("0", fields, "line 1")
 
     def given(name: str) -> TaskSettings:
-        return TaskSettings(kind="generation", fields={"role": name})
+        return task_settings(kind="generation", fields={"role": name})
 
     assert record.get(given("a.b"), "role") == "plain"
     assert record.get(given("answers.1.text"), "role") == "two"
@@ -135,11 +137,11 @@ def test_the_real_files(shared_data: Path) -> None:
         Path(f"{shared_data}/qg/du2017_src-dev.txt.gz,{shared_data}/qg/du2017_tgt-dev.txt.gz"), AUTO
     )
     assert len(questions) == 10570 and questions[0].fields["target"].endswith("super bowl 50 ?")
-    responses = TaskSettings(kind="generation", format="dstc7")
+    responses = task_settings(kind="generation", format="dstc7")
     dialogues = read_records(shared_data / "dialog" / "dstc7-task2-human_eval.tgz", responses)
     assert len(dialogues) > 900 and all(reference(record, responses) for record in dialogues)
     papers = read_records(shared_data / "summarization" / "scitldr-A_dev.jsonl.gz", AUTO)
     assert len(papers) == 619 and len(reference(papers[0], AUTO)) > 1 and len(texts_of(papers[0], AUTO, "source")) == 6
-    tales = TaskSettings(kind="generation", fields={"answer": "answers.0", "target": "question"})
+    tales = task_settings(kind="generation", fields={"answer": "answers.0", "target": "question"})
     told = read_records(shared_data / "qa" / "fairytaleqa_val.jsonl.gz", tales)
     assert len(told) == 1025 and texts_of(told[0], tales, "answer") == ["a well-to-do farmer"]

@@ -20,14 +20,15 @@ from unicloze.comparison.compare import compare_recipes
 from unicloze.comparison.measures import held_out
 from unicloze.comparison.page import page
 from unicloze.comparison.plan import Budget, contestants, measure_slots, plan
-from unicloze.comparison.results import Comparison, Row, Spread
-from unicloze.comparison.table import as_markdown, as_text
+from unicloze.comparison.results import Row, Spread
+from unicloze.comparison.table import Comparison, as_markdown, as_text
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.model.flops import backbone_flops
+from unicloze.objectives import settings_of
 from unicloze.objectives.causal import causal
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.settings import DataSettings, ModelSettings, ObjectiveSettings, Recipe, TokenizerSettings
+from unicloze.settings import DataSettings, ModelSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.loop import Compute
 from unicloze.training.models import load_model
@@ -76,7 +77,7 @@ def test_a_comparison_from_end_to_end(corpus: Path, tmp_path: Path) -> None:
     html = page(comparison)
     assert html.count("<svg") >= 2 and "http" not in html.replace("http://www.w3.org", "")
     stored = json.loads((tmp_path / "c" / "comparison.json").read_text())
-    assert stored["schema"] == 1 and stored["seeds"] == 2
+    assert stored["schema"] == 2 and stored["seeds"] == 2
     assert stored["results"][0]["scores"]["ae"]["mean"] == ae.scores["ae"].mean
     assert said[-1] == "unilmv2-ablation-ar, seed 1 (6 of 6)"
 
@@ -110,7 +111,11 @@ def test_another_comparison_is_not_gone_on_with(corpus: Path, tmp_path: Path) ->
     for options in ({"budget": "steps=3"}, {"overrides": {"model.num_layers": 1}}, {"names": NAMES[1:2]}):
         with pytest.raises(UsageError, match="is the plan of another comparison"):
             run(corpus, tmp_path / "c", **({"budget": "steps=2", "names": NAMES[:1]} | options))  # type: ignore[arg-type]
-    (tmp_path / "c" / "comparison.json").write_text("{")
+    plan = tmp_path / "c" / "comparison.json"
+    plan.write_text(plan.read_text().replace('"schema": 2', '"schema": 1'))
+    with pytest.raises(UsageError, match="written by another version of unicloze, whose recipes hold other settings"):
+        run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
+    plan.write_text("{")
     with pytest.raises(UniclozeError, match=r"comparison.json is damaged"):
         run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
 
@@ -130,7 +135,7 @@ def test_a_time_budget_is_kept_roughly(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_slots_and_pairs_are_counted() -> None:
-    examples = unilmv2(toys.random_windows(5, 24, short=True), toys.vocabulary(), ObjectiveSettings())
+    examples = unilmv2(toys.random_windows(5, 24, short=True), toys.vocabulary(), settings_of())
     counted = measure_slots(examples)
     assert counted["slots"] == examples.lengths.sum()
     pairs = sum(examples.visible(row).sum() for row in range(5))
@@ -185,7 +190,7 @@ def test_memory_position_terms_and_local_layers_are_counted() -> None:
     relative = backbone_flops(dataclasses.replace(shape, positions="transformer_xl"), **asked)
     assert relative - plain == 20 * 10 * 2 * 8 + 4 * 10 * 2 * 8
     windows = toys.random_windows(4, 24)
-    settings = ObjectiveSettings(name="causal", targets=["lm"], visibility="left_to_right", local_width=2)
+    settings = settings_of(name="causal", targets=["lm"], visibility="left_to_right", local_width=2)
     examples = causal(windows, toys.vocabulary(), settings)
     full, both = (measure_slots(examples, names)["keys"] for names in (["full"], ["full", "local"]))
     assert both == pytest.approx((full + (1 + 2 + 22 * 3) / 24) / 2)

@@ -16,17 +16,17 @@ from unicloze import cli, verbs
 from unicloze.comparison import runs
 from unicloze.comparison.page import page
 from unicloze.comparison.probes import Probe, finetuning_flops, fit_probes, open_probe, recipe_for
-from unicloze.comparison.results import Comparison, ProbeColumn, Row, Spread
-from unicloze.comparison.table import as_markdown, as_text, cells
+from unicloze.comparison.results import ProbeColumn, Row, Spread
+from unicloze.comparison.table import Comparison, as_markdown, as_text, cells
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.data import encoded, finetuning_steps, open_records
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.model.flops import backbone_flops
 from unicloze.recipes import load_recipe, parse_options, toy_overrides
+from unicloze.records import read_records
 from unicloze.settings import UseSettings
 from unicloze.tasks import TASKS
-from unicloze.tasks.records import read_records
 from unicloze.tasks.rows import pooling_of
 from unicloze.training.models import LoadedModel
 
@@ -244,6 +244,9 @@ SECTIONS = "task, generation, decoding, finetuning, training"
         ("classification", None, None, {"task.pooling": "mean"}, "--probe.task.pooling: the comparison decides"),
         ("classification", None, None, {"training.seed": 3}, "--probe.training.seed: the comparison decides"),
         ("classification", None, None, {"task.metrics": ["squad"]}, "task.metrics names squad"),
+        ("classification", UNLABELLED, None, {}, r"say where it is with --probe\.task\.fields '{label: NAME}'"),
+        ("classification", None, [{"text": "a", "label": "2"}], {}, r"fine-tune with --probe\.task\.labels that name all"),
+        ("classification", None, None, {"task.metric_options": {"tokenize": "13a"}}, r"\(--probe\.task\.metric_options"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_probed_is_refused_before_anything_is_trained(

@@ -15,12 +15,13 @@ from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.answers import token_f1
 from unicloze.evaluation.metrics.coqa import Turn
 from unicloze.finetuning.run import finetune_run
-from unicloze.settings import TaskSettings
+from unicloze.records import read_records
+from unicloze.records.record import Record
+from unicloze.tasks import task_settings
 from unicloze.tasks.conversation import ANSWERS, closest_span, encode, kind_of, lay_out, predict
-from unicloze.tasks.records import Record, read_records
 from unicloze.training.models import LoadedModel
 
-SETTINGS = TaskSettings(kind="conversation")
+SETTINGS = task_settings(kind="conversation")
 TURNS = [
     ("Who opens the door?", "Bo", "Bo opens the old door"),
     ("Is it red?", "No.", "the old door"),

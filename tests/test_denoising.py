@@ -14,19 +14,21 @@ import pytest
 import toys
 from seq2seq_toys import measured, predicted, spelled, spoken, text_windows, train
 from toys import MASK, vocabulary
-from unicloze import capacity, keyed
+from unicloze import keyed
 from unicloze.errors import UsageError
 from unicloze.example import Examples
-from unicloze.objectives import defined, make_examples, without_noise
+from unicloze.mixtures import parts
+from unicloze.mixtures import positions as longest
+from unicloze.objectives import defined, make_examples, noise, settings_of
 from unicloze.objectives.denoising import check_sentences, corrupt_spans, draw_noise, mask_span
 from unicloze.objectives.noise import NOISE, apply_noise, sentences, span_lengths
 from unicloze.objectives.seq2seq import text_of
-from unicloze.recipes import load_recipe, rules_objective, toy_overrides
+from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import ObjectiveSettings
 
-T5 = ObjectiveSettings(name="span_corruption", targets=["lm"])
-BART = ObjectiveSettings(name="denoising", targets=["lm"], mask_rate=0.3)
-MASS = ObjectiveSettings(name="masked_span", targets=["lm"], mask_rate=0.5)
+T5 = settings_of(name="span_corruption", targets=["lm"])
+BART = settings_of(name="denoising", targets=["lm"], mask_rate=0.3)
+MASS = settings_of(name="masked_span", targets=["lm"], mask_rate=0.5)
 PARTY = "Thank you for inviting me to your party last week ."
 
 
@@ -194,7 +196,7 @@ def test_span_lengths_are_poisson_and_add_up() -> None:
     rows, wanted = 2000, 3000
     lengths, drawn = span_lengths(np.full(rows, wanted), keyed.key(1, np.arange(rows)), mean_span=3.0)
     assert ((lengths * drawn).sum(axis=1) == wanted).all()
-    assert lengths.shape[1] == capacity.infilled_spans(wanted, 3.0)
+    assert lengths.shape[1] == noise.infilled_spans(wanted, 3.0)
     first = lengths[:, :100].ravel()
     for length in range(10):
         chance = math.exp(-3) * 3**length / math.factorial(length)
@@ -203,7 +205,7 @@ def test_span_lengths_are_poisson_and_add_up() -> None:
 
 def test_spans_that_fall_short_are_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its margin the bound is reached in many rows; the last span takes what is left, whoever stands beside it."""
-    monkeypatch.setattr(capacity, "_POISSON_TAIL", (0, 0))
+    monkeypatch.setattr(noise, "_POISSON_TAIL", (0, 0))
     wanted, keys = np.array([0, 1, 5, 40] * 100), keyed.key(1, np.arange(400))
     lengths, drawn = span_lengths(wanted, keys, mean_span=3.0)
     assert (lengths * drawn).sum(axis=1).tolist() == wanted.tolist()
@@ -292,7 +294,7 @@ def test_windows_without_sentences_are_refused() -> None:
 
 def test_masss_figure_1() -> None:
     windows, tokenizer = spoken("x1 x2 x3 x4 x5 x6 x7 x8")
-    arguments = np.array([2]), np.array([4]), tokenizer.vocabulary, without_noise(MASS), np.array([0.5])
+    arguments = np.array([2]), np.array([4]), tokenizer.vocabulary, MASS.without_noise(), np.array([0.5])
     row = mask_span(windows, text_of(windows, tokenizer.vocabulary), *arguments)
     assert spelled(row, tokenizer) == "[SOS] x1 x2 [MASK] [MASK] [MASK] [MASK] x7 x8 [EOS] | [MASK] x3 x4 x5 x6"
     assert predicted(row, tokenizer) == "[MASK] -> x3, x3 -> x4, x4 -> x5, x5 -> x6"
@@ -301,7 +303,7 @@ def test_masss_figure_1() -> None:
 
 def test_a_mode_token_moves_source_and_target_alike() -> None:
     windows, tokenizer = spoken("x1 x2 x3 x4")
-    settings = dataclasses.replace(without_noise(MASS), mode_token=0)
+    settings = dataclasses.replace(MASS.without_noise(), mode_token=0)
     row = mask_span(
         windows,
         text_of(windows, tokenizer.vocabulary),
@@ -317,7 +319,7 @@ def test_a_mode_token_moves_source_and_target_alike() -> None:
 
 def test_half_of_every_text_is_one_span_that_starts_anywhere() -> None:
     rows = 20_000
-    examples = make_examples(text_windows(rows, 9, vocabulary()), vocabulary(), without_noise(MASS))
+    examples = make_examples(text_windows(rows, 9, vocabulary()), vocabulary(), MASS.without_noise())
     masked = np.array(sources(examples)) == MASK
     assert (masked.sum(axis=1) == 4).all()
     starts = masked.argmax(axis=1)
@@ -352,7 +354,7 @@ def approaches(
     def make(step: int, rows: int = 64) -> Examples:
         return make_examples(text_windows(rows, tokens, small, seed=step + 1), small, settings)
 
-    model = train(make, vocab=small.size, positions=capacity.positions(settings, tokens + 2), steps=steps, rate=6e-3)
+    model = train(make, vocab=small.size, positions=longest(settings, tokens + 2), steps=steps, rate=6e-3)
     examples = make(100_000, 12_000)
     loss, noise = measured(model, examples), 4 / math.sqrt(examples.targets["lm"].weights.sum())
     assert floor - noise < loss < floor + within, f"floor {floor:.3f}, loss {loss:.3f}"
@@ -409,7 +411,6 @@ def refused(name: str, **overrides: Any) -> str:
 
 
 def test_recipes_are_checked_before_anything_is_read() -> None:
-    assert tuple(NOISE) == rules_objective.NOISE
     assert "objective span_corruption needs 26 in windows of 512" in refused("t5-base", tokenizer__extra_tokens=20)
     assert "objective span_corruption needs 98" in refused("ul2-base", tokenizer__extra_tokens=90)
     assert "the first 26 extra tokens are sentinels" in refused("t5-base", objective__mode_token=3)
@@ -424,23 +425,18 @@ def test_recipes_are_checked_before_anything_is_read() -> None:
 @pytest.mark.parametrize("window", [512, toy_overrides()["data.window"]])
 def test_every_part_of_ul2_fits_one_tokenizer(window: int) -> None:
     recipe = load_recipe("ul2-base")
-    parts = [
-        dataclasses.replace(
-            recipe.objective, mixture=[], **{k: v for k, v in part.items() if k not in ("share", "label")}
-        )
-        for part in recipe.objective.mixture
-    ]
-    table = [(part.name, part.mean_span, part.mask_rate) for part in parts if part.name == "span_corruption"]
+    settings: list[Any] = [part.settings for part in parts(recipe.objective)]
+    table = [(part.name, part.mean_span, part.mask_rate) for part in settings if part.name == "span_corruption"]
     assert table == [
         ("span_corruption", mean_span, rate)
         for mean_span, rate in [(3, 0.15), (8, 0.15), (3, 0.5), (8, 0.5), (64, 0.15), (64, 0.5)]
     ]
     vocab = vocabulary(300, recipe.tokenizer.extra_tokens)
-    modes = [part.mode_token for part in parts]
+    modes = [part.mode_token for part in settings]
     assert modes == [97, 97, 98, 99, 99, 99, 99]
     windows = text_windows(20, window - 2, vocab)
-    for part in parts:
-        assert capacity.row_bounds(part, window).sentinels <= 97, "no sentinel is a mode token of any part"
+    for part in settings:
+        assert part.bounds(window).sentinels <= 97, "no sentinel is a mode token of any part"
         examples = make_examples(windows, vocab, part)
         assert (examples.input_ids[:, 1] == vocab.extra[part.mode_token]).all()
         share = np.isin(examples.targets["lm"].labels, vocab.ordinary).sum() / (20 * (window - 2))

@@ -17,11 +17,11 @@ from unicloze import cli, verbs
 from unicloze.decoding import generate as generating
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.prompting import prompted
+from unicloze.interop.opening import open_model
 from unicloze.interop.read import write_model
 from unicloze.settings import TrainingSettings
 from unicloze.training import precision
 from unicloze.training.models import LoadedModel, build_model
-from unicloze.verbs.common import opening
 
 TEXTS = ["the old cat sees the dog", "anna leaves berlin and a bird", "carl plays"]
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -198,16 +198,15 @@ def test_a_model_named_by_its_place_is_put_on_the_chosen_device(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "named_device", lambda name: {"auto": torch.device("meta")}[name])
-    opened = opening(places.pretrained, "auto")
-    assert callable(opened)
-    assert {parameter.device.type for parameter in opened().model.parameters()} == {"meta"}
-    assert opened().compute.device == torch.device("meta")
+    opened = open_model(places.pretrained, "auto")
+    assert {parameter.device.type for parameter in opened.model.parameters()} == {"meta"}
+    assert opened.compute.device == torch.device("meta")
     assert verbs.load_model(places.pretrained, "auto").compute.device == torch.device("meta")
 
 
 def test_a_loaded_model_stays_where_it_is(places: Places, loaded: LoadedModel) -> None:
     elsewhere = dataclasses.replace(loaded, model=verbs.load_model(places.pretrained).model.to("meta"))
-    assert opening(elsewhere) is opening(elsewhere, "auto") is elsewhere
+    assert open_model(elsewhere) is open_model(elsewhere, "auto") is elsewhere
     for refuses in (
         lambda: verbs.embed(elsewhere, TEXTS, device="cpu"),
         lambda: verbs.export(elsewhere, "unicloze", "x"),
@@ -217,7 +216,7 @@ def test_a_loaded_model_stays_where_it_is(places: Places, loaded: LoadedModel) -
         ):
             refuses()
     assert elsewhere.compute.device == torch.device("meta")
-    assert opening(loaded, "cpu") is loaded
+    assert open_model(loaded, "cpu") is loaded
 
 
 # Precision
@@ -234,13 +233,13 @@ def test_bf16_is_near_fp32_and_not_the_same(name: str, places: Places) -> None:
 
 
 def test_a_precision_is_that_of_generating_too(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    half = opening(loaded, precision="bf16")
-    assert isinstance(half, LoadedModel) and half.model is loaded.model
+    half = open_model(loaded, precision="bf16")
+    assert half.model is loaded.model
     assert (half.precision, half.recipe.decoding.precision) == ("bf16", "bf16")
     assert (loaded.precision, loaded.recipe.decoding.precision) == ("fp32", "fp32")
     monkeypatch.setattr(precision, "choose_precision", lambda settings, device: f"{settings.precision} on {device}")
-    chosen = opening(loaded, precision="auto")
-    assert isinstance(chosen, LoadedModel) and chosen.precision == "auto on cpu"
+    chosen = open_model(loaded, precision="auto")
+    assert chosen.precision == "auto on cpu"
 
 
 @pytest.mark.parametrize(("own", "written"), [("", "bf16"), ("precision: fp32, ", "fp32")])

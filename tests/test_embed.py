@@ -79,7 +79,14 @@ def test_rows_to_encode_follow_the_objective() -> None:
         use=UseSettings(visibility="left_to_right"),
         mixture=[
             {"name": "masked", "targets": ["ae"]},
-            {"label": "causal", "visibility": "left_to_right", "segment_ids": [2, 2], "local_width": 2},
+            {
+                "label": "causal",
+                "name": "causal",
+                "targets": ["lm"],
+                "visibility": "left_to_right",
+                "segment_ids": [2, 2],
+                "local_width": 2,
+            },
         ],
     )
     windows = random_windows(3, 9, short=True, seed=3)

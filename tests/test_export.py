@@ -16,7 +16,7 @@ from torch import Tensor
 from decoding_toys import byte_level, loaded, roberta_like
 from interop_toys import save
 from nlu_toys import start
-from unicloze import verbs
+from unicloze import objectives, verbs
 from unicloze.decoding.embed import embed
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop import peer as peers
@@ -59,7 +59,7 @@ def changed(model: LoadedModel, *, task: dict[str, Any] | None = None, objective
     recipe = dataclasses.replace(
         model.recipe,
         model=network.settings,
-        objective=dataclasses.replace(model.recipe.objective, **(objective or {})),
+        objective=objectives.changed(model.recipe.objective, objective or {}),
         use=dataclasses.replace(model.recipe.use, **(use or {})),
         task=dataclasses.replace(model.recipe.task, **(task or {})),
     )
@@ -227,7 +227,7 @@ def test_a_model_without_segments_or_positions_to_spare_is_a_bert(tmp_path: Path
 
 def test_segments_with_names_of_their_own_come_first(tmp_path: Path) -> None:
     """UniLM v1 names its language models by segments; a BERT has no other than 0 and 1."""
-    model = changed(loaded(), num_segments=6, objective={"segment_ids": [4, 5]})
+    model = changed(loaded(), num_segments=6, objective={"name": "masked", "targets": ["ae"], "segment_ids": [4, 5]})
     verbs.export(model, "bert", tmp_path / "out")
     stored = transformers.AutoModel.from_pretrained(tmp_path / "out").embeddings.token_type_embeddings.weight
     ours = model.model.backbone.embeddings.segments

@@ -19,7 +19,7 @@ from unicloze.finetuning.run import finetune_run
 from unicloze.interop import peer as peers
 from unicloze.interop.stock import STOCK
 from unicloze.model.model import UnifiedModel
-from unicloze.tasks import task_heads
+from unicloze.tasks import task_heads, task_settings
 from unicloze.training.models import LoadedModel, load_model
 
 transformers = pytest.importorskip("transformers")
@@ -156,7 +156,7 @@ def test_spans(tmp_path: Path, pairs: bool) -> None:
 def untrained(kind: str, **task: Any) -> LoadedModel:
     """A model with the heads of a task as drawn."""
     model = loaded()
-    recipe = dataclasses.replace(model.recipe, task=dataclasses.replace(model.recipe.task, kind=kind, **task))
+    recipe = dataclasses.replace(model.recipe, task=task_settings(kind, **task))
     network = UnifiedModel(
         recipe.model, vocab_size=len(model.tokenizer), max_positions=32, targets=(), heads=task_heads(recipe)
     )

@@ -18,9 +18,10 @@ from toys import random_windows, vocabulary
 from unicloze.cli import main
 from unicloze.errors import UniclozeError
 from unicloze.interop.read import write_model
+from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.settings import ObjectiveSettings, TrainingSettings
+from unicloze.settings import TrainingSettings
 from unicloze.training import checkpoint as saving
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint, load_newest, save_checkpoint
@@ -49,7 +50,7 @@ def steps_of() -> Iterator[list[MicroBatch]]:
     step = 0
     while True:
         windows = random_windows(4, 24, seed=step)
-        yield [MicroBatch(unilmv2(windows, vocabulary(), ObjectiveSettings()), windows, place="book.txt")]
+        yield [MicroBatch(unilmv2(windows, vocabulary(), settings_of()), windows, place="book.txt")]
         step += 1
 
 

@@ -23,11 +23,11 @@ from unicloze.finetuning.data import encoded
 from unicloze.mixtures import parts, phases
 from unicloze.model import visibility_plan as planning
 from unicloze.model.build import Model
-from unicloze.objectives import make_examples
+from unicloze.objectives import make_examples, settings_of
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
-from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TokenizerSettings
+from unicloze.records import read_records
+from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.tasks import TASKS
-from unicloze.tasks.records import read_records
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.batches import read_windows
 from unicloze.training.models import build_model
@@ -184,14 +184,14 @@ def test_a_pooled_class_costs_what_torch_counts(pooling: str, tmp_path: Path) ->
 def test_the_last_layer_is_counted_for_the_slots_that_predict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "MOST_SELECTED", 1.0)
     model = toys.model()
-    examples = make_examples(toys.random_windows(1, 40), toys.vocabulary(), ObjectiveSettings())
+    examples = make_examples(toys.random_windows(1, 40), toys.vocabulary(), settings_of())
     asked = measure_slots(examples)
     assert asked["predicting_slots"] == asked["predictions"] and sum(asked["predictions"].values()) < asked["slots"]
     assert model.flops(**{**asked, "keys": 0.0}) / 3 == counted(model, examples)[0]
 
 
 def test_a_slot_that_many_predictions_share_is_counted_once() -> None:
-    settings = ObjectiveSettings(
+    settings = settings_of(
         name="masked", targets=["ae", "sbo"], masking="geometric", max_span=6, mask_rate=0.4, corruption_unit="span"
     )
     examples = make_examples(toys.random_windows(4, 40, short=True), toys.vocabulary(), settings)
@@ -217,7 +217,7 @@ def test_a_backward_pass_takes_two_products_for_one(prepared: Prepared, tmp_path
 
 
 def test_layers_take_turns_over_all_of_them() -> None:
-    objective = ObjectiveSettings(name="causal", targets=["lm"], visibility="left_to_right", local_width=2)
+    objective = settings_of(name="causal", targets=["lm"], visibility="left_to_right", local_width=2)
     examples = make_examples(toys.random_windows(2, 24), toys.vocabulary(), objective)
     model = toys.model(targets=("lm",), layer_visibility=["full", "local"])  # of three layers
     full, local = (measure_slots(examples, [name]) for name in ("full", "local"))

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import toys
+from decoding_toys import generate_tokens
 from toys import EOS, MASK, PSEUDO, SOS
 from unicloze.decoding.branches import Branches
-from unicloze.decoding.generate import generate_tokens
 from unicloze.decoding.layout import GenerationLayout
 from unicloze.decoding.search import Hypothesis
 from unicloze.errors import UsageError
@@ -147,10 +147,10 @@ def test_the_cache_changes_nothing(name: str, layout: str, monkeypatch: pytest.M
         rows = len(cached)
         tokens = torch.randint(toys.FIRST_ORDINARY, 50, (rows, count), generator=draw)
         parents = torch.randint(count, (rows, count), generator=draw) if number % 5 else None
-        before = cached.cached_slots
+        before = cached._sources.cache.filled
         torch.testing.assert_close(cached.step(tokens, parents), whole.step(tokens, parents), atol=2e-5, rtol=1e-5)
-        swept |= cached.cached_slots < before + count
-        grown |= cached.cached_slots > 14 + 5 * count
+        swept |= cached._sources.cache.filled < before + count
+        grown |= cached._sources.cache.filled > 14 + 5 * count
         if number == 4:
             kept = torch.tensor([2, 0])
             cached.keep(kept)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import toys
+from decoding_toys import generate_tokens
 from test_parity_variants import GPT, SIZES, both, gpt_names, with_parts
 from toys import EOS, PAD, SOS
-from unicloze.decoding.generate import generate_tokens
 from unicloze.decoding.layout import GenerationLayout
 from unicloze.settings import DecodingSettings
 

@@ -13,21 +13,23 @@ import pytest
 import torch
 
 import toys
-from decoding_toys import TEXT, byte_level, loaded, wordpiece
+from decoding_toys import TEXT, byte_level, generate_tokens, loaded, wordpiece
 from test_generate import PSEUDO_LAYOUT, approximately, sources
 from toys import EOS, PSEUDO
 from unicloze import verbs
 from unicloze.decoding.branches import Branches
 from unicloze.decoding.choices import Rules
-from unicloze.decoding.generate import generate, generate_tokens, stream
+from unicloze.decoding.generate import generate
 from unicloze.decoding.layout import layout_of
 from unicloze.decoding.search import search
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Kind, Target, collate
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
+from unicloze.objectives import settings_of
 from unicloze.recipes import load_recipe
-from unicloze.settings import DecodingSettings, ObjectiveSettings, Recipe
+from unicloze.settings import DecodingSettings, Recipe
+from unicloze.training.models import LoadedModel
 
 SOURCES = ["the list of items is empty", "return a value", "the state of play, given the list, is not the value of x"]
 
@@ -51,9 +53,9 @@ def test_how_the_recipes_generate() -> None:
     sentinels = set(vocabulary.extra.tolist())
     assert not sentinels & set(layout_of(load_recipe("t5-base"), vocabulary).never)
     assert sentinels < set(layout_of(load_recipe("gpt-2"), vocabulary).never)
-    left_to_right = Recipe(objective=ObjectiveSettings(name="masked", targets=["ae"], visibility="left_to_right"))
+    left_to_right = Recipe(objective=settings_of(name="masked", targets=["ae"], visibility="left_to_right"))
     assert layout_of(left_to_right, vocabulary).decoder_only
-    ul2 = layout_of(Recipe(objective=ObjectiveSettings(name="prefix", targets=["lm"], mode_token=3)), vocabulary)
+    ul2 = layout_of(Recipe(objective=settings_of(name="prefix", targets=["lm"], mode_token=3)), vocabulary)
     assert ul2.start == (toys.SOS, int(vocabulary.extra[3]))
     assert ul2.specials == 3
 
@@ -62,6 +64,11 @@ def test_how_the_recipes_generate() -> None:
 def test_recipes_that_cannot_generate(name: str) -> None:
     with pytest.raises(UsageError, match="cannot generate text"):
         layout_of(load_recipe(name), toys.vocabulary(extra=4))
+
+
+def stream(model: LoadedModel, source: str, settings: DecodingSettings) -> list[str]:
+    decoding = {f"decoding.{name}": value for name, value in dataclasses.asdict(settings).items()}
+    return list(verbs.stream(model, source, overrides=decoding))
 
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -82,7 +89,7 @@ def test_a_stream_is_the_text(objective: str, tokenizer: Any) -> None:
     model = loaded(tokenizer(), positions=100, relative=True, **OBJECTIVES[objective])
     for settings in SEARCHES.values():
         generations = generate(model, [SOURCES[0]], settings)
-        pieces = list(stream(model, SOURCES[0], settings))
+        pieces = stream(model, SOURCES[0], settings)
         assert "".join(pieces) == generations[0].text == str(generations[0])
         assert len(pieces) > 1 or settings.beams > 1
         assert generations[0].to_dict()["candidates"][0]["text"] == generations[0].text
@@ -296,4 +303,4 @@ def test_parallel_texts() -> None:
     settings = DecodingSettings(max_length=10, min_length=10, parallel=4)
     for generation in generate(model, SOURCES, settings):
         assert len(generation.candidates[0].tokens) == 10
-    assert list(stream(model, SOURCES[0], settings)) == [generate(model, SOURCES[:1], settings)[0].text]
+    assert stream(model, SOURCES[0], settings) == [generate(model, SOURCES[:1], settings)[0].text]

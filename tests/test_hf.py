@@ -23,8 +23,9 @@ from unicloze.decoding.embed import rows_to_encode
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
 from unicloze.model.model import UnifiedModel
+from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import unilmv2
-from unicloze.settings import ModelSettings, ObjectiveSettings, Recipe, UseSettings
+from unicloze.settings import ModelSettings, Recipe, UseSettings
 
 transformers = pytest.importorskip("transformers")
 hub = pytest.importorskip("huggingface_hub")
@@ -81,9 +82,12 @@ def test_states_and_gradients_are_the_backbones_whatever_side_is_padded(shape: d
     own = ours(model)
     windows = random_windows(5, 24, short=True, seed=2)
     visibility = shape.get("visibility", "bidirectional")
-    objective = {"name": "causal", "targets": ["lm"], "visibility": visibility} if visibility != "bidirectional" else {}
+    objective: dict[str, Any] = {}
+    if visibility != "bidirectional":
+        width = shape.get("local_width")
+        objective = {"name": "causal", "targets": ["lm"], "visibility": visibility, "local_width": width}
     recipe = Recipe(
-        objective=ObjectiveSettings(**objective, local_width=shape.get("local_width")),
+        objective=settings_of(**objective),
         use=UseSettings(visibility=visibility),
         model=ModelSettings(num_segments=2),
     )
@@ -121,7 +125,7 @@ def test_the_masked_lms_loss_is_ours(training: bool) -> None:
     model = hf.UniclozeForMaskedLM(hf.UniclozeConfig(**SHAPE)).train(training)
     own = ours(model)
     windows = random_windows(6, 24, short=True, seed=2)
-    batch = collate(unilmv2(windows, vocabulary(), ObjectiveSettings(targets=["ae"])))
+    batch = collate(unilmv2(windows, vocabulary(), settings_of(targets=["ae"])))
     slots = batch.input_ids.shape[1]
     mask = (torch.arange(slots) < torch.from_numpy(windows.lengths)[:, None]).long()
     target = batch.targets["ae"]

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from interop_toys import batch_of, noise, save, table_of
-from unicloze.interop.read import import_checkpoint, load_any, write_model
+from unicloze.interop.opening import open_model
+from unicloze.interop.read import import_checkpoint, write_model
 from unicloze.model.dropout import DropoutKey
 from unicloze.training.models import LoadedModel, load_model
 
@@ -57,7 +58,7 @@ def pair(
     folder = tmp_path_factory.mktemp("checkpoint")
     padding = 2 if any(name in request.param for name in SHIFTED) else 0
     peer = save(kind, folder, padding=padding, **changes)
-    return request.param, folder, peer, load_any(folder)
+    return request.param, folder, peer, open_model(folder)
 
 
 def answers(loaded: LoadedModel, states: list[Tensor], batch: Any) -> list[Tensor]:
@@ -140,7 +141,7 @@ def test_there_and_back_is_the_same_bit_for_bit(pair: tuple[str, Path, Any, Load
     assert all(table.ignores(name) for name in stored.keys() - theirs.keys())
     assert {name: tuple(t.shape) for name, t in theirs.items()} == {name: tuple(stored[name].shape) for name in theirs}
     assert all(torch.equal(tensor, stored[name]) for name, tensor in theirs.items())
-    again = table.to_ours(theirs)
+    again = dict(table.ours(theirs))
     assert again.keys() == ours.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in ours.items())
 
@@ -169,7 +170,7 @@ def test_output_matrices_stored_twice_are_one(tmp_path: Path) -> None:
 
     save("BertForMaskedLM", tmp_path)
     file = tmp_path / "model.safetensors"
-    expected = load_any(tmp_path).model.state_dict()
+    expected = open_model(tmp_path).model.state_dict()
     stored = load_file(file)
     stored["cls.predictions.decoder.weight"] = stored["bert.embeddings.word_embeddings.weight"].clone()
     stored["cls.predictions.decoder.bias"] = stored.pop("cls.predictions.bias")
@@ -179,12 +180,12 @@ def test_output_matrices_stored_twice_are_one(tmp_path: Path) -> None:
             f"bert.embeddings.LayerNorm.{part}"
         )
     save_file(stored, file)
-    found = load_any(tmp_path).model.state_dict()
+    found = open_model(tmp_path).model.state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     stored["cls.predictions.decoder.weight"][3, 3] += 1
     save_file(stored, file)
     with pytest.raises(UniclozeError, match=r"decoder.weight differs from bert.embeddings.word_embeddings.weight"):
-        load_any(tmp_path)
+        open_model(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -201,5 +202,5 @@ def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
     peer.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
     (tmp_path / "parts" / "vocab.txt").write_bytes((tmp_path / "whole" / "vocab.txt").read_bytes())
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
-    whole, parts = (load_any(tmp_path / name).model.state_dict() for name in ("whole", "parts"))
+    whole, parts = (open_model(tmp_path / name).model.state_dict() for name in ("whole", "parts"))
     assert all(torch.equal(parts[name], tensor) for name, tensor in whole.items())

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from test_import_unilm import released
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.interop.read import import_checkpoint, is_foreign, load_any, write_model
+from unicloze.interop.opening import open_model
+from unicloze.interop.read import import_checkpoint, is_foreign, write_model
 
 WEIGHTS = "model.safetensors"
 
@@ -197,14 +198,14 @@ def test_links_out_of_the_folder(folder: Path, name: str) -> None:
 def test_links_within_the_folder_and_of_a_cache_are_followed(folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / "real")
     (folder / WEIGHTS).symlink_to("real")
-    load_any(folder)
+    open_model(folder)
     blobs, snapshot = folder.parent / "blobs", folder.parent / "snapshots" / "abc"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
     for number, name in enumerate((WEIGHTS, "vocab.txt", "config.json")):
         shutil.copy(folder / name, blobs / str(number))
         (snapshot / name).symlink_to(Path("..") / ".." / "blobs" / str(number))
-    load_any(snapshot)
+    open_model(snapshot)
 
 
 class Bomb:
@@ -284,7 +285,7 @@ def test_tokenizers_that_do_not_fit(folder: Path) -> None:
 
 
 def test_what_is_written_is_only_where_it_should_be(folder: Path) -> None:
-    loaded = load_any(folder)
+    loaded = open_model(folder)
     taken = folder.parent / "taken"
     taken.mkdir()
     (taken / "mine").write_text("mine")

@@ -12,9 +12,9 @@ import torch
 from unicloze.cli import main
 from unicloze.decoding.embed import embed
 from unicloze.errors import UsageError
-from unicloze.interop.read import load_any
+from unicloze.interop.opening import open_model
+from unicloze.objectives import settings_of
 from unicloze.objectives.masked import masked
-from unicloze.settings import ObjectiveSettings
 from unicloze.text.windows import windows_of
 from unicloze.training.models import LoadedModel
 from unicloze.verbs import fill, load_model, score
@@ -48,7 +48,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> LoadedModel:
-    return load_any(folder)
+    return open_model(folder)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_states_of_every_layer_for_texts_and_pairs_in_padded_batches(
     rows = [[tokens([text])[0]] for text in TEXTS] + [tokens(list(pair)) for pair in PAIRS]
     windows = windows_of(rows, loaded.tokenizer.vocabulary, keys=np.arange(len(rows), dtype=np.uint64))
     windows.maskable[:] = False
-    batch = collate(masked(windows, loaded.tokenizer.vocabulary, ObjectiveSettings(name="masked", targets=["ae"])))
+    batch = collate(masked(windows, loaded.tokenizer.vocabulary, settings_of(name="masked", targets=["ae"])))
     real = torch.arange(batch.input_ids.shape[1]) < torch.from_numpy(windows.lengths)[:, None]
     assert int(batch.segment_ids.sum()) > 20 and not real.all()
     expected = peer(

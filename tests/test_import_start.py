@@ -17,7 +17,8 @@ from decoding_toys import roberta_like, wordpiece
 from interop_toys import SPECIALS, VOCABULARY, batch_of, save, write_vocabulary
 from test_import_unilm import released
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.interop.read import import_checkpoint, load_any
+from unicloze.interop.opening import open_model
+from unicloze.interop.read import import_checkpoint
 from unicloze.interop.vocabulary import read_tokenizer
 from unicloze.recipes import load_recipe
 from unicloze.settings import TokenizerSettings
@@ -90,7 +91,7 @@ def test_rows_of_new_tokens_are_the_mean_of_the_ordinary_ones() -> None:
 
 
 def test_an_imported_model_with_another_vocabulary(bert: Path, tmp_path: Path) -> None:
-    old = load_any(bert).model.state_dict()
+    old = open_model(bert).model.state_dict()
     other = write_vocabulary(tmp_path / "other", [*SPECIALS, "z", "new", "a", "##a"])
     with pytest.warns(
         UserWarning, match=r"^10 of 11 tokens take their rows from .*bert, the other 1 start at the mean$"
@@ -110,7 +111,7 @@ def test_rows_beyond_the_vocabulary_are_left_out_and_said(tmp_path: Path) -> Non
     pytest.importorskip("transformers")
     peer = save("BertForMaskedLM", tmp_path, vocab_size=56)
     with pytest.warns(UserWarning, match=r"has 56 token rows but its tokenizer only 50 tokens: the other 6 rows"):
-        loaded = load_any(tmp_path)
+        loaded = open_model(tmp_path)
     batch, real = batch_of(loaded.tokenizer.vocabulary, segments=True)
     with torch.no_grad():
         own = loaded.model.token_logits(loaded.model.backbone(batch)[-1])
@@ -189,7 +190,7 @@ def test_sentencepieces_words_begin_with_their_mark() -> None:
 
 
 def test_positions_are_repeated_when_asked_for(bert: Path) -> None:
-    old = load_any(bert).model.state_dict()[POSITIONS]
+    old = open_model(bert).model.state_dict()[POSITIONS]
     with pytest.warns(UserWarning, match=r"^positions 40 to 99 start as copies of the 40 that .*bert has$"):
         loaded = import_checkpoint(bert, positions=100)
     new = loaded.model.state_dict()[POSITIONS]
@@ -247,7 +248,7 @@ def test_a_run_has_shape_tokenizer_and_weights_of_what_it_starts_from(bert: Path
     )
     with pytest.warns(UserWarning, match=shape + r", relative_bias False \(recipe: True\)$"):
         found = run("unilmv2-base", bert, tmp_path / "run", corpus)
-    same(found, load_any(bert))
+    same(found, open_model(bert))
     assert len(found.tokenizer) == 50 and found.recipe.objective.name == "unilmv2"
     with pytest.warns(UserWarning, match="trained to step 2"):
         assert pretrain(out=tmp_path / "run", quiet=True).step == 2
@@ -268,7 +269,7 @@ def test_unilm_v1_starts_from_bert_as_its_paper_says(bert: Path, corpus: Path, t
     sentences = [str(one.message) for one in said]
     assert any("segments 0 to 5 start as copies of segments 0, 1, 0, 0, 0, 1 of" in one for one in sentences)
     assert any("has no pair_head" in one for one in sentences)
-    start = load_any(bert)
+    start = open_model(bert)
     same(found, start, but=(SEGMENTS,))
     expected = start.model.state_dict()[SEGMENTS][[0, 1, 0, 0, 0, 1]]
     torch.testing.assert_close(found.model.state_dict()[SEGMENTS], expected, atol=1e-6, rtol=0)
@@ -277,7 +278,7 @@ def test_unilm_v1_starts_from_bert_as_its_paper_says(bert: Path, corpus: Path, t
 def test_a_run_with_a_vocabulary_of_its_own(bert: Path, corpus: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning) as said:
         found = run("bert-base", bert, tmp_path / "run", corpus, new_tokenizer=True, tokenizer__vocab_size=120)
-    start = load_any(bert)
+    start = open_model(bert)
     shared = shared_tokens(start.tokenizer, found.tokenizer)
     count = int((shared >= 0).sum())
     assert 20 < count < len(found.tokenizer)
@@ -292,7 +293,7 @@ def test_longer_windows_than_positions_and_other_sizes(bert: Path, corpus: Path,
     with pytest.warns(UserWarning) as said:
         found = run("bert-base", bert, tmp_path / "run", corpus, data__window=64, model__num_layers=2)
     assert any("positions 40 to 63 start as copies of the 40 that" in str(one.message) for one in said)
-    start = load_any(bert)
+    start = open_model(bert)
     table = start.model.state_dict()[POSITIONS]
     torch.testing.assert_close(found.model.state_dict()[POSITIONS], torch.cat([table, table[:24]]), atol=1e-6, rtol=0)
     assert found.recipe.model.num_layers == 2
@@ -318,7 +319,7 @@ def test_each_family_starts_a_run_of_its_own_objective(
 ) -> None:
     pytest.importorskip("transformers")
     save(kind, tmp_path / "theirs", padding=2 if kind[:2] in ("Ro", "MP") else 0, **changes)
-    start = load_any(tmp_path / "theirs")
+    start = open_model(tmp_path / "theirs")
     if start.recipe.model.num_segments == 0 and kind.startswith("Distil"):
         with pytest.warns(UserWarning, match=r"has no segments: their embeddings start at 0"):
             found = run(recipe, tmp_path / "theirs", tmp_path / "run", corpus)

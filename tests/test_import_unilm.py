@@ -23,7 +23,8 @@ from unicloze.decoding.likelihood import score
 from unicloze.errors import UsageError
 from unicloze.interop.families import FAMILIES
 from unicloze.interop.layouts import Layout
-from unicloze.interop.read import import_checkpoint, load_any, write_model
+from unicloze.interop.opening import open_model
+from unicloze.interop.read import import_checkpoint, write_model
 from unicloze.training.models import load_model
 
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 32, 3, 4, 64, 40
@@ -138,7 +139,7 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_states_logits_and_gradients(name: str, tmp_path: Path) -> None:
     state = released(tmp_path, **VARIANTS[name])  # type: ignore[arg-type]
-    loaded = load_any(tmp_path)
+    loaded = open_model(tmp_path)
     batch, real = batch_of(loaded.tokenizer.vocabulary, segments=True)
     batch.segment_ids.mul_(loaded.recipe.model.num_segments - 1)
     for tensor in state.values():
@@ -165,7 +166,7 @@ def test_states_logits_and_gradients(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_there_and_back_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
     state = released(tmp_path, **VARIANTS[name])  # type: ignore[arg-type]
-    loaded = load_any(tmp_path)
+    loaded = open_model(tmp_path)
     _, table = table_of(tmp_path)
     back = table.to_theirs(loaded.model.state_dict())
     assert back.keys() == state.keys()
@@ -177,7 +178,7 @@ def test_the_table_of_relative_positions_has_two_names(tmp_path: Path) -> None:
     state = released(tmp_path, **VARIANTS["v2"])  # type: ignore[arg-type]
     table = state.pop("bert.encoder.rel_pos_bias.weight")
     save_file(state | {"bert.rel_pos_bias.weight": table}, tmp_path / "model.safetensors")
-    loaded = load_any(tmp_path)
+    loaded = open_model(tmp_path)
     assert loaded.model.backbone.relative is not None
     assert torch.equal(loaded.model.backbone.relative.weight, table)
     assert "bert.rel_pos_bias.weight" in table_of(tmp_path)[1].to_theirs(loaded.model.state_dict())
@@ -186,27 +187,27 @@ def test_the_table_of_relative_positions_has_two_names(tmp_path: Path) -> None:
 def test_a_bias_of_the_keys_is_left_out_without_a_difference(tmp_path: Path) -> None:
     """On the way out: what our training makes of it is no more than noise of the softmax."""
     released(tmp_path, fused=True, relative=True, segments=2)
-    loaded = load_any(tmp_path)
+    loaded = open_model(tmp_path)
     batch, real = batch_of(loaded.tokenizer.vocabulary, segments=True)
     with torch.no_grad():
         for layer in loaded.model.backbone.layers:
             layer.attention.qkv.bias[HIDDEN : 2 * HIDDEN].normal_()  # type: ignore[union-attr]
         before = loaded.model.backbone(batch)[-1][real]
         _, table = table_of(tmp_path)
-        loaded.model.load_state_dict(table.to_ours(table.to_theirs(loaded.model.state_dict())))
+        loaded.model.load_state_dict(dict(table.ours(table.to_theirs(loaded.model.state_dict()))))
         assert float(loaded.model.backbone.layers[0].attention.qkv.bias[HIDDEN : 2 * HIDDEN].abs().sum()) == 0  # type: ignore[union-attr]
         torch.testing.assert_close(loaded.model.backbone(batch)[-1][real], before, atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_with_segments_folds_into_a_family_without(tmp_path: Path) -> None:
     released(tmp_path, fused=True, relative=True, segments=2)
-    ours = load_any(tmp_path).model
+    ours = open_model(tmp_path).model
     table = FAMILIES["mpnet"].table(Layout(settings=ours.settings, padding=2), heads=["token"])
     theirs = table.to_theirs(ours.state_dict())
     expected = ours.backbone.embeddings.positions.weight + ours.backbone.embeddings.segments.weight[0]  # type: ignore[union-attr]
     found = theirs["mpnet.embeddings.position_embeddings.weight"]
     assert torch.equal(found[2:], expected) and not found[:2].any()
-    again = table.to_theirs(table.to_ours(theirs))
+    again = table.to_theirs(dict(table.ours(theirs)))
     assert all(torch.equal(again[name], tensor) for name, tensor in theirs.items())
 
 
@@ -214,7 +215,7 @@ def test_each_variant_can_be_asked_what_it_was_trained_for(tmp_path: Path) -> No
     for name, variant in VARIANTS.items():
         folder = tmp_path / name
         released(folder, **variant)  # type: ignore[arg-type]
-        write_model(load_any(folder), tmp_path / f"{name} ours")
+        write_model(open_model(folder), tmp_path / f"{name} ours")
         loaded = load_model(tmp_path / f"{name} ours")
         assert fill(loaded, "a [MASK] c").filled.startswith("a")
         assert (score(loaded, ["a b c"])[0].chain_log_likelihood is not None) == name.startswith(
@@ -230,12 +231,12 @@ def test_each_variant_can_be_asked_what_it_was_trained_for(tmp_path: Path) -> No
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_bin_is_read_only_when_asked_for(tmp_path: Path, legacy: bool) -> None:
     state = released(tmp_path, fused=True, relative=True, segments=2)
-    expected = load_any(tmp_path).model.state_dict()
+    expected = open_model(tmp_path).model.state_dict()
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "config.json").rename(tmp_path / "unilm2-base-uncased-config.json")
     (tmp_path / "vocab.txt").rename(tmp_path / "unilm2-base-uncased-vocab.txt")
     torch.save(state, tmp_path / "unilm2-base-uncased.bin", _use_new_zipfile_serialization=not legacy)
     with pytest.raises(UsageError, match=r"only as a pickle .*import --pickle"):
-        load_any(tmp_path)
+        open_model(tmp_path)
     found = import_checkpoint(tmp_path, pickle=True).model.state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

@@ -18,6 +18,7 @@ from decoding_toys import (
     with_next_token,
     wordpiece,
 )
+from unicloze import verbs
 from unicloze.decoding import infill
 from unicloze.decoding.infill import FillResult, fill
 from unicloze.errors import UniclozeError, UsageError
@@ -403,4 +404,4 @@ def test_bad_input_is_refused(settings: dict, arguments: dict, message: str) -> 
 
 def test_a_missing_model_is_named() -> None:
     with pytest.raises(UniclozeError, match="no-such-run"):
-        fill("no-such-run", "the [MASK]")
+        verbs.fill("no-such-run", "the [MASK]")

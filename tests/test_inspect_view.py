@@ -11,11 +11,11 @@ import pytest
 from unicloze import keyed
 from unicloze.errors import UsageError
 from unicloze.model.model import WITHOUT_VOCABULARY
-from unicloze.objectives.unilmv2 import lay_out
+from unicloze.objectives.unilmv2 import ALL_MASKED, lay_out
 from unicloze.recipes import load_recipe, recipe_names
 from unicloze.report.answers import WITHOUT_TOKENS, is_token, spell
 from unicloze.report.example_view import ExampleView, example_of, example_title, inspect_example, part_of
-from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.settings import Recipe
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
@@ -31,8 +31,9 @@ def paper_view() -> ExampleView:
     tokenizer = whitespace_tokenizer(WORDS)
     windows = windows_of([[tokenizer.encode(WORDS)]], tokenizer.vocabulary, keys=keyed.key(0))
     steps = np.array([[-1, -1, 1, -1, 0, 0, -1, -1]], dtype=np.int32)
-    settings = ObjectiveSettings(mask_share=1.0, random_share=0.0)
-    examples = lay_out(windows, steps, tokenizer.vocabulary, settings, rate=0.5)
+    vocabulary = tokenizer.vocabulary
+    assert vocabulary.pseudo is not None
+    examples = lay_out(windows, steps, vocabulary, ALL_MASKED, predict=("ae", "par"), pseudo=vocabulary.pseudo)
     return ExampleView.of(examples, tokenizer, title="the paper's example")
 
 

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import unicloze
 from unicloze import keyed
 
 
@@ -53,3 +58,32 @@ def test_below_stays_below_and_reaches_everything() -> None:
     draws = keyed.below(keyed.bits(keys, 0, np.zeros(1, np.int64)), limits)
     for limit in (1, 2, 7):
         assert set(draws[limits == limit].tolist()) == set(range(limit))
+
+
+def draws_in_source() -> Iterator[tuple[str, ast.Call]]:
+    for file in sorted(Path(unicloze.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("keyed.bits", "keyed.key"):
+                yield f"{file.name}: {ast.unparse(node)}", node
+
+
+def test_draws_name_their_stream_and_keys_their_purpose() -> None:
+    calls = dict(draws_in_source())
+    assert len(calls) > 30
+    bare = [said for said, node in calls.items() if node.func.attr == "bits" and isinstance(node.args[1], ast.Constant)]
+    # The key of `inspect` is (seed, 0, 0): the first sample of the first epoch.
+    named = [
+        arg for said, node in calls.items() if node.func.attr == "key" and "seed, 0, 0" not in said for arg in node.args
+    ]
+    assert not bare
+    assert not [ast.unparse(arg) for arg in named if isinstance(arg, ast.Constant)]
+
+
+def test_no_two_streams_of_one_key_have_one_number() -> None:
+    of_a_row = [stream for stream in keyed.Stream.__members__.items() if stream[0] not in ("ONLY", "CONTENT_WORD")]
+    numbers = [number for _, number in of_a_row]
+    assert len(set(numbers)) == len(numbers)
+    of_a_run = "EPOCH_ORDER", "SOURCE_ORDER", "LANE_SHIFT", "STATIC_COPY"
+    of_finetuning = "RECORD_ORDER", "RECORD", "RECORD_OF_AUXILIARY"
+    assert [int(keyed.Purpose[name]) for name in of_a_run] == [1, 2, 3, 4]
+    assert [int(keyed.Purpose[name]) for name in of_finetuning] == [1, 2, 3]

@@ -20,8 +20,8 @@ from unicloze.example import Batch, collate
 from unicloze.finetuning.run import finetune_run
 from unicloze.model.build import Model, build
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import make_examples
-from unicloze.settings import ModelSettings, ObjectiveSettings
+from unicloze.objectives import make_examples, settings_of
+from unicloze.settings import ModelSettings
 from unicloze.training.models import ready_model
 
 SMOOTHING = 0.3
@@ -54,7 +54,7 @@ def logits_of(model: Model, batch: Batch, name: str) -> Tensor:
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("mode", ["training", "evaluation"])
 def test_every_predicted_token_is_smoothed_in_training_and_none_in_evaluation(name: str, mode: str) -> None:
-    objective = ObjectiveSettings(**OBJECTIVES[name])
+    objective = settings_of(**OBJECTIVES[name])
     shape = dataclasses.replace(SHAPE, generator_size=0.5) if name == "electra" else SHAPE
     model = build(shape, vocab_size=50, max_positions=40, targets=objective.targets)
     model.initialize(0)

@@ -18,9 +18,8 @@ from unicloze.errors import UsageError
 from unicloze.finetuning.data import finetuning_steps
 from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.start import task_recipe
-from unicloze.model.task_heads import HeadSettings
 from unicloze.recipes import load_recipe
-from unicloze.settings import TrainingSettings
+from unicloze.settings import HeadSettings, TrainingSettings
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.models import LoadedModel, load_model
 from unicloze.training.optimizers import build_optimizers, depths, schedule_factor, set_learning, set_learning_rate

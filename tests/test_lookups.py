@@ -8,7 +8,8 @@ from torch import nn
 
 import toys
 from test_training import CPU, micro_batches
-from unicloze.settings import ObjectiveSettings, TrainingSettings
+from unicloze.objectives import settings_of
+from unicloze.settings import TrainingSettings
 from unicloze.training import lookups
 from unicloze.training.loop import TrainState, accumulate_gradients
 
@@ -18,7 +19,7 @@ READ = torch.tensor([[3, 3, 9], [0, 3, 9]])
 def gradients(monkeypatch: pytest.MonkeyPatch, large: int) -> dict[str, torch.Tensor]:
     monkeypatch.setattr(lookups, "LARGE", large)
     state = TrainState(model=toys.model(), optimizers=[])
-    accumulate_gradients(state, micro_batches(4, 3, ObjectiveSettings()), TrainingSettings(), CPU, str)
+    accumulate_gradients(state, micro_batches(4, 3, settings_of()), TrainingSettings(), CPU, str)
     return {name: weight.grad for name, weight in state.model.named_parameters() if weight.grad is not None}
 
 

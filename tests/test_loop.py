@@ -17,8 +17,8 @@ from toys import random_windows, vocabulary
 from unicloze.example import Batch, Examples, Target, collate
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import make_examples
-from unicloze.settings import ObjectiveSettings, TrainingSettings
+from unicloze.objectives import make_examples, settings_of
+from unicloze.settings import TrainingSettings
 from unicloze.training.batches import MicroBatch
 from unicloze.training.loop import (
     Compute,
@@ -34,7 +34,7 @@ from unicloze.training.loop import (
 from unicloze.training.optimizers import build_optimizers
 
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
-OBJECTIVE = ObjectiveSettings()
+OBJECTIVE = settings_of()
 
 
 def examples_of(rows: int, seed: int = 0) -> Examples:

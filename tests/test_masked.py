@@ -20,16 +20,17 @@ from unicloze.model.dropout import DropoutKey
 from unicloze.model.heads import BoundaryHead
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import defined, make_examples
-from unicloze.objectives.masked import _boundary_target, causal, cloze, masked
-from unicloze.settings import ModelSettings, ObjectiveSettings
+from unicloze.objectives.masked import MaskedSettings, _boundary_target, causal, cloze, masked
+from unicloze.objectives.unilmv2 import UniLMv2Settings
+from unicloze.settings import ModelSettings
 from unicloze.text.windows import Windows, windows_of
 
 VISIBILITIES = ["bidirectional", "left_to_right", "right_to_left", "prefix"]
 PLAIN: dict[str, Any] = dict(name="masked", targets=["ae"], mask_share=1.0, random_share=0.0)
 
 
-def settings_of(name: str, **others: Any) -> ObjectiveSettings:
-    return ObjectiveSettings(**(PLAIN | {"visibility": name} | others))
+def read_by(name: str, **others: Any) -> MaskedSettings:
+    return MaskedSettings(**(PLAIN | {"visibility": name} | others))
 
 
 def paper_window() -> Windows:
@@ -51,7 +52,7 @@ READS: dict[str, list[str]] = {
 @pytest.mark.parametrize("name", VISIBILITIES)
 def test_the_papers_example(name: str) -> None:
     steps = np.array([[-1, 0, -1, -1, -1, 1, -1, -1]], dtype=np.int32)
-    example = cloze(paper_window(), steps, vocabulary(), settings_of(name, segment_ids=[4, 5]))
+    example = cloze(paper_window(), steps, vocabulary(), read_by(name, segment_ids=[4, 5]))
     assert example.input_ids.tolist() == [[SOS, MASK, 12, EOS, 13, MASK, 15, EOS]]
     assert example.segment_ids.tolist() == [[4, 4, 4, 4, 5, 5, 5, 5]]
     target = example.targets["ae"]
@@ -78,7 +79,7 @@ def unilm(name: str, source: int) -> Any:
 @pytest.mark.parametrize("name", VISIBILITIES)
 def test_rows_read_what_the_paper_says(name: str) -> None:
     windows = random_windows(40, 24, short=True, seed=3)
-    examples = masked(windows, vocabulary(), settings_of(name))
+    examples = masked(windows, vocabulary(), read_by(name))
     for row in range(40):
         length = int(windows.lengths[row])
         source = int((windows.segment_ids[row, :length] == 0).sum())
@@ -91,8 +92,8 @@ def test_rows_read_what_the_paper_says(name: str) -> None:
 
 def test_one_segment_id_names_both_segments() -> None:
     windows = random_windows(5, 16)
-    assert (masked(windows, vocabulary(), settings_of("left_to_right", segment_ids=[2])).segment_ids == 2).all()
-    assert np.array_equal(masked(windows, vocabulary(), settings_of("prefix")).segment_ids, windows.segment_ids)
+    assert (masked(windows, vocabulary(), read_by("left_to_right", segment_ids=[2])).segment_ids == 2).all()
+    assert np.array_equal(masked(windows, vocabulary(), read_by("prefix")).segment_ids, windows.segment_ids)
 
 
 def changed(windows: Windows, position: int) -> Windows:
@@ -110,7 +111,7 @@ def test_a_prediction_sees_what_it_may_and_nothing_else(name: str, targets: list
     windows = random_windows(1, 26, seed=12)
     source = int((windows.segment_ids == 0).sum())
     reads = unilm(name, source)
-    settings = settings_of(name, targets=targets, masking="geometric", max_span=4)
+    settings = read_by(name, targets=targets, masking="geometric", max_span=4)
 
     def states(windows: Windows) -> tuple[Examples, list[tuple[str, int, torch.Tensor]]]:
         examples = masked(windows, vocabulary(), settings)
@@ -139,7 +140,7 @@ def test_a_prediction_sees_what_it_may_and_nothing_else(name: str, targets: list
 
 
 def test_causal_row_slot_by_slot() -> None:
-    example = causal(paper_window(), vocabulary(), settings_of("left_to_right", segment_ids=[2]))
+    example = causal(paper_window(), vocabulary(), read_by("left_to_right", segment_ids=[2]))
     assert example.input_ids.tolist() == [[SOS, 11, 12, EOS, 13, 14, 15, EOS, MASK, MASK, MASK, MASK, MASK]]
     assert example.position_ids.tolist() == [[*range(8), 1, 2, 4, 5, 6]]
     assert (example.segment_ids == 2).all()
@@ -158,7 +159,7 @@ def test_causal_row_slot_by_slot() -> None:
 def test_a_causal_row_equals_a_row_per_token(relative_bias: bool) -> None:
     model = toys.model(relative_bias=relative_bias)
     windows = random_windows(5, 20, short=True, seed=9)
-    settings = settings_of("left_to_right", segment_ids=[1])
+    settings = read_by("left_to_right", segment_ids=[1])
     together = causal(windows, vocabulary(), settings)
     with torch.no_grad():
         logits = model.logits(collate(together))["ae"]
@@ -179,13 +180,13 @@ def test_a_causal_row_equals_a_row_per_token(relative_bias: bool) -> None:
 
 
 def test_what_a_masked_model_defines() -> None:
-    abilities = {name: defined(settings_of(name)) for name in VISIBILITIES}
+    abilities = {name: defined(read_by(name)) for name in VISIBILITIES}
     assert {name for name, has in abilities.items() if has.cloze} == {"bidirectional"}
     assert {name for name, has in abilities.items() if has.causal} == {"left_to_right"}
     assert not any(has.stepwise for has in abilities.values())
-    detects = defined(settings_of("left_to_right", targets=["ae", "rtd"]))
+    detects = defined(read_by("left_to_right", targets=["ae", "rtd"]))
     assert (detects.cloze, detects.causal) == (None, None), "the generator's predictions are not what is used"
-    assert defined(ObjectiveSettings()).causal and defined(ObjectiveSettings(targets=["ae"])).causal is None
+    assert defined(UniLMv2Settings()).causal and defined(UniLMv2Settings(targets=["ae"])).causal is None
 
 
 # SpanBERT
@@ -194,7 +195,7 @@ def test_what_a_masked_model_defines() -> None:
 def test_boundary_predictions_by_hand() -> None:
     window = windows_of([[np.arange(11, 18)]], vocabulary(), keys=keyed.key(0, 0, np.arange(1)))
     steps = np.array([[-1, 1, 1, 1, -1, 0, -1, 2, -1]], dtype=np.int32)
-    settings = settings_of("bidirectional", targets=["ae", "sbo"])
+    settings = read_by("bidirectional", targets=["ae", "sbo"])
     example = cloze(window, steps, vocabulary(), settings)
     target = _boundary_target(example.targets["ae"], example.steps)
     real = target.weights[0] > 0
@@ -206,7 +207,7 @@ def test_boundary_predictions_by_hand() -> None:
 
 def test_boundaries_of_many_rows() -> None:
     windows = random_windows(200, 40, short=True, seed=1)
-    settings = settings_of(
+    settings = read_by(
         "bidirectional", targets=["ae", "sbo"], masking="geometric", max_span=10, mask_unit="word", mask_rate=0.4
     )
     examples = make_examples(windows, vocabulary(), settings)
@@ -227,7 +228,7 @@ def test_boundaries_of_many_rows() -> None:
 @pytest.mark.parametrize("name", VISIBILITIES)
 def test_rows_are_the_same_alone_and_among_others(name: str) -> None:
     windows = random_windows(30, 32, short=True)
-    settings = settings_of(name, targets=["ae", "sbo"], masking="geometric", mask_unit="word", corruption_unit="span")
+    settings = read_by(name, targets=["ae", "sbo"], masking="geometric", mask_unit="word", corruption_unit="span")
     together = make_examples(windows, vocabulary(), settings)
     for row in (0, 7, 29):
         alone = make_examples(windows[row : row + 1], vocabulary(), settings)
@@ -240,7 +241,7 @@ def test_rows_are_the_same_alone_and_among_others(name: str) -> None:
 def test_only_named_targets_are_made() -> None:
     windows = random_windows(3, 16)
     for targets in (["ae"], ["sbo"], ["ae", "sbo"]):
-        assert list(masked(windows, vocabulary(), settings_of("bidirectional", targets=targets)).targets) == targets
+        assert list(masked(windows, vocabulary(), read_by("bidirectional", targets=targets)).targets) == targets
 
 
 def model_of(targets: list[str], **settings: Any) -> UnifiedModel:
@@ -281,7 +282,7 @@ def test_boundary_head_is_the_papers() -> None:
 
 def test_boundary_loss_is_the_mean_over_its_predictions() -> None:
     windows = random_windows(4, 20, short=True, seed=3)
-    batch = collate(masked(windows, vocabulary(), settings_of("bidirectional", targets=["ae", "sbo"])))
+    batch = collate(masked(windows, vocabulary(), read_by("bidirectional", targets=["ae", "sbo"])))
     model = model_of(["ae", "sbo"], initializer_range=0.2)
     loss = model(batch)["sbo"]
     target = batch.targets["sbo"]
@@ -316,7 +317,7 @@ def train(model: UnifiedModel, batches: Any, steps: int, learning_rate: float) -
 @pytest.mark.parametrize("name", VISIBILITIES)
 def test_a_small_batch_is_learned_by_heart(name: str) -> None:
     targets = ["ae", "sbo"] if name == "bidirectional" else ["ae"]
-    settings = settings_of(name, targets=targets, masking="geometric", max_span=4)
+    settings = read_by(name, targets=targets, masking="geometric", max_span=4)
     examples = masked(random_windows(6, 20, seed=2), vocabulary(), settings)
     history = train(model_of(targets), lambda step: examples, 140, 8e-3)
     assert max(history[-1].values()) < 0.05
@@ -327,7 +328,7 @@ def test_a_small_batch_is_learned_by_heart(name: str) -> None:
 def test_random_tokens_cannot_be_learned_better_than_chance(targets: list[str]) -> None:
     """With V tokens: ln V under a mask; where a token is shown it is the answer in half the cases."""
     tokens = 8
-    settings = ObjectiveSettings(name="masked", targets=targets, mask_rate=0.3, masking="token")
+    settings = MaskedSettings(targets=targets, mask_rate=0.3, masking="token")
     if "sbo" in targets:
         settings = dataclasses.replace(settings, mask_share=1.0, random_share=0.0, masking="geometric", max_span=3)
     same = 0.5 + 0.5 / tokens
@@ -386,7 +387,7 @@ def test_bert_with_the_papers_masks(name: str, training: bool) -> None:
         found.append((own[ours], [theirs[other]]))
     copy(found)
     windows = random_windows(6, 24, short=True, seed=2)
-    examples = masked(windows, vocabulary(), settings_of(name, segment_ids=[4, 5]))
+    examples = masked(windows, vocabulary(), read_by(name, segment_ids=[4, 5]))
     batch = collate(examples)
     target = batch.targets["ae"]
     labels = torch.full_like(batch.input_ids, -100)

@@ -17,9 +17,8 @@ import pytest
 from toys import EOS, MASK, PSEUDO, SOS, random_windows, vocabulary
 from unicloze import keyed
 from unicloze.example import Kind
-from unicloze.objectives import masking
-from unicloze.objectives.unilmv2 import draw_steps, unilmv2
-from unicloze.settings import ObjectiveSettings
+from unicloze.objectives import masking, settings_of
+from unicloze.objectives.unilmv2 import UniLMv2Settings, draw_steps, unilmv2
 from unicloze.text.windows import Windows
 
 
@@ -108,7 +107,7 @@ def test_statistics_lie_within_their_confidence_bounds() -> None:
     blocks = (sizes > 1).mean()
     # Blocks are drawn 40 % of the time and refused a little more often than single tokens.
     assert 0.33 < blocks < 0.40
-    examples = unilmv2(windows, vocabulary(1000), ObjectiveSettings())
+    examples = unilmv2(windows, vocabulary(1000), settings_of())
     context = examples.kinds == Kind.MASK
     shown = examples.input_ids[context]
     truth = windows.token_ids[steps >= 0]
@@ -146,8 +145,8 @@ def test_single_tokens_are_drawn_in_a_fixed_number() -> None:
 def test_settings_choose_the_scheme() -> None:
     windows = random_windows(50, 64)
     rates = np.full(50, 0.15)
-    block = draw_steps(windows, ObjectiveSettings(), rates, vocabulary())
-    token = draw_steps(windows, ObjectiveSettings(factorization="token"), rates, vocabulary())
+    block = draw_steps(windows, settings_of(), rates, vocabulary())
+    token = draw_steps(windows, settings_of(factorization="token"), rates, vocabulary())
     assert np.array_equal(block >= 0, token >= 0), "all five variants draw Algorithm 1's set"
     assert max(size for row in block for size in sizes_of(row)) > 1
     assert max(size for row in token for size in sizes_of(row)) == 1
@@ -156,14 +155,14 @@ def test_settings_choose_the_scheme() -> None:
 def test_a_rate_per_row() -> None:
     windows = random_windows(40, 64)
     rates = np.where(np.arange(40) % 2, 1.0, 0.15)
-    steps = draw_steps(windows, ObjectiveSettings(), rates, vocabulary())
+    steps = draw_steps(windows, settings_of(), rates, vocabulary())
     assert np.array_equal((steps[1::2] >= 0), windows.maskable[1::2])
     assert ((steps[::2] >= 0).sum(axis=1) < 0.3 * 64).all()
 
 
 def test_one_corruption_draw_serves_context_and_pseudo_mask() -> None:
     windows = random_windows(500, 64, vocab=1000)
-    examples = unilmv2(windows, vocabulary(1000), ObjectiveSettings())
+    examples = unilmv2(windows, vocabulary(1000), settings_of())
     for row in range(len(examples)):
         kinds, positions, ids = examples.kinds[row], examples.position_ids[row], examples.input_ids[row]
         shown = {int(p): int(i) for p, i in zip(positions[kinds == Kind.MASK], ids[kinds == Kind.MASK], strict=True)}
@@ -224,17 +223,17 @@ LAWS: dict[str, list[float]] = {
 }
 
 
-def settings_of(masking_name: Any, **others: Any) -> ObjectiveSettings:
-    return ObjectiveSettings(masking=masking_name, max_span=len(LAWS.get(masking_name, [0] * 6)), **others)
+def masked_by(masking_name: Any, **others: Any) -> UniLMv2Settings:
+    return UniLMv2Settings(masking=masking_name, max_span=len(LAWS.get(masking_name, [0] * 6)), **others)
 
 
 def test_span_lengths_follow_their_laws() -> None:
     draws = keyed.uniform(keyed.bits(keyed.key(5), 0, np.arange(400_000)))
     for name, law in LAWS.items():
-        lengths = masking.span_lengths(settings_of(name))(draws)
+        lengths = masking.span_lengths(masked_by(name))(draws)
         share = np.bincount(lengths, minlength=len(law) + 1)[1:] / len(draws)
         assert np.abs(share - law).max() < 4.5 * math.sqrt(0.25 / len(draws))
-    mean = masking.span_lengths(settings_of("geometric"))(draws).mean()
+    mean = masking.span_lengths(masked_by("geometric"))(draws).mean()
     assert abs(mean - 3.8) < 0.02, "SpanBERT, Section 3.1"
 
 
@@ -242,7 +241,7 @@ def test_span_lengths_follow_their_laws() -> None:
 def test_spans_of_words_are_distributed_as_by_hand(name: str) -> None:
     one = random_windows(1, 28, seed=8)
     rows = 24_000
-    ours = draw_steps(repeated(one, rows), settings_of(name, mask_unit="word"), np.full(rows, 0.3), vocabulary())
+    ours = draw_steps(repeated(one, rows), masked_by(name, mask_unit="word"), np.full(rows, 0.3), vocabulary())
     draw, sizes = random.Random(0), range(1, len(LAWS[name]) + 1)
     proposals = ((draw.randrange(28), draw.choices(sizes, LAWS[name])[0]) for _ in itertools.count())
     theirs = np.array([spans_by_hand(one, proposals, 0.3) for _ in range(rows // 3)])
@@ -260,7 +259,7 @@ def test_spans_of_words_are_distributed_as_by_hand(name: str) -> None:
 @pytest.mark.parametrize("rate", [0.15, 1.0])
 def test_words_are_masked_whole_and_rows_stop_at_the_rate(name: str, rate: float) -> None:
     windows = random_windows(200, 48, short=True, seed=4)
-    settings = settings_of(name, mask_unit="word")
+    settings = masked_by(name, mask_unit="word")
     steps = draw_steps(windows, settings, np.full(200, rate), vocabulary())
     span = 1 if name == "token" else settings.max_span
     for row, ids, text in zip(steps, windows.token_ids, windows.maskable, strict=True):
@@ -280,20 +279,20 @@ def test_units_of_one_token_change_no_draw(name: str) -> None:
     windows = random_windows(300, 48, short=True)
     apart = dataclasses.replace(vocabulary(), continues=np.zeros(50, dtype=bool))
     by_token, by_word = (
-        draw_steps(windows, settings_of(name, mask_unit=unit), np.full(300, 0.3), apart) for unit in ("token", "word")
+        draw_steps(windows, masked_by(name, mask_unit=unit), np.full(300, 0.3), apart) for unit in ("token", "word")
     )
     assert np.array_equal(by_token, by_word)
 
 
 @pytest.mark.parametrize("rate", [0.15, 0.9])
 def test_spans_drawn_together_are_those_drawn_one_by_one(rate: float) -> None:
-    windows, settings = random_windows(60, 48, seed=9, short=True), settings_of("ngram", mask_unit="word")
+    windows, settings = random_windows(60, 48, seed=9, short=True), masked_by("ngram", mask_unit="word")
     found = draw_steps(windows, settings, np.full(60, rate), vocabulary())
     law = masking.span_lengths(settings)
 
     def proposals(row: int) -> Iterator[tuple[int, int]]:
         for number in itertools.count():
-            stream, counter = masking.Stream.BLOCKS + number // 32, np.array([number % 32])
+            stream, counter = keyed.Stream.PROPOSED_BLOCKS + number // 32, np.array([number % 32])
             bits = keyed.bits(windows.keys[row : row + 1], stream, counter)
             length = law((bits & np.uint64(2**32 - 1)).astype(np.float64) / 2**32)
             yield int(keyed.below(bits, int(windows.lengths[row]))[0]), int(length[0])
@@ -305,7 +304,7 @@ def test_spans_drawn_together_are_those_drawn_one_by_one(rate: float) -> None:
 def test_single_words_are_drawn_evenly() -> None:
     one = random_windows(1, 30, seed=6)
     rows = 20_000
-    steps = draw_steps(repeated(one, rows), settings_of("token", mask_unit="word"), np.full(rows, 0.2), vocabulary())
+    steps = draw_steps(repeated(one, rows), masked_by("token", mask_unit="word"), np.full(rows, 0.2), vocabulary())
     units = [u for u in units_by_hand(one.token_ids[0].tolist(), one.maskable[0].tolist()) if one.maskable[0, u[0]]]
     first = [float((steps[:, unit[0]] == 0).mean()) for unit in units]
     assert max(abs(share - 1 / len(units)) for share in first) < 4.5 * math.sqrt(1 / len(units) / rows)
@@ -326,17 +325,17 @@ def test_a_phrase_is_its_words_whole() -> None:
     joined = np.zeros(tokens.shape, dtype=bool)
     joined[0, [3, 7]] = True  # 13 belongs to 10 12; what is said to go on across an [EOS] does not
     windows = dataclasses.replace(random_windows(1, 10), token_ids=tokens, maskable=tokens > 6, joined=joined)
-    found = masking.units_of(windows, vocabulary(), ObjectiveSettings(mask_unit="phrase"))
+    found = masking.units_of(windows, vocabulary(), settings_of(mask_unit="phrase"))
     assert found is not None
     assert found.of_position.tolist() == [[0, 1, 1, 1, 2, 3, 4, 5, 6, 7]]
-    words = masking.units_of(windows, vocabulary(), ObjectiveSettings(mask_unit="word"))
+    words = masking.units_of(windows, vocabulary(), settings_of(mask_unit="word"))
     assert words is not None
     assert words.of_position.tolist() == [[0, 1, 1, 2, 3, 4, 5, 6, 7, 8]]
 
 
 def test_a_span_is_corrupted_as_a_whole() -> None:
     windows = random_windows(3000, 64, vocab=1000)
-    settings = ObjectiveSettings(targets=["ae"], masking="geometric", max_span=10, corruption_unit="span")
+    settings = settings_of(targets=["ae"], masking="geometric", max_span=10, corruption_unit="span")
     examples = unilmv2(windows, vocabulary(1000), settings)
     steps = examples.steps
     masked = steps >= 0

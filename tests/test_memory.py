@@ -22,10 +22,10 @@ from unicloze import visibility
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Batch, Memory, collate
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import make_examples
+from unicloze.objectives import changed, make_examples, settings_of
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.settings import ObjectiveSettings, TrainingSettings
+from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
@@ -35,7 +35,7 @@ from unicloze.training.recurrence import pack, unpack, with_memory
 from unicloze.training.run import pretrain_run
 from xl_toys import xl_model
 
-OBJECTIVE = ObjectiveSettings(name="permuted", targets=["par"], mask_rate=0.3, factorization="token")
+OBJECTIVE = settings_of(name="permuted", targets=["par"], mask_rate=0.3, factorization="token")
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 ROWS, WINDOW, MEMORY = 3, 16, 12
 
@@ -70,8 +70,8 @@ def test_text_slots_hold_the_text_in_order() -> None:
     windows = random_windows(20, 24, short=True)
     for examples in (
         make_examples(windows, vocabulary(), OBJECTIVE),
-        make_examples(windows, vocabulary(), dataclasses.replace(OBJECTIVE, name="compensated")),
-        unilmv2(windows, vocabulary(), ObjectiveSettings()),
+        make_examples(windows, vocabulary(), changed(OBJECTIVE, {"name": "compensated"})),
+        unilmv2(windows, vocabulary(), settings_of()),
     ):
         slots = examples.text_slots()
         for row in range(20):

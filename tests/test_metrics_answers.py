@@ -153,21 +153,21 @@ def test_coqa_files(tmp_path: Path) -> None:
 
     story["additional_answers"] = {"0": answers("Ada Lovelace")}
     gold.write_text(json.dumps({"data": [story]}))
-    with pytest.raises(UniclozeError, match="story s, has no answer of an annotator to turn 2"):
+    with pytest.raises(UniclozeError, match="story s, turn 2: there is no answer of one of the annotators"):
         read_pairs(found, [gold], "coqa")
     story["additional_answers"] = {"0": answers("Ada Lovelace", "in London")[::-1]}
     gold.write_text(json.dumps({"data": [story]}))
-    with pytest.raises(UniclozeError, match="story s, has an answer to turn 2 in the place of turn 1"):
+    with pytest.raises(UniclozeError, match="story s, turn 1: the answer in its place is to turn 2"):
         read_pairs(found, [gold], "coqa")
     del story["additional_answers"]
     gold.write_text(json.dumps({"data": [story, story]}))
-    with pytest.raises(UniclozeError, match="has the turn 1 of the story s twice"):
+    with pytest.raises(UniclozeError, match="story s, turn 1: the id 's-1' is twice in its file"):
         read_pairs(found, [gold], "coqa")
     found.write_bytes(gzip.compress(json.dumps(rows * 2).encode()))
-    with pytest.raises(UniclozeError, match="answer 2, answers turn 1 of the story s again"):
+    with pytest.raises(UniclozeError, match="entry 2 answers turn 1 of the story s again"):
         read_pairs(found, [gold], "coqa")
     found.write_bytes(gzip.compress(b'{"s": "Ada"}'))
-    with pytest.raises(UniclozeError, match="is no list of"):
+    with pytest.raises(UniclozeError, match="is no list of records"):
         read_pairs(found, [gold], "coqa")
     with pytest.raises(UniclozeError, match="No prediction has the id and turn"):
         coqa({}, {Turn("s", 1): Gold(answers=["x"])})
@@ -190,10 +190,10 @@ def test_squad_files(tmp_path: Path) -> None:
     lines.write_text('{"id": "a", "prediction": "cat", "na_probability": 0}\n{"id": "b", "prediction": ""}\n')
     assert read_squad_predictions(lines) == {"a": Answer(text="cat", na_probability=0), "b": Answer(text="")}
     for text, message in (
-        ('{"prediction": "cat"}', 'found.jsonl:1 has no "id"'),
-        ('{"id": "a", "prediction": 1}', "found.jsonl:1 has no"),
+        ('{"prediction": "cat"}', 'found.jsonl, line 1 has no "id"'),
+        ('{"id": "a", "prediction": 1}', "found.jsonl, line 1 has no"),
         ('{"id": "a", "prediction": "x", "na_probability": "y"}', "holds 'y' in \"na_probability\""),
-        ('{"id": "a", "prediction": "x"}\n' * 2, "found.jsonl:2 answers the question a a second time"),
+        ('{"id": "a", "prediction": "x"}\n' * 2, "found.jsonl, line 2 answers the question a a second time"),
     ):
         lines.write_text(text)
         with pytest.raises(UniclozeError, match=message):
@@ -204,21 +204,21 @@ def test_squad_files(tmp_path: Path) -> None:
         ('{"a": "x", "b": 1}', "has 'x' for a"),
         ('{"a": NaN, "b": 1}', "has nan for a"),
         (f'{{"a": 1{"0" * 400}, "b": 1}}', "has 10+ for a: give finite numbers"),
-        ('{"a": 0, "b": 1, "a": 1}', "has the key a twice"),
+        ('{"a": 0, "b": 1, "a": 1}', "the key a stands there twice"),
         ("[]", "is no JSON object such as"),
     ):
         sure.write_text(text)
         with pytest.raises(UniclozeError, match=message):
             read_pairs(found, [gold], "squad", na_probabilities=sure)
     found.write_text('{"a": "cat", "b": "dog", "b": ""}')
-    with pytest.raises(UniclozeError, match=r"found\.json has the key b twice: remove one of them"):
+    with pytest.raises(UniclozeError, match=r"found\.json: the key b stands there twice; remove one of them"):
         read_squad_predictions(found)
     found.write_text('{\n"a": "cat"\n"b": "dog"}')
-    with pytest.raises(UniclozeError, match=r"found\.json:3 is not JSON"):
+    with pytest.raises(UniclozeError, match=r"found\.json, line 3: this is no JSON"):
         read_squad_predictions(found)
     gold.write_text(dev(cat, cat))
-    with pytest.raises(UniclozeError, match="has the question a twice"):
+    with pytest.raises(UniclozeError, match="question a: the id 'a' is twice in its file"):
         read_squad(gold)
     gold.write_text(dev({"id": "a", "answers": [{"answer": "cat"}]}))
-    with pytest.raises(UniclozeError, match='question a, is not in SQuAD\'s format: a "text" is missing'):
+    with pytest.raises(UniclozeError, match="question a: the answers are no list of texts"):
         read_squad(gold)

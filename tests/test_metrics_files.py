@@ -53,12 +53,17 @@ def test_tables_and_objects(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("predictions", "references", "compares", "message"),
     [
-        ("a\nb\nc\n", "a\nb\n", "texts", r"p.txt has 3 items and .*r.txt 2: nothing in .*r.txt matches .*p.txt:3"),
-        ("a\n", "a\nb\n", "labels", r"p.txt has 1 items and .*r.txt 2: nothing in .*p.txt matches .*r.txt:2"),
+        (
+            "a\nb\nc\n",
+            "a\nb\n",
+            "texts",
+            r"p.txt has 3 items and .*r.txt 2: nothing in .*r.txt matches .*p.txt, line 3",
+        ),
+        ("a\n", "a\nb\n", "labels", r"p.txt has 1 items and .*r.txt 2: nothing in .*p.txt matches .*r.txt, line 2"),
         ("", "a", "texts", r"p.txt is empty"),
-        ("1\nx\n", "1\n2\n", "numbers", r"p.txt:2 holds 'x', which is no finite number"),
-        ("1\ninf\n", "1\n2\n", "numbers", r"p.txt:2 holds 'inf'"),
-        ("1\n \n", "1\n2\n", "labels", r"p.txt:2 holds ' ', which is no label"),
+        ("1\nx\n", "1\n2\n", "numbers", r"p.txt, line 2 holds 'x', which is no finite number"),
+        ("1\ninf\n", "1\n2\n", "numbers", r"p.txt, line 2 holds 'inf'"),
+        ("1\n \n", "1\n2\n", "labels", r"p.txt, line 2 holds ' ', which is no label"),
     ],
 )
 def test_broken_lines(tmp_path: Path, predictions: str, references: str, compares: Compared, message: str) -> None:
@@ -70,14 +75,26 @@ def test_broken_lines(tmp_path: Path, predictions: str, references: str, compare
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("p_jsonl", '{"prediction": "a"}\n{"prediction": \n', r"p.jsonl:2 is not JSON \(Expecting value, column"),
-        ("p_jsonl", '["a"]', r"p.jsonl:1 is no JSON object such as"),
-        ("p_jsonl", '{"text": "a", "id": 1}', r"p.jsonl:1 has no field prediction, its fields are text, id"),
-        ("p_jsonl", '{"prediction": null}', r"p.jsonl:1 holds None, which is no text"),
-        ("p_jsonl", "[" * 100_000, r"p.jsonl:1 is (not JSON|JSON nested too deep)"),
-        ("p_jsonl", '{"id": 2, "prediction": "a"}', r"p.jsonl:1 has the id 2 and .*r.jsonl:1 the id 1"),
-        ("p_tsv", "index\tlabel\n0\ta\n", r"p.tsv:1 names no column prediction but index, label"),
-        ("p_tsv", "id\tprediction\n0\n", r"p.tsv:2 has 1 columns and the header 2"),
+        (
+            "p_jsonl",
+            '{"prediction": "a"}\n{"prediction": \n',
+            r"p.jsonl, line 2: this is no JSON \(Expecting value, column",
+        ),
+        ("p_jsonl", '["a"]', r"p.jsonl, line 1: a record is a JSON object"),
+        (
+            "p_jsonl",
+            '{"text": "a", "id": 1}',
+            r"p.jsonl, line 1: the field 'prediction' is missing \(it has text, id\)",
+        ),
+        ("p_jsonl", '{"prediction": null}', r"p.jsonl, line 1 holds None, which is no text"),
+        ("p_jsonl", "[" * 100_000, r"p.jsonl, line 1: this is no JSON \(nested too deep\)"),
+        ("p_jsonl", '{"id": 2, "prediction": "a"}', r"p.jsonl, line 1 has the id 2 and .*r.jsonl, line 1 the id 1"),
+        (
+            "p_tsv",
+            "index\tlabel\n0\ta\n",
+            r"p.tsv, line 2: the field 'prediction' is missing \(it has index, label, as",
+        ),
+        ("p_tsv", "id\tprediction\n0\n", r"p.tsv, line 2: 1 columns where 2 are expected"),
         ("p_csv", "a\n", r"p.csv is of no known kind: give a file that ends in .txt, .tsv, .jsonl"),
     ],
 )
@@ -93,15 +110,16 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_pairs(tmp_path / "none.txt", wanted, "texts")
     bad = tmp_path / "p.txt"
     bad.write_bytes(b"a\nb\xff\n")
-    with pytest.raises(UniclozeError, match=r"p\.txt:2 is no UTF-8"):
+    with pytest.raises(UniclozeError, match=r"p\.txt, line 2: this is no UTF-8"):
         read_pairs(bad, wanted, "texts")
     cut = tmp_path / "p.txt.gz"
-    for raw in (gzip.compress(b"a\n" * 99)[:-9], b"no gzip"):
+    whole = gzip.compress(b"a\n" * 99)
+    for raw in (whole[:-9], b"no gzip", whole[:14] + bytes([whole[14] ^ 255]) + whole[15:]):
         cut.write_bytes(raw)
         with pytest.raises(UniclozeError, match="is cut off or damaged"):
             read_pairs(cut, wanted, "texts")
     empty = write(tmp_path, e_jsonl='{"references": []}')
-    with pytest.raises(UniclozeError, match=r"e\.jsonl:1 has no reference"):
+    with pytest.raises(UniclozeError, match=r"e\.jsonl, line 1 has no reference"):
         read_pairs(wanted[0], empty, "texts")
     with pytest.raises(UsageError, match="only texts can have more than one"):
         read_pairs(bad, wanted * 2, "labels")
@@ -202,7 +220,9 @@ def test_how_sure_an_answer_is_may_be_a_whole_number(tmp_path: Path) -> None:
     )
     values = verbs.measure_task("squad-v2", answers, questions).results["squad"].values
     assert (values["exact"], values["best_exact"], values["best_exact_threshold"]) == (50, 100, 0)
-    with pytest.raises(UniclozeError, match=r"o\.jsonl:1 holds '0.5' in \"na_probability\": give a finite number"):
+    with pytest.raises(
+        UniclozeError, match=r"o\.jsonl, line 1 holds '0.5' in \"na_probability\": give a finite number"
+    ):
         verbs.measure_task("squad-v2", odd, questions)
 
 

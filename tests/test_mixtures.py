@@ -15,8 +15,9 @@ from corpora import write_corpus
 from toys import random_windows, vocabulary
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import all_targets, parts, phases
+from unicloze.objectives import settings_of
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TrainingSettings
+from unicloze.settings import DataSettings, Recipe, TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training import models, run
 from unicloze.training.batches import training_steps
@@ -46,7 +47,7 @@ class Sampler:
 def recipe(*, batch: int = 6, steps: int = 60, micro: int | None = None, **settings: Any) -> Recipe:
     return Recipe(
         data=DataSettings(window=24),
-        objective=ObjectiveSettings(**settings),
+        objective=settings_of(**settings),
         training=TrainingSettings(steps=steps, batch_size=batch, micro_batch_size=micro),
     )
 

@@ -17,11 +17,13 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import TaskModel, outputs_of
+from unicloze.finetuning.predict import outputs_of
 from unicloze.finetuning.run import finetune_run
-from unicloze.settings import Recipe, TaskSettings
-from unicloze.tasks import TASKS, choice, classification
-from unicloze.tasks.records import Record, read_records
+from unicloze.finetuning.task_model import TaskModel
+from unicloze.records import read_records
+from unicloze.records.record import Record
+from unicloze.settings import Recipe
+from unicloze.tasks import TASKS, choice, classification, task_settings
 from unicloze.tasks.rows import Row
 from unicloze.training.loop import Compute
 from unicloze.training.models import LoadedModel, ready_model
@@ -41,7 +43,7 @@ def records_of(folder: Path, name: str, content: str, format_: str) -> list[Reco
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content, encoding="utf-8")
-    return read_records(path, TaskSettings(kind="choice", format=format_))
+    return read_records(path, task_settings(kind="choice", format=format_))
 
 
 def record(**fields: Any) -> Record:
@@ -90,7 +92,7 @@ CLOZE = (
 def test_the_files_of_each_data_set(tmp_path: Path, format_: str, content: str, fields: dict[str, Any]) -> None:
     (found,) = records_of(tmp_path, "file", content, format_)
     assert found.fields == fields
-    assert [len(parts) for parts in choice.sequences(found, TaskSettings(kind="choice"))]
+    assert [len(parts) for parts in choice.sequences(found, task_settings(kind="choice"))]
 
 
 def test_race_is_a_folder_of_articles_or_a_line_each(tmp_path: Path, bert: LoadedModel) -> None:
@@ -98,7 +100,7 @@ def test_race_is_a_folder_of_articles_or_a_line_each(tmp_path: Path, bert: Loade
     records_of(tmp_path, "race/high/1.txt", json.dumps(ARTICLE, indent=1), "race")
     found = records_of(tmp_path, "race/middle/9.txt", json.dumps(other), "race")
     assert [one.id for one in found] == ["middle9-0", "middle9-1"]
-    settings = TaskSettings(kind="choice", format="race")
+    settings = task_settings(kind="choice", format="race")
     found = read_records(tmp_path / "race", settings)
     assert [one.id for one in found] == ["high1-0", "high1-1", "middle9-0", "middle9-1"]
     assert [one.get(settings, "label") for one in found] == [1, 2, 0, 3]
@@ -283,7 +285,7 @@ def test_a_model_that_predicts_nan_chooses_nothing(bert: LoadedModel) -> None:
 
 @pytest.mark.parametrize("pooling", ["first", "last", "mean"])
 def test_pooled_slots_are_summed_or_averaged(pooling: str) -> None:
-    settings = TaskSettings(kind="regression", both_orders=True, pooling=pooling)  # type: ignore[arg-type]
+    settings = task_settings(kind="regression", both_orders=True, pooling=pooling)  # type: ignore[arg-type]
     assert classification.heads(settings)["label"].pooling == ("mean" if pooling == "mean" else "sum")
 
 

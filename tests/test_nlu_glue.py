@@ -13,18 +13,17 @@ import torch
 from nlu_toys import recipe_for, start
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.glue import GLUE
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.spread import binomial_error, bootstrap_errors
 from unicloze.finetuning.predict import as_glue
 from unicloze.finetuning.run import finetune_run
 from unicloze.recipes import load_recipe, task_names
-from unicloze.recipes.rules_task import TASK_KINDS
-from unicloze.settings import TaskSettings, TrainingSettings
-from unicloze.tasks import TASKS
-from unicloze.tasks.glue import LAYOUTS
-from unicloze.tasks.records import FORMATS, Record, read_records
+from unicloze.records import FORMATS, read_records
+from unicloze.records.glue_files import LAYOUTS
+from unicloze.records.record import Record
+from unicloze.settings import TrainingSettings
+from unicloze.tasks import TASKS, task_settings
 from unicloze.training.checkpoint import load_checkpoint, save_checkpoint
 from unicloze.training.models import LoadedModel
 from unicloze.training.optimizers import build_optimizers
@@ -37,7 +36,7 @@ MNLI = (
 def read(folder: Path, task: str, content: str, name: str = "train.tsv") -> list[Record]:
     path = folder / name
     path.write_text(content, encoding="utf-8")
-    return read_records(path, TaskSettings(kind="classification", format=f"glue-{task}"))
+    return read_records(path, task_settings(kind="classification", format=f"glue-{task}"))
 
 
 @pytest.mark.parametrize(("task", "content", "text", "pair", "label", "name"), [
@@ -69,7 +68,7 @@ def test_the_files_of_every_task(
     tmp_path: Path, task: str, content: str, text: str, pair: str | None, label: str | None, name: str
 ) -> None:
     (record,) = read(tmp_path, task, content)
-    settings = TaskSettings(kind="classification")
+    settings = task_settings(kind="classification")
     found = [record.get(settings, role) for role in ("text", "pair", "label")]
     assert (found, record.id) == ([text, pair, label], name)
 
@@ -98,7 +97,7 @@ def test_the_broken_lines_of_qqp_are_left_out_and_named(tmp_path: Path) -> None:
 def test_a_file_may_be_compressed(tmp_path: Path) -> None:
     path = tmp_path / "dev.tsv.gz"
     path.write_bytes(gzip.compress(b"sentence\tlabel\ngood\t1\n"))
-    assert len(read_records(path, TaskSettings(kind="classification", format="glue-sst-2"))) == 1
+    assert len(read_records(path, task_settings(kind="classification", format="glue-sst-2"))) == 1
 
 
 @pytest.mark.slow
@@ -115,7 +114,7 @@ def test_a_file_may_be_compressed(tmp_path: Path) -> None:
 def test_the_real_files_are_read_whole(
     shared_data: Path, task: str, file: str, count: int, positive: int | None
 ) -> None:
-    settings = TaskSettings(kind="classification", format=f"glue-{task}")
+    settings = task_settings(kind="classification", format=f"glue-{task}")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         records = read_records(shared_data / "glue" / file, settings)
@@ -133,10 +132,6 @@ def test_the_real_files_are_read_whole(
 # Recipes
 
 
-def test_the_kinds_of_tasks_are_known_without_torch() -> None:
-    assert set(TASK_KINDS) == set(TASKS)
-
-
 @pytest.mark.parametrize("name", task_names())
 def test_a_recipe_of_a_task_says_where_its_values_come_from(name: str) -> None:
     recipe = load_recipe(name)
@@ -146,6 +141,10 @@ def test_a_recipe_of_a_task_says_where_its_values_come_from(name: str) -> None:
     assert set(recipe.task.fields) <= {*TASKS[recipe.task.kind].roles, "id"}
 
 
+UNILM_V1_TABLE_8 = {"cola": "matthews", "mrpc": "f1", "qqp": "f1", "sts-b": "spearman"}
+"""What it reports of each task, accuracy of all others."""
+
+
 @pytest.mark.parametrize("task", LAYOUTS)
 def test_the_recipes_of_glue_are_those_of_both_papers(task: str) -> None:
     second, first = load_recipe(f"glue-{task}"), load_recipe(f"glue-{task}-v1")
@@ -153,8 +152,8 @@ def test_the_recipes_of_glue_are_those_of_both_papers(task: str) -> None:
         assert (recipe.task.format, recipe.task.head) == (f"glue-{task}", "plain")
         assert recipe.task.kind == ("regression" if task == "sts-b" else "classification")
         assert (recipe.training.schedule, recipe.finetuning.warmup_share) == ("linear", 0.1)
-        assert GLUE[task].metric in recipe.task.metrics
-        assert len(recipe.task.labels or ()) == {"mnli": 3, "sts-b": 0}.get(task, 2)
+        assert UNILM_V1_TABLE_8.get(task, "accuracy") in [METRICS[name].headline for name in recipe.task.metrics]
+        assert len(getattr(recipe.task, "labels", ())) == {"mnli": 3, "sts-b": 0}.get(task, 2)
     training = second.training
     assert training.batch_size in (16, 32) and training.learning_rate in (5e-6, 1e-5, 1.5e-5, 2e-5, 3e-5)  # Table 9
     assert training.weight_decay in (0.01, 0.1) and second.finetuning.epochs in (10, 15)

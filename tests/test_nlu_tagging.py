@@ -15,9 +15,10 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.tags import tag_accuracy
 from unicloze.finetuning.run import finetune_run
+from unicloze.records import read_records
+from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings
-from unicloze.tasks import TASKS, tagging
-from unicloze.tasks.records import Record, read_records
+from unicloze.tasks import TASKS, tagging, task_settings
 from unicloze.tasks.rows import Row
 from unicloze.training.models import LoadedModel
 
@@ -41,7 +42,7 @@ def gpt() -> LoadedModel:
 def read(folder: Path, format_: str, content: str, **settings: Any) -> list[Record]:
     path = folder / "file"
     path.write_text(content, encoding="utf-8")
-    return read_records(path, TaskSettings(kind="tagging", format=format_, **settings))
+    return read_records(path, task_settings(kind="tagging", format=format_, **settings))
 
 
 def record(**fields: Any) -> Record:
@@ -56,12 +57,12 @@ def rows_of(model: LoadedModel, recipe: Recipe, *records: Record) -> list[Row]:
 
 
 def test_sentences_in_columns(tmp_path: Path) -> None:
-    settings = TaskSettings(kind="tagging")
+    settings = task_settings(kind="tagging")
     found = read(tmp_path, "conll", NER)
     assert [one.texts(settings, "tokens") for one in found] == [["Eva", "sees"], ["#", "de\u00a0Carl"]]
     assert [one.texts(settings, "tags") for one in found] == [["B-PER", "O"], ["O", "B-PER"]]
     assert [one.place.rpartition(" ")[2] for one in found] == ["3", "7"]
-    parts_of_speech = TaskSettings(kind="tagging", fields={"tags": "1"})
+    parts_of_speech = task_settings(kind="tagging", fields={"tags": "1"})
     assert tagging.tags_of(found[0], parts_of_speech) == ["NNP", "VBZ"]
     tabs = read(tmp_path, "conll", "New York\tB-LOC\r\nis\tO\r\n\r\n")
     assert tabs[0].fields["tokens"] == ["New York", "is"] and tabs[0].fields["tags"] == ["B-LOC", "O"]

@@ -17,11 +17,11 @@ from corpora import write_corpus
 from toys import random_windows, vocabulary
 from unicloze.model.build import build
 from unicloze.model.relative_bias import RelativeBias
-from unicloze.model.task_heads import HeadSettings
 from unicloze.model.transformer_xl import RelativeTerms
+from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.settings import ModelSettings, ObjectiveSettings, TrainingSettings
+from unicloze.settings import HeadSettings, ModelSettings, TrainingSettings
 from unicloze.training.batches import MicroBatch
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
@@ -193,7 +193,7 @@ def test_every_update_has_the_learning_rate_of_its_step(optimizer: Any) -> None:
     def steps() -> Iterator[list[MicroBatch]]:
         windows = random_windows(4, 24)
         while True:
-            yield [MicroBatch(unilmv2(windows, vocabulary(), ObjectiveSettings()), windows)]
+            yield [MicroBatch(unilmv2(windows, vocabulary(), settings_of()), windows)]
 
     hooks = Hooks(log=lambda *_: None, evaluate=lambda _: False, save=lambda _: None, describe=str)
     fit(state, steps(), settings, CPU, hooks)

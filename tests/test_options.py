@@ -15,9 +15,9 @@ from option_world import OBJECTIVES, Scene, World
 from unicloze import cli, verbs
 from unicloze.comparison.plan import Budget, contestants, plan
 from unicloze.errors import UsageError
-from unicloze.interop import read
+from unicloze.interop import opening
 from unicloze.recipes import load_recipe, parse_options
-from unicloze.recipes.schema import KEYS
+from unicloze.recipes.schema import every_key
 from unicloze.text.prepare import Prepared
 from unicloze.training.models import LoadedModel
 
@@ -32,7 +32,7 @@ DECIDED_BY_COMPARE = {"training.warmup_steps": "at most a tenth of the steps"}
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    place, opened, load = tmp_path_factory.mktemp("options"), dict[Path, LoadedModel](), read.load_any
+    place, opened, load = tmp_path_factory.mktemp("options"), dict[Path, LoadedModel](), opening.load_model
 
     def load_once(path: Path) -> LoadedModel:
         """The runs of a world stay as they are."""
@@ -45,7 +45,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(read, "load_any", load_once)
+        patch.setattr(opening, "load_model", load_once)
         yield World(place, {**SCENES, ANY: Scene("")})
 
 
@@ -66,7 +66,7 @@ def with_marks(key: str, scene: Scene) -> object:
 
 
 def test_every_setting_has_a_row() -> None:
-    assert list(SETTINGS) == list(KEYS)
+    assert sorted(SETTINGS) == sorted(every_key())
 
 
 @pytest.mark.parametrize("key", [with_marks(key, SCENES[row.on]) for key, row in SETTINGS.items()])

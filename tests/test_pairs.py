@@ -22,13 +22,13 @@ from unicloze import keyed
 from unicloze.errors import UsageError
 from unicloze.example import collate
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import make_examples
+from unicloze.objectives import make_examples, settings_of
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.settings import ModelSettings, ObjectiveSettings
+from unicloze.settings import ModelSettings
 from unicloze.text import pairs as pairing
-from unicloze.text.pairs import Pairs, check_pairs
+from unicloze.text.pairs import Pairs
 from unicloze.text.pieces import Places
-from unicloze.text.sampler import WindowSampler
+from unicloze.text.sampler import WindowSampler, check_pairs
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.windows import Windows
 from unicloze.training.run import pretrain_run
@@ -367,7 +367,7 @@ def train(batches: Iterable[Windows], sampler: WindowSampler, target: str) -> li
     )
     model.initialize(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    objective = ObjectiveSettings(name="masked", targets=["ae", target], masking="token")
+    objective = settings_of(name="masked", targets=["ae", target], masking="token")
     losses = []
     for windows in batches:
         loss = model(collate(make_examples(windows, sampler.vocabulary, objective)))[target]

@@ -14,8 +14,8 @@ from toys import random_windows, vocabulary
 from unicloze.example import Batch, collate
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
+from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import unilmv2
-from unicloze.settings import ObjectiveSettings
 
 transformers = pytest.importorskip("transformers")
 
@@ -79,7 +79,7 @@ def same_gradients(found: list[tuple[Tensor, list[Tensor]]]) -> None:
 def padded_batch(rows: int = 6) -> tuple[Batch, Tensor]:
     """Rows of several lengths, and the attention mask a peer wants."""
     windows = random_windows(rows, 24, short=True, seed=2)
-    batch = collate(unilmv2(windows, vocabulary(), ObjectiveSettings(targets=["ae"])))
+    batch = collate(unilmv2(windows, vocabulary(), settings_of(targets=["ae"])))
     slots = batch.input_ids.shape[1]
     return batch, (torch.arange(slots) < torch.from_numpy(windows.lengths)[:, None]).long()
 
@@ -197,7 +197,7 @@ def test_the_relative_bias_is_a_product_with_one_hot_buckets() -> None:
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_selecting_slots_early_changes_no_value_and_no_gradient(relative_bias: bool, norm: Any) -> None:
     windows = random_windows(5, 24, short=True)
-    batch = collate(unilmv2(windows, vocabulary(), ObjectiveSettings()))
+    batch = collate(unilmv2(windows, vocabulary(), settings_of()))
     results = []
     for select in (True, False):
         model = toys.model(relative_bias=relative_bias, norm=norm)
@@ -215,7 +215,7 @@ def test_selecting_slots_early_changes_no_value_and_no_gradient(relative_bias: b
 @pytest.mark.parametrize("masks_in_context", [False, True])
 def test_short_rows_among_long_ones_are_attended_as_alone(relative_bias: bool, masks_in_context: bool) -> None:
     """Originals and pseudo masks of a shorter row stand where longer rows have context."""
-    objective = ObjectiveSettings(targets=["par"], masks_in_context=masks_in_context)
+    objective = settings_of(targets=["par"], masks_in_context=masks_in_context)
     windows = random_windows(40, 32, short=True, seed=7)
     examples = unilmv2(windows, vocabulary(), objective)
     model = toys.model(relative_bias=relative_bias)
@@ -250,7 +250,7 @@ def test_cross_entropy_is_torchs(dtype: torch.dtype) -> None:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_explicit_attention_equals_torchs_kernel() -> None:
-    batch = collate(unilmv2(random_windows(5, 24, short=True), vocabulary(), ObjectiveSettings()))
+    batch = collate(unilmv2(random_windows(5, 24, short=True), vocabulary(), settings_of()))
     model = toys.model(relative_bias=False)
     results = []
     for backend in ("explicit", "sdpa", "flex"):

@@ -16,8 +16,7 @@ from toys import random_windows, vocabulary
 from unicloze.example import Batch, collate
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import make_examples
-from unicloze.settings import ObjectiveSettings
+from unicloze.objectives import make_examples, settings_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -31,7 +30,7 @@ def masked_batch(targets: list[str], *, segments: int = 2) -> tuple[Batch, Tenso
     windows = dataclasses.replace(windows, negative=np.arange(6) % 2 == 0)
     if segments == 1:
         windows = dataclasses.replace(windows, segment_ids=np.zeros_like(windows.segment_ids))
-    objective = ObjectiveSettings(name="masked", targets=targets, masking="token", pairs="next_sentence")  # type: ignore[arg-type]
+    objective = settings_of(name="masked", targets=targets, masking="token", pairs="next_sentence")  # type: ignore[arg-type]
     batch = collate(make_examples(windows, vocabulary(), objective))
     return batch, (torch.arange(batch.input_ids.shape[1]) < torch.from_numpy(windows.lengths)[:, None]).long()
 

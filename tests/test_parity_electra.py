@@ -14,12 +14,12 @@ from unicloze.model.build import build
 from unicloze.model.chain import ReplacedTokenModel, generator_settings
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import make_examples
-from unicloze.settings import ModelSettings, ObjectiveSettings
+from unicloze.objectives import make_examples, settings_of
+from unicloze.settings import ModelSettings
 
 transformers = pytest.importorskip("transformers")
 
-OBJECTIVE = ObjectiveSettings(
+OBJECTIVE = settings_of(
     name="masked", targets=["ae", "rtd"], masking="token", mask_rate=0.3, mask_share=0.85, random_share=0.0
 )
 EMBEDDINGS = {

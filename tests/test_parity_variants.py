@@ -16,13 +16,13 @@ from toys import random_windows, vocabulary
 from unicloze.example import Batch, TargetBatch, collate
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
+from unicloze.objectives import settings_of
 from unicloze.objectives.causal import causal
 from unicloze.objectives.unilmv2 import unilmv2
-from unicloze.settings import ObjectiveSettings
 
 transformers = pytest.importorskip("transformers")
 
-LEFT_TO_RIGHT = ObjectiveSettings(name="causal", targets=["lm"], visibility="left_to_right")
+LEFT_TO_RIGHT = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
 GPT: dict[str, Any] = dict(
     num_segments=0, relative_bias=False, head="linear", head_bias=False, activation="gelu_tanh", layer_norm_eps=1e-5
 )
@@ -175,7 +175,7 @@ def test_albert_for_pre_training(training: bool) -> None:
                 its_own.copy_(part)
 
     windows = random_windows(6, 24, short=True, seed=2)
-    batch = collate(unilmv2(windows, vocabulary(), ObjectiveSettings(targets=["ae"])))
+    batch = collate(unilmv2(windows, vocabulary(), settings_of(targets=["ae"])))
     order = torch.tensor([[0], [1], [1], [0], [1], [0]])
     sop = TargetBatch(slots=torch.zeros_like(order), labels=order, weights=torch.ones(6, 1), normaliser=6.0)
     batch = dataclasses.replace(batch, targets={**batch.targets, "sop": sop})

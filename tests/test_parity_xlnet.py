@@ -15,16 +15,15 @@ from unicloze.example import Batch, Examples, Kind, Memory, collate
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
 from unicloze.model.transformer_xl import sinusoids
-from unicloze.objectives import make_examples
+from unicloze.objectives import make_examples, settings_of
 from unicloze.objectives.permuted import lay_out_permuted
-from unicloze.settings import ObjectiveSettings
 from unicloze.text.windows import Windows
 from xl_toys import xl_model
 
 transformers = pytest.importorskip("transformers")
 
 HIDDEN, HEADS, LAYERS, WINDOW = 32, 4, 3, 18
-OBJECTIVE = ObjectiveSettings(name="permuted", targets=["par"], mask_rate=0.35, factorization="token")
+OBJECTIVE = settings_of(name="permuted", targets=["par"], mask_rate=0.35, factorization="token")
 CONFIG = dict(
     vocab_size=50, d_model=HIDDEN, n_layer=LAYERS, n_head=HEADS, d_inner=64, ff_activation="gelu", untie_r=True,
     dropout=0.0, layer_norm_eps=1e-12, initializer_range=0.15,
@@ -221,7 +220,7 @@ def test_early_selection_and_kernels_change_no_value_and_no_gradient(backend: An
     windows = random_windows(5, WINDOW, short=True)
     steps = np.where(windows.maskable & (np.random.default_rng(0).random(windows.maskable.shape) < masks), 0, -1)
     steps[:, 2] = np.where(windows.maskable[:, 2], 1, steps[:, 2])
-    batch = collate(lay_out_permuted(windows, steps.astype(np.int32), vocabulary(), OBJECTIVE, rate=masks))
+    batch = collate(lay_out_permuted(windows, steps.astype(np.int32), vocabulary(), pseudo=PSEUDO))
     slots = batch.targets["par"].slots
     results = []
     for select, chosen in ((False, "explicit"), (True, backend)):

@@ -49,14 +49,14 @@ def tuned(start: LoadedModel) -> LoadedModel:
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, batch: int, error: BaseException) -> None:
     """Let the batch of a number fail."""
-    steps, seen = room._steps, iter(range(1000))
+    steps, seen = room._batch, iter(range(1000))
 
     def failing(*arguments: Any) -> Any:
         if next(seen) == batch:
             raise error
         return steps(*arguments)
 
-    monkeypatch.setattr(room, "_steps", failing)
+    monkeypatch.setattr(room, "_batch", failing)
 
 
 def lines_of(path: Path) -> list[Any]:
@@ -87,13 +87,13 @@ def test_an_interrupted_file_is_gone_on_with_as_in_one_go(
     part.write_bytes(part.read_bytes() + b'{"id": "r8", "predic')  # torn by a kill
     computed: list[int] = []
     with monkeypatch.context() as patch:
-        steps = room._steps
+        steps = room._batch
 
         def counted(*arguments: Any) -> Any:
             computed.extend(arguments[4])
             return steps(*arguments)
 
-        patch.setattr(room, "_steps", counted)
+        patch.setattr(room, "_batch", counted)
         assert generate(out=out) == whole
     assert sorted(computed) == list(range(DONE, 15))
     assert lines_of(out) == whole
@@ -204,7 +204,7 @@ def test_ctrl_c_says_what_stays_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("unicloze.verbs.tasks.opening", lambda *_: start)
+    monkeypatch.setattr("unicloze.interop.opening.open_model", lambda *_: start)
     options = [word for key, value in DRAWN.items() for word in (f"--{key}", str(value).lower())]
     out = str(tmp_path / "out.jsonl")
     words = ["generate", "--model", "x", "--file", str(sources), "--out", out, "--quiet", *options]

@@ -18,10 +18,10 @@ from toys import EOS, FIRST_ORDINARY, MASK, PSEUDO, SOS, random_windows, vocabul
 from unicloze import keyed, visibility
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, collate
-from unicloze.objectives import OBJECTIVES, make_examples
+from unicloze.objectives import OBJECTIVES, make_examples, settings_of
 from unicloze.objectives.layout import in_turn
 from unicloze.objectives.permuted import lay_out_compensated, lay_out_permuted
-from unicloze.objectives.unilmv2 import draw_steps
+from unicloze.objectives.unilmv2 import ALL_MASKED, draw_steps
 from unicloze.recipes import load_recipe
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.windows import Windows
@@ -31,11 +31,11 @@ NAMES = ["permuted", "compensated"]
 ROWS = {"permuted": visibility.permuted_rows, "compensated": visibility.compensated_rows}
 GROUPS = {"permuted": "COP", "compensated": "COMQ"}
 ORDINARY = 50 - FIRST_ORDINARY
-PLAIN = ObjectiveSettings(targets=["par"], mask_share=1.0, random_share=0.0)
+PLAIN = settings_of(targets=["par"], mask_share=1.0, random_share=0.0)
 
 
 def settings(name: str, **changes: Any) -> ObjectiveSettings:
-    return ObjectiveSettings(**{"name": name, "targets": ["par"], "factorization": "token"} | changes)
+    return settings_of(**{"name": name, "targets": ["par"], "factorization": "token"} | changes)
 
 
 def alone(name: str, context: int, steps: list[int]) -> visibility.Intervals:
@@ -66,7 +66,7 @@ def lines(examples: Examples, names: list[str], groups: list[int]) -> list[str]:
 
 
 def test_xlnets_row_slot_by_slot() -> None:
-    example = lay_out_permuted(six_tokens(), STEPS, vocabulary(), PLAIN, rate=0.5)
+    example = lay_out_permuted(six_tokens(), STEPS, vocabulary(), pseudo=PSEUDO)
     assert example.lengths.tolist() == [9] and example.mutual.tolist() == [3]
     assert example.input_ids[0, :9].tolist() == [SOS, 12, 15, 13, 14, 11, PSEUDO, PSEUDO, PSEUDO]
     assert example.position_ids[0, :9].tolist() == [0, 2, 5, 3, 4, 1, 3, 4, 1]
@@ -90,7 +90,7 @@ def test_xlnets_row_slot_by_slot() -> None:
 
 
 def test_mpnets_row_slot_by_slot() -> None:
-    example = lay_out_compensated(six_tokens(), STEPS, vocabulary(), PLAIN, rate=0.5)
+    example = lay_out_compensated(six_tokens(), STEPS, vocabulary(), ALL_MASKED, pseudo=PSEUDO)
     assert example.lengths.tolist() == [12]
     assert example.input_ids[0, :12].tolist() == [SOS, 12, 15, 13, 14, 11, *[MASK] * 3, *[PSEUDO] * 3]
     assert example.position_ids[0, :12].tolist() == [0, 2, 5, 3, 4, 1, 3, 4, 1, 3, 4, 1]
@@ -110,8 +110,7 @@ def test_mpnets_row_slot_by_slot() -> None:
     ]
     target = example.targets["par"]
     assert (target.slots[0, :3].tolist(), target.labels[0, :3].tolist()) == ([9, 10, 11], [13, 14, 11])
-    shared = dataclasses.replace(PLAIN, pseudo_token="mask")
-    same_id = lay_out_compensated(six_tokens(), STEPS, vocabulary(), shared, rate=0.5)
+    same_id = lay_out_compensated(six_tokens(), STEPS, vocabulary(), ALL_MASKED, pseudo=MASK)
     assert same_id.input_ids[0, 6:12].tolist() == [MASK] * 6
 
 

@@ -17,9 +17,10 @@ import pytest
 from corpora import write_corpus
 from toys import EOS, PAD, SOS, random_windows, vocabulary
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import draw_steps
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.settings import DataSettings, ObjectiveSettings, TokenizerSettings
+from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import collocations
 from unicloze.text.collocations import find_phrases, npmi
 from unicloze.text.phrases import PhraseTable, given_phrases
@@ -115,7 +116,7 @@ def test_windows_carry_their_phrases() -> None:
     joined = known.joined(windows.token_ids, windows.maskable)
     assert joined.any()
     assert not joined[windows.token_ids == PAD].any()
-    settings = ObjectiveSettings(name="masked", masking="token", mask_unit="phrase", mask_rate=0.3)
+    settings = settings_of(name="masked", masking="token", mask_unit="phrase", mask_rate=0.3)
     steps = draw_steps(dataclasses.replace(windows, joined=joined), settings, np.full(200, 0.3), vocabulary())
     row, position = np.nonzero(joined)
     assert np.array_equal(steps[row, position], steps[row, position - 1])

@@ -12,8 +12,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+import unicloze
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.recipes import load_recipe
+from unicloze.report import svg
 from unicloze.report.drawing import COLOURS, MONO_WIDTH, SANS_WIDTH, Drawing, Label
 from unicloze.report.example_view import ExampleView, example_of
 from unicloze.report.picture import draw_mask, save_picture
@@ -159,3 +161,21 @@ def test_bad_names_are_refused(tmp_path: Path) -> None:
         save_picture(view(4), tmp_path / "a.bmp")
     with pytest.raises(UniclozeError, match="absent"):
         save_picture(view(4), tmp_path / "absent" / "a.svg")
+
+
+def test_one_module_writes_svg() -> None:
+    elements = re.compile(r"<(svg|path|rect|circle|text|g|line) |</(svg|path|rect|circle|text|g|line)>")
+    files = (file for file in Path(unicloze.__file__).parent.rglob("*.py"))
+    assert [file.name for file in files if elements.search(file.read_text(encoding="utf-8"))] == []
+
+
+def test_what_svg_says_is_escaped_and_its_numbers_are_short() -> None:
+    told = svg.element("title", svg.escape("a < \x00b"))
+    assert svg.element("rect", told, class_='"', x=1.0, y=0.123, rx=None, fill_opacity=0.5) == (
+        '<rect class="&quot;" x="1" y="0.12" fill-opacity="0.5"><title>a &lt;  b</title></rect>'
+    )
+    assert svg.line([(0, 1.5), (2.004, -3)], "axis") == '<path class="axis" d="M0 1.5L2 -3"/>'
+    turned = svg.text("up & down", 3, 4, "tick", anchor="end", turned=-90)
+    assert turned == (
+        '<text class="tick" x="3" y="4" dy=".35em" text-anchor="end" transform="rotate(-90 3 4)">up &amp; down</text>'
+    )

@@ -15,8 +15,8 @@ import torch
 from corpora import write_corpus
 from decoding_toys import Slot, context, loaded, probabilities, wordpiece
 from unicloze import verbs
+from unicloze.objectives import settings_of
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
-from unicloze.settings import ObjectiveSettings
 from unicloze.text.content_words import ContentWords
 from unicloze.text.counts import Counts
 from unicloze.text.prepare import prepare_data
@@ -287,4 +287,4 @@ def test_objectives_that_predict_no_words_have_none(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "text")
     result = pretrain_run(load_recipe("t5-base", toy(corpus)), tmp_path / "run", progress=False)
     assert result.words is None and result.counts["bigram"] > 1
-    assert way_to_ask(ObjectiveSettings(name="span_corruption", targets=["lm"])) is None
+    assert way_to_ask(settings_of(name="span_corruption", targets=["lm"])) is None

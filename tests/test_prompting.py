@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,15 @@ from unicloze import verbs
 from unicloze.decoding.blanks import Blank, fill_blanks, way_of
 from unicloze.decoding.generate import Candidate, Generation
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.childrens_books import childrens_books, read_questions
 from unicloze.evaluation.choices import PromptResult
-from unicloze.evaluation.lambada import LambadaResult, lambada, spelling
+from unicloze.evaluation.lambada import LambadaResult, lambada
 from unicloze.evaluation.prompt_files import read_prompt
 from unicloze.evaluation.prompting import draw_examples, prompted
+from unicloze.records import read_records
+from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings, TaskSettings
+from unicloze.tasks import task_settings
 from unicloze.tasks.choice import right_choice
-from unicloze.tasks.records import Record, read_records
 from unicloze.training.models import LoadedModel
 
 CAUSAL: dict[str, Any] = {"name": "causal", "targets": ["lm"], "visibility": "left_to_right"}
@@ -133,76 +133,6 @@ PASSAGES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["causal", "par"])
-def test_lambada_is_the_brute_forces(name: str, tmp_path: Path) -> None:
-    model = MODELS[name]()
-    best = "x"
-    for word in decoding_toys.WORDS:  # so that one passage is right
-        if one_at_a_time(model, PASSAGES[0]["context"], f" {word}")[1] == [True]:
-            best = word
-    passages = [*PASSAGES, {"context": PASSAGES[0]["context"], "continuation": best}]
-    result = lambada(model, write(tmp_path / "l.jsonl", passages), progress=False)
-    said = [one_at_a_time(model, one["context"], f" {one['continuation']}") for one in passages]
-    logs = np.array([sum(one) for one, _ in said])
-    right = sum(all(greedy) for _, greedy in said)
-    assert result.accuracy == pytest.approx(100 * right / 5) and result.by == ("par" if name == "par" else "chain")
-    assert result.perplexity == pytest.approx(math.exp(-logs.mean()), rel=1e-4)
-    assert result.accuracy_error == pytest.approx(100 * math.sqrt(right / 5 * (1 - right / 5) / 5))
-    error = result.perplexity * logs.std(ddof=1) / math.sqrt(5)
-    assert result.perplexity_error == pytest.approx(error, rel=1e-3)
-    whole = write(tmp_path / "t.jsonl", [{"text": f"{one['context']} {one['continuation']}"} for one in passages])
-    again = lambada(model, whole, progress=False, batch_size=2)
-    assert (again.accuracy, again.passages) == (result.accuracy, 5)
-    assert again.perplexity == pytest.approx(result.perplexity, rel=1e-5)
-    assert "LAMBADA, 5 passages" in str(result) and result.to_dict()["perplexity"] == result.perplexity
-
-
-def test_stop_words_are_not_predicted(tmp_path: Path) -> None:
-    """The likeliest token without those that spell a stop word, by brute force; a stop word itself is never right."""
-    model = MODELS["causal"]()
-    vocabulary = model.tokenizer.vocabulary
-    for context in (*TEXTS, *(f"{one} {two}" for one in TEXTS for two in decoding_toys.WORDS)):
-        ids = [vocabulary.sos, *model.tokenizer.encode_batch([context])[0].tolist()]
-        row = [Slot(token, position, reads=position + 1) for position, token in enumerate(ids)]
-        shares = probabilities(model, row, [len(row) - 1])[0]
-        shares[vocabulary.special] = 0
-        order = model.tokenizer.tokens(np.argsort(-shares))
-        if order[0] in decoding_toys.WORDS and order[1] in decoding_toys.WORDS:
-            break
-    words = [word for word in order if word in decoding_toys.WORDS]
-    listed = tmp_path / "stop.txt"
-    listed.write_text(words[0].upper())
-    passages = write(tmp_path / "l.jsonl", [{"context": context, "continuation": word} for word in words])
-    plain = lambada(model, passages, progress=False)
-    filtered = lambada(model, passages, stop_words=listed, progress=False)
-    first, second = (
-        write(tmp_path / f"{word}.jsonl", [{"context": context, "continuation": word}]) for word in words[:2]
-    )
-    assert lambada(model, first, progress=False).accuracy == 100
-    assert lambada(model, first, stop_words=listed, progress=False).accuracy == 0
-    assert lambada(model, second, progress=False).accuracy == 0
-    assert lambada(model, second, stop_words=listed, progress=False).accuracy == 100
-    assert plain.accuracy == filtered.accuracy == pytest.approx(100 / len(words))
-    assert filtered.perplexity == plain.perplexity
-    assert "stop words are not predicted" in str(filtered)
-    found = spelling({"the", "s"}, model.tokenizer)
-    assert model.tokenizer.tokens(found) == ["the"]
-    in_bytes = decoding_toys.byte_level()
-    assert set(in_bytes.tokens(spelling({"a"}, in_bytes))) <= {"a", "A", "Ġa", "ĠA"}
-
-
-def test_words_that_cannot_be_spelled_count_as_wrong(tmp_path: Path) -> None:
-    model = MODELS["causal"]()
-    passages = [*PASSAGES[:1], {"context": "the list is", "continuation": "zebra"}]
-    result = lambada(model, write(tmp_path / "l.jsonl", passages), progress=False)
-    logs = one_at_a_time(model, PASSAGES[0]["context"], " empty")[0]
-    assert result.unknown == 1 and result.perplexity == pytest.approx(math.exp(-sum(logs)), rel=1e-4)
-    with pytest.raises(UniclozeError, match="cannot spell a single word"):
-        lambada(model, write(tmp_path / "z.jsonl", passages[1:]), progress=False)
-    with pytest.raises(UniclozeError, match=r"z\.jsonl, line 1: a passage has a last word"):
-        lambada(model, write(tmp_path / "z.jsonl", [{"text": "word"}]), progress=False)
-
-
 STORY = """1 the list is empty .
 2 a value is given .
 3 return the XXXXX of a list .\tstate\t\tvalue|state|items|x
@@ -210,39 +140,6 @@ STORY = """1 the list is empty .
 1 x is in the list .
 2 XXXXX is not empty .\titems\t\titems|play|a
 """
-
-
-@pytest.mark.parametrize("name", ["causal", "par"])
-def test_a_missing_word_is_the_likeliest_one(name: str, tmp_path: Path) -> None:
-    model = MODELS[name]()
-    (tmp_path / "cbt.txt").write_text(STORY)
-    result = childrens_books(model, tmp_path / "cbt.txt", progress=False)
-    befores = ["the list is empty . a value is given . return the", "x is in the list ."]
-    afters = [" of a list .", " is not empty ."]
-    candidates = [["value", "state", "items", "x"], ["items", "play", "a"]]
-    right = 0
-    for said, before, after, words, gold in zip(
-        result.predictions, befores, afters, candidates, ["state", "items"], strict=True
-    ):
-        scores = {word: sum(one_at_a_time(model, before, f" {word}", after)[0]) for word in words}
-        assert said["scores"] == pytest.approx(scores, abs=1e-4)
-        assert said["prediction"] == max(scores, key=lambda word: scores[word]) and said["reference"] == gold
-        right += said["prediction"] == gold
-    assert result.scores["accuracy"].values["accuracy"] == 50 * right
-    assert "Children's Book Test, 2 records" in str(result)
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ("1 a story\nno number\n", "line 2: a line begins with its number"),
-    ("1 a story\n2 no blank\tx\t\tx|y\n", "line 2: a question is a sentence with one XXXXX"),
-    ("1 a story\n2 the XXXXX\tz\t\tx|y\n", "line 2: a question is"),
-    ("1 a story\n2 the XXXXX\tx\n", "line 2: a question is"),
-    ("1 a story\n", "holds no question"),
-])  # fmt: skip
-def test_a_broken_question_is_named(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "cbt.txt").write_text(text)
-    with pytest.raises(UniclozeError, match=message):
-        read_questions(tmp_path / "cbt.txt")
 
 
 LABELLED = [{"text": text, "label": label} for text, label in zip(TEXTS, ["0", "1", "1"], strict=True)]
@@ -357,7 +254,7 @@ def test_what_cannot_be_spelled_behind_the_blank_tells_answers_not_apart(name: s
         ]
 
 
-def test_metrics_that_do_not_fit_a_prompt_are_refused_before_a_model_is_opened(tmp_path: Path) -> None:
+def test_metrics_that_do_not_fit_a_prompt_are_refused_before_the_model_is_asked(tmp_path: Path) -> None:
     records = write(tmp_path / "r.jsonl", LABELLED)
     for keys, message in (
         ({"metrics": ["rouge"]}, "chooses answers, and rouge compares texts: name metrics of labels"),
@@ -376,7 +273,7 @@ def test_a_label_is_the_same_choice_to_a_prompt_and_to_a_fine_tuning(tmp_path: P
     path.write_text("template: '{context} {label}'\noptions: choices\n")
     record = Record("0", {"context": "x", "choices": ["2", "4", "1", "three"], "label": label}, "here")
     assert read_prompt(path).gold(record) == str(number)
-    assert right_choice(record, TaskSettings(kind="choice")) == number
+    assert right_choice(record, task_settings(kind="choice")) == number
 
 
 @pytest.mark.parametrize("label", ["4", 4, -1, "-1", True, 1.0, "b", ["a"]])
@@ -384,7 +281,7 @@ def test_a_label_that_names_no_choice_is_refused_by_both(tmp_path: Path, label: 
     path = tmp_path / "p.yaml"
     path.write_text("template: '{context} {label}'\noptions: choices\n")
     record = Record("0", {"context": "x", "choices": ["a", "b", "b", "c"], "label": label}, "here")
-    for read in (read_prompt(path).gold, lambda record: right_choice(record, TaskSettings(kind="choice"))):
+    for read in (read_prompt(path).gold, lambda record: right_choice(record, task_settings(kind="choice"))):
         with pytest.raises(
             UniclozeError, match=r"here: the label .* choices: it must be a number from 0 to 3, or the text"
         ):
@@ -431,7 +328,7 @@ def test_settings_of_generation_have_their_types(tmp_path: Path) -> None:
 def test_a_seed_needs_examples_to_draw(tmp_path: Path) -> None:
     prompt, records = prompt_file(tmp_path), write(tmp_path / "r.jsonl", LABELLED)
     with pytest.raises(UsageError, match="seed is 7, but no examples are drawn: give examples and shots"):
-        verbs.evaluate_prompt("no model", prompt, records, seed=7, quiet=True)
+        verbs.evaluate_prompt(decoding_toys.loaded(**CAUSAL), prompt, records, seed=7, quiet=True)
 
 
 @pytest.mark.parametrize(("label", "message"), [

@@ -10,24 +10,18 @@ from typing import Any
 import pytest
 import yaml
 
-import unicloze.recipes
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.mixtures import parts, phases
+from unicloze.objectives import OBJECTIVES
 from unicloze.recipes import (
     load_recipe,
     parse_options,
     recipe_names,
-    recipe_parser,
     save_recipe,
-    toy_overrides,
     validate,
 )
-from unicloze.recipes.rules_objective import OBJECTIVE_TARGETS
-from unicloze.recipes.schema import KEYS
+from unicloze.recipes.schema import SECTIONS, every_key, keys_of, parser_of
 from unicloze.recipes.several import recipes_of
-from unicloze.settings import ModelSettings, ObjectiveSettings, Recipe
-
-FILES = sorted(Path(unicloze.recipes.__file__).parent.glob("*.yaml"))
+from unicloze.settings import ModelSettings, Recipe
 
 
 def refusal(source: str | Path, overrides: dict[str, Any] | None = None) -> str:
@@ -45,146 +39,6 @@ def write(tmp_path: Path) -> Any:
         return path
 
     return write_recipe
-
-
-# What the recipes hold
-
-
-def test_all_recipes_are_listed() -> None:
-    assert recipe_names() == sorted(file.stem for file in FILES)
-    assert {"quickstart", "unilmv2-base"} < set(recipe_names())
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_recipe_says_where_its_values_come_from(file: Path) -> None:
-    recipe = load_recipe(file.stem)
-    assert recipe.name == file.stem
-    assert load_recipe(file) == recipe
-    assert all(dataclasses.astuple(recipe.provenance)), "paper, place and note must all be given"
-
-
-@pytest.mark.parametrize("name", recipe_names())
-def test_toy_overrides_fit_every_recipe(name: str) -> None:
-    toy = load_recipe(name, toy_overrides())
-    assert (toy.training.steps, toy.data.window, toy.tokenizer.vocab_size) == (2, 32, 512)
-    assert toy.objective == load_recipe(name).objective
-    assert toy.use.visibility == "bidirectional" or toy.use.pooling != "first", "its first slot reads nothing of a text"
-
-
-def test_unilmv2_base_is_table_7() -> None:
-    recipe = load_recipe("unilmv2-base")
-    model, training, objective = recipe.model, recipe.training, recipe.objective
-    assert "Table 7" in recipe.provenance.place
-    assert (model.num_layers, model.hidden_size, model.intermediate_size, model.num_heads) == (12, 768, 3072, 12)
-    assert model.hidden_size // model.num_heads == 64
-    assert (model.relative_bias, model.relative_max_distance) == (True, 128)
-    assert (training.steps, training.batch_size) == (500_000, 7680)
-    assert (training.optimizer, training.epsilon, training.betas) == ("adamw", 1e-6, (0.9, 0.98))
-    assert (training.learning_rate, training.schedule) == (6e-4, "linear")
-    assert training.warmup_steps == 0.048 * training.steps
-    assert (training.clip_norm, training.weight_decay) == (0.0, 0.01)
-    assert (model.dropout, model.attention_dropout) == (0.1, 0.1)
-    assert (recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.lowercase) == (
-        "wordpiece",
-        30522,
-        True,
-    )
-    assert (recipe.data.window, recipe.data.segments) == (512, 2)
-    assert (objective.targets, objective.factorization) == (["ae", "par"], "block")
-    assert (objective.mask_rate, objective.mask_share, objective.random_share) == (0.15, 0.8, 0.1)
-    assert (objective.masking, objective.block_probability, objective.max_span) == ("blockwise", 0.4, 6)
-
-
-@pytest.mark.parametrize(
-    ("row", "name", "targets", "factorization", "relative_bias"),
-    [
-        (1, "unilmv2-ablation-ae-par-relpos", ["ae", "par"], "block", True),
-        (2, "unilmv2-ablation-ae-par", ["ae", "par"], "block", False),
-        (3, "unilmv2-ablation-ae-ar", ["ae", "par"], "token", False),
-        (4, "unilmv2-ablation-ae", ["ae"], "block", False),
-        (5, "unilmv2-ablation-par", ["par"], "block", False),
-        (6, "unilmv2-ablation-ar", ["par"], "token", False),
-    ],
-)
-def test_ablations_are_the_rows_of_table_6(
-    row: int, name: str, targets: list[str], factorization: str, relative_bias: bool
-) -> None:
-    recipe, base = load_recipe(name), load_recipe("unilmv2-base")
-    assert f"Table 6, row [{row}]" in recipe.provenance.place
-    assert (recipe.objective.targets, recipe.objective.factorization) == (targets, factorization)
-    assert recipe.model == dataclasses.replace(base.model, relative_bias=relative_bias)
-    assert (recipe.data, recipe.tokenizer) == (base.data, base.tokenizer)
-    training = recipe.training
-    assert (training.steps, training.batch_size, training.warmup_steps) == (1_000_000, 256, 10_000)
-    assert (training.optimizer, training.betas, training.learning_rate) == ("adamw", (0.9, 0.999), 1e-4)
-    assert (training.schedule, training.epsilon, training.weight_decay) == ("linear", 1e-6, 0.01)
-
-
-def test_bert_base_is_appendix_a() -> None:
-    recipe = load_recipe("bert-base")
-    model, training, objective = recipe.model, recipe.training, recipe.objective
-    assert (model.num_layers, model.hidden_size, model.intermediate_size, model.num_heads) == (12, 768, 3072, 12)
-    assert (model.relative_bias, model.norm, model.num_segments, model.max_positions) == (False, "post", 2, 512)
-    assert (model.layer_norm_eps, model.initializer_range, model.dropout) == (1e-12, 0.02, 0.1)
-    assert (training.steps, training.batch_size, training.warmup_steps) == (1_000_000, 256, 10_000)
-    assert (training.learning_rate, training.betas, training.weight_decay) == (1e-4, (0.9, 0.999), 0.01)
-    assert [(phase.last_step, phase.recipe.data.window) for phase in phases(recipe)] == [
-        (900_000, 128),
-        (1_000_000, 512),
-    ]
-    assert (objective.targets, objective.pairs, objective.static_copies) == (["ae", "nsp"], "next_sentence", 10)
-    assert (objective.masking, objective.mask_rate, objective.mask_share) == ("token", 0.15, 0.8)
-    assert (recipe.tokenizer.kind, recipe.tokenizer.vocab_size) == ("wordpiece", 30522)
-
-
-def test_roberta_base_is_table_9() -> None:
-    recipe = load_recipe("roberta-base")
-    training, objective = recipe.training, recipe.objective
-    assert (training.steps, training.batch_size, training.warmup_steps) == (500_000, 8192, 24_000)
-    assert (training.learning_rate, training.betas, training.epsilon) == (6e-4, (0.9, 0.98), 1e-6)
-    assert (training.weight_decay, training.clip_norm, training.phases) == (0.01, 0.0, [])
-    assert (objective.targets, objective.pairs, objective.static_copies) == (["ae"], "contiguous", None)
-    assert (recipe.data.documents, recipe.data.segments, recipe.data.window) == ("joined", 1, 512)
-    assert (recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.lowercase) == ("bpe", 50265, False)
-    bert = load_recipe("bert-base").model
-    assert recipe.model == dataclasses.replace(bert, num_segments=1, layer_norm_eps=1e-5)
-
-
-def test_spanbert_base_is_sections_3_and_4() -> None:
-    recipe = load_recipe("spanbert-base")
-    objective, training = recipe.objective, recipe.training
-    assert (objective.masking, objective.mask_unit, objective.geometric_p, objective.max_span) == (
-        "geometric",
-        "word",
-        0.2,
-        10,
-    )
-    assert (objective.targets, objective.corruption_unit, recipe.data.segments) == (["ae", "sbo"], "span", 1)
-    assert (training.steps, training.batch_size, training.epsilon) == (2_400_000, 256, 1e-8)
-
-
-@pytest.mark.parametrize(("name", "size"), [("unilm-v1-large", (24, 1024, 16)), ("unilm-v1-base", (12, 768, 12))])
-def test_unilm_v1_is_section_2_4(name: str, size: tuple[int, int, int]) -> None:
-    recipe = load_recipe(name)
-    model, training, objective = recipe.model, recipe.training, recipe.objective
-    assert (model.num_layers, model.hidden_size, model.num_heads) == size
-    assert (training.steps, training.batch_size, training.learning_rate) == (770_000, 330, 3e-5)
-    assert (training.betas, training.warmup_steps, training.weight_decay) == ((0.9, 0.999), 40_000, 0.01)
-    assert (objective.block_probability, objective.max_span, objective.mask_rate) == (0.2, 3, 0.15)
-    shares = {part["visibility"]: part["share"] / 6 for part in objective.mixture}
-    assert shares == {"bidirectional": 1 / 3, "prefix": 1 / 3, "left_to_right": 1 / 6, "right_to_left": 1 / 6}
-    ids = [number for part in objective.mixture for number in part["segment_ids"]]
-    assert sorted(ids) == list(range(model.num_segments))
-
-
-def test_quickstart_needs_nothing_but_python() -> None:
-    recipe = load_recipe("quickstart")
-    assert recipe.data.corpus == ["python-docs"]
-    assert recipe.tokenizer.path is None
-    paper, high = parts(recipe.objective)
-    assert paper.settings == ObjectiveSettings()
-    assert high.settings == ObjectiveSettings(mask_rate=0.4)
-    assert (paper.evaluate, high.evaluate) == (True, False)
 
 
 # How they are read
@@ -231,7 +85,7 @@ def test_saved_recipe_reads_back_the_same(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name, {"data.corpus": ["é [x]", "null", "1e-4"], "objective.coefficients": {weighed: 0.5}})
     save_recipe(recipe, tmp_path / "recipe.yaml")
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
-    assert set(yaml.safe_load((tmp_path / "recipe.yaml").read_text("utf-8"))) == set(recipe.to_dict())
+    assert set(yaml.safe_load((tmp_path / "recipe.yaml").read_text("utf-8"))) == {"schema", *recipe.to_dict()}
 
 
 def test_saving_replaces_whole_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -245,15 +99,23 @@ def test_saving_replaces_whole_and_leaves_nothing_else(tmp_path: Path) -> None:
 
 
 def test_every_key_is_described_and_known_to_the_parser() -> None:
-    defaults = recipe_parser().get_defaults()
-    for key, known in KEYS.items():
-        assert known.description, key
-        assert defaults[key] == known.default
+    for name in OBJECTIVES:
+        kinds = {**SECTIONS, "objective": OBJECTIVES[name].settings}
+        for section, kind in kinds.items():
+            defaults = parser_of(kind).get_defaults()
+            for key, known in keys_of(section, kind).items():
+                assert known.description, key
+                assert defaults[key.partition(".")[2]] == known.default
 
 
-def test_validation_knows_the_objectives() -> None:
-    objectives = pytest.importorskip("unicloze.objectives")
-    assert set(OBJECTIVE_TARGETS) == set(objectives.OBJECTIVES)
+def test_a_setting_of_several_objectives_is_of_one_type() -> None:
+    """The command line is read before the objective is known."""
+    for name in OBJECTIVES:
+        kind = OBJECTIVES[name].settings
+        assert kind().name == name and kind.known_targets
+        for key, known in keys_of("objective", kind).items():
+            found = every_key()[key]
+            assert (known.type, known.default) == (found.type, found.default) or key == "objective.name"
 
 
 # What is said when they cannot be read
@@ -452,12 +314,9 @@ def test_base_in_a_circle(write: Any) -> None:
         ),
         ({"training.betas": [0.9, 1]}, "training.betas is (0.9, 1.0); both must be at least 0 and below 1."),
         ({"tokenizer.extra_tokens": -3}, "tokenizer.extra_tokens is -3; it must be at least 0 and finite."),
-        ({"objective.visibility": "prefix"}, "objective unilmv2 does not read it; set it to bidirectional."),
-        ({"objective.segment_ids": [0, 1]}, "objective unilmv2 does not read it; set it to null."),
-        (
-            {"objective.local_width": 8},
-            "objective.local_width is 8; objective unilmv2 does not read it; set it to null.",
-        ),
+        ({"objective.visibility": "prefix"}, "visibility is not a setting of unilmv2; masked and causal have it."),
+        ({"objective.mean_span": 2.0}, "mean_span is not a setting of unilmv2; span_corruption and denoising have it."),
+        ({"objective.block_size": 2}, "block_size is not a setting of unilmv2; block_diffusion has it."),
         (
             {
                 "objective.name": "masked",
@@ -507,9 +366,9 @@ def test_broken_options(line: str, message: str) -> None:
         ("bert-base", {"objective.local_width": 4}),
     ],
 )
-def test_settings_that_nobody_reads_are_refused(name: str, objective: dict[str, Any]) -> None:
+def test_settings_of_another_objective_are_refused(name: str, objective: dict[str, Any]) -> None:
     (key,) = objective
-    assert re.search(rf"{key} is .*; objective \w+ does not read it; set it to", refusal(name, objective))
+    assert re.search(rf"option --{key}: \w+ is not a setting of \w+; [\w ,]+ ha(s|ve) it\.", refusal(name, objective))
 
 
 @pytest.mark.parametrize("name", ["xlnet-base", "mpnet-base"])
@@ -520,7 +379,7 @@ def test_objectives_that_always_predict_stepwise_say_so(name: str) -> None:
 
 
 def test_rows_that_cannot_go_on_from_a_memory_are_refused() -> None:
-    base = {"objective.masking": "token", "objective.factorization": "block", "tokenizer.extra_tokens": 40}
+    base = {"tokenizer.extra_tokens": 40}
     for name in ("prefix", "span_corruption", "denoising", "masked_span"):
         said = refusal("xlnet-base", {**base, "objective.name": name, "objective.targets": ["lm"]})
         assert f"model.memory is 384; a row of objective {name} is a source and a target" in said

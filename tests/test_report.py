@@ -6,182 +6,25 @@ import dataclasses
 import json
 import math
 import re
-from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
+from report_toys import TIME, WORDS, Page, cards, evaluation, lineage, make_run, page_of, samples, start, step, whole
 from unicloze.comparison.page import page as comparison_page
 from unicloze.comparison.page import ranked
-from unicloze.comparison.results import Comparison, Row, Spread
-from unicloze.comparison.table import Column
+from unicloze.comparison.results import Row, Spread
+from unicloze.comparison.table import Column, Comparison
 from unicloze.errors import UniclozeError
 from unicloze.recipes import load_recipe, save_recipe
-from unicloze.report.curves import Line, apart, line_chart, log_ticks, nice_ticks, running_mean, short, thin
 from unicloze.report.history import History
 from unicloze.report.page import build_report
 from unicloze.report.sentences import example_texts
 from unicloze.settings import TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
-
-WORDS = "the value of each key in this mapping is a list of the other names and their order stays fixed"
-TIME = 1_800_000_000.0
-VOID = {"meta"}
-
-
-class Page(HTMLParser):
-    """Checks that tags nest, and collects texts, tags and attributes."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-    @property
-    def words(self) -> str:
-        return " ".join(" ".join(self.texts).split())
-
-
-def lineage() -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "fingerprint": "f1a9" * 16,
-        "settings": {},
-        "tokenizer": {"fingerprint": "7e57" * 16, "vocab_size": 8192},
-        "sources": [
-            {
-                "name": "books",
-                "corpus": "books/*.txt",
-                "files": [{"path": "books/<b>one</b>.txt", "size": 4711, "mtime_ns": 1, "hash": "abcd"}],
-                "documents": 2123,
-                "duplicates": 17,
-                "train": {"documents": 2077, "tokens": 2689298, "bytes": 10350966},
-                "heldout": {"documents": 45, "tokens": 56842, "bytes": 222329},
-            }
-        ],
-    }
-
-
-def start(resumed_from: str | None = None, time: float = TIME, **changes: Any) -> dict[str, Any]:
-    recipe = load_recipe("quickstart", {"training.steps": 100, "training.device": "cpu"})
-    return {
-        "schema": 1,
-        "event": "start",
-        "time": time,
-        "step": int(resumed_from[-8:]) if resumed_from else 0,
-        "recipe": recipe.to_dict(),
-        "lineage": lineage(),
-        "parameters": 1478848,
-        "device": "cpu (test)",
-        "precision": "fp32",
-        "threads": 2,
-        "versions": {"unicloze": "0.1.0", "torch": "2.13.0"},
-        "resumed_from": resumed_from,
-        **changes,
-    }
-
-
-def step(number: int, loss: float, time: float = TIME) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "event": "step",
-        "time": time,
-        "step": number,
-        "loss": {"ae": loss, "par": loss - 0.5},
-        "gradient_norm": 1.0 / number,
-        "learning_rate": 0.001,
-        "text_tokens": 4096 * number,
-        "text_tokens_per_second": 9000.0 + number,
-    }
-
-
-def evaluation(number: int, perplexity: float, time: float = TIME) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "event": "evaluate",
-        "time": time,
-        "step": number,
-        "loss": {"ae": 5.0, "par": 5.0},
-        "perplexity": {"ae": perplexity, "par": perplexity * 2},
-        "bits_per_byte": {"ae": 2.25, "par": 2.5},
-        "predictions": {"ae": 2751.0, "par": 2751.0},
-        "window": 64,
-        "windows": 256,
-    }
-
-
-def samples(number: int, filling: str, time: float = TIME) -> dict[str, Any]:
-    tokens = ["[SOS]", *WORDS.split(), "[EOS]"]
-    masked = [
-        {"position": 2, "step": 1, "truth": "value", "ae": filling, "par": "value"},
-        {"position": 5, "step": 0, "truth": "key", "ae": filling, "par": filling},
-    ]
-    for place in masked:
-        tokens[int(str(place["position"]))] = "[MASK]"
-    sample = {"document": "folder/books.txt, document 3, token 120", "tokens": tokens, "masked": masked}
-    return {"schema": 1, "event": "samples", "time": time, "step": number, "samples": [sample]}
-
-
-def whole() -> list[dict[str, Any]]:
-    """A run of 100 steps in 130 seconds."""
-    events = [start(), samples(0, "zebra", TIME + 10)]
-    for number in range(1, 101):
-        events.append(step(number, 9.0 - number / 25, TIME + 10 + number))
-        if number % 25 == 0:
-            events.append(evaluation(number, 5000.0 / number, TIME + 10 + number))
-            events.append(
-                {
-                    "schema": 1,
-                    "event": "save",
-                    "time": TIME + 10 + number,
-                    "step": number,
-                    "checkpoint": f"step-{number:08}",
-                }
-            )
-    return [
-        *events,
-        samples(100, "key", TIME + 120),
-        {"schema": 1, "event": "end", "time": TIME + 130, "step": 100, "seconds": 130.0},
-    ]
-
-
-def make_run(folder: Path, events: list[dict[str, Any]], *, torn: str = "") -> Path:
-    folder.mkdir()
-    lines = [json.dumps(event) + "\n" for event in events]
-    (folder / "ledger.jsonl").write_text("".join(lines) + torn, encoding="utf-8")
-    save_recipe(load_recipe("quickstart", {"training.steps": 100}), folder / "recipe.yaml")
-    whitespace_tokenizer(WORDS).save(folder)
-    return folder
-
-
-def page_of(run: Path) -> Page:
-    return Page(build_report(run).read_text(encoding="utf-8"))
-
-
-def cards(page: Page) -> str:
-    return page.words.partition("Curves")[0]
 
 
 def test_a_whole_run(tmp_path: Path) -> None:
@@ -595,70 +438,6 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
 def test_the_same_ledger_gives_the_same_page(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", whole())
     assert build_report(run).read_bytes() == build_report(run).read_bytes()
-
-
-def test_thinning_keeps_peaks_and_ends() -> None:
-    points = [(float(i), 1.0) for i in range(10_000)]
-    points[4321] = (4321.0, 99.0)
-    points[7777] = (7777.0, -99.0)
-    kept = thin(points)
-    assert len(kept) <= 600
-    assert {points[0], points[4321], points[7777], points[-1]} <= set(kept)
-    assert list(kept) == sorted(kept)
-    assert thin(points[:600]) == points[:600]
-
-
-def test_a_running_mean_of_a_line_is_the_line() -> None:
-    points = [(float(i), 3.0 * i - 2) for i in range(500)]
-    assert [y for _, y in running_mean(points)] == pytest.approx([y for _, y in points])
-
-
-def test_a_running_mean_forgets_a_peak() -> None:
-    """Each is the mean of its own neighbours, whatever stood before them."""
-    for count in (3, 40, 61, 600):
-        heights = np.random.default_rng(count).uniform(0, 4, count)
-        heights[count // 4] = 1e20
-        means = [y for _, y in running_mean([(float(i), y) for i, y in enumerate(heights)])]
-        reach = max(2, count // 60)
-        for i, mean in enumerate(means):
-            near = min(reach, i, count - 1 - i)
-            assert mean == pytest.approx(heights[i - near : i + near + 1].mean(), rel=1e-12)
-
-
-def test_labels_of_near_values_differ() -> None:
-    assert apart([5.9995, 6.0, 6.0005]) == ["5.9995", "6", "6.0005"]
-    assert apart([0, 1500, 25_000]) == ["0", "1,500", "25k"]
-
-
-def test_ticks_are_round_and_inside() -> None:
-    assert nice_ticks(0, 100, 5) == [0, 20, 40, 60, 80, 100]
-    assert nice_ticks(0.0012, 0.0031, 5) == [0.0015, 0.002, 0.0025, 0.003]
-    assert nice_ticks(0, 1e-13, 5) == [0, 2e-14, 4e-14, 6e-14, 8e-14, 1e-13]
-    assert log_ticks(3, 20000, 5) == [10, 100, 1000, 10000]
-    assert log_ticks(40, 300, 5) == [50, 100, 200]
-    assert all(250 <= tick <= 280 for tick in log_ticks(250, 280, 5))
-    assert [short(value) for value in (0, 0.0031, 12.5, 1500, 25_000, 2.5e6, math.inf)] == [
-        *("0", "0.0031", "12.5", "1,500", "25k", "2.5M", "∞"),
-    ]
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        [2.0], [0.0, 0.0], [-3.0, 4.0], [1e-9, 1e9], [1e300, -1e300], [1e300, 1e-300], [1e300, 1.0, 2.0],
-        [0.0, 5e-324], [1e-320, 2e-320], [1e16, 1e16 + 2], [1e308, 1.0, math.nan, -math.inf],
-    ],
-)  # fmt: skip
-def test_a_chart_of_any_values_stays_on_its_sheet(values: list[float]) -> None:
-    shown = [value for value in values if abs(value) <= 1e300]
-    for logarithmic in (True, False):
-        chart = line_chart([Line(name="x", points=[*enumerate(values)])], title="t", logarithmic=logarithmic)
-        circles = re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', chart)
-        assert len(circles) == len(shown)
-        assert all(0 <= float(x) <= 560 and 0 <= float(y) <= 300 for x, y in circles)
-        line_chart([Line(name="x", points=[*enumerate(values * 30)], smooth=True)], title="t", logarithmic=logarithmic)
-        assert ("3 values left out: infinite, undefined or too large" in chart) == (len(shown) < len(values))
-        assert not re.search(r"\b(nan|inf)\b", chart)
 
 
 def luminance(colour: str) -> float:

@@ -12,9 +12,10 @@ from toys import EOS, MASK, PSEUDO, random_windows, vocabulary
 from unicloze.decoding.embed import rows_to_encode
 from unicloze.interop.rules import encoding_rule, never_written, step_rule
 from unicloze.model.from_attention_mask import StepRule, encoding_batch, slots_of
+from unicloze.objectives import settings_of
 from unicloze.objectives.seq2seq import prefix
 from unicloze.recipes import load_recipe, recipe_names
-from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.settings import Recipe
 from unicloze.visibility import bool_mask
 
 
@@ -42,7 +43,7 @@ def test_texts_are_read_as_embed_reads_them(name: str) -> None:
 
 
 def test_a_source_and_its_target_are_read_as_the_prefix_objective_trains() -> None:
-    settings = ObjectiveSettings(name="prefix", targets=["lm"], mask_rate=0.5)
+    settings = settings_of(name="prefix", targets=["lm"], mask_rate=0.5)
     rows = prefix(random_windows(6, 20, short=True), vocabulary(), settings)
     width = rows.input_ids.shape[1]
     real = np.arange(width) < rows.lengths[:, None]
@@ -90,12 +91,12 @@ WRITERS: list[tuple[dict[str, Any], StepRule | None]] = [
 @pytest.mark.parametrize(("objective", "expected"), WRITERS)
 def test_a_target_is_written_as_the_objective_trains(objective: dict[str, Any], expected: StepRule | None) -> None:
     recipe = load_recipe("unilm-v1-large") if "mixture" in objective else Recipe()
-    recipe = Recipe(objective=ObjectiveSettings(**objective), model=recipe.model)
+    recipe = Recipe(objective=settings_of(**objective), model=recipe.model)
     assert step_rule(recipe, vocabulary()) == expected
 
 
 def test_special_tokens_are_never_written_but_the_end_and_sentinels() -> None:
     words = vocabulary(extra=3)
     assert never_written(Recipe(), words) == sorted({*words.special.tolist()} - {EOS})
-    spans = Recipe(objective=ObjectiveSettings(name="span_corruption", targets=["lm"]))
+    spans = Recipe(objective=settings_of(name="span_corruption", targets=["lm"]))
     assert never_written(spans, words) == sorted({*words.special.tolist()} - {EOS, *words.extra.tolist()})

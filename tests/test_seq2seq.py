@@ -16,31 +16,31 @@ import toys
 from brute_force import Slot
 from seq2seq_toys import measured, predicted, spelled, spoken, text_windows, train
 from toys import EOS, PAD, SOS, UNK, random_windows, vocabulary
-from unicloze import capacity, keyed, visibility
+from unicloze import keyed, visibility
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, collate
+from unicloze.mixtures import positions
 from unicloze.model.dropout import DropoutKey
-from unicloze.objectives import defined, make_examples
+from unicloze.objectives import defined, make_examples, settings_of
 from unicloze.objectives.seq2seq import Ragged, causal, text_of
 from unicloze.objectives.spans import partition, subset
-from unicloze.settings import ObjectiveSettings
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
-PREFIX = ObjectiveSettings(name="prefix", targets=["lm"], mask_rate=0.5)
+PREFIX = settings_of(name="prefix", targets=["lm"], mask_rate=0.5)
 ALL = {
     "prefix": PREFIX,
-    "UL2's S": ObjectiveSettings(name="prefix", targets=["lm"], mask_rate=0.25, mode_token=28),
-    "T5": ObjectiveSettings(name="span_corruption", targets=["lm"]),
-    "UL2's X": ObjectiveSettings(name="span_corruption", targets=["lm"], mask_rate=0.5, mode_token=29),
-    "BART": ObjectiveSettings(name="denoising", targets=["lm"], mask_rate=0.3, noise=["infill", "permute_sentences"]),
-    "all noise": ObjectiveSettings(
+    "UL2's S": settings_of(name="prefix", targets=["lm"], mask_rate=0.25, mode_token=28),
+    "T5": settings_of(name="span_corruption", targets=["lm"]),
+    "UL2's X": settings_of(name="span_corruption", targets=["lm"], mask_rate=0.5, mode_token=29),
+    "BART": settings_of(name="denoising", targets=["lm"], mask_rate=0.3, noise=["infill", "permute_sentences"]),
+    "all noise": settings_of(
         name="denoising",
         targets=["lm"],
         mask_rate=0.3,
         noise=["rotate", "permute_sentences", "infill", "delete", "mask"],
     ),
-    "MASS": ObjectiveSettings(name="masked_span", targets=["lm"], mask_rate=0.5),
+    "MASS": settings_of(name="masked_span", targets=["lm"], mask_rate=0.5),
 }
 HIDDEN = {
     "prefix": PREFIX,
@@ -121,19 +121,19 @@ def test_rows_and_positions_stay_within_their_bounds(name: str, rate: float) -> 
     settings = dataclasses.replace(ALL[name], mask_rate=rate, mode_token=None)
     for window in (6, 33):
         examples = make_examples(some_windows(400, window, seed=window), V, settings)
-        bounds = capacity.row_bounds(settings, window)
+        bounds = settings.bounds(window)
         assert examples.input_ids.shape[1] == bounds.slots
         assert examples.targets["lm"].weights.shape[1] == bounds.predictions
-        assert examples.position_ids.max() < capacity.positions(settings, window)
+        assert examples.position_ids.max() < positions(settings, window)
 
 
 def test_positions_count_what_every_rate_needs() -> None:
     settings = dataclasses.replace(ALL["T5"], mask_rate=0.1, mean_span=1.0)
-    plain = capacity.positions(settings, 34)
-    high = capacity.positions(dataclasses.replace(settings, mask_rate=0.5), 34)
-    way = capacity.positions(dataclasses.replace(settings, final_mask_rate=0.9), 34)
+    plain = positions(settings, 34)
+    high = positions(dataclasses.replace(settings, mask_rate=0.5), 34)
+    way = positions(dataclasses.replace(settings, final_mask_rate=0.9), 34)
     assert (plain, high, way) == (32 + 2 * 3 + 4, 32 + 2 * 16 + 4, 32 + 2 * 16 + 4)
-    assert capacity.positions(ObjectiveSettings(), 34) == 34
+    assert positions(settings_of(), 34) == 34
 
 
 def test_an_inner_eos_is_no_text() -> None:

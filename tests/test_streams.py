@@ -11,7 +11,8 @@ import pytest
 
 from test_windows import EOS, FIRST, LENGTHS, SOS, make_sampler, make_source
 from unicloze.errors import UsageError
-from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TrainingSettings
+from unicloze.objectives import settings_of
+from unicloze.settings import DataSettings, Recipe, TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training.batches import training_steps
 
@@ -124,7 +125,7 @@ def test_a_row_of_a_micro_batch_stays_in_its_lane(tmp_path: Path) -> None:
     sampler = make_sampler(make_source(tmp_path, [400, 300]), window=12, **STREAMS)
     recipe = Recipe(
         data=DataSettings(window=12, segments=1, order="streams"),
-        objective=ObjectiveSettings(name="masked", targets=["ae"]),
+        objective=settings_of(name="masked", targets=["ae"]),
         training=TrainingSettings(steps=9, batch_size=6, micro_batch_size=2),
     )
     steps = list(training_steps(recipe, lambda _: sampler, 0))

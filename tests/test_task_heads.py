@@ -10,8 +10,8 @@ from torch import Tensor
 
 from unicloze.example import TargetBatch
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.task_heads import HeadSettings, TaskHead
-from unicloze.settings import ModelSettings
+from unicloze.model.task_heads import TaskHead
+from unicloze.settings import HeadSettings, ModelSettings
 
 SHAPE = ModelSettings(hidden_size=6, num_layers=1, num_heads=2, intermediate_size=8, dropout=0.4)
 ROWS, PREDICTIONS, SLOTS = 2, 3, 4

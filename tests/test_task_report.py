@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from corpora import write_corpus
-from test_report import Page
+from report_toys import Page
 from unicloze import verbs
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.spread import bootstrap_errors, standard_errors
 from unicloze.finetuning.samples import SAMPLES, is_right, samples
+from unicloze.records.record import Record
 from unicloze.report.charts import by_class, confusion, deviations, lengths, scatter
 from unicloze.report.page import build_report
 from unicloze.report.task_history import TaskRun
-from unicloze.settings import TaskSettings
-from unicloze.tasks.records import Record
+from unicloze.tasks import task_settings
 
 WORDS = ["a", "bc", "def", "gh", "ij", "klm", "no", "pq"]
 
@@ -195,7 +195,7 @@ def answered(said: list[Any], right: list[Any]) -> tuple[list[dict[str, Any]], l
 
 
 def test_samples_show_the_wrong_ones_first() -> None:
-    labels = TaskSettings(kind="classification", metrics=["accuracy"])
+    labels = task_settings(kind="classification", metrics=["accuracy"])
     said = ["a" if number % 4 else "b" for number in range(100)]
     found = samples(*answered(said, ["a"] * 100), labels)
     assert [sample["right"] for sample in found] == [False] * 12 + [True] * 8
@@ -204,7 +204,7 @@ def test_samples_show_the_wrong_ones_first() -> None:
     assert [sample["id"] for sample in few] == ["1", "0", "2"]
     all_wrong = samples(*answered(["b"] * 30, ["a"] * 30), labels)
     assert len(all_wrong) == SAMPLES
-    quantities = TaskSettings(kind="regression", metrics=["correlation"])
+    quantities = task_settings(kind="regression", metrics=["correlation"])
     far = samples(*answered([float(i * i) for i in range(40)], [0.0] * 40), quantities)
     assert [sample["id"] for sample in far[:3]] == ["39", "38", "37"] and all(s["right"] is None for s in far)
 

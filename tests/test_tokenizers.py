@@ -252,7 +252,7 @@ def vocab_txt(path: Path, words: list[str]) -> Path:
 
 def test_a_vocabulary_of_special_tokens_only_is_refused(tmp_path: Path) -> None:
     path = vocab_txt(tmp_path / "vocab.txt", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
-    with pytest.raises(UniclozeError, match=r"vocab\.txt has special tokens only: give it a vocabulary"):
+    with pytest.raises(UniclozeError, match=r"vocab\.txt has only special tokens: give another --tokenizer"):
         Tokenizer.load(path)
 
 

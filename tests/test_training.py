@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,24 +15,19 @@ import torch
 import toys
 from corpora import write_corpus
 from toys import random_windows, vocabulary
-from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
 from unicloze.mixtures import parts
 from unicloze.model.model import UnifiedModel, perplexity
+from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
 from unicloze.settings import ObjectiveSettings, TrainingSettings
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import (
-    list_checkpoints,
-    load_checkpoint,
     load_newest,
-    save_checkpoint,
-    set_aside_newer,
 )
-from unicloze.training.ledger import Ledger, read_ledger
-from unicloze.training.lock import hold_run
+from unicloze.training.ledger import read_ledger
 from unicloze.training.loop import Compute, Hooks, TrainState, accumulate_gradients, clip_gradient, fit
 from unicloze.training.models import build_model, load_model
 from unicloze.training.optimizers import build_optimizers, schedule_factor
@@ -58,7 +50,7 @@ def gradients(model: UnifiedModel) -> list[torch.Tensor]:
 
 
 def test_micro_batches_weigh_as_one_batch() -> None:
-    objective = ObjectiveSettings(coefficients={"ae": 0.5})
+    objective = settings_of(coefficients={"ae": 0.5})
     found = []
     for rows, count in ((12, 1), (4, 3), (1, 12)):
         state = TrainState(model=toys.model(), optimizers=[])
@@ -71,7 +63,7 @@ def test_micro_batches_weigh_as_one_batch() -> None:
 
 
 def test_loss_is_the_mean_over_the_global_batch_times_its_coefficient() -> None:
-    batches = micro_batches(3, 4, ObjectiveSettings())
+    batches = micro_batches(3, 4, settings_of())
     state = TrainState(model=toys.model(), optimizers=[])
     losses = accumulate_gradients(state, batches, TrainingSettings(), CPU, str)
     total: dict[str, list[float]] = {"ae": [], "par": []}
@@ -89,7 +81,7 @@ def test_loss_is_the_mean_over_the_global_batch_times_its_coefficient() -> None:
 
 def test_clipping_scales_the_whole_gradient() -> None:
     state = TrainState(model=toys.model(), optimizers=[])
-    accumulate_gradients(state, micro_batches(4, 1, ObjectiveSettings()), TrainingSettings(), CPU, str)
+    accumulate_gradients(state, micro_batches(4, 1, settings_of()), TrainingSettings(), CPU, str)
     before = gradients(state.model)
     norm = clip_gradient(state.model, 0.0)
     assert norm == pytest.approx(math.sqrt(sum(float(g.pow(2).sum()) for g in before)), rel=1e-5)
@@ -126,194 +118,13 @@ def test_optimizer_groups() -> None:
     assert len(build_optimizers(model, TrainingSettings())) == 1
 
 
-def checkpoint_at(folder: Path, step: int, model: UnifiedModel, optimizers: list[torch.optim.Optimizer]) -> Path:
-    return save_checkpoint(
-        folder,
-        step=step,
-        model=model.state_dict(),
-        optimizers=optimizers,
-        state={"text_tokens": step},
-        files=[],
-        keep=2,
-    )
-
-
 def trained(optimizer: str = "muon") -> TrainState:
     model = toys.model()
     state = TrainState(model=model, optimizers=build_optimizers(model, TrainingSettings(optimizer=optimizer)))  # type: ignore[arg-type]
-    accumulate_gradients(state, micro_batches(4, 1, ObjectiveSettings()), TrainingSettings(), CPU, str)
+    accumulate_gradients(state, micro_batches(4, 1, settings_of()), TrainingSettings(), CPU, str)
     for built in state.optimizers:
         built.step()
     return state
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_checkpoint_brings_everything_back(tmp_path: Path, optimizer: str) -> None:
-    state = trained(optimizer)
-    path = checkpoint_at(tmp_path, 7, state.model, state.optimizers)
-    read = load_checkpoint(path)
-    assert read.state["step"] == 7
-    for name, tensor in state.model.state_dict().items():
-        assert torch.equal(read.model[name], tensor)
-    fresh = build_optimizers(toys.model(), TrainingSettings(optimizer=optimizer))  # type: ignore[arg-type]
-    for built, saved, original in zip(fresh, read.optimizers, state.optimizers, strict=True):
-        built.load_state_dict(saved)
-        expected, found = original.state_dict(), built.state_dict()
-        assert json.dumps(expected["param_groups"]) == json.dumps(found["param_groups"])
-        for index, values in expected["state"].items():
-            for key, value in values.items():
-                assert torch.equal(torch.as_tensor(found["state"][index][key]), torch.as_tensor(value))
-
-
-@pytest.mark.parametrize(
-    "file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json", "optimizer.json"]
-)
-@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, damage: str) -> None:
-    state = trained()
-    checkpoint_at(tmp_path, 1, state.model, state.optimizers)
-    path = checkpoint_at(tmp_path, 2, state.model, state.optimizers) / file
-    content = bytearray(path.read_bytes())
-    if damage == "flip":
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-    elif damage == "truncate":
-        path.write_bytes(content[: len(content) // 2])
-    else:
-        path.unlink()
-    with pytest.warns(UserWarning, match=f"{file}.*using step-00000001 instead"):
-        newest = load_newest(tmp_path)
-    assert newest is not None
-    assert newest.state["step"] == 1
-
-
-def test_a_damaged_newer_checkpoint_costs_no_good_one(tmp_path: Path) -> None:
-    state = trained()
-    for step in (2, 4):
-        checkpoint_at(tmp_path, step, state.model, state.optimizers)
-    (tmp_path / "step-00000004" / "state.json").write_text("{}")
-    with pytest.warns(UserWarning, match="using step-00000002 instead"):
-        newest = load_newest(tmp_path)
-    assert newest is not None
-    set_aside_newer(newest.path)
-    checkpoint_at(tmp_path, 3, state.model, state.optimizers)
-    checkpoint_at(tmp_path, 4, state.model, state.optimizers)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000003", "step-00000004"]
-    assert load_checkpoint(tmp_path / "step-00000004").state["step"] == 4
-    assert (tmp_path / "damaged-step-00000004").is_dir()
-
-
-def test_an_export_beside_a_checkpoint_is_none(tmp_path: Path) -> None:
-    """`export runs/x/checkpoints/step-00000001` writes there; it must not count, be removed or be set aside."""
-    state = trained()
-    checkpoint_at(tmp_path, 1, state.model, state.optimizers)
-    (tmp_path / "step-00000001-bert").mkdir()
-    newest = load_newest(tmp_path)
-    assert newest is not None and newest.path.name == "step-00000001"
-    set_aside_newer(newest.path)
-    for step in (2, 3):
-        checkpoint_at(tmp_path, step, state.model, state.optimizers)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
-    assert (tmp_path / "step-00000001-bert").is_dir()
-
-
-def test_a_checkpoint_of_another_format_is_not_passed_over(tmp_path: Path) -> None:
-    state = trained()
-    for step in (1, 2):
-        path = checkpoint_at(tmp_path, step, state.model, state.optimizers)
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps(manifest | {"schema": 99}))
-    with pytest.raises(UniclozeError, match="format 99"):
-        load_newest(tmp_path)
-
-
-def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
-    assert load_newest(tmp_path) is None
-    state = trained()
-    (checkpoint_at(tmp_path, 1, state.model, state.optimizers) / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UniclozeError, match="no earlier one is intact"):
-        load_newest(tmp_path)
-
-
-def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
-    state = trained()
-    path = checkpoint_at(tmp_path, 1, state.model, state.optimizers)
-    (tmp_path / "elsewhere").write_bytes(b"whole")
-    (path / "inside").write_bytes(b"whole")
-    manifest = json.loads((path / "manifest.json").read_text())
-    for name in ("inside", "../elsewhere", str(tmp_path / "elsewhere"), "../step-00000001/inside"):
-        manifest["sha256"][name] = hashlib.sha256(b"whole").hexdigest()
-        (path / "manifest.json").write_text(json.dumps(manifest))
-        if name == "inside":
-            load_checkpoint(path)
-            continue
-        with pytest.raises(UniclozeError, match=rf"{re.escape(name)} is missing or damaged"):
-            load_checkpoint(path)
-        del manifest["sha256"][name]
-
-
-def test_only_the_newest_are_kept_and_a_full_disk_harms_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = trained()
-    for step in (1, 2, 3):
-        checkpoint_at(tmp_path, step, state.model, state.optimizers)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("unicloze.training.checkpoint.save_file", full)
-    with pytest.raises(UniclozeError, match="the disk is full; earlier checkpoints are unchanged"):
-        checkpoint_at(tmp_path, 4, state.model, state.optimizers)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
-    assert load_checkpoint(tmp_path / "step-00000003").state["step"] == 3
-
-
-def test_the_ledger_survives_a_torn_line(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    ledger = Ledger(path)
-    ledger.write("step", step=1)
-    ledger.close()
-    path.write_bytes(path.read_bytes() + b'{"event": "st')
-    ledger = Ledger(path)
-    ledger.write("step", step=2)
-    ledger.close()
-    assert [event["step"] for event in read_ledger(path)] == [1, 2]
-
-
-def test_one_process_per_directory(tmp_path: Path) -> None:
-    with hold_run(tmp_path):
-        import subprocess
-        import sys
-
-        code = (
-            "from pathlib import Path\nfrom unicloze.training.lock import hold_run\n"
-            f"with hold_run(Path({str(tmp_path)!r})): pass"
-        )
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert other.returncode != 0
-        assert "is in use by process" in other.stderr
-        assert "since" in other.stderr
-    with hold_run(tmp_path):
-        pass
-
-
-@pytest.mark.parametrize("name", ["recipe.yaml", "tokenizer.json"])
-def test_files_that_no_run_wrote_are_left_alone(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(
-        UniclozeError, match=f"{name} was not written by a run, but this run would replace it: give another"
-    ):
-        verbs.pretrain("quickstart", tmp_path, toy=True, quiet=True)
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
-
-
-def test_a_folder_of_other_files_can_hold_a_run_and_a_run_is_held_again(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with hold_run(tmp_path):
-        (tmp_path / "recipe.yaml").write_text("ours")
-    with hold_run(tmp_path):
-        assert (tmp_path / "recipe.yaml").read_text() == "ours"
-    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("micro_batch", [0, 1, 2])
@@ -326,7 +137,7 @@ def test_a_signal_is_granted_after_the_micro_batch_and_the_step_taken_anew(micro
 
     def steps(first: int) -> Any:
         for step in range(first, settings.steps):
-            yield micro_batches(2, 3, ObjectiveSettings(), seed=step)
+            yield micro_batches(2, 3, settings_of(), seed=step)
 
     def fitted(model: UnifiedModel, place: int | None) -> TrainState:
         state = TrainState(model=model, optimizers=build_optimizers(model, settings))
@@ -359,7 +170,7 @@ def test_a_loss_that_is_no_number_stops_before_the_update() -> None:
 
     def steps() -> Any:
         while True:
-            yield micro_batches(4, 2, ObjectiveSettings())
+            yield micro_batches(4, 2, settings_of())
 
     hooks = Hooks(
         log=lambda *_: None, evaluate=lambda _: None, save=lambda _: None, describe=lambda _: "book.txt, document 3"
@@ -393,7 +204,7 @@ def test_the_floor_of_the_paper_setting() -> None:
 def test_random_tokens_are_learned_down_to_the_floor_and_no_further(factorization: Any) -> None:
     ordinary = 32
     vocab = toys.FIRST_ORDINARY + ordinary
-    objective = ObjectiveSettings(mask_rate=0.3, factorization=factorization)
+    objective = settings_of(mask_rate=0.3, factorization=factorization)
     model = toys.model(vocab=vocab, positions=24, initializer_range=0.02, num_layers=2)
     settings = TrainingSettings(optimizer="adamw", learning_rate=4e-3, steps=700, warmup_steps=30, betas=(0.9, 0.98))
 

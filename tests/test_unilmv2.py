@@ -14,11 +14,11 @@ from toys import EOS, MASK, PSEUDO, SOS, random_windows, vocabulary
 from unicloze import keyed, visibility
 from unicloze.example import Examples, Kind, Target, collate
 from unicloze.model.dropout import DropoutKey
-from unicloze.objectives.unilmv2 import draw_steps, lay_out, unilmv2
-from unicloze.settings import ObjectiveSettings
+from unicloze.objectives import settings_of
+from unicloze.objectives.unilmv2 import ALL_MASKED, draw_steps, lay_out, unilmv2
 from unicloze.text.windows import Windows
 
-PLAIN = ObjectiveSettings(mask_share=1.0, random_share=0.0)
+PLAIN = settings_of(mask_share=1.0, random_share=0.0)
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"relative_bias": False},
@@ -38,7 +38,8 @@ def paper_example() -> Examples:
         source=np.zeros(1, np.int32),
         index=np.zeros(1, np.int64),
     )
-    return lay_out(windows, np.array([[-1, 1, -1, 0, 0, -1]], dtype=np.int32), vocabulary(), PLAIN, rate=0.5)
+    steps = np.array([[-1, 1, -1, 0, 0, -1]], dtype=np.int32)
+    return lay_out(windows, steps, vocabulary(), ALL_MASKED, predict=("ae", "par"), pseudo=PSEUDO)
 
 
 def test_the_papers_example_slot_by_slot() -> None:
@@ -59,7 +60,7 @@ def test_the_papers_example_slot_by_slot() -> None:
 
 def test_without_masks_in_context_they_are_absent() -> None:
     windows = random_windows(20, 24, short=True)
-    settings = ObjectiveSettings(targets=["par"], masks_in_context=False)
+    settings = settings_of(targets=["par"], masks_in_context=False)
     examples = unilmv2(windows, vocabulary(), settings)
     with_masks = unilmv2(windows, vocabulary(), dataclasses.replace(settings, masks_in_context=True))
     for row in range(20):
@@ -81,7 +82,7 @@ def test_the_five_variants_draw_the_same_set() -> None:
     sets = []
     for targets in (["ae"], ["par"], ["ae", "par"]):
         for factorization in ("block", "token"):
-            settings = ObjectiveSettings(targets=targets, factorization=factorization)  # type: ignore[arg-type]
+            settings = settings_of(targets=targets, factorization=factorization)  # type: ignore[arg-type]
             sets.append(draw_steps(windows, settings, np.full(30, 0.15), vocabulary()) >= 0)
             examples = unilmv2(windows, vocabulary(), settings)
             assert list(examples.targets) == targets
@@ -144,8 +145,8 @@ def test_one_pass_equals_a_pass_per_step(variant: dict[str, Any], factorization:
 def test_autoencoding_equals_a_plain_masked_pass(variant: dict[str, Any]) -> None:
     model = toys.model(**variant)
     windows = random_windows(6, 24, short=True)
-    joint = unilmv2(windows, vocabulary(), ObjectiveSettings())
-    plain = unilmv2(windows, vocabulary(), ObjectiveSettings(targets=["ae"]))
+    joint = unilmv2(windows, vocabulary(), settings_of())
+    plain = unilmv2(windows, vocabulary(), settings_of(targets=["ae"]))
     assert plain.input_ids.shape[1] == 24
     with torch.no_grad():
         torch.testing.assert_close(
@@ -165,7 +166,7 @@ def test_autoencoding_equals_a_plain_masked_pass(variant: dict[str, Any]) -> Non
 def test_a_masked_token_reaches_only_later_steps(training: bool, variant: dict[str, Any]) -> None:
     """Independent of the rule: change x_m in the window, make the example again, look at every prediction."""
     model = toys.model(dropout=0.1, attention_dropout=0.1)
-    settings = ObjectiveSettings(mask_rate=0.4, **variant)
+    settings = settings_of(mask_rate=0.4, **variant)
     windows = random_windows(1, 30, seed=11)
     before = unilmv2(windows, vocabulary(), settings)
 
@@ -256,7 +257,7 @@ def test_a_slot_no_path_reaches_changes_nothing(name: str, relative_bias: bool) 
 def test_steps_may_outnumber_the_window() -> None:
     windows = random_windows(2, 5)
     steps = np.array([[-1, 9, -1, 8, -1], [-1, 0, -1, 1, -1]], dtype=np.int32)
-    examples = lay_out(windows, steps, vocabulary(), PLAIN, rate=1.0)
+    examples = lay_out(windows, steps, vocabulary(), ALL_MASKED, predict=("ae", "par"), pseudo=PSEUDO)
     pseudo = examples.kinds == Kind.PSEUDO
     assert examples.position_ids[0][pseudo[0]].tolist() == [3, 1]
     assert examples.position_ids[1][pseudo[1]].tolist() == [1, 3]
@@ -264,9 +265,9 @@ def test_steps_may_outnumber_the_window() -> None:
 
 def test_rows_are_the_same_alone_and_among_others() -> None:
     windows = random_windows(40, 32, short=True)
-    together = unilmv2(windows, vocabulary(), ObjectiveSettings())
+    together = unilmv2(windows, vocabulary(), settings_of())
     for row in (0, 7, 39):
-        alone = unilmv2(windows[row : row + 1], vocabulary(), ObjectiveSettings())
+        alone = unilmv2(windows[row : row + 1], vocabulary(), settings_of())
         length = int(alone.lengths[0])
         for field in ("input_ids", "position_ids", "segment_ids", "kinds", "steps", "intervals"):
             assert np.array_equal(getattr(alone, field)[0, :length], getattr(together, field)[row, :length])

@@ -108,7 +108,7 @@ def test_pretrain_takes_the_toys_steps(trained: RunResult, place: Path) -> None:
     [
         ({"training.warmup_steps": 1000}, "so that its learning rate would never be reached"),
         ({"training.device": "cuda:97"}, "torch finds no such device"),
-        ({"tokenizer.path": "nowhere.txt"}, "There is no nowhere.txt"),
+        ({"tokenizer.path": "nowhere.txt"}, "There is no file nowhere.txt"),
         ({"training.initialize_from": "nowhere"}, "nowhere"),
     ],
     ids=str,
@@ -135,7 +135,7 @@ def test_a_toy_reads_the_beginning_of_a_long_corpus(
     assert load_recipe(run.out / "recipe.yaml").data.corpus == [str(run.out / "toy.jsonl")]
     texts = [json.loads(line)["text"] for line in (run.out / "toy.jsonl").read_text(encoding="utf-8").splitlines()]
     assert 6000 <= sum(map(len, texts)) < 7000
-    with pytest.warns(UserWarning, match="is trained to step 2"):
+    with pytest.warns(UserWarning, match="is already trained to step 2"):
         verbs.pretrain("quickstart", run.out, toy=True, quiet=True, overrides=given)
 
 

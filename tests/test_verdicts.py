@@ -16,12 +16,12 @@ from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.seeds import finetune_seeds
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
 from unicloze.recipes import load_recipe, task_names
+from unicloze.records.record import Record
 from unicloze.report.task_history import TaskRun
 from unicloze.report.task_page import task_page
-from unicloze.settings import Recipe, TaskSettings
-from unicloze.tasks import TASKS
+from unicloze.settings import Recipe
+from unicloze.tasks import TASKS, task_settings
 from unicloze.tasks.columns import with_columns
-from unicloze.tasks.records import Record
 
 
 def records(*fields: dict[str, Any]) -> list[Record]:
@@ -29,7 +29,7 @@ def records(*fields: dict[str, Any]) -> list[Record]:
 
 
 def task(kind: str, **settings: Any) -> Recipe:
-    return Recipe(task=TaskSettings(kind=kind, **settings))
+    return Recipe(task=task_settings(kind=kind, **settings))
 
 
 CASES = {
@@ -224,7 +224,7 @@ def test_a_rate_for_much_larger_models_is_warned_of(tmp_path: Path) -> None:
 def test_columns_are_guessed_where_only_one_guess_is_possible(
     kind: str, rows: list[dict[str, Any]], fields: dict[str, str]
 ) -> None:
-    assert with_columns(TaskSettings(kind=kind), records(*rows)).fields == fields
+    assert with_columns(task_settings(kind=kind), records(*rows)).fields == fields
 
 
 def test_guessed_columns_are_printed_and_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,7 @@ from unicloze.verbs import (
 from unicloze.version import __version__
 
 if TYPE_CHECKING:
+    from unicloze.plugins import register
     from unicloze.recipes import load_recipe
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "predict",
     "prepare",
     "pretrain",
+    "register",
     "score",
     "stream",
     "unanswerable",
@@ -77,6 +79,10 @@ def __getattr__(name: str) -> Any:
         from unicloze.recipes import load_recipe
 
         return load_recipe
+    if name == "register":
+        from unicloze.plugins import register
+
+        return register
     raise AttributeError(f"module 'unicloze' has no attribute '{name}'")
 
 

@@ -15,7 +15,10 @@ def purpose(documented: object) -> str:
 def arguments(documented: object) -> Mapping[str, str]:
     """Descriptions under `Args`, one line per argument."""
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", _section(documented, "Args"), flags=re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
+    inherited: dict[str, str] = {}
+    for base in getattr(documented, "__bases__", ()):
+        inherited |= {} if base is object else arguments(base)
+    return inherited | {name: " ".join(text.split()) for name, text in entries}
 
 
 def examples(documented: object) -> tuple[str, ...]:

@@ -10,12 +10,75 @@ Generators", 2014); the permutation is a four-round Feistel network over the nex
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import numpy as np
 import numpy.typing as npt
 
 Bits = npt.NDArray[np.uint64]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+class Stream(IntEnum):
+    """What the draws of a key are for; different streams of a key are independent.
+
+    The numbers decide what is drawn, so they never change. Streams of one number belong to different kinds of keys.
+    """
+
+    ONLY = 0
+    """Of a key that has draws of one kind."""
+    FACTORIZATION = 1
+    CORRUPTION = 2
+    RANDOM_TOKEN = 3
+    MASKED_TOKENS = 4
+    PROPOSED_BLOCKS = 16
+    """And upwards: one for every `PROPOSALS_OF_A_STREAM` proposals of `unicloze.objectives.masking`."""
+    NOISE_LEVEL = 201
+    DIFFUSED = 202
+    NOISE_SPANS = 1001
+    KEPT_SPANS = 1002
+    SOURCE_END = 1003
+    FRAGMENT = 1004
+    MASKED_BY_NOISE = 1005
+    DELETED = 1006
+    SPAN_LENGTHS = 1007
+    LAST_SPAN = 1008
+    ARRANGEMENT = 1009
+    SENTENCES = 1010
+    ROTATION = 1011
+    NOISED_TARGET = 2001
+    NOISE_OF_TARGET = 2002
+    NEGATIVE = 2**20
+    OTHER_SOURCE = 2**20 + 1
+    OTHER_WINDOW = 2**20 + 2
+    SENTENCE_BORDER = 2**20 + 3
+    SEGMENT_BORDER = 2**20 + 4
+    CONTENT_WORD = 1
+
+
+class Purpose(IntEnum):
+    """What a key is for, one of the integers that name it.
+
+    The numbers never change either. Purposes of one number are of keys that are never drawn from with one seed.
+    """
+
+    EPOCH_ORDER = 1
+    SOURCE_ORDER = 2
+    LANE_SHIFT = 3
+    STATIC_COPY = 4
+    HELDOUT_WINDOW = 0x4E1D
+    CONTENT_SENTENCE = 0xC0A7E47
+    PHRASE_WORD = 0x50A5
+    RECORD_ORDER = 1
+    RECORD = 2
+    RECORD_OF_AUXILIARY = 3
+    SHOTS = 1
+    CHOSEN_RECORDS = 1
+    OTHER_PASSAGE = 2
+    GENERATOR_WEIGHTS = 1
+
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 over the golden ratio, whose multiples are spread evenly."""
 _MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
@@ -35,7 +98,7 @@ def key(*parts: int | npt.NDArray[np.integer]) -> Bits:
     result = np.zeros(1, dtype=np.uint64)
     with np.errstate(over="ignore"):
         for part in parts:
-            result = _mix(result + _GOLDEN + _mix(np.asarray(part).astype(np.uint64) * _GOLDEN + _GOLDEN))
+            result = _mix(result + GOLDEN + _mix(np.asarray(part).astype(np.uint64) * GOLDEN + GOLDEN))
     return result
 
 
@@ -43,13 +106,13 @@ def bits(keys: Bits, stream: int, counters: npt.NDArray[np.integer]) -> Bits:
     """A random 64-bit integer for each pair of a key and a counter.
 
     Args:
-        keys: Broadcast with the counters.
-        stream: Number of the stream; different streams of one key are independent.
-        counters: Index of each draw within its stream.
+        keys: Names what is drawn for, broadcast with the counters.
+        stream: What the draws are for, a `Stream` or a number after one.
+        counters: Numbers the draws of a key.
     """
     with np.errstate(over="ignore"):
         start = _mix(keys + np.uint64(stream + 1) * _MULTIPLIERS[1])
-        return _mix(start + (counters + 1).astype(np.uint64) * _GOLDEN)
+        return _mix(start + (counters + 1).astype(np.uint64) * GOLDEN)
 
 
 def uniform(random_bits: Bits) -> npt.NDArray[np.float64]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from unicloze.objectives import changed
+from unicloze.objectives.groups import Masking
 from unicloze.settings import ObjectiveSettings, Recipe
 
 
@@ -36,7 +38,7 @@ def parts(objective: ObjectiveSettings) -> list[Part]:
     found = []
     for entry in entries:
         changes = {key: value for key, value in entry.items() if key not in PART_KEYS}
-        settings = dataclasses.replace(objective, **changes, mixture=[])
+        settings = changed(objective, {**changes, "mixture": []})
         share = float(entry.get("share", 1)) / total
         found.append(
             Part(
@@ -54,7 +56,7 @@ def describe(objective: ObjectiveSettings) -> str:
     said: dict[str, None] = {}
     for part in parts(objective):
         settings = part.settings
-        single = settings.factorization == "token" or settings.masking == "token" or settings.max_span == 1
+        single = isinstance(settings, Masking) and settings.single_tokens
         targets = ["ar" if name == "par" and single else name for name in settings.targets]
         said[f"{settings.name} {'+'.join(targets)}"] = None
     return ", ".join(said)
@@ -89,14 +91,14 @@ def phases(recipe: Recipe) -> list[Phase]:
     step = window = 0
     for number, entry in enumerate(entries):
         last = round(recipe.training.steps * sum(shares[: number + 1]) / sum(shares))
-        changed = dataclasses.replace(
+        of_phase = dataclasses.replace(
             recipe,
             data=dataclasses.replace(recipe.data, **entry.get("data", {})),
-            objective=dataclasses.replace(recipe.objective, **entry.get("objective", {})),
+            objective=changed(recipe.objective, entry.get("objective", {})),
             training=dataclasses.replace(recipe.training, **entry.get("training", {}), phases=[]),
         )
-        found.append(Phase(first_step=step, last_step=last, first_window=window, recipe=changed))
-        window += (last - step) * changed.training.batch_size
+        found.append(Phase(first_step=step, last_step=last, first_window=window, recipe=of_phase))
+        window += (last - step) * of_phase.training.batch_size
         step = last
     return found
 
@@ -110,3 +112,17 @@ def all_targets(recipe: Recipe) -> list[str]:
 def longest_window(recipe: Recipe) -> int:
     """The longest window of any phase."""
     return max(phase.recipe.data.window for phase in phases(recipe))
+
+
+def longest_row(recipe: Recipe) -> int:
+    """Rows of the position table that all parts of all phases of a recipe need."""
+    return max(
+        positions(part.settings, phase.recipe.data.window)
+        for phase in phases(recipe)
+        for part in parts(phase.recipe.objective)
+    )
+
+
+def positions(objective: ObjectiveSettings, window: int) -> int:
+    """Rows of the position table that an objective needs; the source of a window is encoded in as many as it has tokens."""
+    return max(window, objective.bounds(window).positions)

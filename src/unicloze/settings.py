@@ -7,8 +7,12 @@ A recipe is a YAML file that mirrors these classes; the command line overrides s
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+from unicloze.rules import Needs, Problem, Range
 
 PYTHON_DOCS = "python-docs"
 """Name of the built-in corpus: the documentation found in every Python installation."""
@@ -28,8 +32,15 @@ Mode = Literal["pseudo", "chain", "both"]
 Pooling = Literal["mean", "first", "last"]
 """What of the last hidden states is the vector of a text: their mean, or that of its first or last token."""
 
+SHORTEST_ROW = 8
+"""Special tokens and some text of a task."""
+
 PredictionFormat = Literal["jsonl", "json", "glue"]
 """How predictions are written: an object a line, as official scripts read them, or as GLUE's server does."""
+
+Pairing = Literal["contiguous", "next_sentence", "sentence_order"]
+"""How the second segment of a window relates to the first: it follows it, is half the time of another document (BERT), or
+is half the time swapped with it (ALBERT)."""
 
 Auto = Literal["auto"]
 """Stands for a value that a run chooses where it begins, from its model and its records."""
@@ -120,45 +131,70 @@ class TokenizerSettings:
     extra_tokens: int = 0
 
 
+class Reading(NamedTuple):
+    """How rows of an objective read a text.
+
+    Args:
+        visibility: Who reads whom.
+        segment_ids: Ids of the first and the second segment; 0 and 1 if None.
+        local_width: Slots to the left that layers read which read nearby slots only; None if it does not say.
+    """
+
+    visibility: str = "bidirectional"
+    segment_ids: Sequence[int] | None = None
+    local_width: int | None = None
+
+    @property
+    def segments(self) -> tuple[int, int]:
+        """Ids of the first and the second segment; a single one names both."""
+        ids = self.segment_ids or (0, 1)
+        return ids[0], ids[-1]
+
+
+class WindowNeeds(NamedTuple):
+    """What an objective asks of the windows it is given.
+
+    Args:
+        pairs: How the second segment relates to the first.
+        static_copies: Passes over the corpus after which the draws for a window repeat; never if None.
+        phrases: Whether phrases must be marked.
+    """
+
+    pairs: Pairing = "contiguous"
+    static_copies: int | None = None
+    phrases: bool = False
+
+
+class Bounds(NamedTuple):
+    """The most that a row of an objective can take up.
+
+    Args:
+        slots: Slots of the row.
+        predictions: Tokens it predicts.
+        positions: Positions its slots stand for.
+        sentinels: Different sentinels it shows.
+    """
+
+    slots: int
+    predictions: int
+    positions: int
+    sentinels: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveSettings:
     """What is masked, in which order it is predicted, and what is shown in its place.
 
+    These settings all objectives have. Each has a class of its own, beside its functions, with what it has besides; that
+    class also says how rows are made and read (the properties and methods here) and what its values must be.
+
     Args:
-        name: A key of `unicloze.objectives.OBJECTIVES`; `none` for an encoder that was imported, not trained here.
+        name: The objective: a key of `unicloze.objectives.OBJECTIVES`; `none` for an encoder that was imported, not
+            trained here.
         targets: What is predicted: `ae` every masked token from the context alone (equation 3), `par` step by step
             (equation 6), `lm` the next token, `diffusion` noised tokens, `nsp` and `sop` how two segments relate, `sbo` a
             span's tokens from its boundary (SpanBERT), `rtd` which tokens were replaced (ELECTRA).
-        masking: `blockwise` is Algorithm 1; `token` draws single units without replacement (BERT); `geometric` draws spans
-            of 1 to `max_span` units with probability proportional to (1 - `geometric_p`)^length (SpanBERT); `ngram` spans
-            of 1 to `max_span` units with probability proportional to 1/length (ALBERT).
-        mask_unit: What is masked as a whole: a `token`, a `word`, or a `phrase` found by collocation (ERNIE).
-        mask_rate: Share of the text tokens to mask; special tokens are neither masked nor counted. Of a `prefix` language
-            model the mean share that is predicted: 0.5 splits uniformly.
-        final_mask_rate: Mask rate at the last step, reached linearly; `mask_rate` throughout if not given.
-        block_probability: Chance that a draw of Algorithm 1 is a block of several tokens.
-        max_span: Longest block or span; 1 draws single tokens only.
-        geometric_p: Parameter of the geometric span lengths.
-        factorization: `block` predicts a drawn block in one step (PAR); `token` splits the blocks and shuffles all masked
-            tokens into an order of their own (AR). The paper leaves this open for its AR rows.
-        masks_in_context: Keep a mask in the context at every masked position (Figure 3).
-        pseudo_token: `own` gives [P] its own id as the paper draws it; `mask` shares [M]'s id as the released models do.
-        mask_share: Share of the masked positions that show a mask.
-        random_share: Share that shows a random token; what is left shows the token itself.
-        corruption_unit: Whether mask, random token or token itself is drawn for each `token` or for a whole `span`.
-        visibility: Who reads whom in `masked` and `causal` rows (UniLM v1's four, GPT's one).
-        local_width: Slots to the left a slot reads in the layers whose `model.layer_visibility` is `local` (GPT-3).
-        segment_ids: Ids of the first and the second segment; 0 and 1 if not given (UniLM v1 names the four language
-            models by them).
-        pairs: The second segment is `contiguous`, half the time of another document (`next_sentence`, BERT), or half the
-            time swapped with the first (`sentence_order`, ALBERT).
         static_copies: Draw masks for so many passes over the corpus and repeat them then (BERT); always anew if not given.
-        mean_span: Mean length of a corrupted span of `span_corruption` (T5) and `denoising` (BART: Poisson).
-        noise: What `denoising` does to the source, in this order: `mask`, `delete`, `infill`, `permute_sentences`,
-            `rotate` (BART).
-        mode_token: Number of the extra token that names the task in front of the source (UL2); none if not given. The
-            sentinels are the extra tokens from number 0 on, so a mode token stands behind all of them.
-        block_size: Tokens of a block of `block_diffusion`.
         mixture: Parts of a mixture, each a mapping of the settings in which it differs from these, with `share` (its share
             of the rows of every step; 1 if not given, shares are scaled to 1), `label` (its name if not given) and
             `evaluate` (whether it is measured on held-out text; true if not given).
@@ -167,30 +203,88 @@ class ObjectiveSettings:
 
     name: str = "unilmv2"
     targets: list[str] = field(default_factory=lambda: ["ae", "par"])
-    masking: Literal["blockwise", "token", "geometric", "ngram"] = "blockwise"
-    mask_unit: Literal["token", "word", "phrase"] = "token"
-    mask_rate: float = 0.15
-    final_mask_rate: float | None = None
-    block_probability: float = 0.4
-    max_span: int = 6
-    geometric_p: float = 0.2
-    factorization: Literal["block", "token"] = "block"
-    masks_in_context: bool = True
-    pseudo_token: Literal["own", "mask"] = "own"
-    mask_share: float = 0.8
-    random_share: float = 0.1
-    corruption_unit: Literal["token", "span"] = "token"
-    visibility: Literal["bidirectional", "left_to_right", "right_to_left", "prefix"] = "bidirectional"
-    local_width: int | None = None
-    segment_ids: list[int] | None = None
-    pairs: Literal["contiguous", "next_sentence", "sentence_order"] = "contiguous"
     static_copies: int | None = None
-    mean_span: float = 3.0
-    noise: list[str] = field(default_factory=lambda: ["infill"])
-    mode_token: int | None = None
-    block_size: int = 4
     mixture: list[dict[str, Any]] = field(default_factory=list)
     coefficients: dict[str, float] = field(default_factory=dict)
+
+    known_targets: ClassVar[tuple[str, ...]] = ()
+    """Targets that it can have."""
+    trains: ClassVar[bool] = True
+    """Whether a model can be trained by it; if not, it needs no target."""
+    in_order: ClassVar[bool] = False
+    """Whether the slots of a row are in the order of the text, so that layers can read nearby slots only."""
+    ranges: ClassVar[Mapping[str, Range]] = {}
+    """By name what numbers a setting of this class, none that it inherits, may be."""
+    needs: ClassVar[Mapping[str, tuple[Needs, ...]]] = {}
+    """By name what a setting of this class, none that it inherits, needs to have an effect."""
+
+    @property
+    def reading(self) -> Reading:
+        """How its rows read a text."""
+        return Reading()
+
+    @property
+    def windows(self) -> WindowNeeds:
+        """What it asks of its windows."""
+        return WindowNeeds(static_copies=self.static_copies)
+
+    @property
+    def rates(self) -> tuple[float, float] | None:
+        """Mask rates of the first and the last step; None where nothing is masked by a rate."""
+        return None
+
+    @property
+    def forgets(self) -> str | None:
+        """Why its rows cannot go on from a memory; None if they can."""
+        return None
+
+    def bounds(self, window: int, rates: Collection[float] = ()) -> Bounds:
+        """The most that any row takes up, as far as positions go.
+
+        Args:
+            window: Length of its windows in tokens, special tokens included.
+            rates: Mask rates of rows, beside every rate the settings lead to: all rows of a run are as wide.
+        """
+        return Bounds(slots=window, predictions=window, positions=window)
+
+    def without_noise(self) -> Self:
+        """The settings with a mask at every masked position: other tokens would flatter a held-out figure."""
+        return self
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """Keys with a value that cannot work in a recipe, itself without parts and phases, and what it must be."""
+        known = self.known_targets
+        if (self.trains and not self.targets) or not set(self.targets) <= set(known):
+            yield "objective.targets", f"name at least one of {', '.join(map(repr, known))}"
+        if len(set(self.targets)) < len(self.targets):
+            yield "objective.targets", "name each target once; objective.coefficients weighs them"
+        if self.static_copies is not None and self.static_copies < 1:
+            yield "objective.static_copies", "it must be at least 1; leave it out to draw anew each time"
+        for target, coefficient in self.coefficients.items():
+            if target not in self.targets:
+                yield "objective.coefficients", f"'{target}' is none of objective.targets {self.targets}"
+            elif not 0 <= coefficient < math.inf:
+                yield "objective.coefficients", f"the factor of '{target}' must not be negative"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSettings:
+    """Settings of a task head.
+
+    Args:
+        kind: `classes`: one of several, from the pooled slots of a prediction. `quantities`: numbers, trained with squared
+            error. `choice`: one of the slots of a prediction, each scored on its own.
+        outputs: Number of classes or quantities; ignored for a choice.
+        dense: Put a dense layer and tanh before the output layer (BERT's pooler).
+        pooling: Combine the slots of a prediction by their `mean` or `sum`.
+        dropout: Dropout before the output layer; default: the model's.
+    """
+
+    kind: Literal["classes", "quantities", "choice"]
+    outputs: int = 1
+    dense: bool = True
+    pooling: Literal["mean", "sum"] = "mean"
+    dropout: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,37 +487,19 @@ class DecodingSettings:
 class TaskSettings:
     """What labelled records are and how they become rows; for fine-tuning.
 
+    These settings all tasks have. Each kind has a class of its own, beside its functions, with what it has besides and what
+    its values must be.
+
     Args:
         kind: A key of `unicloze.tasks.TASKS`; nothing in a recipe for pre-training.
-        format: How a file holds its records: a key of `unicloze.tasks.records.FORMATS`, or `auto` by its name (.jsonl, .tsv,
+        format: How a file holds its records: a key of `unicloze.records.FORMATS`, or `auto` by its name (.jsonl, .tsv,
             .csv, .json, also .gz).
         fields: Where the file keeps what the task calls `text`, `pair`, `label`, ...; under that name if not given.
         optional: What else than the necessary records hold: `pair`, `question` (choice), `predicate` (tagging); what those of
             the training file hold if not given. Other files must hold the same.
-        labels: The classes, in the order of their numbers; those of the training file, sorted, if not given.
         metrics: What is measured on the development file, keys of `unicloze.evaluation.metrics.METRICS`; the first one
             chooses the best checkpoint.
         max_length: Most tokens of a row, special tokens included; what is longer is cut or windowed.
-        head: `dense` puts BERT's dense layer and tanh before the output layer (it can be exported), `plain` does not (as
-            both UniLM papers say).
-        pooling: What stands for a text: its `first` slot, its `last`, or the `mean` of all; as the model's recipe says
-            (`use.pooling`) if not given. In tagging: what stands for a word; for a choice, no answer and the kind of an
-            answer: one slot. These are the `last` of a model that reads from left to right, else the `first`, if not given.
-        head_dropout: Dropout of what the output layer reads; `model.dropout` if not given.
-        delimiter: Put a token of its own between two texts and give both one segment, as GPT does, instead of [EOS] and
-            segments.
-        both_orders: Read each pair in both orders and sum what stands for it, as GPT does where the order has no meaning.
-        predicate: How a tagged sentence shows its predicate, where it has one: by `segment` 1, or `repeat`ed behind it.
-        max_question: Most tokens of a question, that of a conversation with the turns before it; the rest of a row is for
-            the passage.
-        stride: Tokens of the passage from the beginning of one window to that of the next; half a window where that is
-            less.
-        max_answer: Most tokens of an extracted answer.
-        n_best: How many answers a prediction lists.
-        unanswerable: Whether questions may have no answer in their passage (SQuAD 2.0); whether one of the training file
-            has none if not given.
-        no_answer_threshold: How far the score of no answer must lie above that of the best answer for there to be none;
-            chosen on the development file if not given, 0 without one.
         metric_options: Options of the metrics by name, such as `profile`; each metric gets those it has.
         evaluate_records: So many records of the development file are predicted and measured, evenly spread over it; all if
             not given.
@@ -433,23 +509,24 @@ class TaskSettings:
     format: str = "auto"
     fields: dict[str, str] = field(default_factory=dict)
     optional: list[str] | None = None
-    labels: list[str] | None = None
     metrics: list[str] = field(default_factory=list)
     max_length: int = 128
-    head: Literal["dense", "plain"] = "dense"
-    pooling: Literal["first", "last", "mean"] | None = None
-    head_dropout: float | None = None
-    delimiter: bool = False
-    both_orders: bool = False
-    predicate: Literal["segment", "repeat"] = "segment"
-    max_question: int = 64
-    stride: int = 128
-    max_answer: int = 30
-    n_best: int = 5
-    unanswerable: bool | None = None
-    no_answer_threshold: float | None = None
     metric_options: dict[str, str] = field(default_factory=dict)
     evaluate_records: int | None = None
+
+    ranges: ClassVar[Mapping[str, Range]] = {}
+    """As of `ObjectiveSettings`."""
+    needs: ClassVar[Mapping[str, tuple[Needs, ...]]] = {}
+    """As of `ObjectiveSettings`."""
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """Keys with a value that cannot work in a recipe, and what it must be."""
+        if not self.metrics:
+            yield "task.metrics", "name at least one metric, which chooses the best checkpoint"
+        if self.max_length < SHORTEST_ROW:
+            yield "task.max_length", f"the special tokens and some text need {SHORTEST_ROW} or more"
+        if self.evaluate_records is not None and self.evaluate_records < 1:
+            yield "task.evaluate_records", "measure one record or more, or leave it out for all"
 
 
 @dataclass(frozen=True, kw_only=True)

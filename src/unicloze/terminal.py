@@ -95,8 +95,9 @@ def main_settings(keys: Sequence[str]) -> str:
 
 def all_settings(recipe: str | None, overrides: dict[str, Any]) -> str:
     """List every dotted setting by section, with its value in a recipe with overrides, or else its default."""
+    from unicloze.objectives import OBJECTIVES
     from unicloze.recipes import load_recipe
-    from unicloze.recipes.schema import KEYS, SECTIONS
+    from unicloze.recipes.schema import KEYS, SECTIONS, keys_of
 
     chosen = load_recipe(recipe, overrides) if recipe is not None else None
     lines = [f"Settings of the recipe {recipe}:" if chosen else "Settings of a recipe, with their defaults:"]
@@ -104,10 +105,12 @@ def all_settings(recipe: str | None, overrides: dict[str, Any]) -> str:
         if section == "provenance":
             continue
         lines += ["", f"{section}: {(settings.__doc__ or '').partition(chr(10))[0]}"]
-        for key, known in KEYS.items():
-            if key.startswith(f"{section}."):
-                value = getattr(getattr(chosen, section), key.rpartition(".")[2]) if chosen else known.default
-                lines += _setting(key, _spelled(value), known.description)
+        own = type(getattr(chosen, section)) if chosen else settings
+        if chosen is None and section == "objective":
+            own = OBJECTIVES[KEYS["objective.name"].default].settings
+        for key, known in keys_of(section, own).items():
+            value = getattr(getattr(chosen, section), key.rpartition(".")[2]) if chosen else known.default
+            lines += _setting(key, _spelled(value), known.description)
     return "\n".join(lines)
 
 

@@ -82,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    words = _register_plugins(words)
     first = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
     program = _program_parser()
     program.parse_args(words[:first])
@@ -122,6 +123,26 @@ def _run(words: list[str]) -> int:
     return getattr(result, "exit_code", 0)
 
 
+def _register_plugins(words: list[str]) -> list[str]:
+    """The words without --plugin, whose values are registered: which settings there are depends on them."""
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        option, given, value = word.partition("=")
+        if word == "--":
+            return [*kept, word, *rest]
+        if option != "--plugin":
+            kept.append(word)
+            continue
+        plugin = value if given else next(rest, "")
+        if not plugin or plugin.startswith("--"):
+            raise UsageError("option --plugin: it needs a value, a Python file or the name of a module.")
+        from unicloze.plugins import register
+
+        register(plugin)
+    return kept
+
+
 def _verb_of_group(group: str, rest: list[str]) -> tuple[str, list[str]]:
     """The verb that a group's name and the next word make, and what follows it."""
     if rest and f"{group} {rest[0]}" in VERBS:
@@ -151,14 +172,14 @@ def _group_parser(group: str) -> Parser:
 def _program_parser() -> Parser:
     parser = Parser(
         prog="unicloze",
-        usage="unicloze [--debug] VERB ...",
+        usage="unicloze [--debug] [--plugin FILE] VERB ...",
         description=f"Pre-train and use unified language models, above all UniLMv2.\n\nverbs:\n{_listed(VERBS)}",
         epilog="examples:\n  unicloze pretrain --recipe quickstart\n"
         '  unicloze fill --model runs/quickstart --text "Return a [MASK] of the given list."\n\n'
         "`unicloze VERB --help` explains a verb.",
     )
     parser.add_argument("--version", action="version", version=f"unicloze {__version__}", help="Show the version.")
-    _debug_option(parser)
+    _common_options(parser)
     return parser
 
 
@@ -173,11 +194,16 @@ def _verb_parser(name: str, verb: Verb, *, with_settings: bool) -> Parser:
         parser.add_argument(
             "--help-settings", action="store_true", help="List all settings with the values this command would use."
         )
-    _debug_option(parser)
+    _common_options(parser)
     return parser
 
 
-def _debug_option(parser: Parser) -> None:
+def _common_options(parser: Parser) -> None:
+    parser.add_argument(
+        "--plugin",
+        metavar="FILE|MODULE",
+        help="Add the objectives, tasks and metrics of a Python file or module, whose code is run; may be given again.",
+    )
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
 
 
@@ -196,9 +222,9 @@ def _refuse_unknown_options(name: str, verb: Verb, parser: Parser, words: list[s
 
 def _names_setting(option: str) -> bool:
     """Whether it is a setting without its section, which is suggested then unless an option is nearly the same."""
-    from unicloze.recipes.schema import KEYS
+    from unicloze.recipes.schema import every_key
 
-    return option[2:].replace("-", "_") in {key.rpartition(".")[2] for key in KEYS}
+    return option[2:].replace("-", "_") in {key.rpartition(".")[2] for key in every_key()}
 
 
 def _settings_apart(verb: Verb, parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:
@@ -226,9 +252,9 @@ def _settings_apart(verb: Verb, parser: Parser, words: list[str]) -> tuple[list[
 
 def _room(setting: str, following: list[str]) -> int:
     """How many of the words that follow a setting are its value, at most."""
-    from unicloze.recipes.schema import KEYS
+    from unicloze.recipes.schema import find_key
 
-    key = KEYS.get(setting.replace("-", "_"))
+    key = find_key(setting.replace("-", "_"))
     if key is None or not key.several:
         is_switch = key is not None and key.type is bool
         return int(not is_switch or following in (["true"], ["false"]))

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.comparison.measures import masked_steps
-from unicloze.comparison.plan import Budget, Contestant, check_text, contestants, plan, with_one_precision
+from unicloze.comparison.plan import PLAN, Budget, Contestant, check_text, contestants, plan, with_one_precision
 from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
-from unicloze.comparison.results import Comparison, ProbeColumn, Row, Spent, Spread
+from unicloze.comparison.results import ProbeColumn, Row, Spent, Spread
 from unicloze.comparison.runs import PROBES, SCHEMA, Evaluator, fine_tune, run_once, scores_of
+from unicloze.comparison.table import Comparison
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import write_file
 from unicloze.mixtures import describe, longest_window
@@ -28,8 +29,6 @@ from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.run import build_sampler
-
-PLAN = "comparison.json"
 
 OF_THE_TEXT = ("corpus", "text_field", "weights", "heldout_share", "deduplicate")
 """Settings of `data` that decide what the text of a comparison is."""
@@ -179,6 +178,11 @@ def _plan(
             known = {entry["name"]: entry for entry in former["plan"]}
         except (ValueError, KeyError, TypeError) as error:
             raise UniclozeError(f"{path} is damaged: remove it and run the same command again.") from error
+        if former.get("schema") != SCHEMA:
+            raise UsageError(
+                f"{path} was written by another version of unicloze, whose recipes hold other settings: give another --out, "
+                "or finish it with that version."
+            )
         if any(former.get(key) != wanted[key] for key in wanted):
             raise UsageError(
                 f"{path} is the plan of another comparison ({', '.join(known)}; {former.get('budget')}): give another --out."

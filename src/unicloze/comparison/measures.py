@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from unicloze.decoding.abilities import Ability, objective_of, part_with
 from unicloze.objectives import defined
-from unicloze.objectives.unilmv2 import draw_steps
-from unicloze.settings import ObjectiveSettings
+from unicloze.objectives.unilmv2 import UniLMv2Settings, draw_steps
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.loop import Compute, evaluate
@@ -27,7 +26,7 @@ MEASURES: Mapping[str, Ability] = {"ae": "cloze", "par": "stepwise", "causal": "
 
 def masked_steps(windows: Windows, vocabulary: Vocabulary) -> npt.NDArray[np.int32]:
     """The masked positions of held-out windows, by step, -1 elsewhere. *Shape:* (rows, window)"""
-    plain = ObjectiveSettings()
+    plain = UniLMv2Settings()
     return draw_steps(windows, plain, np.full(len(windows), plain.mask_rate), vocabulary)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from unicloze.comparison.results import Comparison, ProbeColumn, Row
+from unicloze.comparison.results import ProbeColumn, Row
 from unicloze.comparison.runs import PROBES
-from unicloze.comparison.table import NOT_DEFINED, Column, caption, cells, columns
+from unicloze.comparison.table import NOT_DEFINED, Column, Comparison, caption, cells, columns
 from unicloze.report.curves import Line, line_chart
 from unicloze.report.frame import frame
 from unicloze.report.history import History

@@ -18,9 +18,11 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, Target
 from unicloze.mixtures import Phase, parts, phases
 from unicloze.model.build import Model
+from unicloze.objectives import OBJECTIVES
 from unicloze.recipes import load_recipe
 from unicloze.recipes.rules_unread import refuse_not_of_pretraining, refuse_unread
-from unicloze.settings import Recipe
+from unicloze.recipes.schema import foreign_key, keys_of
+from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
 from unicloze.training.batches import MicroBatch, check_windows, training_steps
@@ -35,14 +37,15 @@ SamplerOf = Callable[[Recipe], WindowSampler]
 BudgetKind = Literal["flops", "steps", "time", "tokens"]
 
 _UNITS = {"flops": "FLOPs", "steps": "step", "time": "seconds", "tokens": "text tokens"}
-_SAMPLED_STEPS = 24
+SAMPLED_STEPS = 24
 _WARMING_STEPS, _TIMED_STEPS = 3, 12
 
 _OWN = "data.segments", "model.generator_size", "model.layer_visibility"
 """What an objective cannot do without; all else comes from the recipe that the others are to be like."""
 
 
-RESERVED_NAMES = {"data", "phrases", "comparison.json", "table.md", "index.html"}
+PLAN = "comparison.json"
+RESERVED_NAMES = {"data", "phrases", PLAN, "table.md", "index.html"}
 """What else lies in the folder of a comparison."""
 
 
@@ -129,9 +132,31 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
         shared: dict[str, Any] = {"tokenizer.extra_tokens": extra}
         if model is not None:
             shared |= _shared_settings(model, recipe) | {"tokenizer.extra_tokens": extra}
-        found.append(load_recipe(name, {**shared, **overrides}))
-    refuse_unread(found, overrides)
+        found.append(load_recipe(name, {**shared, **_those_of(recipe, overrides)}))
+    _refuse_foreign(own, overrides)
+    for key in overrides:
+        refuse_unread([recipe for recipe in found if key in _those_of(recipe, overrides)], [key])
     return found
+
+
+def _those_of(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a recipe has: all but those of other objectives."""
+    name = overrides.get("objective.name", recipe.objective.name)
+    kind = OBJECTIVES[name].settings if name in OBJECTIVES else ObjectiveSettings
+    own = keys_of("objective", kind)
+    return {key: value for key, value in overrides.items() if key in own or not key.startswith("objective.")}
+
+
+def _refuse_foreign(recipes: Sequence[Recipe], overrides: Mapping[str, Any]) -> None:
+    """Refuse a setting of an objective that no recipe has.
+
+    Raises:
+        UsageError: There is one, and which objectives have it.
+    """
+    for key in overrides:
+        if not any(key in _those_of(recipe, overrides) for recipe in recipes):
+            names = " or ".join(dict.fromkeys(recipe.objective.name for recipe in recipes))
+            raise UsageError(f"option --{key}: {foreign_key(key, names)}.")
 
 
 def _shared_settings(like: Recipe, own: Recipe) -> dict[str, Any]:
@@ -154,7 +179,7 @@ def _shared_settings(like: Recipe, own: Recipe) -> dict[str, Any]:
 
 
 def _segments_needed(recipe: Recipe) -> int:
-    ids = [part.settings.segment_ids or [0, 1] for phase in phases(recipe) for part in parts(phase.recipe.objective)]
+    ids = [part.settings.reading.segments for phase in phases(recipe) for part in parts(phase.recipe.objective)]
     return 1 + max(max(pair) for pair in ids)
 
 
@@ -247,7 +272,7 @@ def _phases(recipe: Recipe) -> list[tuple[Phase, float]]:
 
 
 def _some_steps(recipe: Recipe, phase: Phase, sampler_of: SamplerOf) -> list[list[MicroBatch]]:
-    count = min(_SAMPLED_STEPS, phase.last_step - phase.first_step)
+    count = min(SAMPLED_STEPS, phase.last_step - phase.first_step)
     numbers = np.linspace(phase.first_step, phase.last_step - 1, count).round().astype(int)
     return [next(training_steps(recipe, sampler_of, int(number))) for number in numbers]
 

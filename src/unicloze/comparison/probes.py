@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unicloze.comparison.plan import flops_of
+from unicloze.comparison.plan import SAMPLED_STEPS, flops_of
 from unicloze.comparison.results import ProbeColumn
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UsageError, options_begin_with
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.automatic import with_chosen
 from unicloze.finetuning.checks import check_answers, check_labels, check_metrics
@@ -26,16 +25,19 @@ from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, open_r
 from unicloze.finetuning.start import task_recipe
 from unicloze.model.build import shapes_only
 from unicloze.recipes import load_recipe
-from unicloze.recipes.rules_task import OF_ONE_SLOT
 from unicloze.recipes.rules_unread import refuse_decided_in_task, refuse_unread_in_task
+from unicloze.records import read_records
 from unicloze.settings import Recipe
-from unicloze.tasks import TASKS, resolved
+from unicloze.tasks import TASKS
 from unicloze.tasks.generation import with_learning
-from unicloze.tasks.records import read_records
-from unicloze.tasks.roles import check_roles
+from unicloze.tasks.groups import Headed
+from unicloze.tasks.roles import check_roles, resolved
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.changes import FREE_TO_CHANGE
 from unicloze.training.models import LoadedModel, check_smoothing, shape_model
-from unicloze.training.run import FREE_TO_CHANGE
+
+POOLED = "classification", "regression", "choice"
+"""Kinds of tasks with a slot that stands for a text; only these are pooled as the model's recipe says."""
 
 PREFIX = "probe."
 """Of the options that are settings of the probes."""
@@ -46,9 +48,6 @@ SHARED = "task", "generation", "decoding", "finetuning", "training"
 _SHOWN = "finetuning.epochs", "training.batch_size", "training.learning_rate", "task.max_length"
 _DROPOUTS = "model.dropout", "model.attention_dropout"
 _DECIDED = "training.seed", "training.steps", "training.warmup_steps", "training.initialize_from", "task.pooling"
-_POOLED = "classification", "regression", "choice"
-"""Kinds of tasks with a slot that stands for a text; only these are pooled as the model's recipe says."""
-_SAMPLED_STEPS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,19 +121,17 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any], 
                 f"probes there are settings of {', '.join(SHARED)}, and {' and '.join(_DROPOUTS)}."
             )
     refuse_decided_in_task(overrides, f"option --{PREFIX}")
-    try:
+    with options_begin_with(PREFIX):
         recipe = load_recipe(task, overrides)
-    except UsageError as error:
-        raise UsageError(str(error).replace("option --", f"option --{PREFIX}", 1)) from error
     if not recipe.task.kind:
         raise UsageError(
             f"recipe {recipe.name} is for pre-training: give --probe a task (`unicloze recipes` lists them)."
         )
-    check_metrics(recipe)
-    check_smoothing(recipe)
-    with _settings_as_given():
+    with options_begin_with(PREFIX):
+        check_metrics(recipe)
+        check_smoothing(recipe)
         records, measured = read_records(train, recipe.task), read_records(dev, recipe.task)
-        recipe = reading_columns(recipe, records, progress, PREFIX)
+        recipe = reading_columns(recipe, records, progress)
         learned = dataclasses.replace(recipe, task=resolved(recipe.task, records))
         check_labels(records, learned)
         check_answers(TaskData(measured, (), ""), learned)
@@ -157,17 +154,8 @@ def fit_probes(probes: Sequence[Probe], recipes: Sequence[Recipe], tokenizer: To
             f"two probes are named {again[0]}: give one of them a recipe file of its own (base: {again[0]})."
         )
     starts = [_untrained(recipe, tokenizer) for recipe in recipes] if probes else []
-    with _settings_as_given():
+    with options_begin_with(PREFIX):
         return [_fitted(probe, starts) for probe in probes]
-
-
-@contextmanager
-def _settings_as_given() -> Iterator[None]:
-    """Name settings of a task in errors by the options that set them here."""
-    try:
-        yield
-    except UniclozeError as error:
-        raise type(error)(str(error).replace("--task.", f"--{PREFIX}task.")) from error
 
 
 def _untrained(recipe: Recipe, tokenizer: Tokenizer) -> LoadedModel:
@@ -221,10 +209,10 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
     inherited = {key: getattr(own, key) for key in ("device", "precision") if f"training.{key}" not in probe.overridden}
     training = dataclasses.replace(recipe.training, seed=own.seed, **inherited)
     task = recipe.task
-    if task.kind in _POOLED:
-        pooling = None if task.kind == "choice" and start.recipe.use.pooling == "mean" else start.recipe.use.pooling
+    if isinstance(task, Headed) and task.kind in POOLED:
+        pooling = None if task.one_slot and start.recipe.use.pooling == "mean" else start.recipe.use.pooling
         task = dataclasses.replace(task, pooling=pooling)
-    elif task.kind in OF_ONE_SLOT:
+    elif isinstance(task, Headed) and task.one_slot:
         task = dataclasses.replace(task, pooling=None)
     return task_recipe(dataclasses.replace(recipe, training=training, task=task), start, probe.overridden)
 
@@ -283,7 +271,7 @@ def finetuning_flops(recipe: Recipe, train: Path, tokenizer: Tokenizer, steps: i
     data = open_records(train, recipe, tokenizer)
     with shapes_only():
         model = shape_model(recipe, tokenizer.vocabulary.size)
-    numbers = np.linspace(0, steps - 1, min(steps, _SAMPLED_STEPS)).round().astype(int)
+    numbers = np.linspace(0, steps - 1, min(steps, SAMPLED_STEPS)).round().astype(int)
     sampled = [next(finetuning_steps(data, recipe, tokenizer.vocabulary, "cpu", int(number))) for number in numbers]
     blocks = [micro_batch.examples for step in sampled for micro_batch in step]
     return steps * sum(flops_of(model, block) for block in blocks) / len(sampled)

@@ -1,12 +1,10 @@
-"""What a comparison found: a row for each recipe, with what it scored and what it spent."""
+"""What a comparison found of each recipe: what it scored and what it spent."""
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 
@@ -110,35 +108,3 @@ class ProbeColumn:
 def probe_key(name: str) -> str:
     """The name of a probe's score among those of a run."""
     return f"probe.{name}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """A finished comparison.
-
-    Args:
-        out: Its folder.
-        budget: What each could spend.
-        seeds: Number of seeds.
-        windows: Held-out windows it was measured on.
-        window: Their length in tokens.
-        rows: One for each contestant, in the order given.
-        probes: The tasks that every model was fine-tuned on.
-    """
-
-    out: Path
-    budget: str
-    seeds: int
-    windows: int
-    window: int
-    rows: tuple[Row, ...]
-    probes: tuple[ProbeColumn, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
-        return {**dataclasses.asdict(self), "out": str(self.out)}
-
-    def __str__(self) -> str:
-        from unicloze.comparison.table import as_text
-
-        return as_text(self)

@@ -20,7 +20,9 @@ from unicloze.finetuning.run import finetune_run
 from unicloze.model.model import perplexity
 from unicloze.recipes import load_recipe
 from unicloze.report.history import History
+from unicloze.run_files import CHECKPOINTS, RECIPE
 from unicloze.settings import Recipe
+from unicloze.tasks.task import RecordsCut
 from unicloze.text.prepare import Prepared
 from unicloze.text.windows import Windows
 from unicloze.training.loop import Compute
@@ -28,13 +30,11 @@ from unicloze.training.models import load_model
 from unicloze.training.precision import choose_device
 from unicloze.training.run import pretrain_run, tokens_per_byte
 
-SCHEMA = 1
+SCHEMA = 2
 SCORES = "scores.json"
 PROBES = "probes"
 """Folder of the fine-tunings of a run, and what files call their settings and scores."""
 
-CUT = r"\d+ of \d+ records are longer than"
-"""How the warning begins that `unicloze.tasks.task.cut_note` gives."""
 
 Evaluator = Callable[[Path], Mapping[str, float | None]]
 """More scores of a run, from its directory."""
@@ -92,11 +92,11 @@ def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bo
     """
     start, out, (train, dev) = load_model(run), run / PROBES / probe.name, probe.files
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=CUT)  # the same for every run: said when the probe was fitted
+        warnings.simplefilter("ignore", RecordsCut)  # the same for every run: said when the probe was fitted
         result = finetune_run(recipe_for(probe, start), start, train, dev, out, progress=progress)
         if result.stopped_by:
             raise Interrupted(result.stopped_by, out)
-        flops = finetuning_flops(load_recipe(out / "recipe.yaml"), train, start.tokenizer, result.step)
+        flops = finetuning_flops(load_recipe(out / RECIPE), train, start.tokenizer, result.step)
     column = probe.column("")
     score = result.scores[column.metric]
     known[PROBES][probe.name] = {
@@ -108,7 +108,7 @@ def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bo
         "results": {name: dict(found.values) for name, found in result.scores.items()},
     }
     write_file(run / SCORES, json.dumps(known, indent=1))
-    shutil.rmtree(out / "checkpoints")  # the best one stays, for `predict`
+    shutil.rmtree(out / CHECKPOINTS)  # the best one stays, for `predict`
 
 
 def _fingerprint(recipe: Recipe) -> str:

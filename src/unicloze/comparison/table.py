@@ -1,11 +1,14 @@
-"""The table of a comparison, as text for a terminal and as Markdown."""
+"""A finished comparison and its table, as text for a terminal and as Markdown."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from unicloze.comparison.results import Comparison, Row, Spread
+from unicloze.comparison.results import ProbeColumn, Row, Spread
 from unicloze.report.curves import short
 
 NOT_DEFINED = "-"
@@ -21,6 +24,36 @@ TITLES: Mapping[str, str] = {
 """How each score is called; others go by their own name."""
 
 _DECIMALS = {"bits_per_byte": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A finished comparison.
+
+    Args:
+        out: Its folder.
+        budget: What each could spend.
+        seeds: Number of seeds.
+        windows: Held-out windows it was measured on.
+        window: Their length in tokens.
+        rows: One for each contestant, in the order given.
+        probes: The tasks that every model was fine-tuned on.
+    """
+
+    out: Path
+    budget: str
+    seeds: int
+    windows: int
+    window: int
+    rows: tuple[Row, ...]
+    probes: tuple[ProbeColumn, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields as a JSON-serialisable dictionary."""
+        return {**dataclasses.asdict(self), "out": str(self.out)}
+
+    def __str__(self) -> str:
+        return as_text(self)
 
 
 @dataclass(frozen=True, kw_only=True)

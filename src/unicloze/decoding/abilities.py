@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from unicloze.mixtures import parts, phases
-from unicloze.objectives import OBJECTIVES, defined
-from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.objectives import OBJECTIVES, Ability, defined
+from unicloze.settings import ObjectiveSettings, Reading, Recipe
 
-Ability = Literal["cloze", "stepwise", "causal"]
+__all__ = ["Ability", "lacks", "objective_of", "part_with", "read_as"]
 
 
 def objective_of(recipe: Recipe) -> ObjectiveSettings:
     """What a model was trained by: the objective of the last phase."""
     return phases(recipe)[-1].recipe.objective
+
+
+def read_as(recipe: Recipe) -> Reading:
+    """How a model reads a text with nothing masked, in the direction its recipe says.
+
+    Segments and the width of layers that read nearby slots only are those of the objective's part that reads in that
+    direction, of its first part if none does.
+    """
+    wanted = recipe.use.visibility
+    found = [part.settings.reading for part in parts(objective_of(recipe))]
+    reading = next((one for one in found if one.visibility == wanted), found[0])
+    width = reading.local_width if wanted == "left_to_right" else None
+    return reading._replace(visibility=wanted, local_width=width)
 
 
 def part_with(objective: ObjectiveSettings, ability: Ability) -> ObjectiveSettings | None:

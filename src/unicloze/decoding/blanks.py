@@ -10,24 +10,21 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
-from unicloze.decoding.texts import by_length, check_numbers, check_text, longest_text, one_segment
+from unicloze.decoding.texts import by_length, check_text, log_probability, logits_of, longest_text, one_segment
 from unicloze.decoding.uses import check_predicts_tokens
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.example import Examples, Target, collate
-from unicloze.model.heads import cross_entropy
+from unicloze.example import Examples, Target
 from unicloze.objectives import defined
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.windows import Windows
-
-if TYPE_CHECKING:
-    from unicloze.training.models import LoadedModel
+from unicloze.training.models import LoadedModel
 
 Ints = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
@@ -205,14 +202,9 @@ def _ask(
     model: LoadedModel, examples: Examples, special: torch.Tensor, never_first: torch.Tensor
 ) -> tuple[npt.NDArray[np.float64], Flags]:
     """log p of each label, and whether it is the likeliest ordinary token. *Shape:* (rows, predictions) each"""
-    device = model.compute.device
-    batch = collate(examples, device=device)
-    with model.compute.autocast():
-        ((name, logits),) = model.model.logits(batch).items()
-    labels = batch.targets[name].labels
-    losses = cross_entropy(logits.flatten(0, 1), labels.flatten()).unflatten(0, labels.shape)
-    check_numbers(losses)
-    logits[:, :, special.to(device)] = -torch.inf
-    logits[:, 0, never_first.to(device)] = -torch.inf
+    logits, labels = logits_of(model, examples)
+    logs = log_probability(logits, labels)
+    logits[:, :, special.to(logits.device)] = -torch.inf
+    logits[:, 0, never_first.to(logits.device)] = -torch.inf
     greedy: Flags = (logits.argmax(dim=-1) == labels).cpu().numpy()
-    return -losses.double().cpu().numpy(), greedy
+    return logs, greedy

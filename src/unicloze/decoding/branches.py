@@ -56,11 +56,6 @@ class Branches:
     def __len__(self) -> int:
         return len(self._sources)
 
-    @property
-    def cached_slots(self) -> int:
-        """Slots of a row whose keys and values are kept."""
-        return self._sources.cache.filled
-
     @torch.inference_mode()
     def first(self) -> Tensor:
         """Encode the sources.

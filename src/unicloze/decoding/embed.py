@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from unicloze.decoding.abilities import objective_of
-from unicloze.decoding.texts import by_length, check_numbers, cut, one_segment, open_model
+from unicloze.decoding.abilities import read_as
+from unicloze.decoding.texts import by_length, check_numbers, cut, one_segment
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, collate
-from unicloze.mixtures import parts
 from unicloze.settings import Pooling, Recipe
 from unicloze.text.windows import Windows
+from unicloze.training.models import LoadedModel
 from unicloze.visibility import bidirectional_rows, left_to_right_rows, nearby
-
-if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
 
 
 def embed(
-    model: ModelLike, texts: Sequence[str], *, pooling: Pooling | None = None, batch_size: int = 32
+    model: LoadedModel, texts: Sequence[str], *, pooling: Pooling | None = None, batch_size: int = 32
 ) -> npt.NDArray[np.float32]:
     """The vector of each text, read with nothing masked, in the direction the model's recipe says (`use.visibility`).
 
@@ -31,7 +28,7 @@ def embed(
     reads at once are cut into consecutive windows.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: The model.
         texts: The texts; names of special tokens in them are plain text.
         pooling: `mean` over the last hidden states of all tokens of all windows, [SOS] and [EOS] included; `first`
             takes that of the first window's [SOS], `last` that of the last window's [EOS]. As the recipe says
@@ -47,10 +44,9 @@ def embed(
     """
     if pooling is not None and pooling not in get_args(Pooling):
         raise UsageError(f"pooling is {pooling!r}: give one of {', '.join(get_args(Pooling))}")
-    loaded = open_model(model)
-    pooling = pooling or loaded.recipe.use.pooling
-    backbone = loaded.model.backbone
-    tokens, pieces = cut(loaded, texts)
+    pooling = pooling or model.recipe.use.pooling
+    backbone = model.model.backbone
+    tokens, pieces = cut(model, texts)
     if pooling == "first":
         pieces = [piece for piece in pieces if piece.first == 0]
     elif pooling == "last":
@@ -58,10 +54,10 @@ def embed(
     sums = np.zeros((len(tokens), backbone.settings.hidden_size), dtype=np.float64)
     counts = np.zeros(len(tokens), dtype=np.int64)
     for block in by_length([len(piece) for piece in pieces], batch_size):
-        windows = one_segment([pieces[i].tokens for i in block], loaded.tokenizer.vocabulary)
-        examples = rows_to_encode(windows, loaded.recipe)
-        with torch.inference_mode(), loaded.compute.autocast():
-            encoded = backbone(collate(examples, device=loaded.compute.device))[-1]
+        windows = one_segment([pieces[i].tokens for i in block], model.tokenizer.vocabulary)
+        examples = rows_to_encode(windows, model.recipe)
+        with torch.inference_mode(), model.compute.autocast():
+            encoded = backbone(collate(examples, device=model.compute.device))[-1]
         check_numbers(encoded)
         hidden = encoded.double().cpu().numpy()
         for row, i in enumerate(block):
@@ -73,28 +69,19 @@ def embed(
 
 
 def rows_to_encode(windows: Windows, recipe: Recipe) -> Examples:
-    """Windows as they are, to be read by a model in the direction its recipe says; nothing is predicted.
-
-    Segments have the ids of the objective's part that reads in that direction, of its first part if none does.
-    """
-    visibility, options = recipe.use.visibility, parts(objective_of(recipe))
-    settings = next((p.settings for p in options if p.settings.visibility == visibility), options[0].settings)
+    """Windows as they are, to be read by a model in the direction its recipe says; nothing is predicted."""
+    reading = read_as(recipe)
     rows, width = windows.token_ids.shape
     slot = np.broadcast_to(np.arange(width, dtype=np.int32), (rows, width))
     is_text = slot < windows.lengths[:, None]
-    both_ways = visibility == "bidirectional"
+    both_ways = reading.visibility == "bidirectional"
     rule = bidirectional_rows if both_ways else left_to_right_rows
     intervals = rule(windows.lengths, capacity=width)
-    local = None
-    if settings.local_width is not None and not both_ways:
-        local = nearby(intervals, settings.local_width)
-    segment_ids = windows.segment_ids
-    if settings.segment_ids is not None:
-        segment_ids = np.array(settings.segment_ids, dtype=np.int32)[segment_ids]
+    local = None if reading.local_width is None else nearby(intervals, reading.local_width)
     return Examples(
         input_ids=windows.token_ids,
         position_ids=np.where(is_text, slot, 0).astype(np.int32),
-        segment_ids=segment_ids,
+        segment_ids=np.array(reading.segments, dtype=np.int32)[windows.segment_ids],
         kinds=np.where(is_text, Kind.CONTEXT, Kind.PADDING).astype(np.uint8),
         steps=np.full((rows, width), -1, dtype=np.int32),
         intervals=intervals,

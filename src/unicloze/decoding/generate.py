@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,8 @@ from unicloze.decoding.branches import Branches
 from unicloze.decoding.choices import Rules
 from unicloze.decoding.layout import GenerationLayout, layout_of
 from unicloze.decoding.parallel import fill_in_parallel
-from unicloze.decoding.search import Hypothesis, Search, Settled, search
-from unicloze.decoding.texts import check_text, open_model
+from unicloze.decoding.search import Hypothesis, Settled, search
+from unicloze.decoding.texts import check_text
 from unicloze.decoding.uses import place_of
 from unicloze.errors import UsageError
 from unicloze.model.inference_model import IncrementalModel
@@ -26,14 +26,10 @@ from unicloze.model.model import UnifiedModel
 from unicloze.progress import Progress
 from unicloze.settings import DecodingSettings, TrainingSettings
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.models import LoadedModel
 from unicloze.training.precision import choose_precision
 
-if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
-    from unicloze.training.models import LoadedModel
-
 Ids = npt.NDArray[np.integer]
-OnPart = Callable[[int, list[list[Hypothesis]]], None]
 
 BATCHES_OF_A_PART = 64
 """Sources are sorted by length among so many batches, which pads about as little as among all of them."""
@@ -85,7 +81,22 @@ class Generation:
         return self.text
 
 
-def check_settings(settings: DecodingSettings, layout: GenerationLayout | None = None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one step of generating for several sources gives.
+
+    Args:
+        settled: Tokens that no later step changes, with the number of their source.
+        ended: How many sources are finished by it.
+        results: The hypotheses of the next sources, in the order of the sources; after every few batches.
+    """
+
+    settled: Settled = dataclasses.field(default_factory=list)
+    ended: int = 0
+    results: Sequence[list[Hypothesis]] = ()
+
+
+def check_settings(settings: DecodingSettings, layout: GenerationLayout) -> None:
     """Refuse settings that contradict each other, or the way a model generates.
 
     Raises:
@@ -131,23 +142,22 @@ def check_settings(settings: DecodingSettings, layout: GenerationLayout | None =
     if settings.parallel is not None:
         if settings.sample or settings.beams > 1 or settings.no_repeat_ngram:
             raise UsageError("parallel fills positions in any order: leave sample, beams and no_repeat_ngram out")
-        if layout is not None and (layout.predicts != "pseudo" or layout.decoder_only):
+        if layout.predicts != "pseudo" or layout.decoder_only:
             raise UsageError(
                 "parallel needs a model that predicts by pseudo masks behind a source, such as unilmv2 with the target par: "
                 "leave it out"
             )
 
 
-def generate_tokens(
+def generate_parts(
     model: UnifiedModel,
     sources: Sequence[Ids],
     settings: DecodingSettings,
     layout: GenerationLayout,
     *,
     first: int = 0,
-    on_part: OnPart | None = None,
     progress: bool = False,
-) -> list[list[Hypothesis]]:
+) -> Iterator[Part]:
     """Generate a target for each source. What is generated for one depends neither on the others nor on the batch size.
 
     Args:
@@ -156,68 +166,72 @@ def generate_tokens(
         settings: How.
         layout: Where source and target stand and what predicts.
         first: Number of the first source to generate for; those before it are done.
-        on_part: Is told, after every few batches, the number of a source and the hypotheses of it and those behind it, in
-            the order of the sources.
         progress: Show progress on stderr.
 
     Returns:
-        `settings.num_results` hypotheses of each source from the first on, or fewer if there are no more; the best first.
+        Parts whose `results` are, for each source from the first on, `settings.num_results` hypotheses, or fewer if there are
+        no more; the best first.
 
     Raises:
         UsageError: The settings contradict each other or the model, or a source is too long for it.
     """
     check_settings(settings, layout)
-    ready = IncrementalModel(model, _dtype(settings, model))
-    results: list[list[Hypothesis]] = [[] for _ in sources]
-    bar = Progress("generate", len(sources), "texts", initial=first, show=progress)
-    part = settings.batch_size * BATCHES_OF_A_PART
-    with bar:
-        for begin in (first, *range(first - first % part + part, len(sources), part)):
-            numbers = range(begin, min(begin - begin % part + part, len(sources)))
-            order = sorted(numbers, key=lambda number: -len(sources[number]))
-            for place in range(0, len(order), settings.batch_size):
-                records = order[place : place + settings.batch_size]
-                steps = _steps(ready, [sources[record] for record in records], settings, layout, records)
-                found: list[list[Hypothesis]] = []
-                for _ in _into(found, steps):
-                    pass
-                for record, hypotheses in zip(records, found, strict=True):
-                    results[record] = hypotheses
-                bar.update(len(records))
-            if on_part is not None:
-                on_part(begin, results[begin : numbers.stop])
-    return results[first:]
+    parts = _parts(IncrementalModel(model, _dtype(settings, model)), sources, settings, layout, first)
+    return _shown(parts, len(sources), first) if progress else parts
 
 
-def _into(found: list[list[Hypothesis]], steps: Search) -> Iterator[Settled]:
-    """The steps of a search; at their end its results are in the list."""
-    found.extend((yield from steps))
+def _shown(parts: Iterable[Part], sources: int, first: int) -> Iterator[Part]:
+    with Progress("generate", sources, "texts", initial=first) as bar:
+        for part in parts:
+            bar.update(part.ended)
+            yield part
 
 
-def _steps(
+def _parts(
+    model: IncrementalModel, sources: Sequence[Ids], settings: DecodingSettings, layout: GenerationLayout, first: int
+) -> Iterator[Part]:
+    size = settings.batch_size * BATCHES_OF_A_PART
+    for begin in (first, *range(first - first % size + size, len(sources), size)):
+        numbers = range(begin, min(begin - begin % size + size, len(sources)))
+        order = sorted(numbers, key=lambda number: -len(sources[number]))
+        results: dict[int, list[Hypothesis]] = {}
+        for place in range(0, len(order), settings.batch_size):
+            batch = order[place : place + settings.batch_size]
+            found = yield from _batch(model, [sources[number] for number in batch], settings, layout, batch)
+            results |= zip(batch, found, strict=True)
+            yield Part(ended=len(batch))
+        yield Part(results=[results[number] for number in numbers])
+
+
+def _batch(
     model: IncrementalModel,
     sources: Sequence[Ids],
     settings: DecodingSettings,
     layout: GenerationLayout,
-    records: Sequence[int],
-) -> Search:
+    numbers: Sequence[int],
+) -> Generator[Part, None, list[list[Hypothesis]]]:
     """The steps of one batch."""
+    rules = Rules(settings, layout)
     if settings.parallel is not None:
-        return fill_in_parallel(model, sources, Rules(settings, layout))
-    count = settings.num_results if settings.sample else settings.beams
-    branches = Branches(model, layout, sources, count=count, max_length=settings.max_length)
-    return search(branches, Rules(settings, layout), records)
+        steps = fill_in_parallel(model, sources, rules)
+    else:
+        count = settings.num_results if settings.sample else settings.beams
+        steps = search(Branches(model, layout, sources, count=count, max_length=settings.max_length), rules, numbers)
+    while True:
+        try:
+            settled = next(steps)
+        except StopIteration as end:
+            results: list[list[Hypothesis]] = end.value
+            return results
+        yield Part(settled=[(numbers[row], tokens) for row, tokens in settled])
 
 
 def generate(
-    model: ModelLike,
+    model: LoadedModel,
     sources: Sequence[str],
     settings: DecodingSettings | None = None,
     *,
-    layout: GenerationLayout | None = None,
     keep: Literal["beginning", "end"] | None = None,
-    first: int = 0,
-    on_part: Callable[[int, list[Generation]], None] | None = None,
     progress: bool = False,
 ) -> list[Generation]:
     """Generate a text for each source.
@@ -225,105 +239,70 @@ def generate(
     Sources too long for the model are cut; a warning says so once.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: The model.
         sources: The sources; names of special tokens in them are plain text.
         settings: How; greedily if not given.
-        layout: Where source and target stand and what predicts; as the model's recipe says if not given.
         keep: What stays of a source that is too long; if not given the beginning, or the end if the model only goes on
             with a text.
-        first: See `generate_tokens`.
-        on_part: See `generate_tokens`.
         progress: Show progress on stderr.
 
     Raises:
         UsageError: The model's objective cannot generate, the settings contradict each other, or a source is blank.
     """
-    loaded, settings, layout, tokens = _ready(model, sources, settings, layout, keep)
-
-    def generations(begin: int, found: list[list[Hypothesis]]) -> list[Generation]:
-        return [
-            Generation(
-                source=source, candidates=[_candidate(hypothesis, loaded.tokenizer) for hypothesis in hypotheses]
-            )
-            for source, hypotheses in zip(sources[begin : begin + len(found)], found, strict=True)
-        ]
-
-    told = None if on_part is None else lambda begin, found: on_part(begin, generations(begin, found))
-    all_found = generate_tokens(loaded.model, tokens, settings, layout, first=first, on_part=told, progress=progress)
-    return generations(first, all_found)
+    settings = settings or DecodingSettings()
+    layout, tokens = ready(model, sources, settings, keep)
+    parts = generate_parts(model.model, tokens, settings, layout, progress=progress)
+    found = [hypotheses for part in parts for hypotheses in part.results]
+    return [
+        Generation(source=source, candidates=[_candidate(one, model.tokenizer) for one in hypotheses])
+        for source, hypotheses in zip(sources, found, strict=True)
+    ]
 
 
-def stream(
-    model: ModelLike,
-    source: str,
-    settings: DecodingSettings | None = None,
-    *,
-    layout: GenerationLayout | None = None,
-) -> Iterator[str]:
-    """The text that `generate` gives for a source, piece by piece as soon as each is settled.
+def stream_text(parts: Iterable[Part], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text for a lone source piece by piece, as soon as each is settled.
 
     In beam search a token is settled once all hypotheses agree on it; with `parallel` the whole text is at the end.
 
-    Raises:
-        UsageError: As `generate`, or the settings ask for several texts.
+    Args:
+        parts: Of one source and one hypothesis, as `generate_parts` gives them.
+        tokenizer: Of the model.
     """
-    loaded, settings, layout, tokens = _ready(model, [source], settings, layout)
-    yield from stream_tokens(loaded, tokens[0], settings, layout)
-
-
-def stream_tokens(
-    loaded: LoadedModel, source: Ids, settings: DecodingSettings, layout: GenerationLayout
-) -> Iterator[str]:
-    """As `stream`, for a source of given tokens, see `generate_tokens`."""
-    check_settings(settings, layout)
-    if settings.num_results > 1:
-        raise UsageError(
-            f"num_results is {settings.num_results}, but a stream is one text: set it to 1, or do not stream"
-        )
-    ready = IncrementalModel(loaded.model, _dtype(settings, loaded.model))
-    steps = _steps(ready, [source], settings, layout, [0])
     ids: list[int] = []
     said = ""
-    found: list[list[Hypothesis]] = []
-    for settled in _into(found, steps):
-        new = [token for _, tokens in settled for token in tokens]
-        if not new:
-            continue
-        ids += new
-        sure = loaded.tokenizer.settled(ids)
+    for part in parts:
+        ids += [token for _, tokens in part.settled for token in tokens]
+        sure = tokenizer.decode(part.results[0][0].tokens) if part.results else tokenizer.settled(ids)
         if len(sure) > len(said):
             yield sure[len(said) :]
             said = sure
-    text = loaded.tokenizer.decode(found[0][0].tokens)
-    if len(text) > len(said):
-        yield text[len(said) :]
 
 
-def _ready(
-    model: ModelLike,
+def ready(
+    model: LoadedModel,
     sources: Sequence[str],
-    settings: DecodingSettings | None,
-    layout: GenerationLayout | None,
+    settings: DecodingSettings,
     keep: Literal["beginning", "end"] | None = None,
-) -> tuple[LoadedModel, DecodingSettings, GenerationLayout, list[Ids]]:
-    """What generating needs, the sources as tokens cut to what the model can read."""
+) -> tuple[GenerationLayout, list[Ids]]:
+    """How a model generates, and the sources as tokens cut to what it can read; see `generate`.
+
+    Raises:
+        UsageError: As `generate`.
+    """
     if isinstance(sources, str):
         raise UsageError("sources is one string: give a list of texts")
-    settings = settings or DecodingSettings()
-    check_settings(settings)
+    layout = layout_of(model.recipe, model.tokenizer.vocabulary, place_of(model))
+    check_settings(settings, layout)
     for i, source in enumerate(sources):
         check_text(source, f"source {i + 1} of {len(sources)}")
-    loaded = open_model(model)
-    layout = layout or layout_of(loaded.recipe, loaded.tokenizer.vocabulary, place_of(loaded))
-    check_settings(settings, layout)
-    layout = with_token_ids(layout, settings, loaded.tokenizer)
-    room = loaded.model.max_positions - settings.max_length - layout.specials
+    layout = with_token_ids(layout, settings, model.tokenizer)
+    room = model.model.max_positions - settings.max_length - layout.specials
     if room < 1:
         raise UsageError(
-            f"max_length is {settings.max_length} and the model has {loaded.model.max_positions} positions for source and "
-            f"target: give a max_length of at most {loaded.model.max_positions - layout.specials - 1}"
+            f"max_length is {settings.max_length} and the model has {model.model.max_positions} positions for source and "
+            f"target: give a max_length of at most {model.model.max_positions - layout.specials - 1}"
         )
-    tokens: list[Ids] = list(loaded.tokenizer.encode_batch(sources))
+    tokens: list[Ids] = list(model.tokenizer.encode_batch(sources))
     long = sum(len(ids) > room for ids in tokens)
     keep = keep or ("end" if layout.decoder_only else "beginning")
     if long:
@@ -332,7 +311,7 @@ def _ready(
             f"{len(tokens)}) are cut off, the {keep} stays",
             stacklevel=3,
         )
-    return loaded, settings, layout, [ids[-room:] if keep == "end" else ids[:room] for ids in tokens]
+    return layout, [ids[-room:] if keep == "end" else ids[:room] for ids in tokens]
 
 
 def with_token_ids(layout: GenerationLayout, settings: DecodingSettings, tokenizer: Tokenizer) -> GenerationLayout:

@@ -9,24 +9,21 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from unicloze.decoding.abilities import lacks, objective_of, part_with
-from unicloze.decoding.texts import check_numbers, check_text, longest_text, one_segment, open_model, rows_at_once
+from unicloze.decoding.texts import check_numbers, check_text, logits_of, longest_text, one_segment, rows_at_once
 from unicloze.decoding.uses import check_predicts_tokens, instead
 from unicloze.errors import UsageError
-from unicloze.example import Examples, Target, collate
+from unicloze.example import Examples, Target
 from unicloze.objectives import LayOut, defined
 from unicloze.settings import ObjectiveSettings, Order
 from unicloze.text.tokenizers import MASK, Tokenizer
-
-if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
-    from unicloze.training.models import LoadedModel
+from unicloze.training.models import LoadedModel
 
 Guesses = list[tuple[int, float]]
 
@@ -93,7 +90,7 @@ class FillResult:
         return "\n".join([*lines, *(["", f"note: {self.note}"] if self.note else [])])
 
 
-def fill(model: ModelLike, text: str, *, top_k: int = 5, order: Order | None = None) -> FillResult:
+def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | None = None) -> FillResult:
     """Fill every mask of a text with its most likely token.
 
     Without an order each mask is predicted from the text alone (by AE). In an order the masks are predicted step by step
@@ -103,7 +100,7 @@ def fill(model: ModelLike, text: str, *, top_k: int = 5, order: Order | None = N
     says so.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: The model.
         text: One or more words of it are `[MASK]`, or the tokenizer's own mask.
         top_k: Number of tokens to list for each mask.
         order: In which order to predict; all at once if not given and the model's objective defines it, else `confidence`.
@@ -118,16 +115,15 @@ def fill(model: ModelLike, text: str, *, top_k: int = 5, order: Order | None = N
     if top_k < 1:
         raise UsageError(f"top_k is {top_k}: give 1 or more")
     check_text(text, "the text")
-    loaded = open_model(model)
-    objective = objective_of(loaded.recipe)
-    if loaded.recipe.task.kind:
-        check_predicts_tokens(loaded, "fill masks")
+    objective = objective_of(model.recipe)
+    if model.recipe.task.kind:
+        check_predicts_tokens(model, "fill masks")
     at_once, in_order = part_with(objective, "cloze"), part_with(objective, "stepwise")
     if in_order is None and at_once is None:
         orders = ", ".join(get_args(Order))
         raise UsageError(
             f"{lacks(objective, 'cloze', 'filling masks')}, neither all at once nor in an order ({orders}): use a model of "
-            f"another objective, such as unilmv2 or masked; {instead(loaded)}"
+            f"another objective, such as unilmv2 or masked; {instead(model)}"
         )
     if order is not None and in_order is None:
         raise UsageError(
@@ -135,12 +131,12 @@ def fill(model: ModelLike, text: str, *, top_k: int = 5, order: Order | None = N
         )
     if at_once is None and order is None:
         order = "confidence"
-    cloze = _Cloze.read(text, loaded.tokenizer)
+    cloze = _Cloze.read(text, model.tokenizer)
     settings = at_once if order is None else in_order
     assert settings is not None
-    filler = _Filler(loaded, cloze, top_k, settings, stepwise=order is not None)
+    filler = _Filler(model, cloze, top_k, settings, stepwise=order is not None)
     filler.run(order)
-    spell = loaded.tokenizer.tokens
+    spell = model.tokenizer.tokens
     masks = []
     for place, (start, end) in zip(cloze.places, cloze.spans, strict=True):
         ids, probabilities = zip(*filler.guesses[place], strict=True)
@@ -153,16 +149,16 @@ def fill(model: ModelLike, text: str, *, top_k: int = 5, order: Order | None = N
                 step=int(filler.steps[place]) + 1,
                 token=top[0][0],
                 top=top,
-                readable=[cloze.readable(token, start, loaded.tokenizer) for token in ids],
+                readable=[cloze.readable(token, start, model.tokenizer) for token in ids],
             )
         )
     return FillResult(
         text=text,
-        filled=cloze.splice([int(filler.tokens[place]) for place in cloze.places], loaded.tokenizer),
+        filled=cloze.splice([int(filler.tokens[place]) for place in cloze.places], model.tokenizer),
         target=filler.target,
         order=order,
         masks=masks,
-        note=_note(cloze.tokens, loaded.tokenizer),
+        note=_note(cloze.tokens, model.tokenizer),
     )
 
 
@@ -379,14 +375,10 @@ class _Filler:
         row_steps[:, 1:-1] = [steps[start : start + self.limit] for start in starts]
         return row_steps, self.lay_out(windows, row_steps, vocabulary, self.settings)
 
-    @torch.inference_mode()
     def _guesses(self, examples: Examples) -> list[list[Guesses]]:
         """The most likely ordinary tokens of each prediction of each row."""
-        compute = self.loaded.compute
         ordinary = torch.from_numpy(self.loaded.tokenizer.vocabulary.ordinary).long()
-        with compute.autocast():
-            (predicted,) = self.loaded.model.logits(collate(examples, device=compute.device)).values()
-        logits = predicted.float().cpu()
+        logits = logits_of(self.loaded, examples)[0].float().cpu()
         best = torch.softmax(logits[:, :, ordinary], dim=-1).topk(min(self.top_k, len(ordinary)), dim=-1)
         check_numbers(best.values)
         ids = ordinary[best.indices].tolist()

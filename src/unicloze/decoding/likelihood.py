@@ -7,28 +7,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
-from unicloze.decoding.texts import Piece, by_length, check_numbers, cut, one_segment, open_model
+from unicloze.decoding.texts import Logs, Piece, by_length, cut, log_probability, logits_of, one_segment
 from unicloze.decoding.uses import check_predicts_tokens
 from unicloze.errors import UsageError
-from unicloze.example import Examples, collate, select_rows
+from unicloze.example import select_rows
 from unicloze.mixtures import parts
-from unicloze.model.heads import cross_entropy
 from unicloze.model.model import perplexity
-from unicloze.objectives import defined
+from unicloze.objectives import OBJECTIVES, defined
 from unicloze.settings import ObjectiveSettings
+from unicloze.training.models import LoadedModel
 
-if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
-    from unicloze.training.models import LoadedModel
-
-Logs = npt.NDArray[np.float64]
 Measure = Literal["pseudo", "chain"]
 Progress = Callable[[int], object]
 
@@ -116,7 +110,7 @@ class Scores(list[TextScore]):
         return "\n".join(map(str, [*self, together(self)] if len(self) > 1 else self))
 
 
-def score(model: ModelLike, texts: Sequence[str], *, batch_size: int = 32) -> list[TextScore]:
+def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> list[TextScore]:
     """Score texts: one forward pass for the chain rule of a window, one row of a batch for each token masked alone.
 
     A text's score depends neither on the other texts nor on `batch_size`, up to rounding. Tokens the model never
@@ -124,7 +118,7 @@ def score(model: ModelLike, texts: Sequence[str], *, batch_size: int = 32) -> li
     windows.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: The model.
         texts: The texts; names of special tokens in them are plain text.
         batch_size: Most rows of one forward pass.
 
@@ -132,19 +126,18 @@ def score(model: ModelLike, texts: Sequence[str], *, batch_size: int = 32) -> li
         UsageError: A text is blank, or `batch_size` is below 1.
         UniclozeError: The model predicts nan.
     """
-    loaded = open_model(model)
-    if loaded.recipe.task.kind:
-        check_predicts_tokens(loaded, "score texts")
-    tokens, pieces = cut(loaded, texts)
+    if model.recipe.task.kind:
+        check_predicts_tokens(model, "score texts")
+    tokens, pieces = cut(model, texts)
     chain, pseudo = (
-        _by_text(len(texts), pieces, log_probabilities(loaded, pieces, measure, batch_size=batch_size))
-        if defines(objective_of(loaded.recipe), measure)
+        _by_text(len(texts), pieces, log_probabilities(model, pieces, measure, batch_size=batch_size))
+        if defines(objective_of(model.recipe), measure)
         else [None] * len(texts)
         for measure in ("chain", "pseudo")
     )
     windows = Counter(piece.text for piece in pieces)
     return [
-        _text_score(loaded, text, ids, chain[i], pseudo[i], windows[i])
+        _text_score(model, text, ids, chain[i], pseudo[i], windows[i])
         for i, (text, ids) in enumerate(zip(texts, tokens, strict=True))
     ]
 
@@ -201,7 +194,7 @@ def _chain(
     result = [np.full(len(piece), np.nan) for piece in pieces]
     for block in by_length([len(piece) for piece in pieces], batch_size, slots_per_token=3):
         windows = one_segment([pieces[i].tokens for i in block], vocabulary)
-        logs = _log_probabilities(loaded, lay_out(windows, vocabulary, settings))
+        logs = log_probability(*logits_of(loaded, lay_out(windows, vocabulary, settings)))
         for row, i in enumerate(block):
             scored = windows.maskable[row, 1 : len(pieces[i]) + 1]
             result[i][scored] = logs[row, : scored.sum()]
@@ -229,24 +222,11 @@ def _pseudo(
         windows = select_rows(one_segment([pieces[i].tokens for i in together], vocabulary), row_of)
         steps = np.full(windows.token_ids.shape, -1, dtype=np.int32)
         steps[np.arange(len(block)), place_of[block] + 1] = 0
-        asked[block] = _log_probabilities(loaded, lay_out(windows, steps, vocabulary, settings))[:, 0]
+        asked[block] = log_probability(*logits_of(loaded, lay_out(windows, steps, vocabulary, settings)))[:, 0]
         progress(len(block))
     result = np.full(len(scored), np.nan)
     result[scored] = asked
     return np.split(result, first[1:])
-
-
-@torch.inference_mode()
-def _log_probabilities(loaded: LoadedModel, examples: Examples) -> Logs:
-    """log p of the label of each prediction of the only target. *Shape:* (rows, predictions)"""
-    batch = collate(examples, device=loaded.compute.device)
-    with loaded.compute.autocast():
-        ((name, logits),) = loaded.model.logits(batch).items()
-    labels = batch.targets[name].labels
-    losses = cross_entropy(logits.flatten(0, 1), labels.flatten()).unflatten(0, labels.shape)
-    check_numbers(losses)
-    logs: Logs = -losses.double().cpu().numpy()
-    return logs
 
 
 def _by_text(count: int, pieces: Sequence[Piece], logs: Sequence[Logs]) -> list[Logs | None]:
@@ -349,6 +329,6 @@ def _note(objective: ObjectiveSettings, unscored: int, windows: int) -> str | No
 def _highest_mask_rate(objective: ObjectiveSettings) -> float | None:
     """Of the parts that define the chain rule by masking; None where it is the next token that is predicted."""
     able = [part.settings for part in parts(objective) if defined(part.settings).causal is not None]
-    if not able or {"lm", "diffusion"} & set(able[0].targets):
+    if not able or not OBJECTIVES[able[0].name].causal_masks:
         return None
-    return max(max(settings.mask_rate, settings.final_mask_rate or 0.0) for settings in able)
+    return max((max(settings.rates) for settings in able if settings.rates is not None), default=None)

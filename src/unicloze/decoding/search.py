@@ -25,8 +25,6 @@ from unicloze.settings import DecodingSettings
 
 LEAVE_AT = 0.25
 """Share of finished sources at which they leave the batch: moving the others costs about as much as a step."""
-DRAWS = 0
-"""Stream of the numbers tokens are drawn by."""
 
 Settled = list[tuple[int, list[int]]]
 
@@ -134,7 +132,7 @@ def chains(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Search:
 def _uniform(seed: int, records: Sequence[int], count: int, step: int) -> Tensor:
     """A number in [0, 1) for each text of each source, by what it is for. *Shape:* (sources x texts,)"""
     keys = keyed.key(seed, np.array(records)[:, None], np.arange(count), step)
-    return torch.from_numpy(keyed.uniform(keyed.bits(keys, DRAWS, np.zeros(1, np.int64)))).flatten()
+    return torch.from_numpy(keyed.uniform(keyed.bits(keys, keyed.Stream.ONLY, np.zeros(1, np.int64)))).flatten()
 
 
 def _texts(tokens: Tensor, logs: Tensor, lengths: Tensor, settings: DecodingSettings) -> list[Hypothesis]:

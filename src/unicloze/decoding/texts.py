@@ -1,30 +1,26 @@
-"""What the verbs of a trained model share: the model, texts as windows it can read, a check of what it says."""
+"""What the verbs of a trained model share: texts as windows it can read, a check of what it says."""
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import Examples, collate
 from unicloze.mixtures import longest_window
+from unicloze.model.heads import cross_entropy
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows, windows_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from unicloze.training.models import LoadedModel
-
-    ModelLike: TypeAlias = str | os.PathLike[str] | LoadedModel | Callable[[], LoadedModel]
+from unicloze.training.models import LoadedModel
 
 Ints = npt.NDArray[np.int32]
+Logs = npt.NDArray[np.float64]
 
 SPECIALS_OF_A_WINDOW = 2
 """[SOS] and [EOS]."""
@@ -49,21 +45,6 @@ class Piece:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-
-def open_model(model: ModelLike) -> LoadedModel:
-    """The model itself, loaded if a path is given, opened if a function is that opens one.
-
-    Raises:
-        UniclozeError: There is no whole checkpoint at the path.
-    """
-    if callable(model):
-        return model()
-    if isinstance(model, str | os.PathLike):
-        from unicloze.training.models import load_model
-
-        return load_model(Path(model))
-    return model
 
 
 def longest_text(model: LoadedModel) -> int:
@@ -99,6 +80,32 @@ def check_numbers(values: Tensor) -> None:
         raise UniclozeError(
             "the model predicts nan: its training diverged or its weights are damaged: use another checkpoint"
         )
+
+
+@torch.inference_mode()
+def logits_of(model: LoadedModel, examples: Examples) -> tuple[Tensor, Tensor]:
+    """What a model says of some rows with one target, and its labels.
+
+    Returns:
+        Logits, *Shape:* (rows, predictions, vocabulary), and labels, *Shape:* (rows, predictions).
+    """
+    batch = collate(examples, device=model.compute.device)
+    with model.compute.autocast():
+        ((name, logits),) = model.model.logits(batch).items()
+    return logits, batch.targets[name].labels
+
+
+@torch.inference_mode()
+def log_probability(logits: Tensor, labels: Tensor) -> Logs:
+    """log p of each label. *Shape:* (rows, predictions)
+
+    Raises:
+        UniclozeError: It is no number.
+    """
+    losses = cross_entropy(logits.flatten(0, 1), labels.flatten()).unflatten(0, labels.shape)
+    check_numbers(losses)
+    logs: Logs = -losses.double().cpu().numpy()
+    return logs
 
 
 def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Ints], list[Piece]]:

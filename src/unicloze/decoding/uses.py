@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.errors import UsageError
+from unicloze.run_files import BEST, CHECKPOINTS
 from unicloze.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ def use_of(recipe: Recipe, place: str = "DIR", *, predicts_tokens: bool = True) 
     if kind == "generation":
         return f"it writes texts: `unicloze generate --model {place} --text {ANY}`"
     if kind:
-        purpose = TASKS[kind].purpose
-        given = f"--text {ANY}" if kind in ("classification", "regression", "tagging") else "--file FILE"
+        task, purpose = TASKS[kind], TASKS[kind].purpose
+        given = f"--text {ANY}" if len(set(task.texts) - set(task.optional)) == 1 else "--file FILE"
         return f"it predicts {purpose[0].lower()}{purpose[1:-1]}: `unicloze predict --model {place} {given}`"
     if predicts_tokens and (part_with(objective, "cloze") or part_with(objective, "stepwise")):
         return f"it fills masks: `unicloze fill --model {place} --text {MASKED}`"
@@ -56,4 +57,4 @@ def use_of(recipe: Recipe, place: str = "DIR", *, predicts_tokens: bool = True) 
 def place_of(model: LoadedModel) -> str:
     """What names a model on the command line: its run rather than one of its checkpoints."""
     path = model.path
-    return str(path.parent.parent if path.parent.name in ("checkpoints", "best") else path)
+    return str(path.parent.parent if path.parent.name in (CHECKPOINTS, BEST) else path)

@@ -10,23 +10,20 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from unicloze.decoding.abilities import objective_of
 from unicloze.decoding.likelihood import Measure, check_defines, defines, log_probabilities
-from unicloze.decoding.texts import open_model, pieces_of
+from unicloze.decoding.texts import pieces_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.known_words import frequent_words, keep_known, listed_words, words_of
 from unicloze.evaluation.minimal_pairs import PairSet, read_pairs
 from unicloze.progress import Progress
 from unicloze.settings import Mode, ObjectiveSettings
-
-if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
-    from unicloze.training.models import LoadedModel
+from unicloze.training.models import LoadedModel
 
 Scores = npt.NDArray[np.float64]
 
@@ -123,7 +120,7 @@ class BlimpResult:
 
 
 def blimp(
-    model: ModelLike,
+    model: LoadedModel,
     path: str | Path,
     *,
     mode: Mode | None = None,
@@ -135,7 +132,7 @@ def blimp(
     """Compare the sentences of all pairs.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: The model.
         path: The folder of the .jsonl files, an archive of them, or one of them.
         mode: `pseudo`-log-likelihood, `chain` rule or `both`; `pseudo` if not given and the model's objective defines it,
             else `chain`.
@@ -154,19 +151,18 @@ def blimp(
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}: give 1 or more")
     sets = read_pairs(path)
-    loaded = open_model(model)
-    measures = _measures(objective_of(loaded.recipe), mode)
-    sets = _chosen(sets, loaded, filter_by, limit, progress)
+    measures = _measures(objective_of(model.recipe), mode)
+    sets = _chosen(sets, model, filter_by, limit, progress)
     sentences = dict.fromkeys(text for one in sets for pair in one.pairs for text in pair)
     if not sentences:
         raise UniclozeError(f"No pair of {path} is left by the filter {filter_by}: give it more words.")
-    scores = _score(loaded, list(sentences), measures, batch_size, progress)
+    scores = _score(model, list(sentences), measures, batch_size, progress)
     results = [_compare(one, scores) for one in sets]
     compared = [one for one in results if one.pairs]
     if not compared:
         raise UniclozeError(f"The model's vocabulary cannot spell a single pair of {path}: it is of another language.")
     return BlimpResult(
-        model=str(loaded.path),
+        model=str(model.path),
         measures=measures,
         accuracy=_mean(compared, measures),
         fields=_means(compared, "field", measures),
@@ -180,22 +176,21 @@ def blimp(
 
 
 def accuracies(
-    model: ModelLike, path: str | Path, *, limit: int | None = None, progress: bool = True
+    model: LoadedModel, path: str | Path, *, limit: int | None = None, progress: bool = True
 ) -> dict[str, float | None]:
     """Mean accuracy over all sets in percent, `blimp_pseudo` and `blimp_chain`; None for what the objective does not define.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: The model.
         path: As in `blimp`.
         limit: Take only so many pairs of each set.
         progress: Show progress on stderr.
     """
-    loaded = open_model(model)
-    known: list[Measure] = [m for m in get_args(Measure) if defines(objective_of(loaded.recipe), m)]
+    known: list[Measure] = [m for m in get_args(Measure) if defines(objective_of(model.recipe), m)]
     result: dict[str, float | None] = {f"blimp_{measure}": None for measure in get_args(Measure)}
     if known:
         mode: Mode = "both" if len(known) == 2 else known[0]
-        judged = blimp(loaded, path, mode=mode, limit=limit, progress=progress)
+        judged = blimp(model, path, mode=mode, limit=limit, progress=progress)
         result |= {f"blimp_{measure}": 100 * value for measure, value in judged.accuracy.items()}
     return result
 

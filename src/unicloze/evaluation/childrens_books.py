@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from unicloze.decoding.texts import open_model
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.choices import Choice, Normaliser, PromptResult, choose
-from unicloze.evaluation.metrics.plain_files import read_text
-
-if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
+from unicloze.records.plain_files import read_text
+from unicloze.training.models import LoadedModel
 
 BLANK = "XXXXX"
 _LINE = re.compile(r"(\d+) (.*)")
 
 
 def childrens_books(
-    model: ModelLike,
+    model: LoadedModel,
     path: str | Path,
     *,
     normalise: Normaliser = "sum",
@@ -34,7 +30,7 @@ def childrens_books(
     """Choose the missing word of every question.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: The model.
         path: One of the test's text files.
         normalise: What to divide log-likelihoods by.
         limit: Take only so many questions.
@@ -48,9 +44,8 @@ def childrens_books(
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}: give 1 or more")
     questions = read_questions(Path(path))[:limit]
-    loaded = open_model(model)
     return choose(
-        loaded, questions, task="Children's Book Test", normalise=normalise, batch_size=batch_size, progress=progress
+        model, questions, task="Children's Book Test", normalise=normalise, batch_size=batch_size, progress=progress
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -15,9 +15,7 @@ from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.spread import standard_errors
 from unicloze.progress import Progress
-
-if TYPE_CHECKING:
-    from unicloze.training.models import LoadedModel
+from unicloze.training.models import LoadedModel
 
 Normaliser = Literal["sum", "token", "byte"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from unicloze.errors import UniclozeError
 from unicloze.evaluation.minimal_pairs import PairSet
 from unicloze.progress import Progress
+from unicloze.records.plain_files import read_text
 from unicloze.settings import PYTHON_DOCS, DataSettings
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.lineage import read_lineage
@@ -50,14 +51,10 @@ def listed_words(file: str | Path) -> set[str]:
     place = Path(file).expanduser()
     if not place.is_file():
         raise UniclozeError(f"There is no {place}: name a list of words, one a line, or `corpus`.")
-    try:
-        lines = place.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise UniclozeError(f"{place} is no UTF-8 at byte {error.start}: give a list of words, one a line.") from error
     words = set()
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(place).split("\n"), start=1):
         if len(line.split()) > 1:
-            raise UniclozeError(f"{place}:{number} holds several words: give a list of words, one a line.")
+            raise UniclozeError(f"{place}, line {number} holds several words: give a list of words, one a line.")
         words.update(words_of(line))
     if not words:
         raise UniclozeError(f"{place} holds no word: give a list of words, one a line.")

@@ -11,23 +11,21 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from unicloze.decoding.blanks import Blank, By, fill_blanks, way_of
-from unicloze.decoding.texts import open_model
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.known_words import listed_words
 from unicloze.evaluation.metrics.spread import binomial_error
 from unicloze.progress import Progress
+from unicloze.records import read_records
+from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
-from unicloze.tasks.records import Record, read_records
 from unicloze.text.tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
+from unicloze.training.models import LoadedModel
 
 ENGLISH = "english"
 """As a list of stop words: the function words below."""
@@ -94,7 +92,7 @@ class LambadaResult:
 
 
 def lambada(
-    model: ModelLike,
+    model: LoadedModel,
     path: str | Path,
     *,
     stop_words: str | Path | None = None,
@@ -105,7 +103,7 @@ def lambada(
     """Predict the last word of every passage.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: The model.
         path: Records with `context` and `continuation`, or with `text`, whose last word is asked.
         stop_words: GPT-2's filter: a token that spells one of these words is never taken for the first of the last word.
             A list, one word a line, or `english`.
@@ -121,11 +119,10 @@ def lambada(
         raise UsageError(f"limit is {limit}: give 1 or more")
     blanks = [_blank(record) for record in read_records(Path(path), TaskSettings(), cure=None)[:limit]]
     words = None if stop_words is None else STOP_WORDS if stop_words == ENGLISH else listed_words(stop_words)
-    loaded = open_model(model)
-    by = way_of(loaded.recipe)
-    never = None if words is None else spelling(words, loaded.tokenizer)
+    by = way_of(model.recipe)
+    never = None if words is None else spelling(words, model.tokenizer)
     with Progress("LAMBADA", len(blanks), "passages", show=progress) as bar:
-        found = fill_blanks(loaded, blanks, batch_size=batch_size, never_first=never, progress=bar.update)
+        found = fill_blanks(model, blanks, batch_size=batch_size, never_first=never, progress=bar.update)
     logs = np.array([filled.logs.sum() for filled in found])
     scored = logs[~np.isnan(logs)]
     if not len(scored):
@@ -135,7 +132,7 @@ def lambada(
     perplexity = math.exp(mean) if mean < 700 else math.inf
     deviation = float(scored.std(ddof=1)) if len(scored) > 1 else math.nan
     return LambadaResult(
-        model=str(loaded.path),
+        model=str(model.path),
         by=by,
         passages=len(found),
         accuracy=accuracy,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import json
 import lzma
 import tarfile
 import zlib
@@ -14,6 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from unicloze.errors import UniclozeError
+from unicloze.records.line_files import jsonl
+from unicloze.records.plain_files import decoded
 
 LARGEST_FILE = 64 * 2**20
 """Most bytes of a set; BLiMP's have half a megabyte."""
@@ -119,13 +120,11 @@ def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
 def _parse(name: str, content: bytes) -> PairSet:
     kind: tuple[str, str, str] | None = None
     pairs = []
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        good, bad, *rest = _record(f"{name}:{number}", line)
-        uid, field, term = rest
+    for number, record in jsonl(decoded(content, name), name):
+        place = f"{name}, line {number}"
+        good, bad, uid, field, term = _texts(record, place)
         if kind is not None and kind != (uid, field, term):
-            raise UniclozeError(f"{name}:{number} is of the set {uid}, the lines before it of {kind[0]}: mend it.")
+            raise UniclozeError(f"{place} is of the set {uid}, the lines before it of {kind[0]}: mend it.")
         kind = uid, field, term
         pairs.append((good, bad))
     if kind is None:
@@ -134,24 +133,10 @@ def _parse(name: str, content: bytes) -> PairSet:
     return PairSet(name=uid, field=_AS_PUBLISHED.get(field, field), term=_AS_PUBLISHED.get(term, term), pairs=pairs)
 
 
-def _record(place: str, line: bytes) -> list[str]:
+def _texts(record: Mapping[str, Any], place: str) -> list[str]:
     """The fields of a line."""
-    try:
-        record: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UniclozeError(f"{place} is not JSON ({error}): fix or remove the line.") from error
-    values = []
-    for field in _FIELDS:
-        value = record.get(field) if isinstance(record, dict) else None
-        if not isinstance(value, str) or not value.strip() or not _is_unicode(value):
+    values = [record.get(field) for field in _FIELDS]
+    for field, value in zip(_FIELDS, values, strict=True):
+        if not isinstance(value, str) or not value.strip():
             raise UniclozeError(f'{place} has no text in the field "{field}": mend or remove the line.')
-        values.append(value)
-    return values
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return values  # type: ignore[return-value]  # they are all texts

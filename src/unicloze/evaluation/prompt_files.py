@@ -21,16 +21,16 @@ import yaml
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.choices import NORMALISERS, Normaliser
 from unicloze.recipes.entries import typed
+from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings, TaskSettings
 from unicloze.tasks.choice import choice_of
-from unicloze.tasks.records import Record
 from unicloze.yaml_loader import Loader
 
 LABEL = "label"
 """The blank in a template, and the role of the right answer."""
 
 IN_FILE = "`{}: {}` in the prompt file"
-"""How to say there in which fields and format a file has its records; see `unicloze.tasks.records.OPTION`."""
+"""How to say there in which fields and format a file has its records; see `unicloze.records.record.OPTION`."""
 
 Parts = Sequence[tuple[str, str | None]]
 """Literal text and the field that comes after it, None at the end."""

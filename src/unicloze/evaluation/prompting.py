@@ -9,29 +9,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from unicloze import keyed
-from unicloze.decoding.texts import open_model
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.choices import Choice, PromptResult, choose, measure
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.prompt_files import IN_FILE, LABEL, Prompt, read_prompt
+from unicloze.records import read_records
+from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings
-from unicloze.tasks.records import Record, read_records
-
-if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
-    from unicloze.training.models import LoadedModel
-
-SHOTS = 1
-"""What a key is for: the examples of a record."""
+from unicloze.training.models import LoadedModel
 
 
 def prompted(
-    model: ModelLike,
+    model: LoadedModel,
     prompt: str | Path | Prompt,
     records: str | Path,
     *,
@@ -45,7 +38,7 @@ def prompted(
     """Answer a file of records by a prompt.
 
     Args:
-        model: A run directory, a checkpoint or a loaded model.
+        model: The model.
         prompt: A prompt file, see `unicloze.evaluation.prompt_files`.
         records: The records.
         examples: Records with labels, to draw the examples of each prompt from.
@@ -67,11 +60,10 @@ def prompted(
     drawn = draw_examples(asked, chosen, None if examples is None else Path(examples), shots, seed)
     if not asked.has_blank:
         references = [_references(asked, record) for record in chosen]
-        return _generated(open_model(model), asked, chosen, drawn, references, shots, batch_size, progress)
-    loaded = open_model(model)
+        return _generated(model, asked, chosen, drawn, references, shots, batch_size, progress)
     choices = [_choice(asked, record, few) for record, few in zip(chosen, drawn, strict=True)]
     return choose(
-        loaded, choices, task=asked.name, metrics=asked.metrics, normalise=asked.normalise, shots=shots,
+        model, choices, task=asked.name, metrics=asked.metrics, normalise=asked.normalise, shots=shots,
         batch_size=batch_size, progress=progress,
     )  # fmt: skip
 
@@ -126,7 +118,7 @@ def draw_examples(
                 f"shots is {shots} and {path} has {len(known) - times[asked]} records{other}: give as many"
             )
         places = np.arange(shots + times[asked])
-        order = keyed.permutation(places, len(known), keyed.key(seed, SHOTS, number)[0])
+        order = keyed.permutation(places, len(known), keyed.key(seed, keyed.Purpose.SHOTS, number)[0])
         # The record itself, where it is among them, would tell its answer.
         drawn.append([known[place] for place in order.tolist() if said[place] != asked][:shots])
     return drawn

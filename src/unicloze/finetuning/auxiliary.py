@@ -14,11 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from unicloze import keyed
-from unicloze.capacity import positions
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, option_of
 from unicloze.example import Examples, Kind
-from unicloze.mixtures import parts
+from unicloze.mixtures import parts, positions
 from unicloze.objectives import make_examples
+from unicloze.objectives.groups import Pairs
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
@@ -40,7 +40,7 @@ def auxiliary_objective(recipe: Recipe) -> ObjectiveSettings:
     known: dict[str, None] = {}
     for part in parts(recipe.objective):
         settings = part.settings
-        if settings.visibility != reads:
+        if settings.reading.visibility != reads:
             continue
         known |= dict.fromkeys(name for name in settings.targets if name in OF_A_ROW)
         if not set(wanted) <= known.keys() & set(settings.targets):
@@ -49,14 +49,16 @@ def auxiliary_objective(recipe: Recipe) -> ObjectiveSettings:
         if recipe.model.max_positions is not None and longest > recipe.model.max_positions:
             raise UsageError(
                 f"finetuning.auxiliary makes rows of {longest} positions out of {recipe.task.max_length} tokens, and the "
-                f"model has {recipe.model.max_positions}: lower --task.max_length"
+                f"model has {recipe.model.max_positions}: lower {option_of('task.max_length')}"
             )
         targets = [name for name in settings.targets if name in wanted]
-        return dataclasses.replace(settings, targets=targets, pairs="contiguous")
-    cure = "learn the task alone with --finetuning.auxiliary '{}', or start from a model that was pre-trained for it"
+        alone = dataclasses.replace(settings, targets=targets)
+        return dataclasses.replace(alone, pairs="contiguous") if isinstance(alone, Pairs) else alone
+    cure = f"learn the task alone with {option_of('finetuning.auxiliary')} '{{}}'"
     raise UsageError(
         f"finetuning.auxiliary names {', '.join(wanted)}; the model's objective, read {reads}, has "
-        f"{' and '.join(known) or 'no target that a single row has'}: {cure}"
+        f"{' and '.join(known) or 'no target that a single row has'}: {cure}, or start from a model that "
+        "was pre-trained for it"
     )
 
 

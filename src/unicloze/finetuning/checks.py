@@ -8,13 +8,12 @@ from pathlib import Path
 
 import torch
 
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.evaluation.metrics.registry import METRICS, metric
 from unicloze.finetuning.data import TaskData
+from unicloze.records.record import Record, refuse_repeated
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
-from unicloze.tasks.extraction import refuse_repeated
-from unicloze.tasks.records import Record
 from unicloze.training.models import LoadedModel
 
 Origin = Mapping[str, str | None]
@@ -35,7 +34,7 @@ def check_metrics(recipe: Recipe) -> None:
         if not any(option in each.options for each in named):
             raise UsageError(
                 f"task.metric_options names {option}, which none of the metrics {', '.join(recipe.task.metrics)} has: leave "
-                "it out (--task.metric_options '{}')"
+                f"it out ({option_of('task.metric_options')} '{{}}')"
             )
     allowed = TASKS[recipe.task.kind].compares
     for name in recipe.task.metrics:
@@ -57,7 +56,8 @@ def check_given_options(recipe: Recipe) -> None:
     for option in recipe.task.metric_options:
         if not any(option in metric(name).options for name in recipe.task.metrics):
             raise UsageError(
-                f"option --task.metric_options: {' and '.join(recipe.task.metrics)} has no option {option}: leave it out"
+                f"option {option_of('task.metric_options')}: {' and '.join(recipe.task.metrics)} has no option {option}: "
+                "leave it out"
             )
 
 

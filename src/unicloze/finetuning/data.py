@@ -13,18 +13,17 @@ import numpy.typing as npt
 
 from unicloze import keyed
 from unicloze.digest import digest
+from unicloze.errors import option_of
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
 from unicloze.progress import say
+from unicloze.records import read_records
+from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.columns import with_columns
-from unicloze.tasks.records import Record, read_records
 from unicloze.tasks.roles import check_roles
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 from unicloze.training.batches import MicroBatch
-
-ORDER, DRAWS, AUXILIARY = 1, 2, 3
-"""What keys are for: the order of an epoch's rows, the draws of a row, and those of the objective beside the task."""
 
 ROWS_SEEN = 256
 """Rows that tell how many segments all have."""
@@ -54,20 +53,19 @@ def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer, *, answers: b
     return encoded(records, recipe, tokenizer, answers=answers)
 
 
-def reading_columns(recipe: Recipe, records: Sequence[Record], progress: bool, prefix: str = "") -> Recipe:
+def reading_columns(recipe: Recipe, records: Sequence[Record], progress: bool) -> Recipe:
     """The recipe with the columns that hold text and label; what was guessed is printed.
 
     Args:
         recipe: Of the task.
         records: Of the training file.
         progress: Whether to print it.
-        prefix: Stands before the names of settings here.
     """
     task = with_columns(recipe.task, records)
     guessed = {role: name for role, name in task.fields.items() if recipe.task.fields.get(role) != name}
     if guessed and progress:
         each = ", ".join(f"{role} from '{name}'" for role, name in guessed.items())
-        say(f"reading {each} (--{prefix}task.fields says otherwise)")
+        say(f"reading {each} ({option_of('task.fields')} says otherwise)")
     return dataclasses.replace(recipe, task=task)
 
 
@@ -132,14 +130,16 @@ def finetuning_steps(
     for step in range(first_step, recipe.training.steps):
         epoch, number = divmod(step, each_epoch)
         places = np.arange(number * batch_size, min((number + 1) * batch_size, len(data.rows)))
-        chosen = keyed.permutation(places, len(data.rows), keyed.key(seed, ORDER, epoch)[0])
+        chosen = keyed.permutation(places, len(data.rows), keyed.key(seed, keyed.Purpose.RECORD_ORDER, epoch)[0])
         lengths = np.array([data.rows[number].slots for number in chosen])
         chosen, most = chosen[np.argsort(-lengths, kind="stable")], recipe.training.micro_batch_size or len(chosen)
         step_batches: list[MicroBatch] = []
         for first in range(0, len(chosen), most):
             numbers = chosen[first : first + most]
-            batch = _micro_batch(data, numbers, recipe, vocabulary, keyed.key(seed, DRAWS, epoch, numbers), device)
-            keys = keyed.key(seed, AUXILIARY, epoch, numbers)
+            batch = _micro_batch(
+                data, numbers, recipe, vocabulary, keyed.key(seed, keyed.Purpose.RECORD, epoch, numbers), device
+            )
+            keys = keyed.key(seed, keyed.Purpose.RECORD_OF_AUXILIARY, epoch, numbers)
             step_batches += [batch] if beside is None else with_auxiliary(batch, beside, weights, vocabulary, keys)
         yield step_batches
 

@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from unicloze.decoding.generate import check_settings, generate_tokens, with_token_ids
+from unicloze.decoding.generate import Part, check_settings, generate_parts, with_token_ids
 from unicloze.decoding.layout import layout_of
-from unicloze.decoding.search import Hypothesis
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData, blocks_by_length
+from unicloze.finetuning.task_model import SLOTS_AT_ONCE, TaskModel
 from unicloze.model.readers import check_steps
+from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, generation
 from unicloze.tasks.conversation import turn_of
-from unicloze.tasks.records import Record
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from unicloze.finetuning.predict import TaskModel
-
-OnPart = Callable[[int, list[Prediction]], None]
-
-SLOTS_AT_ONCE = 8192
-"""Slots of a forward pass, padding counted."""
 
 
 def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
@@ -46,17 +37,17 @@ def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
     return dataclasses.replace(recipe, decoding=decoding)
 
 
-def generated(
-    model: TaskModel, data: TaskData, *, first: int = 0, on_part: OnPart | None = None, progress: bool = False
-) -> list[Prediction]:
-    """The text generated for each record, in their order; with `decoding.num_results` above 1 its rivals too.
+def generated(model: TaskModel, data: TaskData, *, first: int = 0, progress: bool = False) -> Iterator[Part]:
+    """What is generated for each record; see `generate_parts`.
 
     Args:
         model: Fine-tuned to generate.
         data: The records.
         first: Number of the first record to generate for; those before it are done.
-        on_part: Is told, after every few batches, the number of a record and the predictions for it and those behind it.
         progress: Show progress on stderr.
+
+    Raises:
+        UsageError: The settings of decoding contradict each other, or leave a source no room.
     """
     tokenizer, decoding = model.tokenizer, model.recipe.decoding
     sources = {row.record: row.source for row in data.rows}  # a record with several targets has as many rows
@@ -67,18 +58,28 @@ def generated(
             f"for {model.model.max_positions - longest}: give no more"
         )
     layout = with_token_ids(layout_of(model.recipe, tokenizer.vocabulary), decoding, tokenizer)
-
-    def predictions(begin: int, found: list[list[Hypothesis]]) -> list[Prediction]:
-        return [
-            prediction_of(record, model.recipe, [(tokenizer.decode(one.tokens), one.score) for one in hypotheses])
-            for record, hypotheses in zip(data.records[begin : begin + len(found)], found, strict=True)
-        ]
-
-    told = None if on_part is None else lambda begin, found: on_part(begin, predictions(begin, found))
     tokens = list(sources.values())
-    return predictions(
-        first, generate_tokens(model.model, tokens, decoding, layout, first=first, on_part=told, progress=progress)
-    )
+    return generate_parts(model.model, tokens, decoding, layout, first=first, progress=progress)
+
+
+def predictions_of(
+    parts: Iterable[Part], records: Sequence[Record], recipe: Recipe, tokenizer: Tokenizer
+) -> Iterator[list[Prediction]]:
+    """The predictions for the next records, after every few batches.
+
+    Args:
+        parts: What is generated.
+        records: For which.
+        recipe: Of the model.
+        tokenizer: Of the model.
+    """
+    left = iter(records)
+    for part in parts:
+        if part.results:
+            yield [
+                prediction_of(record, recipe, [(tokenizer.decode(one.tokens), one.score) for one in hypotheses])
+                for hypotheses, record in zip(part.results, left, strict=False)
+            ]
 
 
 def prediction_of(record: Record, recipe: Recipe, texts: Sequence[tuple[str, float]]) -> Prediction:

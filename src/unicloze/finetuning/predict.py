@@ -5,71 +5,34 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from unicloze.decoding.texts import check_numbers
-from unicloze.decoding.uses import instead
 from unicloze.errors import UsageError
 from unicloze.example import collate
 from unicloze.files import write_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
-from unicloze.finetuning.generate import generated
-from unicloze.model.model import UnifiedModel
+from unicloze.finetuning.generate import generated, predictions_of
+from unicloze.finetuning.task_model import SLOTS_AT_ONCE, TaskModel
 from unicloze.progress import Progress
+from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.conversation import turn_of
-from unicloze.tasks.records import Record
 from unicloze.tasks.task import Outputs, Prediction
-from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.loop import Compute
-from unicloze.training.models import LoadedModel
-
-SLOTS_AT_ONCE = 8192
-"""Slots of a forward pass, padding counted."""
 
 OTHER_FORMAT = "give an --out that ends in .jsonl, or --format jsonl"
 """The cure where predictions do not fit in the lines of a table."""
-
-
-@dataclass(frozen=True)
-class TaskModel:
-    """A model of a task, ready to predict.
-
-    Args:
-        model: Has the heads of the task.
-        tokenizer: Its tokenizer.
-        recipe: Has the task.
-        compute: Where and how to compute.
-    """
-
-    model: UnifiedModel
-    tokenizer: Tokenizer
-    recipe: Recipe
-    compute: Compute
-
-
-def load_task_model(loaded: LoadedModel) -> TaskModel:
-    """A fine-tuned model, ready to predict.
-
-    Raises:
-        UsageError: It has no task.
-    """
-    if not loaded.recipe.task.kind:
-        raise UsageError(
-            f"{loaded.path} is no fine-tuned model: give the --out of `unicloze finetune`; {instead(loaded)}"
-        )
-    return TaskModel(loaded.model, loaded.tokenizer, loaded.recipe, loaded.compute)
 
 
 def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list[Prediction]:
     """A prediction for each record, in their order."""
     task = TASKS[model.recipe.task.kind]
     if task.predict is None:
-        return generated(model, data, progress=progress)
+        parts = generated(model, data, progress=progress)
+        return [one for some in predictions_of(parts, data.records, model.recipe, model.tokenizer) for one in some]
     return task.predict(data.records, data.rows, outputs_of(model, data.rows, progress=progress), model.recipe)
 
 

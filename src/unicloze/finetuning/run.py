@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import shutil
-import signal
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,21 +37,27 @@ from unicloze.finetuning.data import (
     steps_per_epoch,
 )
 from unicloze.finetuning.generate import target_loss
-from unicloze.finetuning.predict import TaskModel, as_json_lines, predict
+from unicloze.finetuning.predict import as_json_lines, predict
 from unicloze.finetuning.samples import samples, with_references
 from unicloze.finetuning.scores import headline, measure, with_errors
 from unicloze.finetuning.start import start_weights
+from unicloze.finetuning.task_model import TaskModel
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
 from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
+from unicloze.records import read_records
+from unicloze.run_files import BEST, CHECKPOINTS, DEV_PREDICTIONS, DEV_SAMPLES, RECIPE
 from unicloze.settings import Recipe, chosen
-from unicloze.tasks import TASKS, resolved
-from unicloze.tasks.records import read_records
+from unicloze.tasks import TASKS
+from unicloze.tasks.extraction import ExtractionSettings
+from unicloze.tasks.groups import task_of
+from unicloze.tasks.roles import resolved
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import MicroBatch
+from unicloze.training.changes import refuse_changes
 from unicloze.training.checkpoint import (
     Checkpoint,
     checkpoint_name,
@@ -60,19 +65,14 @@ from unicloze.training.checkpoint import (
     load_newest,
     set_aside_newer,
 )
-from unicloze.training.ledger import read_ledger, trained_on
+from unicloze.training.ledger import trained_on
 from unicloze.training.lock import hold_run
-from unicloze.training.loop import Compute, Hooks, TrainState
-from unicloze.training.models import BEST, LoadedModel, ready_model
+from unicloze.training.loop import Compute, TrainState
+from unicloze.training.models import LoadedModel, ready_model
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.precision import choose_device, choose_precision
-from unicloze.training.process import RECIPE, RunProcess
-from unicloze.training.run import refuse_changes
+from unicloze.training.precision import choose_device, choose_precision, with_precision
+from unicloze.training.process import RunProcess
 
-DEV_PREDICTIONS = "dev_predictions.jsonl"
-"""Predictions of the best checkpoint, each beside its reference."""
-DEV_SAMPLES = "dev_samples.jsonl"
-"""Some of them with the text of their records, for people to look at."""
 OF_THE_BEST = DEV_PREDICTIONS, DEV_SAMPLES
 """Files that lie in the best checkpoint and, where people look for them, in the run's directory."""
 
@@ -120,7 +120,7 @@ def finetune_run(
         UsageError: The directory holds a run with other settings.
     """
     with hold_run(out):
-        checkpoint = load_newest(out / "checkpoints")
+        checkpoint = load_newest(out / CHECKPOINTS)
         check_metrics(recipe)
         records = read_records(train, recipe.task)
         recipe = reading_columns(recipe, records, progress)
@@ -145,17 +145,16 @@ def finetune_run(
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
         if checkpoint is not None and former is not None:
             former = dataclasses.replace(former, task=resolved(former.task, records))  # an older version left more open
-            recipe = _with_precision(recipe, former.training.precision)
+            recipe = with_precision(recipe, former.training.precision)
             refuse_changes(former, recipe, out, "leave the changed setting out to go on")
             refuse_other_origin(checkpoint.state.get("origin", {}), origin, out)
             set_aside_newer(checkpoint.path)
-        recipe = _with_precision(recipe, choose_precision(recipe.training, choose_device(recipe.training)))
+        recipe = with_precision(recipe, choose_precision(recipe.training, choose_device(recipe.training)))
         start.tokenizer.save(out)
         save_recipe(recipe, out / RECIPE)
         with _Run(recipe, start, training, development, out, checkpoint, origin, files, progress) as run:
             result = run.train()
-    if run.signal and not result.stopped_by:
-        signal.raise_signal(run.signal)
+    run.heed(result.stopped_by)
     return result
 
 
@@ -170,12 +169,6 @@ def with_steps(recipe: Recipe, rows: int) -> Recipe:
         evaluate_every=max(1, round(each_epoch / recipe.finetuning.evaluations)),
     )
     return dataclasses.replace(recipe, training=settings)
-
-
-def _with_precision(recipe: Recipe, precision: Any) -> Recipe:
-    if recipe.training.precision != "auto":
-        return recipe
-    return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
 
 
 class _Run(RunProcess):
@@ -253,12 +246,11 @@ class _Run(RunProcess):
             steps = finetuning_steps(
                 self.train_data, self.recipe, self.tokenizer.vocabulary, self.compute.device.type, self.state.step
             )
-            hooks = Hooks(log=self.log, evaluate=self._evaluate, save=self._save, describe=_describe)
             settings = dataclasses.replace(training, save_every=0)  # each evaluation saves
-            self.learn(steps, settings, hooks)
+            self.learn(steps, settings, self._evaluate, self._save, _describe)
         stopped = self.signal if self.state.step < training.steps and not self._is_enough() else 0
         if stopped:
-            self.ledger.write("stop", step=self.state.step, signal=stopped)
+            self.write_stop()
         best_step = self.best[1] if self.best else self.state.step
         if self.best and self.measured is not None:
             lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -276,7 +268,7 @@ class _Run(RunProcess):
     def _resume(self, checkpoint: Checkpoint) -> tuple[bool, bool]:
         """Take over a checkpoint; returns whether all has been learned, and whether the ledger says so."""
         self.take_over(checkpoint)
-        events = [event for event in self._former_events() if event.get("step", 0) <= self.state.step]
+        events = [event for event in self.former_events() if event.get("step", 0) <= self.state.step]
         evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
         for step in sorted(evaluations):
             self._compare_with_best(evaluations[step]["headline"], step)
@@ -293,12 +285,6 @@ class _Run(RunProcess):
         if done:
             warnings.warn(f"{self.out} is trained to its end: give another --out to train anew", stacklevel=2)
         return done, done and any(event["event"] == "end" for event in events)
-
-    def _former_events(self) -> list[dict[str, Any]]:
-        """What the ledger says of this run, without one that began in the same directory and left no checkpoint."""
-        events = list(read_ledger(self.out / "ledger.jsonl"))
-        begins = [n for n, event in enumerate(events) if event["event"] == "start" and event["resumed_from"] is None]
-        return events[begins[-1] :] if begins else events
 
     def _is_enough(self) -> bool:
         patience = self.recipe.finetuning.patience
@@ -343,7 +329,7 @@ class _Run(RunProcess):
                 headline=value,
                 results={name: result.to_dict() for name, result in results.items()},
                 records=len(predictions),
-                **({} if recipe is self.recipe else {"no_answer_threshold": recipe.task.no_answer_threshold}),
+                **({} if recipe is self.recipe else _threshold_of(recipe)),
             )
             if self.progress:
                 shown = ", ".join(f"{k} {v:.2f}" for result in results.values() for k, v in result.values.items())
@@ -391,3 +377,7 @@ class _Run(RunProcess):
 
 def _describe(micro_batch: MicroBatch) -> str:
     return micro_batch.place
+
+
+def _threshold_of(recipe: Recipe) -> dict[str, float | None]:
+    return {"no_answer_threshold": task_of(recipe, ExtractionSettings).no_answer_threshold}

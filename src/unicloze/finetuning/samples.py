@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unicloze.evaluation.metrics.registry import metric
+from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
 from unicloze.tasks import TASKS
-from unicloze.tasks.records import Record
 from unicloze.tasks.task import Prediction
 
 SAMPLES = 20

@@ -18,10 +18,10 @@ from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.row_files import Item, read_items
 from unicloze.evaluation.metrics.spread import standard_errors
 from unicloze.finetuning.checks import check_metrics, options_of
+from unicloze.records import read_records
+from unicloze.records.record import Record, refuse_repeated
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
-from unicloze.tasks.extraction import refuse_repeated
-from unicloze.tasks.records import Record, read_records
 from unicloze.tasks.task import Prediction
 
 BY_ID: Mapping[str, Callable[[Any], Any]] = {

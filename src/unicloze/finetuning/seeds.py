@@ -15,11 +15,10 @@ from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
 from unicloze.finetuning.run import FinetuneResult, finetune_run
+from unicloze.run_files import RECIPE, RESULTS
 from unicloze.settings import Recipe
 from unicloze.training.models import LoadedModel
-from unicloze.training.process import RECIPE
 
-RESULTS = "results.json"
 FEW = 4
 """So many values of metrics stand in one line."""
 

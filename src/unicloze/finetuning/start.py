@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from unicloze.decoding.abilities import objective_of
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, option_of
 from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.generate import ready_to_generate
+from unicloze.recipes import with_overrides
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
+from unicloze.tasks.groups import Headed, Labelled
 from unicloze.tasks.rows import pooling_of
 from unicloze.training.models import LoadedModel
 
@@ -20,23 +23,31 @@ FREE = "dropout", "attention_dropout", "initializer_range"
 """Settings of `model` that are a task's own: nothing that is trained depends on them."""
 
 
-def task_recipe(recipe: Recipe, start: LoadedModel, overridden: Sequence[str] = ()) -> Recipe:
+def task_recipe(
+    recipe: Recipe,
+    start: LoadedModel,
+    overridden: Sequence[str] = (),
+    objective: Mapping[str, Any] | None = None,
+) -> Recipe:
     """A recipe of a task for one model: data, tokenizer, objective and model are the model's.
 
     Args:
         recipe: Of the task.
         start: The model.
         overridden: Dotted keys that the recipe keeps, such as `model.dropout`.
+        objective: Settings of the model's objective by dotted key, which only the model tells.
 
     Raises:
         UsageError: The recipe has no task, an overridden setting is the model's own, the model has no such auxiliary
-            objective, or what stands for a text has not read it.
+            objective or its objective no such setting, or what stands for a text has not read it.
     """
     if not recipe.task.kind:
         raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
     _refuse_other_models(recipe, start, overridden)
-    own, sections = dataclasses.replace(start.recipe, objective=objective_of(start.recipe)), {}
-    for section in ("data", "tokenizer", "objective", "model", "use"):
+    own = dataclasses.replace(start.recipe, objective=objective_of(start.recipe))
+    of_model = with_overrides(own, objective).objective if objective else own.objective
+    sections: dict[str, Any] = {"objective": of_model}
+    for section in ("data", "tokenizer", "model", "use"):
         kept = [key.partition(".")[2] for key in overridden if key.startswith(f"{section}.")]
         values = {name: getattr(getattr(recipe, section), name) for name in kept}
         sections[section] = dataclasses.replace(getattr(own, section), **values)
@@ -80,18 +91,24 @@ def _pooled(recipe: Recipe) -> Recipe:
         UsageError: A model that reads from left to right is to predict from its first slot, which is alike in all rows.
     """
     task, causal = recipe.task, recipe.use.visibility == "left_to_right"
+    if not isinstance(task, Headed):
+        return recipe
     if task.pooling is None and task.kind in ("tagging", "extraction", "conversation") and causal:
         task = dataclasses.replace(task, pooling="last")
     if task.pooling is None and task.kind == "tagging":
         task = dataclasses.replace(task, pooling="first")
     recipe = dataclasses.replace(recipe, task=task)
-    if causal and task.kind not in ("tagging", "generation") and pooling_of(recipe) == "first":
+    if causal and task.kind != "tagging" and pooling_of(recipe) == "first":
         key = "use.pooling" if task.pooling is None else "task.pooling"
         raise UsageError(
             f"{key} is first, and the model reads from left to right, so that its first slot has read nothing of a text: set "
-            "--task.pooling last"
+            f"{option_of('task.pooling')} last"
         )
     return recipe
+
+
+def _labels(task: TaskSettings) -> list[str] | None:
+    return task.labels if isinstance(task, Labelled) else None
 
 
 def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings) -> list[str]:
@@ -105,7 +122,7 @@ def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings
     own, theirs = model.state_dict(), start.model.state_dict()
     fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
     for name in own:
-        if name.startswith("task_heads.") and ".output." in name and start.recipe.task.labels != task.labels:
+        if name.startswith("task_heads.") and ".output." in name and _labels(start.recipe.task) != _labels(task):
             fitting.pop(name, None)
         if name.startswith("task_heads.") and ".dense." in name:
             kind = name.rpartition(".")[2]

@@ -11,7 +11,7 @@ from unicloze.evaluation.metrics.squad import best_threshold
 from unicloze.finetuning.data import TaskData
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
-from unicloze.tasks.extraction import no_answer_margin, with_threshold
+from unicloze.tasks.extraction import ExtractionSettings, no_answer_margin, with_threshold
 from unicloze.tasks.task import Prediction
 
 
@@ -28,7 +28,7 @@ def with_best_threshold(
         predictions: One for each record.
     """
     task = recipe.task
-    if not task.unanswerable or task.no_answer_threshold is not None:
+    if not isinstance(task, ExtractionSettings) or not task.unanswerable or task.no_answer_threshold is not None:
         return recipe, predictions
     right = [TASKS[task.kind].reference(record, task) for record in data.records]
     margins = {said["id"]: no_answer_margin(said) for said in predictions}

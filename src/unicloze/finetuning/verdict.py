@@ -9,12 +9,11 @@ from typing import Any
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning.scores import headline, measure
+from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
-from unicloze.tasks.records import Record
+from unicloze.training.verdict import STANDARD_ERRORS
 
-STANDARD_ERRORS = 2.0
-"""Smallest significant difference, in standard errors."""
 RISE = 0.5
 """A last rise counts from so many points on."""
 FALL = 2.0

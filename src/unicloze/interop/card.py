@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 import yaml
 
 from unicloze.interop.decoding import goes_on, longest_source
-from unicloze.settings import Recipe
+from unicloze.run_files import BEST, CHECKPOINTS, LEDGER
+from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.training.ledger import read_ledger
 from unicloze.training.models import LoadedModel
 from unicloze.version import __version__
@@ -72,7 +74,7 @@ def model_card(
 
 def _front(recipe: Recipe, architecture: str, imports: str) -> str:
     kind = next((tag for name, tag in _TAGS.items() if architecture.endswith(name)), "feature-extraction")
-    tags = ["unicloze", recipe.task.kind or recipe.objective.name.replace("none", "embeddings")]
+    tags = ["unicloze", recipe.task.kind or (recipe.objective.name if recipe.objective.trains else "embeddings")]
     front = yaml.safe_dump(
         {"library_name": "unicloze" if imports else "transformers", "pipeline_tag": kind, "tags": tags}, sort_keys=False
     )
@@ -173,7 +175,7 @@ def _training(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
 def _run(place: str) -> str:
     """Name of a checkpoint's run, or of the folder itself."""
     path = Path(place)
-    return path.parent.parent.name if path.parent.name in ("checkpoints", "best") else path.name
+    return path.parent.parent.name if path.parent.name in (CHECKPOINTS, BEST) else path.name
 
 
 def _command(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
@@ -182,7 +184,7 @@ def _command(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
         files = start.get("files") or {"train": "TRAIN", "dev": "DEV"}
         named = {"model": _run(str(start.get("model", "MODEL")))} | {k: Path(v).name for k, v in files.items() if v}
         return "unicloze finetune --task recipe.yaml " + " ".join(f"--{k} {shlex.quote(v)}" for k, v in named.items())
-    if recipe.objective.name == "none" or recipe.provenance.place.startswith(IMPORTED):
+    if not recipe.objective.trains or recipe.provenance.place.startswith(IMPORTED):
         return ""
     corpus = " ".join(shlex.quote(Path(name).name) for name in recipe.data.corpus)
     return f"unicloze pretrain --recipe recipe.yaml  # on {corpus}"
@@ -224,7 +226,8 @@ def _export(to: str, differences: Mapping[str, float], said: Sequence[str]) -> s
 
 def _recipe(recipe: Recipe) -> str:
     """The recipe's differences from the defaults, without local folders."""
-    different = _difference(recipe.to_dict(), Recipe().to_dict())
+    same = Recipe(objective=dataclasses.replace(type(recipe.objective)(), name=ObjectiveSettings().name))
+    different = _difference(recipe.to_dict(), same.to_dict())
     for section, key in PLACES:
         named = different.get(section, {})
         if isinstance(named.get(key), list):
@@ -256,5 +259,5 @@ def _difference(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
 
 def _events(loaded: LoadedModel) -> list[Mapping[str, Any]]:
     """The ledger of a checkpoint's run; empty without a run."""
-    ledger = loaded.path.parent.parent / "ledger.jsonl"
+    ledger = loaded.path.parent.parent / LEDGER
     return list(read_ledger(ledger)) if ledger.is_file() else []

@@ -11,8 +11,9 @@ from unicloze.errors import UsageError
 from unicloze.interop.families import Head
 from unicloze.interop.stock import DENSE, STOCK, TASK_CLASSES, Stock, TaskClass
 from unicloze.mixtures import all_targets
-from unicloze.model.task_heads import HeadSettings
+from unicloze.settings import HeadSettings
 from unicloze.tasks import task_heads
+from unicloze.tasks.groups import Delimited, Headed
 from unicloze.tasks.rows import pooling_of
 from unicloze.training.models import LoadedModel
 
@@ -154,7 +155,7 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
     if DENSE[kind] and kind not in stock.task_layers:
         yield Limit("task.kind", task.kind, "uses gelu instead of tanh in its classifier")
     needed = "dense" if DENSE[kind] else "plain"
-    if task.head != needed:
+    if isinstance(task, Headed) and task.head != needed:
         has = "has a dense layer" if DENSE[kind] else "has no dense layer"
         yield Limit("task.head", task.head, f"{has} before the output layer of {kind[3:]}", _again("task.head", needed))
     pooling = pooling_of(loaded.recipe)
@@ -162,7 +163,7 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
         yield Limit("task.pooling", pooling, "predicts from each slot alone", _again("task.pooling", "first"))
     if task.kind != "tagging" and pooling != "first":
         yield Limit("task.pooling", pooling, "predicts from the first slot", _again("task.pooling", "first"))
-    if task.delimiter:
+    if isinstance(task, Delimited) and task.delimiter:
         yield Limit("task.delimiter", True, "puts [EOS] between two texts", _again("task.delimiter", "false"))
     if any(head.pooling == "sum" for head in heads.values()):
         yield Limit("task.both_orders", True, "reads a pair once", _again("task.both_orders", "false"))

@@ -8,18 +8,14 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from unicloze.decoding.texts import open_model
 from unicloze.errors import UsageError
+from unicloze.interop.opening import ModelLike, open_model
 from unicloze.interop.programs import Encoder, Part, Step, compare, module_of, trace
 from unicloze.interop.rules import step_rule
-
-if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
 
 _LARGEST_FILE = 2**31 - 2**20
 """Largest weights of one file in bytes: protobuf is limited to 2 GiB."""
@@ -110,14 +106,13 @@ def _check_installed() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the exporter's messages about missing packages and its own deprecations."""
+    """Keep from the user what torch logs of absent packages and warns of in itself; the file is checked afterwards."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r".*LeafSpec.* is deprecated", category=FutureWarning)
-            warnings.filterwarnings("ignore", message=r"# The axis name: \w+ will not be used", category=UserWarning)
+            warnings.simplefilter("ignore")
             yield
     finally:
         log.setLevel(level)

@@ -12,7 +12,7 @@ values of the other slots. `token_type_ids` is 0 for the source and 1 for the ta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +20,14 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional
 
 from unicloze.decoding.abilities import objective_of
-from unicloze.decoding.texts import open_model
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.interop.opening import ModelLike, open_model
 from unicloze.interop.rules import encoding_rule, step_rule
 from unicloze.mixtures import describe
 from unicloze.model.from_attention_mask import EncodingRule, StepRule, encoding_batch, slots_of
 from unicloze.model.model import UnifiedModel
 from unicloze.model.readers import GivenKeys, check_steps
 from unicloze.training.models import LoadedModel
-
-if TYPE_CHECKING:
-    from unicloze.decoding.texts import ModelLike
 
 Part = Literal["encoder", "step"]
 
@@ -152,7 +149,7 @@ def module_of(model: LoadedModel, part: Part) -> Encoder | Step:
     rule = step_rule(model.recipe, model.tokenizer.vocabulary)
     if rule is None:
         objective = objective_of(model.recipe)
-        what = "an encoder without heads" if objective.name == "none" else f"a model trained by {describe(objective)}"
+        what = "an encoder without heads" if not objective.trains else f"a model trained by {describe(objective)}"
         raise UsageError(f"{what} does not generate text: export only its encoder")
     return Step(model.model, rule).eval()
 

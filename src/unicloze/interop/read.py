@@ -26,9 +26,10 @@ from unicloze.interop.weights import inside, open_weights
 from unicloze.model.build import shapes_only
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import save_recipe
+from unicloze.run_files import CHECKPOINTS, MANIFEST, RECIPE
 from unicloze.settings import ModelSettings, TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.checkpoint import MANIFEST, write_checkpoint
+from unicloze.training.checkpoint import write_checkpoint
 from unicloze.training.finite import first_non_finite
 from unicloze.training.initial import (
     POSITION_ROWS,
@@ -39,18 +40,12 @@ from unicloze.training.initial import (
     said_of_tokens,
     shared_tokens,
 )
-from unicloze.training.models import LoadedModel, load_model
-
-
-def load_any(path: str | os.PathLike[str]) -> LoadedModel:
-    """Load a model from a run or checkpoint of ours, or from another library's checkpoint folder."""
-    place = Path(path)
-    return import_checkpoint(place) if is_foreign(place) else load_model(place)
+from unicloze.training.models import LoadedModel
 
 
 def is_foreign(place: Path) -> bool:
     """Whether a folder is another library's checkpoint: it has a configuration and none of our files."""
-    ours = (place / MANIFEST).is_file() or (place / "checkpoints").is_dir()
+    ours = (place / MANIFEST).is_file() or (place / CHECKPOINTS).is_dir()
     return place.is_dir() and not ours and _config_file(place) is not None
 
 
@@ -158,7 +153,7 @@ def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> LoadedModel
             loaded.recipe,
             tokenizer=dataclasses.replace(loaded.recipe.tokenizer, path=str(folder.resolve() / "tokenizer.json")),
         )
-        save_recipe(recipe, beside / "recipe.yaml")
+        save_recipe(recipe, beside / RECIPE)
         write_checkpoint(
             folder,
             step=loaded.step,

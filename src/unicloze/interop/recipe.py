@@ -12,6 +12,10 @@ from typing import Any, Literal
 from unicloze.interop.config import read_json
 from unicloze.interop.families import TARGETS, Family, Head
 from unicloze.interop.weights import inside
+from unicloze.objectives.groups import PseudoToken
+from unicloze.objectives.masked import MaskedSettings
+from unicloze.objectives.unilmv2 import UniLMv2Settings
+from unicloze.objectives.untrained import UntrainedSettings
 from unicloze.recipes import load_recipe, validate
 from unicloze.settings import (
     DataSettings,
@@ -59,7 +63,7 @@ def imported_recipe(
         UsageError: No valid recipe fits the model, such as one that reads three tokens.
     """
     objective = _objective(model, heads, relative=family.name == "unilm" and model.relative_bias)
-    if not has_pseudo:
+    if not has_pseudo and isinstance(objective, PseudoToken):
         objective = dataclasses.replace(objective, pseudo_token="mask")
     pairs = any(_PAIRS.get(TARGETS[head]) for head in heads) or bool(objective.mixture)
     recipe = Recipe(
@@ -84,7 +88,7 @@ def _objective(model: ModelSettings, heads: Sequence[Head], *, relative: bool) -
     targets = [TARGETS[head] for head in heads]
     kind: Any = next((_PAIRS[target] for target in targets if target in _PAIRS), "contiguous")
     if "ae" not in targets:
-        return ObjectiveSettings(name="none", targets=targets, pairs=kind)
+        return UntrainedSettings(targets=targets, pairs=kind)
     if model.num_segments == 6:  # UniLM v1: one or two ids for each of its four objectives
         v1 = load_recipe("unilm-v1-base").objective
         if "nsp" in targets:
@@ -92,8 +96,8 @@ def _objective(model: ModelSettings, heads: Sequence[Head], *, relative: bool) -
         plain = [{**part, "pairs": "contiguous", "targets": ["ae"]} for part in v1.mixture]
         return dataclasses.replace(v1, mixture=plain)
     if relative:
-        return ObjectiveSettings(name="unilmv2", targets=["ae", "par", *targets[1:]], pseudo_token="mask", pairs=kind)
-    return ObjectiveSettings(name="masked", targets=targets, masking="token", max_span=1, pairs=kind)
+        return UniLMv2Settings(targets=["ae", "par", *targets[1:]], pseudo_token="mask", pairs=kind)
+    return MaskedSettings(targets=targets, masking="token", max_span=1, pairs=kind)
 
 
 def _note(family: Family, heads: Sequence[Head]) -> str:

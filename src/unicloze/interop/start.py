@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UsageError
-from unicloze.interop.read import is_foreign, load_any
+from unicloze.interop.opening import open_model
+from unicloze.interop.read import is_foreign
 from unicloze.recipes.schema import flatten
+from unicloze.run_files import TOKENIZER
 from unicloze.settings import Recipe
-from unicloze.text.agreement import OF_A_TRAINED_TOKENIZER
+from unicloze.training.agreement import OF_A_TRAINED_TOKENIZER
 from unicloze.training.initial import inherited
 from unicloze.training.models import LoadedModel
 
@@ -24,7 +26,7 @@ class Start:
 
     def open(self, place: str) -> LoadedModel:
         """The model at a place, for its weights; it is not cached any longer."""
-        return self._opened.pop(place, None) or load_any(place)
+        return self._opened.pop(place, None) or open_model(place)
 
     def settings(self, recipe: Recipe, given: Mapping[str, Any], *, new_tokenizer: bool) -> dict[str, Any]:
         """Settings the run inherits from the model, by dotted name; warns where the recipe's shape differs.
@@ -45,7 +47,7 @@ class Start:
                 f"{unread[0]} applies to training a tokenizer, but the run uses that of {place}: give --new-tokenizer to "
                 "train one, or leave it out"
             )
-        loaded = self._opened[place] = load_any(place)
+        loaded = self._opened[place] = open_model(place)
         changes, said = inherited(recipe, loaded, asked)
         if said:
             warnings.warn(said, stacklevel=3)
@@ -57,5 +59,5 @@ def _tokenizer(place: Path, loaded: LoadedModel) -> dict[str, Any]:
     if is_foreign(place):
         settings = loaded.recipe.tokenizer
         return {"tokenizer.path": settings.path, "tokenizer.lowercase": settings.lowercase}
-    files = [folder / "tokenizer.json" for folder in (place, loaded.path)]
+    files = [folder / TOKENIZER for folder in (place, loaded.path)]
     return {"tokenizer.path": str(next(file for file in files if file.is_file()))}

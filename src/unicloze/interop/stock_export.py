@@ -20,6 +20,7 @@ from unicloze.interop.tables import Table
 from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_sentence_files, write_tokenizer
 from unicloze.settings import ModelSettings
 from unicloze.tasks import task_heads
+from unicloze.tasks.groups import Labelled
 from unicloze.training.initial import POSITION_ROWS, SEGMENT_ROWS, TOKEN_ROWS
 from unicloze.training.models import LoadedModel
 
@@ -110,7 +111,7 @@ class StockExport:
         values: dict[str, object] = {key: rate} if given else {}
         if "label" not in heads and "tags" not in heads:
             return values
-        if task.labels is None:
+        if not isinstance(task, Labelled) or task.labels is None:
             return {**values, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": "regression"}
         names = dict(enumerate(task.labels))
         values |= {"id2label": names, "label2id": {name: number for number, name in names.items()}}

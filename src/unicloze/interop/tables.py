@@ -213,14 +213,6 @@ class Table:
         for entry in self.entries:
             yield from zip(entry.ours, entry.change.forward([theirs[name] for name in entry.theirs]), strict=True)
 
-    def to_ours(self, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert their state to ours.
-
-        Raises:
-            KeyError: A tensor of theirs is missing.
-        """
-        return dict(self.ours(theirs))
-
     def to_theirs(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert our state to theirs, each tensor once and contiguous, without copies of tied ones.
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from unicloze.errors import UniclozeError
 from unicloze.interop.weights import inside
+from unicloze.run_files import TOKENIZER_CONFIG
 from unicloze.settings import TokenizerSettings
-from unicloze.text.tokenizer_config import CONFIG
 from unicloze.text.tokenizers import Tokenizer
 
 
@@ -20,7 +20,7 @@ def read_tokenizer(folder: Path) -> tuple[Tokenizer, TokenizerSettings] | None:
     Raises:
         UniclozeError: A file is damaged, or contradicts another.
     """
-    inside(folder, CONFIG)
+    inside(folder, TOKENIZER_CONFIG)
     file = inside(folder, "tokenizer.json")
     if file is None:
         found = [path for name in sorted(folder.glob("*vocab.txt")) if (path := inside(folder, name.name)) is not None]

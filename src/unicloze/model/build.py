@@ -11,8 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from unicloze.model.chain import ReplacedTokenModel
 from unicloze.model.model import UnifiedModel
-from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import ModelSettings
+from unicloze.settings import HeadSettings, ModelSettings
 
 Model: TypeAlias = UnifiedModel | ReplacedTokenModel
 """Any model the training loop accepts: maps a batch to losses by target. `for_use` is the network kept after training."""

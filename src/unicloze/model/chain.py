@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from unicloze import keyed
 from unicloze.example import Batch
-from unicloze.model.backbone import Embeddings
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import TargetLoss, UnifiedModel
+from unicloze.model.sharing import borrow
 from unicloze.settings import ModelSettings
 
 SHARED = "tokens", "positions", "segments", "norm"
@@ -51,7 +51,7 @@ class ReplacedTokenModel(nn.Module):
         self.generator = UnifiedModel(
             generator_settings(settings), vocab_size=vocab_size, max_positions=max_positions, targets=("ae",)
         )
-        _borrow(self.generator.backbone.embeddings, self.discriminator.backbone.embeddings)
+        borrow(self.generator.backbone.embeddings, self.discriminator.backbone.embeddings, SHARED)
 
     @property
     def networks(self) -> tuple[UnifiedModel, ...]:
@@ -65,7 +65,7 @@ class ReplacedTokenModel(nn.Module):
     def initialize(self, seed: int) -> None:
         """Initialise the weights of both networks."""
         self.discriminator.initialize(seed)
-        self.generator.initialize(int(keyed.key(seed, 1)[0] >> 1))
+        self.generator.initialize(int(keyed.key(seed, keyed.Purpose.GENERATOR_WEIGHTS)[0] >> 1))
 
     def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
         """Losses of every target in a batch.
@@ -162,7 +162,7 @@ def draws_of_rows(batch: Batch) -> Tensor:
     named = keyed.key(shown, asked.slots.cpu().numpy())
     rows = np.where(real, named, np.uint64(0)).sum(axis=1, dtype=np.uint64)  # wraps around
     row, prediction = batch.targets["ae"].weights.nonzero(as_tuple=True)
-    drawn = keyed.bits(rows[row.cpu().numpy()], 0, prediction.cpu().numpy())
+    drawn = keyed.bits(rows[row.cpu().numpy()], keyed.Stream.ONLY, prediction.cpu().numpy())
     return torch.from_numpy(keyed.uniform(drawn))
 
 
@@ -202,10 +202,3 @@ def with_samples(batch: Batch, samples: Tensor) -> Batch:
     return dataclasses.replace(
         batch, input_ids=input_ids, targets={**others, "rtd": dataclasses.replace(asked, labels=replaced)}
     )
-
-
-def _borrow(embeddings: Embeddings, owner: Embeddings) -> None:
-    """Share the owner's embedding modules. They stay registered there only, so each tensor has one name in a checkpoint."""
-    for name in SHARED:
-        delattr(embeddings, name)
-        object.__setattr__(embeddings, name, getattr(owner, name))

@@ -162,7 +162,7 @@ class DropoutKey:
             return x
         if x.device.type != "cpu":
             return functional.dropout(x, probability, training=True)
-        draw = int(keyed.bits(self._key, 0, np.array([self._site]))[0])
+        draw = int(keyed.bits(self._key, keyed.Stream.ONLY, np.array([self._site]))[0])
         self._site += 1
         dropped: Tensor = _Drop.apply(x, (draw >> 32, draw & 0xFFFFFFFF), probability)  # type: ignore[no-untyped-call]
         return dropped

@@ -12,6 +12,7 @@ from torch.nn import functional
 from unicloze.model.attention import SelfAttention
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.relative_bias import RelativeBias
+from unicloze.model.sharing import borrow
 from unicloze.settings import ModelSettings
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -106,11 +107,10 @@ class Layer(nn.Module):
         super().__init__()
         shared = SHARED_PARTS[settings.share_layers] if first is not None else frozenset()
         for name, build in PARTS.items():
-            if name in shared:
-                # Bypass nn.Module's registration, so that parameters and checkpoints hold shared weights only once.
-                self.__dict__[name] = getattr(first, name)
-            else:
+            if name not in shared:
                 setattr(self, name, build(settings))
+        if first is not None:
+            borrow(self, first, shared)
         self.number = number
         self.norm_first = settings.norm == "pre"
         self.rate = settings.dropout

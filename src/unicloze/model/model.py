@@ -15,8 +15,8 @@ from unicloze.model.backbone import Backbone, embedding_width
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING, backbone_flops, linear_flops
 from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
-from unicloze.model.task_heads import HeadSettings, TaskHead
-from unicloze.settings import ModelSettings
+from unicloze.model.task_heads import TaskHead
+from unicloze.settings import HeadSettings, ModelSettings
 
 PAIR_TARGETS = "nsp", "sop"
 """Targets that classify how two segments relate."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,27 +9,7 @@ from torch.nn import functional
 from unicloze.example import TargetBatch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.heads import cross_entropy
-from unicloze.settings import ModelSettings
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadSettings:
-    """Settings of a task head.
-
-    Args:
-        kind: `classes`: one of several, from the pooled slots of a prediction. `quantities`: numbers, trained with squared
-            error. `choice`: one of the slots of a prediction, each scored on its own.
-        outputs: Number of classes or quantities; ignored for a choice.
-        dense: Put a dense layer and tanh before the output layer (BERT's pooler).
-        pooling: Combine the slots of a prediction by their `mean` or `sum`.
-        dropout: Dropout before the output layer; default: the model's.
-    """
-
-    kind: Literal["classes", "quantities", "choice"]
-    outputs: int = 1
-    dense: bool = True
-    pooling: Literal["mean", "sum"] = "mean"
-    dropout: float | None = None
+from unicloze.settings import HeadSettings, ModelSettings
 
 
 class TaskHead(nn.Module):

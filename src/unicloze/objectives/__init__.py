@@ -1,82 +1,84 @@
 """Windows to examples: what is masked, who may read whom, what is predicted.
 
-An objective is a function `(windows, vocabulary, settings, rates) -> Examples`, pure in its arguments: every random draw
-is keyed by `windows.keys`. To add one, write the function, name it here, and give it a recipe and a test.
+An objective is a few functions and the settings they read, together in one module, named in `OBJECTIVES` here. Importing
+this package imports none of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from unicloze.errors import UsageError
-from unicloze.example import Examples
-from unicloze.objectives import causal, denoising, diffusion, masked, permuted, seq2seq, unilmv2
-from unicloze.objectives.masking import Rates, Steps
-from unicloze.objectives.pairs import with_pair_target
+from unicloze.objectives.objective import Ability, LayOut, Objective
+from unicloze.registry import Registry
 from unicloze.settings import ObjectiveSettings
-from unicloze.text.tokenizers import Vocabulary
-from unicloze.text.windows import Windows
 
-Make = Callable[[Windows, Vocabulary, ObjectiveSettings, Rates | None], Examples]
-LayOut = Callable[[Windows, Steps, Vocabulary, ObjectiveSettings], Examples]
-Chain = Callable[[Windows, Vocabulary, ObjectiveSettings], Examples]
-Check = Callable[[Windows, Vocabulary, ObjectiveSettings], None]
+if TYPE_CHECKING:
+    from unicloze.example import Examples
+    from unicloze.objectives.masking import Rates
+    from unicloze.text.tokenizers import Vocabulary
+    from unicloze.text.windows import Windows
+
+__all__ = [
+    "OBJECTIVES",
+    "Ability",
+    "LayOut",
+    "Objective",
+    "changed",
+    "defined",
+    "field_names",
+    "make_examples",
+    "settings_of",
+]
+
+OBJECTIVES: Registry[Objective[Any]] = Registry(
+    "objective",
+    "OBJECTIVES",
+    {
+        "unilmv2": "unicloze.objectives.unilmv2",
+        "masked": "unicloze.objectives.masked",
+        "causal": "unicloze.objectives.causal",
+        "masked_diffusion": "unicloze.objectives.diffusion",
+        "block_diffusion": "unicloze.objectives.diffusion",
+        "prefix": "unicloze.objectives.seq2seq",
+        "span_corruption": "unicloze.objectives.denoising",
+        "denoising": "unicloze.objectives.denoising",
+        "masked_span": "unicloze.objectives.denoising",
+        "permuted": "unicloze.objectives.permuted",
+        "compensated": "unicloze.objectives.permuted",
+        "none": "unicloze.objectives.untrained",
+    },
+)
+"""Every objective, by `objective.name`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Objective:
-    """What one family of objectives can ask of a model.
-
-    `cloze`, `stepwise` and `causal` lay out rows with one target and nothing drawn at random, to measure and to use a
-    model by; None where a model trained by this objective does not define that.
+def settings_of(name: str = "unilmv2", **values: Any) -> Any:
+    """Settings of an objective of its own class.
 
     Args:
-        make: Rows to train on.
-        cloze: Predict the tokens with a step >= 0 all at once from the rest (autoencoding). The j-th prediction of a row is
-            its j-th such token by step, then position.
-        stepwise: Predict them step by step, each step seeing the tokens of earlier ones; in the same order.
-        causal: Predict every maskable token from those left of it. The j-th prediction of a row is its j-th maskable token.
-        causal_if: Whether settings train for `causal`; all do if not given.
-        check: Refuses text that the objective can do nothing with; called with some windows before the first step.
+        name: The objective.
+        values: Those that differ from the defaults.
+
+    Raises:
+        UsageError: There is no such objective.
+        TypeError: It has no such setting.
     """
-
-    make: Make
-    cloze: LayOut | None = None
-    stepwise: LayOut | None = None
-    causal: Chain | None = None
-    causal_if: Callable[[ObjectiveSettings], bool] | None = None
-    check: Check | None = None
+    return OBJECTIVES[name].settings(name=name, **values)
 
 
-def _nothing(*_: object) -> Examples:
-    raise UsageError(
-        "objective none, that of an imported encoder, trains nothing: give a recipe with another one, and the encoder as "
-        "training.initialize_from"
-    )
+def changed(settings: ObjectiveSettings, changes: dict[str, Any]) -> ObjectiveSettings:
+    """Settings with some values changed. If one of them is the name, what the new objective has too is kept."""
+    kind = OBJECTIVES[changes.get("name", settings.name)].settings
+    if type(settings) is kind:
+        return dataclasses.replace(settings, **changes)
+    common = field_names(type(settings)) & field_names(kind)
+    made: ObjectiveSettings = kind(**{name: getattr(settings, name) for name in common} | changes)
+    return made
 
 
-OBJECTIVES: Mapping[str, Objective] = {
-    "unilmv2": Objective(make=unilmv2.unilmv2, cloze=unilmv2.cloze, stepwise=unilmv2.stepwise, causal=unilmv2.causal),
-    "masked": Objective(make=masked.masked, cloze=masked.cloze, causal=masked.causal),
-    "causal": Objective(
-        make=causal.causal,
-        causal=causal.chain,
-        causal_if=lambda settings: settings.visibility == "left_to_right",
-    ),
-    "masked_diffusion": Objective(make=diffusion.masked_diffusion, cloze=diffusion.cloze),
-    "block_diffusion": Objective(make=diffusion.block_diffusion, causal=diffusion.causal),
-    "prefix": Objective(make=seq2seq.prefix, causal=seq2seq.causal, causal_if=seq2seq.starts_from_nothing),
-    "span_corruption": Objective(make=denoising.span_corruption),
-    "denoising": Objective(make=denoising.denoising, check=denoising.check_sentences),
-    "masked_span": Objective(make=denoising.masked_span),
-    "permuted": Objective(make=permuted.permuted, stepwise=permuted.permuted_stepwise, causal=permuted.permuted_causal),
-    "compensated": Objective(
-        make=permuted.compensated, stepwise=permuted.compensated_stepwise, causal=permuted.compensated_causal
-    ),
-    "none": Objective(make=_nothing),
-}
+def field_names(kind: type[ObjectiveSettings]) -> set[str]:
+    """Names of the settings of a class."""
+    return {field.name for field in dataclasses.fields(kind)}
 
 
 def make_examples(
@@ -88,31 +90,20 @@ def make_examples(
         windows: The text.
         vocabulary: Ids of the masks and of the tokens a random one is drawn from.
         settings: What to mask, predict and show.
-        rates: Mask rate of each row; `settings.mask_rate` if not given. *Shape:* (rows,)
+        rates: Mask rate of each row; that of the settings if not given. *Shape:* (rows,)
     """
-    examples = OBJECTIVES[settings.name].make(windows, vocabulary, settings, rates)
-    return with_pair_target(examples, windows, settings)
+    return OBJECTIVES[settings.name].make(windows, vocabulary, settings, rates)
 
 
-def without_noise(settings: ObjectiveSettings) -> ObjectiveSettings:
-    """The settings with a mask at every masked position: random and kept tokens would flatter a held-out figure."""
-    return dataclasses.replace(settings, mask_share=1.0, random_share=0.0)
-
-
-def defined(settings: ObjectiveSettings) -> Objective:
+def defined(settings: ObjectiveSettings) -> Objective[Any]:
     """What a model trained with these settings defines: an objective's abilities, less those they leave out."""
     objective = OBJECTIVES[settings.name]
-    has, reads = set(settings.targets), settings.visibility
-    if "rtd" in has:  # ELECTRA's `ae` is its generator's, which is not what is used
-        has -= {"ae"}
-    sees_both_sides = "diffusion" in has or ("ae" in has and reads == "bidirectional")
-    sees_the_left = {"par", "lm", "diffusion"} & has or ("ae" in has and reads == "left_to_right")
-    if objective.causal_if is not None:
-        sees_the_left = sees_the_left and objective.causal_if(settings)
-    return Objective(
-        make=objective.make,
-        cloze=objective.cloze if sees_both_sides else None,
-        stepwise=objective.stepwise if "par" in has else None,
-        causal=objective.causal if sees_the_left else None,
-        check=objective.check,
+    if objective.defines is None:
+        return objective
+    has = objective.defines(settings)
+    return dataclasses.replace(
+        objective,
+        cloze=objective.cloze if "cloze" in has else None,
+        stepwise=objective.stepwise if "stepwise" in has else None,
+        causal=objective.causal if "causal" in has else None,
     )

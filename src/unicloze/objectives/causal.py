@@ -7,9 +7,9 @@ predicted at these slots. Layers that read nearby slots only (GPT-3) find their 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,14 @@ import numpy.typing as npt
 from unicloze import visibility
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
+from unicloze.objectives.generation_layout import GenerationLayout, layout
+from unicloze.objectives.groups import Directed
 from unicloze.objectives.layout import unknown_words
 from unicloze.objectives.masking import Flags
+from unicloze.objectives.objective import Ability, Objective
 from unicloze.ragged import ranks
-from unicloze.settings import ObjectiveSettings
+from unicloze.rules import NOT_NEGATIVE, Needs, Problem
+from unicloze.settings import Reading, Recipe
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.visibility import Intervals
@@ -44,10 +48,42 @@ _DIRECTIONS: Mapping[str, _Direction] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class CausalSettings(Directed):
+    """Settings of causal language models.
+
+    Args:
+        local_width: Slots to the left a slot reads in the layers whose `model.layer_visibility` is `local` (GPT-3).
+    """
+
+    name: str = "causal"
+    local_width: int | None = None
+
+    known_targets = ("lm",)
+    in_order = True
+    ranges: ClassVar = {"local_width": NOT_NEGATIVE}
+    needs: ClassVar = {
+        "local_width": (
+            Needs("'local' in model.layer_visibility", lambda recipe: "local" in recipe.model.layer_visibility),
+        )
+    }
+
+    @property
+    def reading(self) -> Reading:
+        """How its rows read a text: in its direction, some layers nearby slots only."""
+        return super().reading._replace(local_width=self.local_width)
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """Directions in which a slot would read its answer."""
+        yield from super().problems(recipe)
+        if self.visibility not in _DIRECTIONS:
+            yield "objective.visibility", f"objective causal reads {' or '.join(_DIRECTIONS)}"
+
+
 def causal(
     windows: Windows,
     vocabulary: Vocabulary,
-    settings: ObjectiveSettings,
+    settings: CausalSettings,
     rates: npt.NDArray[np.float64] | None = None,
 ) -> Examples:
     """Predict the tokens of a block of windows, each from those before it; nothing is drawn at random.
@@ -64,12 +100,12 @@ def causal(
     return lay_out(windows, settings, answers=real & ~unknown_words(windows.token_ids, vocabulary))
 
 
-def chain(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
+def chain(windows: Windows, vocabulary: Vocabulary, settings: CausalSettings) -> Examples:
     """Rows that predict every maskable token from those before it in the direction of reading, by ascending position."""
     return lay_out(windows, settings, answers=windows.maskable)
 
 
-def lay_out(windows: Windows, settings: ObjectiveSettings, *, answers: Flags) -> Examples:
+def lay_out(windows: Windows, settings: CausalSettings, *, answers: Flags) -> Examples:
     """The rows that predict given tokens, as far as a slot stands before them.
 
     Args:
@@ -89,7 +125,7 @@ def lay_out(windows: Windows, settings: ObjectiveSettings, *, answers: Flags) ->
     rows, window = windows.token_ids.shape
     position = np.arange(window, dtype=np.int32)
     intervals = direction.rows(windows.lengths, capacity=window)
-    named = np.resize(np.array(settings.segment_ids or (0, 1), dtype=np.int32), 2)  # a single id names both segments
+    named = np.array(settings.reading.segments, dtype=np.int32)
     return Examples(
         input_ids=windows.token_ids,
         position_ids=np.tile(position, (rows, 1)),
@@ -116,3 +152,26 @@ def _target(windows: Windows, answers: Flags, shift: int) -> Target:
     labels[row, rank] = windows.token_ids[row, position]
     weights = (np.arange(shape[1]) < counts[:, None]).astype(np.float32)
     return Target(slots=slots, labels=labels, weights=weights)
+
+
+def _generates(settings: CausalSettings, vocabulary: Vocabulary) -> GenerationLayout | None:
+    return layout(settings, vocabulary, predicts="next", decoder_only=True) if _to_the_right(settings) else None
+
+
+def _defines(settings: CausalSettings) -> set[Ability]:
+    return {"causal"} if _to_the_right(settings) else set()
+
+
+def _to_the_right(settings: CausalSettings) -> bool:
+    return settings.visibility == "left_to_right"
+
+
+OBJECTIVES: Mapping[str, Objective[Any]] = {
+    "causal": Objective(
+        settings=CausalSettings,
+        make=causal,
+        causal=chain,
+        defines=_defines,
+        generates=_generates,
+    )
+}

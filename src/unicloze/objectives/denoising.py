@@ -5,26 +5,114 @@ The source is the noised text, the target what has to be restored; `unicloze.obj
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
 from unicloze import keyed
-from unicloze.capacity import corrupted_spans, masked_fragment, row_bounds
 from unicloze.errors import UsageError
 from unicloze.example import Examples
+from unicloze.objectives.generation_layout import GenerationLayout, layout
+from unicloze.objectives.groups import Shown
 from unicloze.objectives.masking import Flags, Rates, rates_of
-from unicloze.objectives.masking import Stream as MaskingStream
-from unicloze.objectives.noise import apply_noise, sentences
-from unicloze.objectives.seq2seq import Ragged, lay_out, text_of
-from unicloze.objectives.spans import Counts, Stream, partition, per_row
-from unicloze.settings import ObjectiveSettings
+from unicloze.objectives.noise import NOISE, apply_noise, infilled_spans, noised_tokens, sentences
+from unicloze.objectives.objective import Objective
+from unicloze.objectives.seq2seq import Ragged, SourceTarget, generates, lay_out, mode_id, text_of
+from unicloze.objectives.spans import Counts, partition, per_row
+from unicloze.rules import AT_LEAST_ONE, Needs, Problem
+from unicloze.settings import Bounds, Recipe
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpanCorruptionSettings(SourceTarget):
+    """Settings of T5's span corruption.
+
+    Args:
+        mean_span: Mean length of a corrupted span.
+    """
+
+    name: str = "span_corruption"
+    mean_span: float = 3.0
+
+    ranges: ClassVar = {"mean_span": AT_LEAST_ONE}
+
+    def bounds_at(self, text: int, rate: float) -> Bounds:
+        """The most that a row takes up: sentinels stand in source and target."""
+        noise, spans = corrupted_spans(text, rate, self.mean_span)
+        return self.counted_on(text - noise + spans, noise + spans + 2)._replace(sentinels=spans + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoisingSettings(SourceTarget):
+    """Settings of BART's denoising.
+
+    Args:
+        mean_span: Mean length of an infilled span (Poisson).
+        noise: What is done to the source, in this order: `mask`, `delete`, `infill`, `permute_sentences`, `rotate`.
+    """
+
+    name: str = "denoising"
+    mean_span: float = 3.0
+    noise: list[str] = field(default_factory=lambda: ["infill"])
+
+    ranges: ClassVar = {"mean_span": AT_LEAST_ONE}
+    needs: ClassVar = {
+        "mean_span": (Needs("'infill' in objective.noise", lambda recipe: "infill" in recipe.objective.noise),)
+    }
+
+    def bounds_at(self, text: int, rate: float) -> Bounds:
+        """The most that a row takes up: spans that are inserted make a source longer."""
+        source = text
+        if "delete" in self.noise:
+            source -= noised_tokens(source, rate)
+        if "infill" in self.noise:
+            noised = noised_tokens(source, rate)
+            source += infilled_spans(noised, self.mean_span) - noised
+        return self.counted_on(source, text + 1)
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """Kinds of noise that are not known."""
+        yield from super().problems(recipe)
+        if not self.noise or not set(self.noise) <= set(NOISE):
+            yield "objective.noise", f"name at least one of {', '.join(map(repr, NOISE))}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedSpanSettings(SourceTarget, Shown):
+    """Settings of MASS."""
+
+    name: str = "masked_span"
+
+    def bounds_at(self, text: int, rate: float) -> Bounds:
+        """The most that a row takes up: its target has the positions of the span."""
+        fragment, source = masked_fragment(text, rate), self.source_slots(text)
+        return Bounds(slots=source + 1 + fragment, predictions=fragment, positions=source)
+
+
+def corrupted_spans(tokens: int, rate: float, mean_span: float) -> tuple[int, int]:
+    """Noise tokens and spans of T5's span corruption: both rounded, at least one, and never the whole text.
+
+    A text of fewer than two tokens is left alone.
+    """
+    if tokens < 2:
+        return 0, 0
+    noise = min(max(round(tokens * rate), 1), tokens - 1)
+    return noise, min(max(round(noise / mean_span), 1), tokens - noise)
+
+
+def masked_fragment(tokens: int, rate: float) -> int:
+    """Tokens of MASS's one masked span: the share, rounded, at least one."""
+    return min(tokens, max(1, round(tokens * rate)))
+
+
 def span_corruption(
-    windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings, rates: Rates | None = None
+    windows: Windows, vocabulary: Vocabulary, settings: SpanCorruptionSettings, rates: Rates | None = None
 ) -> Examples:
     """T5's span corruption (Raffel et al. 2020, Section 3.1.4): spans give way to sentinels, the target spells them out.
 
@@ -42,17 +130,17 @@ def span_corruption(
     """
     rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     window = windows.token_ids.shape[1]
-    needed = row_bounds(settings, window, rates.tolist()).sentinels
+    needed = settings.bounds(window, rates.tolist()).sentinels
     _check_sentinels(needed, vocabulary, settings)
     return corrupt_spans(windows, text, draw_noise(text, windows.keys, settings, rates), vocabulary, settings, rates)
 
 
-def draw_noise(text: Ragged, keys: keyed.Bits, settings: ObjectiveSettings, rates: Rates) -> Flags:
+def draw_noise(text: Ragged, keys: keyed.Bits, settings: SpanCorruptionSettings, rates: Rates) -> Flags:
     """Which tokens of the texts are noise. *Shape:* (tokens of all rows,)"""
     noise, spans = per_row(functools.partial(corrupted_spans, mean_span=settings.mean_span), text.counts, rates)
     parts = np.maximum(spans, 1)
-    kept_sizes = partition(text.counts - noise, parts, keys, Stream.KEPT_SPANS)
-    noise_sizes = partition(noise, parts, keys, Stream.NOISE_SPANS)
+    kept_sizes = partition(text.counts - noise, parts, keys, keyed.Stream.KEPT_SPANS)
+    noise_sizes = partition(noise, parts, keys, keyed.Stream.NOISE_SPANS)
     sizes = np.stack([kept_sizes, noise_sizes], axis=1).ravel()
     return np.repeat(np.arange(len(sizes)) % 2 == 1, sizes)
 
@@ -62,7 +150,7 @@ def corrupt_spans(
     text: Ragged,
     noise: Flags,
     vocabulary: Vocabulary,
-    settings: ObjectiveSettings,
+    settings: SpanCorruptionSettings,
     rates: Rates,
 ) -> Examples:
     """Rows for given noise: each run of noise tokens is a span.
@@ -111,7 +199,7 @@ def corrupt_spans(
     )
 
 
-def _check_sentinels(needed: int, vocabulary: Vocabulary, settings: ObjectiveSettings) -> None:
+def _check_sentinels(needed: int, vocabulary: Vocabulary, settings: SpanCorruptionSettings) -> None:
     mode, extra = settings.mode_token, len(vocabulary.extra)
     if extra < needed:
         raise UsageError(
@@ -126,7 +214,7 @@ def _check_sentinels(needed: int, vocabulary: Vocabulary, settings: ObjectiveSet
 
 
 def denoising(
-    windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings, rates: Rates | None = None
+    windows: Windows, vocabulary: Vocabulary, settings: DenoisingSettings, rates: Rates | None = None
 ) -> Examples:
     """BART's denoising (Lewis et al. 2020, Section 2.2): the target is the whole text, the source what noise left of it.
 
@@ -143,7 +231,7 @@ def denoising(
     return lay_out(windows, source, target, vocabulary, settings, rates=rates, noised=noised)
 
 
-def check_sentences(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> None:
+def check_sentences(windows: Windows, vocabulary: Vocabulary, settings: DenoisingSettings) -> None:
     """Refuse to permute sentences where no window holds two.
 
     Raises:
@@ -162,7 +250,7 @@ def check_sentences(windows: Windows, vocabulary: Vocabulary, settings: Objectiv
 
 
 def masked_span(
-    windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings, rates: Rates | None = None
+    windows: Windows, vocabulary: Vocabulary, settings: MaskedSpanSettings, rates: Rates | None = None
 ) -> Examples:
     """MASS (Song et al. 2019, Section 3.2): one span is masked in the source and is the target.
 
@@ -178,7 +266,7 @@ def masked_span(
     """
     rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     size = per_row(masked_fragment, text.counts, rates)
-    draws = keyed.bits(windows.keys, Stream.FRAGMENT, np.zeros(1, np.int64))
+    draws = keyed.bits(windows.keys, keyed.Stream.FRAGMENT, np.zeros(1, np.int64))
     first = keyed.below(draws, text.counts - size + 1)
     return mask_span(windows, text, first, size, vocabulary, settings, rates)
 
@@ -189,7 +277,7 @@ def mask_span(
     first: Counts,
     size: Counts,
     vocabulary: Vocabulary,
-    settings: ObjectiveSettings,
+    settings: MaskedSpanSettings,
     rates: Rates,
 ) -> Examples:
     """Rows for given spans.
@@ -207,8 +295,8 @@ def mask_span(
     inside = (rank >= np.repeat(first, text.counts)) & (rank < np.repeat(first + size, text.counts))
     target = Ragged(text.values[inside], size)
     keys, place = np.repeat(windows.keys, size), rank[inside]
-    draw = keyed.uniform(keyed.bits(keys, MaskingStream.CORRUPTION, place))
-    which = keyed.below(keyed.bits(keys, MaskingStream.RANDOM_TOKEN, place), len(vocabulary.ordinary))
+    draw = keyed.uniform(keyed.bits(keys, keyed.Stream.CORRUPTION, place))
+    which = keyed.below(keyed.bits(keys, keyed.Stream.RANDOM_TOKEN, place), len(vocabulary.ordinary))
     shown = np.where(draw < settings.mask_share + settings.random_share, vocabulary.ordinary[which], target.values)
     source = text.values.copy()
     source[inside] = np.where(draw < settings.mask_share, np.int32(vocabulary.mask), shown)
@@ -224,3 +312,19 @@ def mask_span(
         start=vocabulary.mask,
         first_position=first + head,
     )
+
+
+def _writes_sentinels(settings: SpanCorruptionSettings, vocabulary: Vocabulary) -> GenerationLayout:
+    mode = mode_id(vocabulary, settings)
+    return layout(settings, vocabulary, predicts="next", mode=mode, written=vocabulary.extra.tolist())
+
+
+def _begins_with_a_mask(settings: MaskedSpanSettings, vocabulary: Vocabulary) -> GenerationLayout:
+    return dataclasses.replace(generates(settings, vocabulary), opening=vocabulary.mask)
+
+
+OBJECTIVES: Mapping[str, Objective[Any]] = {
+    "span_corruption": Objective(settings=SpanCorruptionSettings, make=span_corruption, generates=_writes_sentinels),
+    "denoising": Objective(settings=DenoisingSettings, make=denoising, generates=generates, check=check_sentences),
+    "masked_span": Objective(settings=MaskedSpanSettings, make=masked_span, generates=_begins_with_a_mask),
+}

@@ -13,8 +13,9 @@ expectation is exactly the bound of a sampler that fills all that is left at tha
 from __future__ import annotations
 
 import dataclasses
-from enum import IntEnum
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,9 @@ from unicloze import keyed, visibility
 from unicloze.example import Examples, Kind, Target
 from unicloze.objectives import unilmv2
 from unicloze.objectives.masking import Flags, Steps
+from unicloze.objectives.objective import Objective
 from unicloze.ragged import ranks
+from unicloze.rules import POSITIVE
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
@@ -34,15 +37,37 @@ LOWEST_LEVEL = 1e-3
 Levels = npt.NDArray[np.float64]
 
 
-class Stream(IntEnum):
-    """Independent streams of a row's draws, apart from those of `masking.Stream`."""
+@dataclass(frozen=True, kw_only=True)
+class MaskedDiffusionSettings(ObjectiveSettings):
+    """Settings of MDLM."""
 
-    LEVEL = 201
-    NOISE = 202
+    name: str = "masked_diffusion"
+
+    known_targets = ("diffusion",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockDiffusionSettings(ObjectiveSettings):
+    """Settings of BD3-LM.
+
+    Args:
+        block_size: Tokens of a block.
+    """
+
+    name: str = "block_diffusion"
+    block_size: int = 4
+
+    known_targets = ("diffusion",)
+    ranges: ClassVar = {"block_size": POSITIVE}
+
+    @property
+    def forgets(self) -> str:
+        """Why its rows cannot go on from a memory."""
+        return "the first noised block of a row would not read what its twin without noise reads"
 
 
 def masked_diffusion(
-    windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings, rates: Levels | None = None
+    windows: Windows, vocabulary: Vocabulary, settings: MaskedDiffusionSettings, rates: Levels | None = None
 ) -> Examples:
     """MDLM: the window with a mask at every noised token, all slots reading each other (Section 3.5, log-linear schedule).
 
@@ -61,7 +86,7 @@ def masked_diffusion(
 
 
 def block_diffusion(
-    windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings, rates: Levels | None = None
+    windows: Windows, vocabulary: Vocabulary, settings: BlockDiffusionSettings, rates: Levels | None = None
 ) -> Examples:
     """BD3-LM: the clean window, then the noised one; a noised block reads itself and the clean blocks before it (Section 3).
 
@@ -82,13 +107,13 @@ def block_diffusion(
     return _noised_rows(windows, levels, vocabulary, block_size=size, clean=1)
 
 
-def cloze(windows: Windows, steps: Steps, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
+def cloze(windows: Windows, steps: Steps, vocabulary: Vocabulary, settings: MaskedDiffusionSettings) -> Examples:
     """Rows that predict every masked token from the rest at once: what MDLM is trained to do at any level."""
-    examples = unilmv2.cloze(windows, steps, vocabulary, settings)
+    examples = unilmv2.lay_out(windows, steps, vocabulary, unilmv2.ALL_MASKED, predict=("ae",), pseudo=vocabulary.mask)
     return dataclasses.replace(examples, targets={"diffusion": examples.targets["ae"]})
 
 
-def causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
+def causal(windows: Windows, vocabulary: Vocabulary, settings: BlockDiffusionSettings) -> Examples:
     """Rows that predict every text token from those left of it: one of the orders block diffusion can fill a block in.
 
     The clean window is followed by as many noised copies as a block has tokens. In copy k each block shows its first k
@@ -112,14 +137,14 @@ def causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings
 
 def noise_levels(keys: keyed.Bits, count: int) -> Levels:
     """Levels of the blocks of each row, uniform in [0, 1) and then raised to `LOWEST_LEVEL`. *Shape:* (rows, count)"""
-    draws = keyed.uniform(keyed.bits(keys[:, None], Stream.LEVEL, np.arange(count)))
+    draws = keyed.uniform(keyed.bits(keys[:, None], keyed.Stream.NOISE_LEVEL, np.arange(count)))
     return np.maximum(draws, LOWEST_LEVEL)
 
 
 def _noised_rows(windows: Windows, levels: Levels, vocabulary: Vocabulary, *, block_size: int, clean: int) -> Examples:
     """Rows to train on: each text token masked with the level of its position, after `clean` copies without noise."""
     rows, window = windows.token_ids.shape
-    draws = keyed.uniform(keyed.bits(windows.keys[:, None], Stream.NOISE, np.arange(window)))
+    draws = keyed.uniform(keyed.bits(windows.keys[:, None], keyed.Stream.DIFFUSED, np.arange(window)))
     noised = windows.maskable & (draws < levels)
     masked = np.zeros((rows, clean + 1, window), dtype=bool)
     masked[:, clean] = noised
@@ -222,3 +247,9 @@ def _target(
     labels[row, rank] = windows.token_ids[row, position]
     scattered[row, rank] = weights[row, position]
     return Target(slots=slots, labels=labels, weights=scattered, norms=norms)
+
+
+OBJECTIVES: Mapping[str, Objective[Any]] = {
+    "masked_diffusion": Objective(settings=MaskedDiffusionSettings, make=masked_diffusion, cloze=cloze),
+    "block_diffusion": Objective(settings=BlockDiffusionSettings, make=block_diffusion, causal=causal),
+}

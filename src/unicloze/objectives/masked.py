@@ -7,6 +7,9 @@ A row is the window with its masked positions corrupted, and `ae` is predicted t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +17,43 @@ import numpy.typing as npt
 from unicloze import visibility
 from unicloze.example import Examples, Ints, Kind, Target
 from unicloze.objectives import unilmv2
-from unicloze.objectives.masking import Steps, highest_rate, rates_of
+from unicloze.objectives.generation_layout import GenerationLayout, layout
+from unicloze.objectives.groups import Corruption, Directed, Masking, Pairs
+from unicloze.objectives.masking import Steps, highest_rate, most_masked_by, rates_of
+from unicloze.objectives.objective import Ability, Objective
+from unicloze.objectives.pairs import with_pair_target
 from unicloze.objectives.replaced import with_replaced_target
 from unicloze.ragged import ranks
-from unicloze.settings import ObjectiveSettings
+from unicloze.rules import Problem
+from unicloze.settings import Reading, Recipe
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedSettings(Masking, Corruption, Directed, Pairs):
+    """Settings of masked language models."""
+
+    name: str = "masked"
+
+    known_targets = "ae", "nsp", "sop", "sbo", "rtd"
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """Visibilities and targets that need more."""
+        yield from super().problems(recipe)
+        if self.visibility == "prefix" and recipe.data.segments == 1:
+            yield "objective.visibility", "the first segment is the prefix; without a second, set data.segments to 2"
+        if "rtd" in self.targets and "ae" not in self.targets:
+            yield (
+                "objective.targets",
+                "the target 'rtd' needs 'ae', by which the generator of the replaced tokens learns",
+            )
 
 
 def masked(
     windows: Windows,
     vocabulary: Vocabulary,
-    settings: ObjectiveSettings,
+    settings: MaskedSettings,
     rates: npt.NDArray[np.float64] | None = None,
 ) -> Examples:
     """Mask a block of windows; all draws are keyed by `windows.keys`.
@@ -38,27 +66,28 @@ def masked(
     """
     rates = rates_of(windows, settings, rates)
     steps = unilmv2.draw_steps(windows, settings, rates, vocabulary)
-    examples = lay_out(windows, steps, vocabulary, settings, rate=highest_rate(settings, rates))
+    most = most_masked_by(settings, windows.token_ids.shape[1], highest_rate(settings, rates))
+    examples = lay_out(windows, steps, vocabulary, settings, settings.reading, most=most)
     targets = {name: target for name, target in examples.targets.items() if name in settings.targets}
     if "sbo" in settings.targets:
         targets["sbo"] = _boundary_target(examples.targets["ae"], examples.steps)
-    return with_replaced_target(dataclasses.replace(examples, targets=targets), windows, settings)
+    examples = with_replaced_target(dataclasses.replace(examples, targets=targets), windows, settings)
+    return with_pair_target(examples, windows, settings)
 
 
-def cloze(windows: Windows, steps: Steps, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
+def cloze(windows: Windows, steps: Steps, vocabulary: Vocabulary, settings: MaskedSettings) -> Examples:
     """Rows that predict every masked token at once, a mask at each of them, from what the visibility lets it read."""
-    plain = dataclasses.replace(settings, mask_share=1.0, random_share=0.0)
-    return lay_out(windows, steps, vocabulary, plain, rate=0.0)
+    return lay_out(windows, steps, vocabulary, unilmv2.ALL_MASKED, settings.reading)
 
 
-def causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
+def causal(windows: Windows, vocabulary: Vocabulary, settings: MaskedSettings) -> Examples:
     """Rows that predict every text token from those left of it, as a left-to-right model does (UniLM v1).
 
     The window stands there as it is, each token reading those left of it. Behind it stands one mask for each text token, of
     its position and segment, that reads what is left of the token, and itself. So a row predicts what as many rows would
     with one mask each.
     """
-    windows = _with_segment_ids(windows, settings)
+    windows = _with_segment_ids(windows, settings.reading)
     rows, window = windows.token_ids.shape
     row, position = np.nonzero(windows.maskable)
     counts = np.bincount(row, minlength=rows)
@@ -95,29 +124,36 @@ def causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings
 
 
 def lay_out(
-    windows: Windows, steps: Steps, vocabulary: Vocabulary, settings: ObjectiveSettings, *, rate: float
+    windows: Windows,
+    steps: Steps,
+    vocabulary: Vocabulary,
+    corruption: Corruption,
+    reading: Reading,
+    *,
+    most: int = 1,
 ) -> Examples:
     """Rows with the target `ae` for given steps, its slots by step and then by position; see `unilmv2.lay_out`."""
-    autoencoding = dataclasses.replace(settings, targets=["ae"], masks_in_context=True)
-    examples = unilmv2.lay_out(_with_segment_ids(windows, settings), steps, vocabulary, autoencoding, rate=rate)
-    if settings.visibility == "bidirectional":
+    of_text, mask = windows.segment_ids, vocabulary.mask
+    windows = _with_segment_ids(windows, reading)
+    examples = unilmv2.lay_out(windows, steps, vocabulary, corruption, predict=("ae",), pseudo=mask, most=most)
+    if reading.visibility == "bidirectional":
         return examples
     capacity = examples.input_ids.shape[1]
-    if settings.visibility == "right_to_left":
+    if reading.visibility == "right_to_left":
         intervals = visibility.right_to_left_rows(windows.lengths, capacity=capacity)
     else:
         real = np.arange(windows.segment_ids.shape[1]) < windows.lengths[:, None]
-        first = ((windows.segment_ids == 0) & real).sum(axis=1)
-        source = first if settings.visibility == "prefix" else np.zeros_like(first)
+        first = ((of_text == 0) & real).sum(axis=1)
+        source = first if reading.visibility == "prefix" else np.zeros_like(first)
         intervals = visibility.prefix_rows(source, windows.lengths, capacity=capacity)
     return dataclasses.replace(examples, intervals=intervals, mutual=np.zeros_like(windows.lengths))
 
 
-def _with_segment_ids(windows: Windows, settings: ObjectiveSettings) -> Windows:
-    """The windows with the segment ids of `settings.segment_ids`; a single one names both segments."""
-    if settings.segment_ids is None:
+def _with_segment_ids(windows: Windows, reading: Reading) -> Windows:
+    """The windows with the segments named as the rows name them."""
+    if reading.segment_ids is None:
         return windows
-    ids = np.resize(np.array(settings.segment_ids, dtype=np.int32), 2)
+    ids = np.array(reading.segments, dtype=np.int32)
     return dataclasses.replace(windows, segment_ids=ids[windows.segment_ids])
 
 
@@ -140,3 +176,33 @@ def _boundary_target(ae: Target, steps: Ints) -> Target:
     slots[real] = np.stack([left, right], axis=1)
     places[real] = slot - left
     return Target(slots=slots, labels=ae.labels, weights=ae.weights, places=places)
+
+
+def _defines(settings: MaskedSettings) -> set[Ability]:
+    if (
+        "ae" not in settings.targets or "rtd" in settings.targets
+    ):  # ELECTRA's `ae` is its generator's, which is not used
+        return set()
+    by_direction: Mapping[str, set[Ability]] = {"bidirectional": {"cloze"}, "left_to_right": {"causal"}}
+    return by_direction.get(settings.visibility, set())
+
+
+def _generates(settings: MaskedSettings, vocabulary: Vocabulary) -> GenerationLayout | None:
+    reads = settings.visibility
+    if "ae" not in settings.targets or "rtd" in settings.targets or reads not in ("prefix", "left_to_right"):
+        return None
+    alone = reads == "left_to_right"
+    return layout(settings, vocabulary, predicts="pseudo", pseudo=vocabulary.mask, decoder_only=alone)
+
+
+OBJECTIVES: Mapping[str, Objective[Any]] = {
+    "masked": Objective(
+        settings=MaskedSettings,
+        make=masked,
+        cloze=cloze,
+        causal=causal,
+        defines=_defines,
+        causal_masks=True,
+        generates=_generates,
+    )
+}

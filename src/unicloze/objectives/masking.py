@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
+from unicloze.objectives.groups import Masking, MaskRate
 from unicloze.ragged import flagged, ranks, sorted_in_rows
-from unicloze.settings import ObjectiveSettings
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
@@ -35,24 +34,14 @@ LONGEST_UNIT = 16
 a row is known before anything is drawn."""
 
 
-def rates_of(windows: Windows, settings: ObjectiveSettings, rates: Rates | None) -> Rates:
+def rates_of(windows: Windows, settings: MaskRate, rates: Rates | None) -> Rates:
     """The mask rate of each row, that of the settings if none are given. *Shape:* (rows,)"""
     return np.full(len(windows), settings.mask_rate) if rates is None else rates
 
 
-def highest_rate(settings: ObjectiveSettings, rates: Rates) -> float:
+def highest_rate(settings: MaskRate, rates: Rates) -> float:
     """The highest mask rate of a run, from which the width of its rows follows, whichever rows are made at once."""
-    return max(settings.mask_rate, settings.final_mask_rate or 0.0, float(rates.max(initial=0)))
-
-
-class Stream(IntEnum):
-    """Independent streams of a row's draws."""
-
-    ORDER = 1
-    CORRUPTION = 2
-    RANDOM_TOKEN = 3
-    TOKENS = 4
-    BLOCKS = 16  # and upwards: one for every PROPOSALS_OF_A_STREAM proposals
+    return max(*settings.rates, float(rates.max(initial=0)))
 
 
 @dataclass(frozen=True)
@@ -101,7 +90,7 @@ class Units:
         return spread
 
 
-def units_of(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Units | None:
+def units_of(windows: Windows, vocabulary: Vocabulary, settings: Masking) -> Units | None:
     """The units `settings.mask_unit` asks for; None where every token is one. A phrase consists of whole words."""
     if settings.mask_unit == "token":
         return None
@@ -111,7 +100,7 @@ def units_of(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettin
     return Units.of(follows, windows.maskable)
 
 
-def longest_unit(settings: ObjectiveSettings) -> int:
+def longest_unit(settings: Masking) -> int:
     """Tokens of a unit at most."""
     return 1 if settings.mask_unit == "token" else LONGEST_UNIT
 
@@ -139,7 +128,7 @@ def _proportional_to(weights: npt.NDArray[np.floating]) -> SpanLengths:
     return lambda draw: np.searchsorted(bounds, draw, side="right") + 1
 
 
-def span_lengths(settings: ObjectiveSettings) -> SpanLengths:
+def span_lengths(settings: Masking) -> SpanLengths:
     """The law of `settings.masking`, which is one that draws spans."""
     if settings.masking == "geometric":
         return geometric_lengths(settings.geometric_p, settings.max_span)
@@ -183,7 +172,9 @@ def spans(
     proposal = 0
     while len(active):
         stream, number = divmod(proposal, PROPOSALS_OF_A_STREAM)
-        bits = keyed.bits(keys[active], Stream.BLOCKS + stream, number + np.arange(PROPOSALS_AT_ONCE)[:, None])
+        bits = keyed.bits(
+            keys[active], keyed.Stream.PROPOSED_BLOCKS + stream, number + np.arange(PROPOSALS_AT_ONCE)[:, None]
+        )
         first = keyed.below(bits, lengths[active]) + active * window
         accepted = np.ones(first.shape, dtype=bool)
         if units is not None:
@@ -254,7 +245,7 @@ def single_tokens(
     count = maskable.sum(axis=1)
     wanted = np.minimum(count, np.maximum(1, np.round(rates * count).astype(np.int64)))
     drawable = maskable if units is None else units.maskable
-    row, column, rank = _shuffled(drawable, keys, Stream.TOKENS)
+    row, column, rank = _shuffled(drawable, keys, keyed.Stream.MASKED_TOKENS)
     place, before = row * drawable.shape[1] + column, rank
     if units is not None:
         sizes = units.sizes.reshape(-1)[place]
@@ -266,7 +257,7 @@ def single_tokens(
     return steps if units is None else units.spread(steps)
 
 
-def _shuffled(which: Flags, keys: keyed.Bits, stream: Stream) -> tuple[Places, Places, Places]:
+def _shuffled(which: Flags, keys: keyed.Bits, stream: keyed.Stream) -> tuple[Places, Places, Places]:
     """The flagged columns of each row in a uniformly random order: row, column and rank of each, row by row."""
     row, column, counts = flagged(which)
     # A draw carries its column in its lowest bits.
@@ -277,7 +268,7 @@ def _shuffled(which: Flags, keys: keyed.Bits, stream: Stream) -> tuple[Places, P
 
 def shuffle_tokens(steps: Steps, keys: keyed.Bits) -> Steps:
     """Split the blocks: the same masked tokens, each a step of its own, in a uniformly random order (AR)."""
-    row, column, rank = _shuffled(steps >= 0, keys, Stream.ORDER)
+    row, column, rank = _shuffled(steps >= 0, keys, keyed.Stream.FACTORIZATION)
     shuffled = np.full(steps.shape, -1, dtype=np.int32)
     shuffled.reshape(-1)[row * steps.shape[1] + column] = rank
     return shuffled
@@ -293,3 +284,8 @@ def most_masked(text_tokens: int, rate: float, max_span: int, longest: int = 1) 
         longest: Tokens of the longest unit.
     """
     return max(1, min(text_tokens, math.ceil(rate * text_tokens) + max_span * longest - 1))
+
+
+def most_masked_by(settings: Masking, window: int, rate: float) -> int:
+    """The most tokens that settings mask in a window of so many slots, the first of which is [SOS]."""
+    return most_masked(window - 1, rate, settings.max_span, longest_unit(settings))

@@ -16,11 +16,25 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
-from unicloze.capacity import infilled_spans, noised_tokens
 from unicloze.objectives.masking import Flags, Rates
 from unicloze.objectives.seq2seq import Ragged
-from unicloze.objectives.spans import Counts, Stream, per_row, subset, within
+from unicloze.objectives.spans import Counts, per_row, subset, within
 from unicloze.text.tokenizers import Vocabulary
+
+_POISSON_TAIL = 6, 18
+"""Spans are drawn until their mean total exceeds what is wanted by 6 of its square roots and 18: that falls short of it
+less than once in 10^7 rows."""
+
+
+def noised_tokens(tokens: int, rate: float) -> int:
+    """Tokens that one kind of BART's noise takes away or masks: the share, rounded up."""
+    return min(tokens, math.ceil(rate * tokens - 1e-9))
+
+
+def infilled_spans(noised: int, mean_span: float) -> int:
+    """The most spans, empty ones included, that `noised` tokens are drawn in."""
+    factor, more = _POISSON_TAIL
+    return math.ceil((noised + factor * math.sqrt(noised) + more) / mean_span) if noised else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +62,7 @@ class Noised:
         """The same texts with other tokens."""
         return dataclasses.replace(self, tokens=Ragged(values, counts), sentence=sentence)
 
-    def drawn(self, stream: Stream) -> Flags:
+    def drawn(self, stream: keyed.Stream) -> Flags:
         """As many tokens of each row as its share is, drawn uniformly. *Shape:* (tokens of all rows,)"""
         counts = self.tokens.counts
         flags = subset(counts, per_row(noised_tokens, counts, self.rates), self.keys, stream)
@@ -89,13 +103,13 @@ def sentences(text: Ragged, vocabulary: Vocabulary) -> Counts:
 
 def mask(noised: Noised) -> Noised:
     """Token masking: [MASK] in the place of random tokens."""
-    values = np.where(noised.drawn(Stream.MASKED), np.int32(noised.mask), noised.tokens.values)
+    values = np.where(noised.drawn(keyed.Stream.MASKED_BY_NOISE), np.int32(noised.mask), noised.tokens.values)
     return noised.replaced(values, noised.sentence, noised.tokens.counts)
 
 
 def delete(noised: Noised) -> Noised:
     """Token deletion: random tokens are gone without a trace."""
-    kept = ~noised.drawn(Stream.DELETED)
+    kept = ~noised.drawn(keyed.Stream.DELETED)
     counts = noised.tokens.counts
     left = counts - per_row(noised_tokens, counts, noised.rates)
     return noised.replaced(noised.tokens.values[kept], noised.sentence[kept], left)
@@ -111,7 +125,7 @@ def infill(noised: Noised) -> Noised:
     lengths, drawn = span_lengths(per_row(noised_tokens, counts, noised.rates), noised.keys, mean_span=noised.mean_span)
     spans = drawn.sum(axis=1)
     items = counts - (lengths * drawn).sum(axis=1) + spans
-    arrangement = subset(items, spans, noised.keys, Stream.ARRANGEMENT)
+    arrangement = subset(items, spans, noised.keys, keyed.Stream.ARRANGEMENT)
     is_span = arrangement[within(items, arrangement.shape[1])]
     size = np.ones(len(is_span), dtype=np.int64)
     size[is_span] = lengths[drawn]
@@ -139,7 +153,7 @@ def span_lengths(wanted: Counts, keys: keyed.Bits, *, mean_span: float) -> tuple
     # The bound is each row's own: a row must not depend on those it is made with.
     most = np.array([infilled_spans(count, mean_span) for count in range(int(wanted.max(initial=0)) + 1)])[wanted]
     turn = np.arange(int(most.max(initial=0)))
-    draws = keyed.uniform(keyed.bits(keys[:, None], Stream.SPAN_LENGTHS, turn))
+    draws = keyed.uniform(keyed.bits(keys[:, None], keyed.Stream.SPAN_LENGTHS, turn))
     lengths = np.searchsorted(_poisson(mean_span), draws, side="right")
     left = wanted[:, None] - (np.cumsum(lengths, axis=1) - lengths)
     drawn = (left > 0) & (turn < most[:, None])
@@ -147,7 +161,7 @@ def span_lengths(wanted: Counts, keys: keyed.Bits, *, mean_span: float) -> tuple
     spans = drawn.sum(axis=1)
     row = np.flatnonzero(spans)
     last = spans[row] - 1
-    other = keyed.below(keyed.bits(keys[row], Stream.LAST_SPAN, np.zeros(1, np.int64)), last + 1)
+    other = keyed.below(keyed.bits(keys[row], keyed.Stream.LAST_SPAN, np.zeros(1, np.int64)), last + 1)
     lengths[row, last], lengths[row, other] = lengths[row, other], lengths[row, last]
     return lengths, drawn
 
@@ -167,7 +181,7 @@ def permute_sentences(noised: Noised) -> Noised:
     size = np.diff(first, append=len(sentence))
     row = tokens.row[first]
     number = Ragged(first, np.bincount(row, minlength=len(tokens.counts))).rank
-    draw = keyed.bits(noised.keys[row], Stream.SENTENCES, number)
+    draw = keyed.bits(noised.keys[row], keyed.Stream.SENTENCES, number)
     order = np.lexsort((draw, row))
     moved = Ragged(np.repeat(first[order], size[order]), size[order])
     index = moved.values + moved.rank
@@ -177,7 +191,9 @@ def permute_sentences(noised: Noised) -> Noised:
 def rotate(noised: Noised) -> Noised:
     """Document rotation: a text begins at a random token of its, and what stood before that token ends it."""
     tokens = noised.tokens
-    turn = keyed.below(keyed.bits(noised.keys, Stream.ROTATION, np.zeros(1, np.int64)), np.maximum(tokens.counts, 1))
+    turn = keyed.below(
+        keyed.bits(noised.keys, keyed.Stream.ROTATION, np.zeros(1, np.int64)), np.maximum(tokens.counts, 1)
+    )
     rank, size = tokens.rank + np.repeat(turn, tokens.counts), np.repeat(tokens.counts, tokens.counts)
     index = np.where(rank < size, rank, rank - size) + np.repeat(tokens.starts, tokens.counts)
     return noised.replaced(tokens.values[index], noised.sentence[index], tokens.counts)

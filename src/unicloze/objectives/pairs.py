@@ -11,25 +11,23 @@ import numpy as np
 
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Target
-from unicloze.settings import ObjectiveSettings
+from unicloze.objectives.groups import PAIRS_OF_TARGETS, Pairs
 from unicloze.text.windows import Windows
 
-PAIR_TARGETS = "nsp", "sop"
 
-
-def with_pair_target(examples: Examples, windows: Windows, settings: ObjectiveSettings) -> Examples:
+def with_pair_target(examples: Examples, windows: Windows, settings: Pairs) -> Examples:
     """The examples, and if the settings ask for it how their segments relate: 0 where S2 follows S1, 1 where it does not.
 
     Raises:
         UsageError: The windows were not paired for it.
     """
-    names = [name for name in PAIR_TARGETS if name in settings.targets]
+    names = [name for name in PAIRS_OF_TARGETS if name in settings.targets]
     if not names:
         return examples
     if windows.negative is None:
         raise UsageError(
             f"objective.targets names {names[0]}, which needs segments paired for it: set --objective.pairs "
-            f"{'next_sentence' if names[0] == 'nsp' else 'sentence_order'}."
+            f"{PAIRS_OF_TARGETS[names[0]]}."
         )
     rows = len(examples)
     target = Target(

@@ -15,7 +15,9 @@ token or the token itself, by one draw (80/10/10 as in BERT).
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,15 +25,41 @@ from unicloze import visibility
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.objectives import masking
+from unicloze.objectives.groups import Corruption, Masking, Pairs, PseudoToken
 from unicloze.objectives.layout import MaskedTokens, Rows, in_turn
-from unicloze.objectives.unilmv2 import corrupt, draw_steps, pseudo_id
-from unicloze.settings import ObjectiveSettings
+from unicloze.objectives.objective import Objective
+from unicloze.objectives.pairs import with_pair_target
+from unicloze.objectives.unilmv2 import ALL_MASKED, corrupt, draw_steps, pseudo_id
+from unicloze.rules import Problem
+from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
 
+@dataclass(frozen=True, kw_only=True)
+class PermutedSettings(Masking, PseudoToken, Pairs):
+    """Settings of XLNet's objective."""
+
+    name: str = "permuted"
+
+    known_targets: ClassVar = ("par", "nsp", "sop")
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """Targets without `par`, whose predictions the rows hold whatever else is asked for."""
+        if "par" not in self.targets:
+            yield "objective.targets", f"objective {self.name} always predicts 'par'; name it"
+        yield from super().problems(recipe)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompensatedSettings(PermutedSettings, Corruption):
+    """Settings of MPNet's objective."""
+
+    name: str = "compensated"
+
+
 def permuted(
-    windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings, rates: masking.Rates | None = None
+    windows: Windows, vocabulary: Vocabulary, settings: PermutedSettings, rates: masking.Rates | None = None
 ) -> Examples:
     """XLNet's rows; all draws are keyed by `windows.keys`.
 
@@ -41,24 +69,25 @@ def permuted(
         settings: What to predict, and in which order.
         rates: Share of the text tokens to predict in each row; `settings.mask_rate` if not given. *Shape:* (rows,)
     """
-    steps, highest = _draw(windows, vocabulary, settings, rates)
-    return lay_out_permuted(windows, steps, vocabulary, settings, rate=highest)
+    steps, most = _draw(windows, vocabulary, settings, rates)
+    examples = lay_out_permuted(windows, steps, vocabulary, pseudo=pseudo_id(vocabulary, settings), most=most)
+    return with_pair_target(examples, windows, settings)
 
 
 def permuted_stepwise(
-    windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: ObjectiveSettings
+    windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: PermutedSettings
 ) -> Examples:
     """XLNet's rows for given factorization steps."""
-    return lay_out_permuted(windows, steps, vocabulary, settings, rate=0.0)
+    return lay_out_permuted(windows, steps, vocabulary, pseudo=pseudo_id(vocabulary, settings))
 
 
-def permuted_causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
+def permuted_causal(windows: Windows, vocabulary: Vocabulary, settings: PermutedSettings) -> Examples:
     """XLNet's rows that predict every text token from those left of it; the context is the special tokens."""
     return permuted_stepwise(windows, in_turn(windows), vocabulary, settings)
 
 
 def compensated(
-    windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings, rates: masking.Rates | None = None
+    windows: Windows, vocabulary: Vocabulary, settings: CompensatedSettings, rates: masking.Rates | None = None
 ) -> Examples:
     """MPNet's rows; all draws are keyed by `windows.keys`.
 
@@ -68,32 +97,36 @@ def compensated(
         settings: What to predict, in which order, and what to show in its place.
         rates: Share of the text tokens to predict in each row; `settings.mask_rate` if not given. *Shape:* (rows,)
     """
-    steps, highest = _draw(windows, vocabulary, settings, rates)
-    return lay_out_compensated(windows, steps, vocabulary, settings, rate=highest)
+    steps, most = _draw(windows, vocabulary, settings, rates)
+    pseudo = pseudo_id(vocabulary, settings)
+    examples = lay_out_compensated(windows, steps, vocabulary, settings, pseudo=pseudo, most=most)
+    return with_pair_target(examples, windows, settings)
 
 
 def compensated_stepwise(
-    windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: ObjectiveSettings
+    windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: CompensatedSettings
 ) -> Examples:
     """MPNet's rows for given factorization steps, a mask at each position to predict."""
-    plain = dataclasses.replace(settings, mask_share=1.0, random_share=0.0)
-    return lay_out_compensated(windows, steps, vocabulary, plain, rate=0.0)
+    return lay_out_compensated(windows, steps, vocabulary, ALL_MASKED, pseudo=pseudo_id(vocabulary, settings))
 
 
-def compensated_causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
+def compensated_causal(windows: Windows, vocabulary: Vocabulary, settings: CompensatedSettings) -> Examples:
     """MPNet's rows that predict every text token from those left of it and masks."""
     return compensated_stepwise(windows, in_turn(windows), vocabulary, settings)
 
 
 def _draw(
-    windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings, rates: masking.Rates | None
-) -> tuple[masking.Steps, float]:
+    windows: Windows, vocabulary: Vocabulary, settings: Masking, rates: masking.Rates | None
+) -> tuple[masking.Steps, int]:
+    """The steps, and the most tokens that are predicted in a row of the run."""
     rates = masking.rates_of(windows, settings, rates)
-    return draw_steps(windows, settings, rates, vocabulary), masking.highest_rate(settings, rates)
+    highest = masking.highest_rate(settings, rates)
+    most = masking.most_masked_by(settings, windows.token_ids.shape[1], highest)
+    return draw_steps(windows, settings, rates, vocabulary), most
 
 
 def lay_out_permuted(
-    windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: ObjectiveSettings, *, rate: float
+    windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, *, pseudo: int, most: int = 1
 ) -> Examples:
     """The rows C, O, P for given factorization steps.
 
@@ -101,31 +134,37 @@ def lay_out_permuted(
         windows: The text.
         steps: Step of each position, -1 where it is not predicted. *Shape:* (rows, window)
         vocabulary: Ids of the special tokens.
-        settings: Say which id P has.
-        rate: The highest rate of these rows, from which the width of a row follows.
+        pseudo: Id that P has.
+        most: Predicted tokens that a row has room for at least.
 
     Raises:
         UsageError: Every token of a row is to be predicted, so that the first step would read nothing.
     """
-    masked, most = _masked(windows, steps, settings, rate)
+    masked, most = _masked(windows, steps, most)
     capacity = windows.token_ids.shape[1] + most
     rows = Rows(windows, masked, vocabulary, capacity)
     context = rows.put_unmasked()
     original = context[masked.row] + masked.rank
-    pseudo = original + masked.counts[masked.row]
+    query = original + masked.counts[masked.row]
     answers = windows.token_ids[masked.row, masked.position]
     rows.put_masked(original, answers, Kind.ORIGINAL)
-    rows.put_masked(pseudo, np.full_like(answers, pseudo_id(vocabulary, settings)), Kind.PSEUDO)
+    rows.put_masked(query, np.full_like(answers, pseudo), Kind.PSEUDO)
     return rows.examples(
         visibility.permuted_rows(context, masked.row, *masked.step_bounds(), capacity=capacity),
         lengths=context + 2 * masked.counts,
         mutual=context,
-        targets={"par": masked.target(pseudo, answers, most)},
+        targets={"par": masked.target(query, answers, most)},
     )
 
 
 def lay_out_compensated(
-    windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: ObjectiveSettings, *, rate: float
+    windows: Windows,
+    steps: masking.Steps,
+    vocabulary: Vocabulary,
+    corruption: Corruption,
+    *,
+    pseudo: int,
+    most: int = 1,
 ) -> Examples:
     """The rows C, O, M, Q for given factorization steps.
 
@@ -133,13 +172,14 @@ def lay_out_compensated(
         windows: The text.
         steps: Step of each position, -1 where it is not predicted. *Shape:* (rows, window)
         vocabulary: Ids of the masks and of the tokens a random one is drawn from.
-        settings: What M and Q show.
-        rate: The highest rate of these rows, from which the width of a row follows.
+        corruption: What M and Q show.
+        pseudo: Id of the masks in Q.
+        most: Predicted tokens that a row has room for at least.
 
     Raises:
         UsageError: Every token of a row is to be predicted.
     """
-    masked, most = _masked(windows, steps, settings, rate)
+    masked, most = _masked(windows, steps, most)
     capacity = windows.token_ids.shape[1] + 2 * most
     rows = Rows(windows, masked, vocabulary, capacity)
     context = rows.put_unmasked()
@@ -147,7 +187,7 @@ def lay_out_compensated(
     original = context[masked.row] + masked.rank
     mask, query = original + counts, original + 2 * counts
     answers = windows.token_ids[masked.row, masked.position]
-    mask_ids, query_ids = corrupt(windows, masked, answers, vocabulary, settings)
+    mask_ids, query_ids = corrupt(windows, masked, answers, vocabulary, corruption, pseudo=pseudo)
     rows.put_masked(original, answers, Kind.ORIGINAL)
     rows.put_masked(mask, mask_ids, Kind.MASK)
     rows.put_masked(query, query_ids, Kind.PSEUDO)
@@ -159,13 +199,27 @@ def lay_out_compensated(
     )
 
 
-def _masked(
-    windows: Windows, steps: masking.Steps, settings: ObjectiveSettings, rate: float
-) -> tuple[MaskedTokens, int]:
+def _masked(windows: Windows, steps: masking.Steps, most: int) -> tuple[MaskedTokens, int]:
     """The predicted tokens, and the most of a row."""
     masked = MaskedTokens.of(steps)
     if (masked.counts >= windows.lengths).any():
         raise UsageError("every token of a window is to be predicted: leave its first, [SOS], to be read")
-    longest = masking.longest_unit(settings)
-    most = masking.most_masked(windows.token_ids.shape[1] - 1, rate, settings.max_span, longest)
     return masked, max(most, int(masked.counts.max(initial=0)))
+
+
+OBJECTIVES: Mapping[str, Objective[Any]] = {
+    "permuted": Objective(
+        settings=PermutedSettings,
+        make=permuted,
+        stepwise=permuted_stepwise,
+        causal=permuted_causal,
+        causal_masks=True,
+    ),
+    "compensated": Objective(
+        settings=CompensatedSettings,
+        make=compensated,
+        stepwise=compensated_stepwise,
+        causal=compensated_causal,
+        causal_masks=True,
+    ),
+}

@@ -14,23 +14,116 @@ masked and moved like any other token, and never predicted.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed, visibility
-from unicloze.capacity import predicted_suffix, row_bounds
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
+from unicloze.objectives.generation_layout import GenerationLayout, layout
+from unicloze.objectives.groups import MaskRate, Segments
 from unicloze.objectives.layout import unknown_words, without_unknown
 from unicloze.objectives.masking import Flags, Rates, rates_of
-from unicloze.objectives.spans import Counts, Stream, per_row, within
-from unicloze.settings import ObjectiveSettings
+from unicloze.objectives.objective import Ability, Objective
+from unicloze.objectives.spans import Counts, per_row, within
+from unicloze.rules import Problem
+from unicloze.settings import Bounds, Recipe
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTarget(MaskRate, Segments):
+    """What all sequence-to-sequence objectives have; each says how long its rows get.
+
+    Args:
+        mode_token: Number of the extra token that names the task in front of the source (UL2); none if not given. The
+            sentinels are the extra tokens from number 0 on, so a mode token stands behind all of them.
+    """
+
+    mode_token: int | None = None
+
+    known_targets: ClassVar = ("lm",)
+
+    @property
+    def forgets(self) -> str:
+        """Why its rows cannot go on from a memory."""
+        return f"a row of objective {self.name} is a source and a target, which no other goes on from"
+
+    def bounds(self, window: int, rates: Collection[float] = ()) -> Bounds:
+        """The most that any row takes up.
+
+        Args:
+            window: Length of its windows in tokens, special tokens included.
+            rates: Mask rates of rows, beside every rate the settings lead to: all rows of a run are as wide.
+        """
+        text = max(0, window - 2)
+        bounds = [self.bounds_at(text, rate) for rate in {*rates, *self._rates_on_the_way(text)}]
+        return Bounds(*map(max, zip(*bounds, strict=True)))
+
+    @abstractmethod
+    def bounds_at(self, text: int, rate: float) -> Bounds:
+        """The most that a row of so many text tokens takes up at a mask rate."""
+
+    def _rates_on_the_way(self, text: int) -> set[float]:
+        """Every mask rate that matters: on the way to a final one, all that differ by a token."""
+        low, high = sorted(self.rates)
+        return {low, high} | {i / text for i in range(text + 1) if low < i / text < high}
+
+    def source_slots(self, source: int) -> int:
+        """Slots of a source of so many tokens with its special tokens."""
+        return 1 + (self.mode_token is not None) + source + 1
+
+    def counted_on(self, source: int, target: int) -> Bounds:
+        """Bounds of a source and a target whose positions go on from the source."""
+        slots = self.source_slots(source) + target
+        return Bounds(slots=slots, predictions=target, positions=slots)
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """Segments, extra tokens and a mode token that do not fit the rows."""
+        yield from super().problems(recipe)
+        segments = (0, 1) if self.segment_ids is None else tuple(self.segment_ids)
+        if len(segments) != 2 or min(segments) < 0:
+            yield "objective.segment_ids", "give two numbers of 0 or more, for source and target"
+        elif max(segments) >= recipe.model.num_segments > 0:
+            yield (
+                "model.num_segments",
+                f"source and target are segments {segments[0]} and {segments[1]}; give a row to each",
+            )
+        sentinels, mode = self.bounds(recipe.data.window).sentinels, self.mode_token
+        if mode is not None and mode < sentinels:
+            yield (
+                "objective.mode_token",
+                f"the first {sentinels} extra tokens are sentinels; it must be {sentinels} or more",
+            )
+        extra = max(sentinels, 0 if mode is None else mode + 1)
+        trained = recipe.tokenizer.path is None and recipe.data.prepared is None
+        if trained and recipe.tokenizer.extra_tokens < extra:
+            yield "tokenizer.extra_tokens", f"objective {self.name} needs {extra} in windows of {recipe.data.window}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixSettings(SourceTarget):
+    """Settings of prefix language models."""
+
+    name: str = "prefix"
+
+    def bounds_at(self, text: int, rate: float) -> Bounds:
+        """The most that a row takes up: its target may be the whole text."""
+        longest = predicted_suffix(text, rate)[1]
+        return self.counted_on(0, text + 1)._replace(predictions=longest + 1)
+
+
+def predicted_suffix(tokens: int, rate: float) -> tuple[int, int]:
+    """Shortest and longest target of a prefix language model whose targets are on average the share `rate` of a text."""
+    shortest = min(tokens, max(1, round((2 * rate - 1) * tokens)))
+    return shortest, max(shortest, min(tokens, round(2 * rate * tokens)))
 
 
 @dataclass(frozen=True)
@@ -84,7 +177,7 @@ def lay_out(
     source: Ragged,
     target: Ragged,
     vocabulary: Vocabulary,
-    settings: ObjectiveSettings,
+    settings: SourceTarget,
     *,
     rates: Rates,
     noised: Flags | None = None,
@@ -106,8 +199,8 @@ def lay_out(
             source if None. *Shape:* (rows,)
     """
     rows, window = windows.token_ids.shape
-    slots, predictions = row_bounds(settings, window, rates.tolist())[:2]
-    mode = _mode_id(vocabulary, settings)
+    slots, predictions = settings.bounds(window, rates.tolist())[:2]
+    mode = mode_id(vocabulary, settings)
     head = 1 if mode is None else 2
     sources = head + source.counts + 1
     targets = sources if start is None else sources + 1
@@ -130,7 +223,7 @@ def lay_out(
     if first_position is not None:
         shift = (first_position - sources).astype(np.int32)
         position_ids += shift[:, None] * after_source
-    segments = (0, 1) if settings.segment_ids is None else settings.segment_ids
+    segments = settings.reading.segments
     segment_ids = np.where(after_source, np.int32(segments[1]), np.int32(segments[0]) * real)
 
     kinds = np.where(real, np.uint8(Kind.CONTEXT), np.uint8(Kind.PADDING))
@@ -163,7 +256,8 @@ def _target(target: Ragged, first: Counts, width: int) -> Target:
     return Target(slots=slots.astype(np.int32), labels=labels, weights=real.astype(np.float32))
 
 
-def _mode_id(vocabulary: Vocabulary, settings: ObjectiveSettings) -> int | None:
+def mode_id(vocabulary: Vocabulary, settings: SourceTarget) -> int | None:
+    """The token that names the task in front of a source; None if there is none."""
     if settings.mode_token is None:
         return None
     if settings.mode_token >= len(vocabulary.extra):
@@ -174,9 +268,7 @@ def _mode_id(vocabulary: Vocabulary, settings: ObjectiveSettings) -> int | None:
     return int(vocabulary.extra[settings.mode_token])
 
 
-def prefix(
-    windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings, rates: Rates | None = None
-) -> Examples:
+def prefix(windows: Windows, vocabulary: Vocabulary, settings: PrefixSettings, rates: Rates | None = None) -> Examples:
     """Prefix language modelling: a text is split at a random point, its end is predicted from its beginning.
 
     The target's length is uniform, and on average the share `mask_rate` of the text: from 1 up to twice that share. At 0.5
@@ -191,16 +283,16 @@ def prefix(
     """
     rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     shortest, longest = per_row(predicted_suffix, text.counts, rates)
-    draws = keyed.bits(windows.keys, Stream.SPLIT, np.zeros(1, np.int64))
+    draws = keyed.bits(windows.keys, keyed.Stream.SOURCE_END, np.zeros(1, np.int64))
     return _split(windows, text, shortest + keyed.below(draws, longest - shortest + 1), vocabulary, settings, rates)
 
 
-def starts_from_nothing(settings: ObjectiveSettings) -> bool:
+def starts_from_nothing(settings: PrefixSettings) -> bool:
     """Whether a prefix language model sees empty sources in training, so that it can predict a text from its beginning."""
-    return max(settings.mask_rate, settings.final_mask_rate or 0.0) >= 0.5
+    return max(settings.rates) >= 0.5
 
 
-def causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
+def causal(windows: Windows, vocabulary: Vocabulary, settings: PrefixSettings) -> Examples:
     """Rows that predict every text token from those left of it: the source is empty, and the closing [EOS] is not predicted.
 
     Training shows such rows too: of n tokens, one row in n at a mean share of 0.5.
@@ -228,7 +320,7 @@ def _split(
     text: Ragged,
     predicted: Counts,
     vocabulary: Vocabulary,
-    settings: ObjectiveSettings,
+    settings: PrefixSettings,
     rates: Rates,
 ) -> Examples:
     """Rows that predict the last `predicted` tokens of each text from the rest."""
@@ -237,3 +329,23 @@ def _split(
     source = Ragged(text.values[in_source], kept)
     target = Ragged(text.values[~in_source], predicted).followed_by(vocabulary.eos)
     return lay_out(windows, source, target, vocabulary, settings, rates=rates)
+
+
+def generates(settings: SourceTarget, vocabulary: Vocabulary) -> GenerationLayout:
+    """The last token's own slot predicts the next token of the target."""
+    return layout(settings, vocabulary, predicts="next", mode=mode_id(vocabulary, settings))
+
+
+def _defines(settings: PrefixSettings) -> set[Ability]:
+    return {"causal"} if starts_from_nothing(settings) else set()
+
+
+OBJECTIVES: Mapping[str, Objective[Any]] = {
+    "prefix": Objective(
+        settings=PrefixSettings,
+        make=prefix,
+        causal=causal,
+        defines=_defines,
+        generates=generates,
+    )
+}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -13,22 +12,6 @@ from unicloze import keyed
 from unicloze.objectives.masking import Flags
 
 Counts = npt.NDArray[np.int64]
-
-
-class Stream(IntEnum):
-    """Independent streams of a row's draws, beside those of `unicloze.objectives.masking`."""
-
-    NOISE_SPANS = 1001
-    KEPT_SPANS = 1002
-    SPLIT = 1003
-    FRAGMENT = 1004
-    MASKED = 1005
-    DELETED = 1006
-    SPAN_LENGTHS = 1007
-    LAST_SPAN = 1008
-    ARRANGEMENT = 1009
-    SENTENCES = 1010
-    ROTATION = 1011
 
 
 def per_row(function: Callable[[int, float], Any], tokens: Counts, rates: npt.NDArray[np.float64]) -> Any:

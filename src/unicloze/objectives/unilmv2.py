@@ -7,7 +7,9 @@ masked slots of C, `par` at P; with steps of one token PAR is AR.
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +18,47 @@ from unicloze import keyed, visibility
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.objectives import masking
+from unicloze.objectives.generation_layout import GenerationLayout, layout
+from unicloze.objectives.groups import Corruption, Masking, Pairs, PseudoToken
 from unicloze.objectives.layout import MaskedTokens, Rows, in_turn
-from unicloze.settings import ObjectiveSettings
+from unicloze.objectives.objective import Ability, Objective
+from unicloze.objectives.pairs import with_pair_target
+from unicloze.rules import Problem
+from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
+
+ALL_MASKED = Corruption(mask_share=1.0, random_share=0.0)
+"""A mask at every masked position."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniLMv2Settings(Masking, Corruption, PseudoToken, Pairs):
+    """UniLMv2's settings.
+
+    Args:
+        masks_in_context: Keep a mask in the context at every masked position (Figure 3).
+    """
+
+    name: str = "unilmv2"
+    masks_in_context: bool = True
+
+    known_targets = "ae", "par", "nsp", "sop"
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """Targets that need masks in the context."""
+        yield from super().problems(recipe)
+        if not self.masks_in_context and "ae" in self.targets:
+            yield (
+                "objective.masks_in_context",
+                "the target 'ae' is predicted at the masks in the context; it must be true",
+            )
 
 
 def unilmv2(
     windows: Windows,
     vocabulary: Vocabulary,
-    settings: ObjectiveSettings,
+    settings: UniLMv2Settings,
     rates: npt.NDArray[np.float64] | None = None,
 ) -> Examples:
     """Mask a block of windows and lay out its rows; all draws are keyed by `windows.keys`.
@@ -38,30 +71,38 @@ def unilmv2(
     """
     rates = masking.rates_of(windows, settings, rates)
     steps = draw_steps(windows, settings, rates, vocabulary)
-    return lay_out(windows, steps, vocabulary, settings, rate=masking.highest_rate(settings, rates))
+    examples = lay_out(
+        windows,
+        steps,
+        vocabulary,
+        settings,
+        predict=settings.targets,
+        pseudo=pseudo_id(vocabulary, settings) if "par" in settings.targets else vocabulary.mask,
+        whole=settings.masks_in_context,
+        most=masking.most_masked_by(settings, windows.token_ids.shape[1], masking.highest_rate(settings, rates)),
+    )
+    return with_pair_target(examples, windows, settings)
 
 
-def cloze(windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
+def cloze(windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: UniLMv2Settings) -> Examples:
     """Rows that predict every masked token from the context alone, a mask at each of them (equation 3)."""
-    return lay_out(windows, steps, vocabulary, _plain(settings, "ae"), rate=0.0)
+    return lay_out(windows, steps, vocabulary, ALL_MASKED, predict=("ae",), pseudo=vocabulary.mask)
 
 
-def stepwise(windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
+def stepwise(windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: UniLMv2Settings) -> Examples:
     """Rows that predict the masked tokens step by step, a mask at each of them (equation 6)."""
-    return lay_out(windows, steps, vocabulary, _plain(settings, "par"), rate=0.0)
+    pseudo = pseudo_id(vocabulary, settings)
+    whole = settings.masks_in_context
+    return lay_out(windows, steps, vocabulary, ALL_MASKED, predict=("par",), pseudo=pseudo, whole=whole)
 
 
-def causal(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
+def causal(windows: Windows, vocabulary: Vocabulary, settings: UniLMv2Settings) -> Examples:
     """Rows that predict every text token from those left of it, a mask at every position of the context."""
     return stepwise(windows, in_turn(windows), vocabulary, settings)
 
 
-def _plain(settings: ObjectiveSettings, target: str) -> ObjectiveSettings:
-    return dataclasses.replace(settings, targets=[target], mask_share=1.0, random_share=0.0)
-
-
 def draw_steps(
-    windows: Windows, settings: ObjectiveSettings, rates: npt.NDArray[np.float64], vocabulary: Vocabulary
+    windows: Windows, settings: Masking, rates: npt.NDArray[np.float64], vocabulary: Vocabulary
 ) -> masking.Steps:
     """The factorization step of each position of each window, -1 where it is not masked. *Shape:* (rows, window)"""
     units = masking.units_of(windows, vocabulary, settings)
@@ -83,7 +124,15 @@ def draw_steps(
 
 
 def lay_out(
-    windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: ObjectiveSettings, *, rate: float
+    windows: Windows,
+    steps: masking.Steps,
+    vocabulary: Vocabulary,
+    corruption: Corruption,
+    *,
+    predict: Collection[str],
+    pseudo: int,
+    whole: bool = True,
+    most: int = 1,
 ) -> Examples:
     """The rows C, O, P for given factorization steps.
 
@@ -91,32 +140,33 @@ def lay_out(
         windows: The text.
         steps: Step of each position, -1 where it is not masked. *Shape:* (rows, window)
         vocabulary: Ids of the masks and of the tokens a random one is drawn from.
-        settings: What to predict and show.
-        rate: The highest mask rate of these rows, from which the width of a row follows.
+        corruption: What masked positions show.
+        predict: `ae`, `par` or both.
+        pseudo: Id of the pseudo masks.
+        whole: Whether the context holds the masked positions; it must for `ae`.
+        most: Masked tokens that a row has room for at least, so that the rows of a run are as wide.
     """
     window = windows.token_ids.shape[1]
     masked = MaskedTokens.of(steps)
-    stepwise = "par" in settings.targets
-    most = masking.most_masked(window - 1, rate, settings.max_span, masking.longest_unit(settings))
+    stepwise = "par" in predict
     most = max(most, int(masked.counts.max(initial=0)))
     capacity = window + 2 * most if stepwise else window
 
     row = masked.row
     original_ids = windows.token_ids[row, masked.position]
-    context_ids, pseudo_ids = corrupt(windows, masked, original_ids, vocabulary, settings)
+    context_ids, pseudo_ids = corrupt(windows, masked, original_ids, vocabulary, corruption, pseudo=pseudo)
     rows = Rows(windows, masked, vocabulary, capacity)
-    whole = settings.masks_in_context or not stepwise
-    context = rows.put_windows(context_ids) if whole else rows.put_unmasked()
+    context = rows.put_windows(context_ids) if whole or not stepwise else rows.put_unmasked()
 
     targets = {}
-    if "ae" in settings.targets:
+    if "ae" in predict:
         targets["ae"] = masked.target(masked.position, original_ids, most)
     if stepwise:
         original = context[row] + masked.rank
-        pseudo = original + masked.counts[row]
+        query = original + masked.counts[row]
         rows.put_masked(original, original_ids, Kind.ORIGINAL)
-        rows.put_masked(pseudo, pseudo_ids, Kind.PSEUDO)
-        targets["par"] = masked.target(pseudo, original_ids, most)
+        rows.put_masked(query, pseudo_ids, Kind.PSEUDO)
+        targets["par"] = masked.target(query, original_ids, most)
         starts, ends = masked.step_bounds()
         intervals = visibility.pseudo_masked_rows(context, row, starts, ends, capacity=capacity)
     else:
@@ -130,24 +180,25 @@ def corrupt(
     masked: MaskedTokens,
     original: npt.NDArray[np.int32],
     vocabulary: Vocabulary,
-    settings: ObjectiveSettings,
+    corruption: Corruption,
+    *,
+    pseudo: int,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """What the masked slots of C and of P show. One draw for both, so that C tells P nothing that P does not show.
 
     Where a span is corrupted as a whole its step names the draw; random tokens differ within it all the same.
     """
     keys = windows.keys[masked.row]
-    named = masked.step if settings.corruption_unit == "span" else masked.position
-    draw = keyed.uniform(keyed.bits(keys, masking.Stream.CORRUPTION, named))
-    which = keyed.below(keyed.bits(keys, masking.Stream.RANDOM_TOKEN, masked.position), len(vocabulary.ordinary))
+    named = masked.step if corruption.corruption_unit == "span" else masked.position
+    draw = keyed.uniform(keyed.bits(keys, keyed.Stream.CORRUPTION, named))
+    which = keyed.below(keyed.bits(keys, keyed.Stream.RANDOM_TOKEN, masked.position), len(vocabulary.ordinary))
     random = vocabulary.ordinary[which]
-    shown = np.where(draw < settings.mask_share + settings.random_share, random, original)
-    as_mask = draw < settings.mask_share
-    pseudo = pseudo_id(vocabulary, settings) if "par" in settings.targets else vocabulary.mask
+    shown = np.where(draw < corruption.mask_share + corruption.random_share, random, original)
+    as_mask = draw < corruption.mask_share
     return np.where(as_mask, vocabulary.mask, shown), np.where(as_mask, pseudo, shown)
 
 
-def pseudo_id(vocabulary: Vocabulary, settings: ObjectiveSettings) -> int:
+def pseudo_id(vocabulary: Vocabulary, settings: PseudoToken) -> int:
     """The id [P] has.
 
     Raises:
@@ -161,3 +212,29 @@ def pseudo_id(vocabulary: Vocabulary, settings: ObjectiveSettings) -> int:
             "set --objective.pseudo_token mask"
         )
     return vocabulary.pseudo
+
+
+def _defines(settings: UniLMv2Settings) -> set[Ability]:
+    found: set[Ability] = {"cloze"} if "ae" in settings.targets else set()
+    return found | ({"stepwise", "causal"} if "par" in settings.targets else set())
+
+
+def _generates(settings: UniLMv2Settings, vocabulary: Vocabulary) -> GenerationLayout | None:
+    if "par" not in settings.targets:
+        return None
+    own = settings.pseudo_token == "own" and vocabulary.pseudo is not None
+    return layout(settings, vocabulary, predicts="pseudo", pseudo=vocabulary.pseudo if own else vocabulary.mask)
+
+
+OBJECTIVES: Mapping[str, Objective[Any]] = {
+    "unilmv2": Objective(
+        settings=UniLMv2Settings,
+        make=unilmv2,
+        cloze=cloze,
+        stepwise=stepwise,
+        causal=causal,
+        defines=_defines,
+        causal_masks=True,
+        generates=_generates,
+    )
+}

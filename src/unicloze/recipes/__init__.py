@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentError
 
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, option_of
 from unicloze.files import write_file
-from unicloze.recipes.entries import typed_mixture, typed_phases
-from unicloze.recipes.schema import KEYS, SECTIONS, Setting, expected, flatten, nested, parse_options, recipe_parser
+from unicloze.recipes.dumps import SCHEMA, without_foreign
+from unicloze.recipes.entries import kind_of, named, parsed, typed_mixture, typed_phases
+from unicloze.recipes.schema import KEYS, SECTIONS, VARIED, Setting, flatten, keys_of, parse_options
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe
 from unicloze.yaml_loader import Loader
@@ -30,7 +30,6 @@ __all__ = [
     "load_recipe",
     "parse_options",
     "recipe_names",
-    "recipe_parser",
     "save_recipe",
     "task_names",
     "toy_overrides",
@@ -40,9 +39,6 @@ __all__ = [
 
 TASKS_SHELF = "tasks"
 """Folder of the recipes for fine-tuning among the others."""
-
-NOTES = {"task.fields": ": the name of a field, which the header of a .tsv or .csv gives, and no number of a column"}
-"""What the type of a setting does not say of its values."""
 
 
 def recipe_names() -> list[str]:
@@ -72,8 +68,8 @@ def load_recipe(name_or_file: str | os.PathLike[str], overrides: Mapping[str, An
             message names the file and line, or the option.
     """
     layers = _layers(_find(name_or_file), ())
-    layers.append(flatten(overrides or {}, lambda key: f"option --{key}"))
-    return _built({key: setting for layer in layers for key, setting in layer.items()}, name_or_file)
+    layers.append(flatten(overrides or {}, lambda key: f"option {option_of(key)}"))
+    return _built(layers)
 
 
 def given_beside(key: str, name_or_file: str | os.PathLike[str], overrides: Mapping[str, Any]) -> dict[str, str]:
@@ -95,27 +91,40 @@ def given_beside(key: str, name_or_file: str | os.PathLike[str], overrides: Mapp
 
 def with_overrides(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """A recipe with single values changed, its types and values checked; arguments and errors as of `load_recipe`."""
-    settings = flatten(_plain(recipe), lambda key: f"recipe {recipe.name}")
-    settings |= flatten(overrides, lambda key: f"option --{key}")
-    return _built(settings, recipe.name)
+    own = flatten(_plain(recipe), lambda key: f"recipe {recipe.name}")
+    return _built([own, flatten(overrides, lambda key: f"option --{key}")])
 
 
-def _built(settings: Mapping[str, Setting], name_or_file: str | os.PathLike[str]) -> Recipe:
-    for key, setting in settings.items():
-        if setting.value is None and not KEYS[key].optional:
-            raise _wrong_type(key, setting)
-    try:
-        parsed = recipe_parser().parse_object(nested(settings), defaults=False).as_dict()
-    except ArgumentError as error:
-        raise _culprit(settings) or UsageError(f"{name_or_file}: {error}") from error
-    for (section, name), typed in {
-        ("objective", "mixture"): typed_mixture,
-        ("training", "phases"): typed_phases,
-    }.items():
-        entries = settings.get(f"{section}.{name}")
-        if entries is not None:
-            parsed[section][name] = typed(parsed[section][name], entries.origin)
-    recipe = Recipe(**{key: SECTIONS[key](**value) if key in SECTIONS else value for key, value in parsed.items()})
+def _built(layers: Sequence[Mapping[str, Setting]]) -> Recipe:
+    """The recipe of settings in layers, each over those before it.
+
+    A layer sets settings of the objective and of the task that are in force in it. Where a later one names another, what that
+    one has not is dropped: a recipe may be built on one of another objective.
+    """
+    settings: dict[str, Setting] = {}
+    names = {section: KEYS[f"{section}.{key}"].default for section, (_, key) in VARIED.items()}
+    for layer in layers:
+        for section, (_, key) in VARIED.items():
+            if f"{section}.{key}" in layer:
+                names[section] = layer[f"{section}.{key}"].value
+            for one, setting in layer.items():
+                if one.startswith(f"{section}."):
+                    kind_of(names[section], setting.origin, (one,), section)
+        settings |= layer
+    kinds = {section: kind_of(name, "the recipe", (), section) for section, name in names.items()}
+    own = {key for section, kind in kinds.items() for key in keys_of(section, kind)}
+    settings = {key: one for key, one in settings.items() if key in own or key.partition(".")[0] not in kinds}
+    values, objective = parsed(settings, kinds), names["objective"]
+    if "objective.mixture" in settings:
+        mixture = typed_mixture(values["objective"]["mixture"], settings["objective.mixture"].origin, objective)
+        values["objective"]["mixture"] = mixture
+    if "training.phases" in settings:
+        phases = typed_phases(values["training"]["phases"], settings["training.phases"].origin, objective)
+        values["training"]["phases"] = phases
+    for section, (_, key) in VARIED.items():
+        values.setdefault(section, {}).setdefault(key, names[section])
+    classes = {**SECTIONS, **kinds}
+    recipe = Recipe(**{key: classes[key](**value) if key in classes else value for key, value in values.items()})
     validate(recipe, {key: setting.origin for key, setting in settings.items()})
     return recipe
 
@@ -127,7 +136,8 @@ def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
         UniclozeError: The file cannot be written.
     """
     target = Path(path)
-    text = yaml.safe_dump(_plain(recipe), sort_keys=False, allow_unicode=True, width=120)
+    values = {"schema": SCHEMA, **_plain(recipe)}
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
     write_file(target, text, "the recipe")
 
 
@@ -191,7 +201,9 @@ def _layers(path: Path, seen: tuple[Path, ...]) -> list[dict[str, Setting]]:
     if path.resolve() in seen:
         raise UsageError(f"{path}: this recipe is its own base; take out one `base:` of {', '.join(map(str, seen))}.")
     values, lines = _parse_yaml(path)
-    base = values.pop("base", None)
+    base, schema = values.pop("base", None), values.pop("schema", None)
+    if schema not in (None, SCHEMA):
+        raise UsageError(f"{path}, line {lines['schema']}: schema is {schema!r}; this version reads {SCHEMA}.")
     layers: list[dict[str, Setting]] = []
     if base is not None:
         if not isinstance(base, str):
@@ -202,8 +214,19 @@ def _layers(path: Path, seen: tuple[Path, ...]) -> list[dict[str, Setting]]:
         except UsageError as error:
             raise UsageError(f"{path}, line {lines['base']}: base: {error}") from error
         layers = _layers(parent, (*seen, path.resolve()))
+    _check_names(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
     own = flatten(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
+    if schema is None:
+        own = without_foreign(own)
     return [*layers, {"name": Setting(path.stem, str(path)), **own}]
+
+
+def _check_names(values: Mapping[str, Any], origin: Callable[[str], str]) -> None:
+    """Refuse an objective or a task that is not known before its settings are: they are not known either."""
+    for section, (_, key) in VARIED.items():
+        name = named(values, section, key)
+        if name is not None:
+            kind_of(name, origin(f"{section}.{key}"), (), section)
 
 
 def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -240,18 +263,3 @@ def _collect_lines(node: yaml.MappingNode, path: Path, prefix: str, lines: dict[
         lines[key] = line
         if not prefix and isinstance(value_node, yaml.MappingNode):
             _collect_lines(value_node, path, f"{key}.", lines)
-
-
-def _wrong_type(key: str, setting: Setting) -> UsageError:
-    note = NOTES.get(key, "")
-    return UsageError(f"{setting.origin}: {key} is {setting.value!r}; expected {expected(KEYS[key].type)}{note}.")
-
-
-def _culprit(settings: Mapping[str, Setting]) -> UsageError | None:
-    """The first setting that the parser refuses on its own, as a sentence."""
-    for key, setting in settings.items():
-        try:
-            recipe_parser().parse_object(nested({key: setting}), defaults=False)
-        except ArgumentError:
-            return _wrong_type(key, setting)
-    return None

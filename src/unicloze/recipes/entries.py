@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,18 +11,37 @@ from jsonargparse import ArgumentError
 
 from unicloze.errors import UsageError
 from unicloze.mixtures import PART_KEYS, PHASE_SETTINGS
-from unicloze.recipes.schema import KEYS, expected, flatten, listed, section_parser, unknown_key
+from unicloze.recipes.schema import (
+    KEYS,
+    SECTIONS,
+    VARIED,
+    Key,
+    Setting,
+    expected,
+    find_key,
+    flatten,
+    foreign_key,
+    keys_of,
+    listed,
+    parser_of,
+    unknown_key,
+)
+from unicloze.settings import ObjectiveSettings
+
+NOTES = {"task.fields": ": the name of a field, which the header of a .tsv or .csv gives, and no number of a column"}
+"""What the type of a setting does not say of its values."""
 
 
-def typed_mixture(entries: list[Any], origin: str) -> list[dict[str, Any]]:
+def typed_mixture(entries: list[Any], origin: str, objective: str) -> list[dict[str, Any]]:
     """The parts of a mixture with every value of its setting's type.
 
     Args:
         entries: As the recipe has them.
         origin: Where they stand, for messages.
+        objective: That of the parts that name none.
 
     Raises:
-        UsageError: A part is no mapping, or holds what no objective has.
+        UsageError: A part is no mapping, or holds what its objective has not.
     """
     found, labels = [], set()
     for number, entry in enumerate(entries, 1):
@@ -35,10 +54,14 @@ def typed_mixture(entries: list[Any], origin: str) -> list[dict[str, Any]]:
         changes = {f"objective.{key}": value for key, value in entry.items() if key not in PART_KEYS}
         if "objective.mixture" in changes:
             raise UsageError(f"{place}: a part is itself no mixture; list its parts beside the others.")
+        name = entry.get("name", objective)
+        kind_of(name, place, ())
         for key in changes:
-            if key not in KEYS:
+            if find_key(key) is None:
                 raise unknown_key(key, place)
-        values = typed({key: listed(key, value) for key, value in changes.items()}, place).get("objective", {})
+        kind = kind_of(name, place, changes)
+        given = {key: listed(key, value) for key, value in changes.items()}
+        values = typed(given, place, objective=kind).get("objective", {})
         label = beside.get("label", values.get("name", f"part-{number}"))
         if not isinstance(label, str) or not label.strip():
             raise UsageError(f"{place}: label is {label!r}; expected text.")
@@ -49,30 +72,65 @@ def typed_mixture(entries: list[Any], origin: str) -> list[dict[str, Any]]:
     return found
 
 
-def typed_phases(entries: list[Any], origin: str) -> list[dict[str, Any]]:
+def kind_of(name: Any, place: str, given: Collection[str], section: str = "objective") -> type:
+    """The class of the settings of an objective, or of another section whose settings follow from a name.
+
+    Args:
+        name: The objective, or the kind of the task; "" for none.
+        place: Where its settings stand, for messages.
+        given: Dotted keys that are given there; those of other sections do not matter.
+        section: The section.
+
+    Raises:
+        UsageError: There is none of that name, or it has no such setting.
+    """
+    registry, key = VARIED[section]
+    if name == "" and section == "task":
+        kind: type = SECTIONS[section]
+    elif not isinstance(name, str) or name not in registry:
+        raise UsageError(f"{place}: {section}.{key} is {name!r}; {registry.unknown()}.")
+    else:
+        kind = registry[name].settings
+    for one in given:
+        if one.startswith(f"{section}.") and one not in keys_of(section, kind):
+            raise UsageError(f"{place}: {foreign_key(one, name or 'a recipe without task.kind')}.")
+    return kind
+
+
+def named(values: Mapping[str, Any], section: str = "objective", key: str = "name") -> Any:
+    """The objective, or the kind of a task, that nested or dotted settings name, None if they name none."""
+    held = values.get(section)
+    return held.get(key) if isinstance(held, Mapping) else values.get(f"{section}.{key}")
+
+
+def typed_phases(entries: list[Any], origin: str, objective: str) -> list[dict[str, Any]]:
     """The phases of a run as nested mappings with every value of its setting's type.
 
     Args:
         entries: As the recipe has them, nested or by dotted key.
         origin: Where they stand, for messages.
+        objective: That of the phases that name none.
 
     Raises:
-        UsageError: A phase is no mapping, or changes what must stay.
+        UsageError: A phase is no mapping, changes what must stay, or holds what its objective has not.
     """
     found = []
     for number, entry in enumerate(entries, 1):
         place = f"{origin}, phase {number} of training.phases"
         _check_mapping(entry, place)
         _check_share(entry, place)
+        kind_of(named(entry) or objective, place, ())
         flat = flatten({key: value for key, value in entry.items() if key != "share"}, partial(_same, place))
         for key in flat:
             if not key.startswith("objective.") and key not in PHASE_SETTINGS:
                 raise UsageError(
                     f"{place}: {key} cannot change during a run; settings of objective can, and {', '.join(PHASE_SETTINGS)}."
                 )
-        values = typed({key: setting.value for key, setting in flat.items()}, place)
+        given = {key: setting.value for key, setting in flat.items()}
+        name = given.get("objective.name", objective)
+        values = typed(given, place, objective=kind_of(name, place, given))
         if values.get("objective", {}).get("mixture"):
-            values["objective"]["mixture"] = typed_mixture(values["objective"]["mixture"], place)
+            values["objective"]["mixture"] = typed_mixture(values["objective"]["mixture"], place, name)
         found.append({"share": entry.get("share", 1), **values})
     return found
 
@@ -92,35 +150,68 @@ def _check_share(entry: Mapping[str, Any], place: str) -> None:
         raise UsageError(f"{place}: share is {share!r}; it must be above 0 and finite.")
 
 
-def typed(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+def typed(values: Mapping[str, Any], place: str, *, objective: type = ObjectiveSettings) -> dict[str, Any]:
     """Values by dotted key, nested and of the types of their settings.
 
     Args:
         values: Their keys are those of settings.
         place: Where they stand, for messages.
+        objective: The class of the settings of `objective`.
 
     Raises:
         UsageError: A value is of another type.
     """
-    for key, value in values.items():
-        if value is None and not KEYS[key].optional:
-            raise UsageError(f"{place}: {key} is None; expected {expected(KEYS[key].type)}.")
-    try:
-        return _parsed(values)
-    except ArgumentError as error:
-        for key, value in values.items():
-            try:
-                _parsed({key: value})
-            except ArgumentError:
-                problem = f"{key} is {value!r}; expected {expected(KEYS[key].type)}."
-                raise UsageError(f"{place}: {problem}") from error
-        raise UsageError(f"{place}: {error}") from error
+    settings = {key: Setting(value, place) for key, value in values.items()}
+    found = parsed(settings, {"objective": objective})
+    return {section: found[section] for section in dict.fromkeys(key.partition(".")[0] for key in values)}
 
 
-def _parsed(values: Mapping[str, Any]) -> dict[str, Any]:
+def parsed(settings: Mapping[str, Setting], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted key as nested values of their types.
+
+    Args:
+        settings: Their keys are those of settings; those of `objective` and `task` of their class.
+        kinds: The classes of these sections, where they are not those of `SECTIONS`.
+
+    Raises:
+        UsageError: A value is of another type.
+    """
+    kinds = {"": str, **SECTIONS, **kinds}
     result: dict[str, Any] = {}
-    for section in dict.fromkeys(key.partition(".")[0] for key in values):
-        given = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")}
-        parsed = section_parser(section).parse_object(given).as_dict()
-        result[section] = {name: parsed[name] for name in given}
+    for section in dict.fromkeys(key.rpartition(".")[0] for key in settings):
+        given = {key: setting for key, setting in settings.items() if key.rpartition(".")[0] == section}
+        for key, setting in given.items():
+            if setting.value is None and not _key(key, kinds).optional:
+                raise _wrong_type(key, setting, kinds)
+        values = _values(given, kinds)
+        result |= {section: values} if section else values
     return result
+
+
+def _values(given: Mapping[str, Setting], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    kind = kinds[next(iter(given)).rpartition(".")[0]]
+    try:
+        return _parse(given, kind)
+    except ArgumentError as error:
+        for key, setting in given.items():
+            try:
+                _parse({key: setting}, kind)
+            except ArgumentError:
+                raise _wrong_type(key, setting, kinds) from error
+        raise UsageError(f"{next(iter(given.values())).origin}: {error}") from error
+
+
+def _parse(given: Mapping[str, Setting], kind: Any) -> dict[str, Any]:
+    values = {key.rpartition(".")[2]: setting.value for key, setting in given.items()}
+    found: dict[str, Any] = parser_of(kind).parse_object(values, defaults=False).as_dict()
+    return found
+
+
+def _key(key: str, kinds: Mapping[str, Any]) -> Key:
+    section = key.rpartition(".")[0]
+    return keys_of(section, kinds[section])[key] if section else KEYS[key]
+
+
+def _wrong_type(key: str, setting: Setting, kinds: Mapping[str, Any]) -> UsageError:
+    kind = expected(_key(key, kinds).type)
+    return UsageError(f"{setting.origin}: {key} is {setting.value!r}; expected {kind}{NOTES.get(key, '')}.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from unicloze import capacity
-from unicloze.recipes.rules_objective import NO_TRAINING
-from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.mixtures import positions
+from unicloze.rules import Problem
+from unicloze.settings import Recipe
 
 LONGEST_DISTANCE = 16384
 
 
-def model_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def model_problems(recipe: Recipe) -> Iterator[Problem]:
     """Keys with a value that the model cannot have, and what it must be."""
     data, objective, model = recipe.data, recipe.objective, recipe.model
     if model.num_heads > 0 and model.hidden_size % model.num_heads:
@@ -20,10 +20,10 @@ def model_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "model.generator_size", "it must lie between 0 and 1"
     if model.generator_size > 0 and "rtd" not in objective.targets:
         yield "model.generator_size", "only a model with the target 'rtd' has a generator; it must be 0"
-    learns_rtd = "rtd" in objective.targets and objective.name != NO_TRAINING and not recipe.task.kind
+    learns_rtd = "rtd" in objective.targets and objective.trains and not recipe.task.kind
     if model.generator_size == 0 and learns_rtd:
         yield "model.generator_size", "the target 'rtd' needs a generator; it must be above 0"
-    needed = capacity.positions(objective, data.window)
+    needed = positions(objective, data.window)
     if model.max_positions is not None and model.max_positions < needed:
         reason = "data.window" if needed == data.window else f"the positions of a row of objective {objective.name}"
         yield "model.max_positions", f"it must be at least {reason}, {needed}"
@@ -47,7 +47,7 @@ def model_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from _transformer_xl_problems(recipe)
 
 
-def _transformer_xl_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _transformer_xl_problems(recipe: Recipe) -> Iterator[Problem]:
     """What does not go with Transformer-XL's encoding, and what a memory needs."""
     model = recipe.model
     if model.positions == "transformer_xl":
@@ -59,37 +59,24 @@ def _transformer_xl_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield "training.attention", "that cannot add the scores of model.positions transformer_xl; leave it auto"
     if model.memory and (model.positions != "transformer_xl" or recipe.data.order != "streams"):
         yield "model.memory", "that needs model.positions transformer_xl and data.order streams"
-    if model.memory and (problem := _no_memory(recipe.objective)) is not None:
+    if model.memory and (problem := recipe.objective.forgets) is not None:
         yield "model.memory", f"{problem}; it must be 0"
     if model.memory and model.generator_size > 0:
         yield "model.memory", "a chain of generator and discriminator remembers nothing; it must be 0"
 
 
-def _no_memory(objective: ObjectiveSettings) -> str | None:
-    """Why the rows of an objective cannot go on from a memory; None if they can."""
-    if objective.name in capacity.SEQUENCE_TO_SEQUENCE:
-        return f"a row of objective {objective.name} is a source and a target, which no other goes on from"
-    if objective.name == "block_diffusion":
-        return "the first noised block of a row would not read what its twin without noise reads"
-    if objective.visibility == "right_to_left":
-        return "read from right to left, only the first slot of a row would see it"
-    return None
-
-
-def _local_problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _local_problems(recipe: Recipe) -> Iterator[Problem]:
     """What keeps the layers from reading nearby slots only."""
     names, objective = recipe.model.layer_visibility, recipe.objective
     if not names:
         yield "model.layer_visibility", "name at least one of 'full' and 'local'"
     if "local" not in names:
-        if objective.local_width is not None and objective.name != "causal":
-            yield "objective.local_width", f"objective {objective.name} does not read it; set it to null"
         return
-    if objective.name != "causal":
+    if not objective.in_order:
         yield (
             "model.layer_visibility",
-            "'local' needs objective.name causal: in rows whose slots are not in the order of the text, such as "
+            "'local' needs rows in the order of the text, as objective.name causal makes them: in others, such as "
             "pseudo-masked ones, a band is more intervals than a slot has",
         )
-    elif objective.local_width is None:
+    elif objective.reading.local_width is None:
         yield "model.layer_visibility", "'local' needs objective.local_width, how many slots away such a layer reads"

@@ -6,32 +6,14 @@ that some parts of its mixture do not read, or that no command reads but another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from unicloze import capacity
 from unicloze.errors import UsageError
-from unicloze.recipes.schema import KEYS, flatten
+from unicloze.recipes.schema import KEYS, VARIED, find_key, flatten, having, keys_of
 from unicloze.recipes.validation import variants
-from unicloze.settings import Recipe
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a setting has an effect with.
-
-    Args:
-        what: In words, fit for "without".
-        holds: Whether a recipe, itself without parts and phases, has it.
-    """
-
-    what: str
-    holds: Callable[[Recipe], bool]
-
-
-def _objective(*names: str) -> Needs:
-    return Needs(f"objective.name {_or(names)}", lambda recipe: recipe.objective.name in names)
+from unicloze.rules import Needs, declared
+from unicloze.settings import ObjectiveSettings, Recipe, TaskSettings
 
 
 def _kind(*names: str) -> Needs:
@@ -42,23 +24,8 @@ def _or(names: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-MASKED = "unilmv2", "masked", "permuted", "compensated"
-"""The objectives that draw what is masked by `objective.masking`."""
-POOLED = "classification", "regression", "choice"
-READ_PASSAGES = "extraction", "conversation"
-WITH_HEADS = *POOLED, "tagging", *READ_PASSAGES
-
 _trained = Needs("a tokenizer that is trained (tokenizer.path null)", lambda recipe: recipe.tokenizer.path is None)
 _word_pieces = Needs("tokenizer.kind wordpiece", lambda recipe: recipe.tokenizer.kind == "wordpiece")
-_masking = _objective(*MASKED)
-_spans = Needs("objective.masking blockwise, geometric or ngram", lambda recipe: recipe.objective.masking != "token")
-_several = Needs("objective.max_span above 1", lambda recipe: recipe.objective.max_span > 1)
-_steps = Needs(
-    "steps of several tokens (objective.masking, objective.max_span or objective.mask_unit)",
-    lambda recipe: recipe.objective.mask_unit != "token" or (_spans.holds(recipe) and _several.holds(recipe)),
-)
-_rates = _objective(*MASKED, *capacity.SEQUENCE_TO_SEQUENCE)
-_shares = _objective("unilmv2", "masked", "compensated", "masked_span")
 _relative = Needs("model.relative_bias true", lambda recipe: recipe.model.relative_bias)
 _muon = Needs("training.optimizer muon", lambda recipe: recipe.training.optimizer == "muon")
 
@@ -73,10 +40,7 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
 
 IN_PRETRAINING: Mapping[str, tuple[Needs, ...]] = {
     **ANYWHERE,
-    "data.phrases": (
-        _masking,
-        Needs("objective.mask_unit phrase", lambda recipe: recipe.objective.mask_unit == "phrase"),
-    ),
+    "data.phrases": (Needs("objective.mask_unit phrase", lambda recipe: recipe.objective.windows.phrases),),
     "tokenizer.kind": (_trained,),
     "tokenizer.vocab_size": (_trained,),
     "tokenizer.strip_accents": (_trained, _word_pieces),
@@ -84,54 +48,8 @@ IN_PRETRAINING: Mapping[str, tuple[Needs, ...]] = {
         Needs(_word_pieces.what, lambda recipe: recipe.tokenizer.path is not None or _word_pieces.holds(recipe)),
     ),
     "tokenizer.extra_tokens": (_trained,),
-    "objective.masking": (_masking,),
-    "objective.mask_unit": (_masking,),
-    "objective.max_span": (_masking, _spans),
-    "objective.block_probability": (
-        _masking,
-        Needs("objective.masking blockwise", lambda recipe: recipe.objective.masking == "blockwise"),
-        _several,
-    ),
-    "objective.geometric_p": (
-        _masking,
-        Needs("objective.masking geometric", lambda recipe: recipe.objective.masking == "geometric"),
-        _several,
-    ),
-    "objective.factorization": (
-        _masking,
-        _steps,
-        Needs(
-            "what is done by steps: the target 'par' or 'sbo', or objective.corruption_unit span",
-            lambda recipe: (
-                bool({"par", "sbo"} & {*recipe.objective.targets}) or recipe.objective.corruption_unit == "span"
-            ),
-        ),
-    ),
-    "objective.mask_rate": (_rates,),
-    "objective.final_mask_rate": (_rates,),
-    "objective.masks_in_context": (_objective("unilmv2"),),
-    "objective.pseudo_token": (
-        _objective("unilmv2", "permuted", "compensated"),
-        Needs("the target 'par' in objective.targets", lambda recipe: "par" in recipe.objective.targets),
-    ),
-    "objective.mask_share": (_shares,),
-    "objective.random_share": (_shares,),
-    "objective.corruption_unit": (_objective("unilmv2", "masked", "compensated"), _steps),
-    "objective.local_width": (
-        Needs("'local' in model.layer_visibility", lambda recipe: "local" in recipe.model.layer_visibility),
-    ),
-    "objective.mean_span": (
-        _objective("span_corruption", "denoising"),
-        Needs(
-            "'infill' in objective.noise",
-            lambda recipe: recipe.objective.name != "denoising" or "infill" in recipe.objective.noise,
-        ),
-    ),
-    "objective.noise": (_objective("denoising"),),
-    "objective.mode_token": (_objective(*capacity.SEQUENCE_TO_SEQUENCE),),
-    "objective.block_size": (_objective("block_diffusion"),),
 }
-"""What settings need in pre-training; those that are not here always have an effect."""
+"""What settings need in pre-training, beside those of `objective`, whose classes say it; others always have an effect."""
 
 _tokens = Needs(
     "task.kind generation or finetuning.auxiliary, which predict tokens",
@@ -143,9 +61,6 @@ _draws = Needs(
     "generation.learning pseudo or masked", lambda recipe: recipe.generation.learning in ("pseudo", "masked")
 )
 _pseudo = Needs("generation.learning pseudo", lambda recipe: recipe.generation.learning == "pseudo")
-_no_answer = Needs(
-    "questions without an answer (task.unanswerable)", lambda recipe: recipe.task.unanswerable is not False
-)
 
 IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
     **ANYWHERE,
@@ -162,25 +77,6 @@ IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
         _kind("classification", "regression"),
         Needs("task.pooling null", lambda recipe: recipe.task.pooling is None),
     ),
-    "task.labels": (_kind("classification", "tagging"),),
-    "task.head": (_kind(*WITH_HEADS),),
-    "task.pooling": (_kind(*POOLED, "tagging"),),
-    "task.head_dropout": (_kind(*WITH_HEADS),),
-    "task.delimiter": (
-        _kind(*POOLED, "tagging"),
-        Needs(
-            "task.predicate repeat",
-            lambda recipe: recipe.task.kind != "tagging" or recipe.task.predicate == "repeat",
-        ),
-    ),
-    "task.both_orders": (_kind("classification", "regression"),),
-    "task.predicate": (_kind("tagging"),),
-    "task.max_question": (_kind(*READ_PASSAGES),),
-    "task.stride": (_kind(*READ_PASSAGES),),
-    "task.max_answer": (_kind(*READ_PASSAGES),),
-    "task.n_best": (_kind(*READ_PASSAGES),),
-    "task.unanswerable": (_kind("extraction"),),
-    "task.no_answer_threshold": (_kind("extraction"), _no_answer),
     **{key: (_generation,) for key in KEYS if key.startswith(("generation.", "decoding."))},
     "generation.mask_rate": (
         _generation,
@@ -267,7 +163,7 @@ def refuse_unread(recipes: Sequence[Recipe], given: Collection[str]) -> None:
         if not found:
             place = next(variant.set_by[key] for variant in every)
             raise UsageError(f"option --{key}: it has no effect, as each entry of {place} sets it: change it there.")
-        _refuse(key, found, IN_PRETRAINING.get(key, ()))
+        _refuse(key, found, [_in_pretraining(key, recipe) for recipe in found])
 
 
 def refuse_unread_in_task(recipes: Sequence[Recipe], given: Collection[str], prefix: str = "") -> None:
@@ -283,11 +179,13 @@ def refuse_unread_in_task(recipes: Sequence[Recipe], given: Collection[str], pre
     """
     for key in given:
         section, _, name = key.partition(".")
-        needs = IN_A_TASK.get(key, ())
+        needs: list[Sequence[Needs]] = [
+            _of_class(key, recipe.task) if section == "task" else IN_A_TASK.get(key, ()) for recipe in recipes
+        ]
         if section == "objective" and name not in OF_AN_AUXILIARY:
             raise UsageError(f"option --{prefix}{key}: it has no effect, as {_OF_THE_MODEL}: leave it out.")
         if section == "objective":
-            needs = (_auxiliary, *IN_PRETRAINING.get(key, ()))
+            needs = [(_auxiliary, *_in_pretraining(key, recipe)) for recipe in recipes]
         _refuse(key, recipes, needs, prefix)
 
 
@@ -302,7 +200,7 @@ def refuse_unread_in_generation(recipe: Recipe, given: Collection[str]) -> None:
         UsageError: What it would need, and the cure.
     """
     for key in given:
-        _refuse(key, [recipe], IN_GENERATION.get(key, ()))
+        _refuse(key, [recipe], [IN_GENERATION.get(key, ())])
 
 
 def refuse_decided_in_task(given: Collection[str], prefix: str = "") -> None:
@@ -354,15 +252,34 @@ def refuse_beyond(verb: str, given: Collection[str], reads: Collection[str], ins
             raise UsageError(f"option --{key}: `unicloze {verb}` does not read it: {instead}.")
 
 
-def _refuse(key: str, recipes: Sequence[Recipe], needs: Sequence[Needs], prefix: str = "") -> None:
-    """Refuse a key of which every recipe lacks something that it needs."""
-    lacks = [next((need for need in needs if not need.holds(recipe)), None) for recipe in recipes]
-    if None in lacks or all(_value(recipe, key) == KEYS[key].default for recipe in recipes):
+def _in_pretraining(key: str, recipe: Recipe) -> Sequence[Needs]:
+    """What a setting needs in a recipe, itself without parts and phases."""
+    return _of_class(key, recipe.objective) if key.startswith("objective.") else IN_PRETRAINING.get(key, ())
+
+
+def _of_class(key: str, settings: ObjectiveSettings | TaskSettings) -> Sequence[Needs]:
+    """What a setting of an objective or a task needs; if they have not got it, another one."""
+    section, _, name = key.partition(".")
+    if key not in keys_of(section, type(settings)):
+        _, named = VARIED[section]
+        return (Needs(f"{section}.{named} {_or(having(key))}", lambda _: False),)
+    needs: Sequence[Needs] = declared(type(settings), "needs").get(name, ())
+    return needs
+
+
+def _refuse(key: str, recipes: Sequence[Recipe], needs: Sequence[Sequence[Needs]], prefix: str = "") -> None:
+    """Refuse a key of which every recipe lacks something that it needs there."""
+    lacks = [
+        next((need for need in of_recipe if not need.holds(recipe)), None)
+        for recipe, of_recipe in zip(recipes, needs, strict=True)
+    ]
+    known = find_key(key)
+    if None in lacks or known is None or all(_value(recipe, key, known.default) == known.default for recipe in recipes):
         return
     what = next(need.what for need in lacks if need is not None)
     raise UsageError(f"option --{prefix}{key}: it has no effect without {what}: set that too, or leave it out.")
 
 
-def _value(recipe: Recipe, key: str) -> Any:
+def _value(recipe: Recipe, key: str, default: Any) -> Any:
     section, _, name = key.rpartition(".")
-    return getattr(getattr(recipe, section) if section else recipe, name)
+    return getattr(getattr(recipe, section) if section else recipe, name, default)

@@ -1,4 +1,8 @@
-"""What a recipe may hold: the dotted keys of `unicloze.settings.Recipe`, their types, and the one parser for them."""
+"""What a recipe may hold: the dotted keys of its sections, their types, and a parser for each section.
+
+Which settings `objective` has follows from its name. Those that all objectives have are known here without importing any;
+`find_key` knows those of every objective.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,13 @@ from jsonargparse import ArgumentParser
 
 from unicloze import docstrings
 from unicloze.errors import UsageError
+from unicloze.objectives import OBJECTIVES
+from unicloze.registry import Registry
 from unicloze.settings import Recipe
+from unicloze.tasks import TASKS
 
+VARIED: Mapping[str, tuple[Registry[Any], str]] = {"objective": (OBJECTIVES, "name"), "task": (TASKS, "kind")}
+"""Sections whose settings follow from one of them: what has their classes, and that setting."""
 SPELLED_LIST = re.compile(r"\[.*\]|null", re.DOTALL)
 """A word that is a whole list, or none, and not an item of one."""
 
@@ -59,32 +68,80 @@ def _schema() -> tuple[dict[str, Any], dict[str, Key]]:
             keys[name] = Key(hint, getattr(defaults, name), "Name of the run.")
             continue
         sections[name] = hint
-        section, described = getattr(defaults, name), docstrings.arguments(hint)
-        for inner, inner_hint in typing.get_type_hints(hint).items():
-            keys[f"{name}.{inner}"] = Key(inner_hint, getattr(section, inner), described.get(inner, ""))
+        keys |= keys_of(name, hint)
     return sections, keys
 
 
-SECTIONS, KEYS = _schema()
-"""The dataclass of each section, and every dotted key."""
+def keys_of(section: str, kind: Any) -> Mapping[str, Key]:
+    """The dotted keys of a section, of a dataclass of its settings."""
+    return _keys_of(section, kind)
 
 
 @functools.cache
-def recipe_parser() -> ArgumentParser:
-    """The parser that every value of a recipe goes through, whether from a file or from the command line.
+def _keys_of(section: str, kind: Any) -> Mapping[str, Key]:
+    hints, described = typing.get_type_hints(kind), docstrings.arguments(kind)
+    found = {}
+    for field in dataclasses.fields(kind):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        found[f"{section}.{field.name}"] = Key(hints[field.name], default, described.get(field.name, ""))
+    return found
+
+
+SECTIONS, KEYS = _schema()
+"""The dataclass of each section, and its dotted keys; of `objective` those that every objective has."""
+
+
+def every_key() -> Mapping[str, Key]:
+    """Every dotted key, those that only some objectives or tasks have included."""
+    found: dict[str, Key] = {key: known for key, known in KEYS.items() if "." not in key}
+    for section, kind in SECTIONS.items():
+        found |= keys_of(section, kind)
+        for one in _classes(section):
+            found |= {key: known for key, known in keys_of(section, one).items() if key not in found}
+    return found
+
+
+def find_key(key: str) -> Key | None:
+    """What a dotted key takes; None if no recipe has it. Classes are imported for a key that only some have."""
+    if key in KEYS:
+        return KEYS[key]
+    section = key.partition(".")[0]
+    return next((keys_of(section, kind)[key] for kind in _classes(section) if key in keys_of(section, kind)), None)
+
+
+def _classes(section: str) -> list[type]:
+    if section not in VARIED:
+        return []
+    registry, _ = VARIED[section]
+    return [registry[name].settings for name in registry]
+
+
+def having(key: str) -> list[str]:
+    """The objectives or tasks that have a setting."""
+    section = key.partition(".")[0]
+    registry, _ = VARIED[section]
+    return [name for name in registry if key in keys_of(section, registry[name].settings)]
+
+
+def foreign_key(key: str, owner: str) -> str:
+    """Why an objective or a task has no setting of a key that others have."""
+    names = having(key)
+    have = "has" if len(names) == 1 else "have"
+    listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return f"{key.partition('.')[2]} is not a setting of {owner}; {listed} {have} it"
+
+
+@functools.cache
+def parser_of(kind: type) -> ArgumentParser:
+    """The parser that every value of a section goes through, whether from a file or from the command line.
 
     It raises `jsonargparse.ArgumentError` instead of exiting. Shared: do not add arguments to it.
     """
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Recipe)
-    return parser
-
-
-@functools.cache
-def section_parser(section: str) -> ArgumentParser:
-    """The parser of one section's settings alone, for values that come without the rest of a recipe."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(SECTIONS[section])
+    if dataclasses.is_dataclass(kind):
+        parser.add_class_arguments(kind)
+    else:
+        parser.add_argument("--name", type=kind)
     return parser
 
 
@@ -111,13 +168,14 @@ def parse_options(arguments: Sequence[str], *, prefix: str = "") -> dict[str, An
     for name, *values in words:
         given = name.replace("-", "_")
         key = given.removeprefix(prefix)
-        if key not in KEYS:
+        known = find_key(key)
+        if known is None:
             raise unknown_key(key, f"option --{name}")
-        if not values and KEYS[key].type is bool:
+        if not values and known.type is bool:
             overrides[given] = True
         elif not values:
-            raise UsageError(f"option --{name}: it needs a value, {expected(KEYS[key].type)}.")
-        elif KEYS[key].several and not (len(values) == 1 and SPELLED_LIST.fullmatch(values[0])):
+            raise UsageError(f"option --{name}: it needs a value, {expected(known.type)}.")
+        elif known.several and not (len(values) == 1 and SPELLED_LIST.fullmatch(values[0])):
             overrides[given] = [*(overrides[given] if isinstance(overrides.get(given), list) else []), *values]
         elif len(values) > 1:
             raise UsageError(f"option --{name}: it takes one value; what is '{values[1]}'?")
@@ -138,7 +196,7 @@ def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str
     """
     settings: dict[str, Setting] = {}
     for key, value in values.items():
-        if key in KEYS:
+        if find_key(key) is not None:
             settings[key] = Setting(listed(key, value), origin(key))
         elif key not in SECTIONS:
             raise unknown_key(str(key), origin(key))
@@ -152,7 +210,8 @@ def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str
 
 def listed(key: str, value: Any) -> Any:
     """A value of a key; one that comes alone where a list is expected is a list of one."""
-    takes_list = any(get_origin(member) is list for member in _members(KEYS[key].type))
+    known = find_key(key)
+    takes_list = known is not None and any(get_origin(member) is list for member in _members(known.type))
     spells_list = isinstance(value, str) and SPELLED_LIST.fullmatch(value) is not None
     return value if not takes_list or value is None or spells_list or isinstance(value, list | tuple) else [value]
 
@@ -168,6 +227,8 @@ def nested(settings: Mapping[str, Setting]) -> dict[str, Any]:
 
 def unknown_key(key: str, origin: str) -> UsageError:
     """The error for a key that no recipe has, with the key that is most likely meant."""
+    if key == "plugin":
+        return UsageError(f"{origin}: a recipe names no plugin: give --plugin FILE on the command line.")
     near = _nearest(key)
     cure = f"did you mean '{near}'?" if near else f"a recipe has name, {', '.join(SECTIONS)}."
     return UsageError(f"{origin}: there is no setting '{key}'; {cure}")
@@ -175,11 +236,12 @@ def unknown_key(key: str, origin: str) -> UsageError:
 
 def _nearest(key: str) -> str | None:
     section, _, name = key.rpartition(".")
-    candidates = [*KEYS] if section else [*KEYS, *SECTIONS]
+    keys = [*every_key()]
+    candidates = keys if section else [*keys, *SECTIONS]
     whole = difflib.get_close_matches(key, candidates, n=1, cutoff=0.75)
     if whole and whole[0].rpartition(".")[0] == section:
         return whole[0]
-    by_name = {known.rpartition(".")[2]: known for known in reversed(KEYS)}
+    by_name = {known.rpartition(".")[2]: known for known in reversed(keys)}
     elsewhere = [by_name[near] for near in difflib.get_close_matches(name, by_name, n=1, cutoff=0.75)]
     return next(iter([*elsewhere, *whole]), None)
 

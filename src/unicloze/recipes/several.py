@@ -10,9 +10,7 @@ from pathlib import Path
 
 from unicloze.errors import UsageError
 from unicloze.recipes import recipe_names
-
-RECIPE = "recipe.yaml"
-"""What a run calls its recipe."""
+from unicloze.run_files import RECIPE
 
 TABLES: Mapping[str, Sequence[str]] = {
     "table-6": tuple(f"unilmv2-ablation-{row}" for row in ("ae-par-relpos", "ae-par", "ae-ar", "ae", "par", "ar")),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from unicloze.errors import UsageError
 from unicloze.mixtures import parts, phases
+from unicloze.objectives import OBJECTIVES
 from unicloze.recipes.rules_model import model_problems
-from unicloze.recipes.rules_objective import OBJECTIVE_TARGETS, objective_problems
 from unicloze.recipes.rules_task import task_problems
+from unicloze.rules import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Problem, Range, declared
 from unicloze.settings import DEVICE, Recipe
 
 SMALLEST_VOCABULARY = 16
@@ -25,18 +26,13 @@ _NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
 _POSITIVE = (
     "data.window", "model.hidden_size", "model.num_layers", "model.num_heads", "model.intermediate_size",
     "model.max_positions", "model.embedding_size", "model.relative_buckets", "model.relative_max_distance",
-    "model.layer_norm_eps", "model.initializer_range", "objective.max_span", "training.steps", "training.batch_size",
+    "model.layer_norm_eps", "model.initializer_range", "training.steps", "training.batch_size",
     "training.micro_batch_size", "training.learning_rate", "training.muon_learning_rate", "training.epsilon",
     "training.decay_steps", "training.evaluate_windows", "training.log_every", "training.keep_checkpoints",
-    "objective.block_size",
 )  # fmt: skip
 _NOT_NEGATIVE = (
-    "model.num_segments", "model.memory", "objective.local_width", "training.weight_decay", "training.warmup_steps",
+    "model.num_segments", "model.memory", "training.weight_decay", "training.warmup_steps",
     "training.clip_norm", "training.seed", "training.evaluate_every", "training.save_every", "tokenizer.extra_tokens",
-)  # fmt: skip
-_RATES = (
-    "objective.mask_rate", "objective.block_probability", "objective.mask_share", "objective.random_share",
-    "objective.final_mask_rate", "objective.geometric_p",
 )  # fmt: skip
 _BELOW_ONE = (
     "data.heldout_share",
@@ -45,13 +41,11 @@ _BELOW_ONE = (
     "training.muon_momentum",
     "training.label_smoothing",
 )
-_RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
-    (_POSITIVE, lambda value: 0 < value < math.inf, "it must be above 0 and finite"),
-    (("objective.mean_span",), lambda value: 1 <= value < math.inf, "it must be at least 1 and finite"),
-    (_NOT_NEGATIVE, lambda value: 0 <= value < math.inf, "it must be at least 0 and finite"),
-    (_RATES, lambda value: 0 <= value <= 1, "it must lie between 0 and 1"),
-    (_BELOW_ONE, lambda value: 0 <= value < 1, "it must be at least 0 and below 1"),
-)
+_RANGES: Mapping[str, Range] = {
+    **dict.fromkeys(_POSITIVE, POSITIVE),
+    **dict.fromkeys(_NOT_NEGATIVE, NOT_NEGATIVE),
+    **dict.fromkeys(_BELOW_ONE, BELOW_ONE),
+}
 
 
 def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
@@ -77,7 +71,8 @@ def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
     for variant, first in zip(found, firsts, strict=True):
         if first is not None:
             key, problem = first
-            of_all = key not in variant.set_by and all(other == first for other in firsts)
+            having = [other for one, other in zip(found, firsts, strict=True) if _has(one.recipe, key)]
+            of_all = key not in variant.set_by and all(other == first for other in having)
             said = f"{key} is {_value(variant.recipe, key)!r}; {problem}"
             raise error(variant.set_by.get(key, key), said, "" if of_all else variant.place)
         rows = variant.share * variant.recipe.training.batch_size
@@ -133,7 +128,7 @@ def variants(recipe: Recipe) -> Iterator[Variant]:
             )
 
 
-def _problems_of_phases(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _problems_of_phases(recipe: Recipe) -> Iterator[Problem]:
     """Keys that cannot work over all phases, and why."""
     steps = recipe.training.steps
     for number, phase in enumerate(phases(recipe), 1):
@@ -158,20 +153,30 @@ def _problems_of_phases(recipe: Recipe) -> Iterator[tuple[str, str]]:
         )
 
 
+def _has(recipe: Recipe, key: str) -> bool:
+    """Whether a recipe has a setting: of another objective it may not."""
+    section, _, name = key.rpartition(".")
+    return hasattr(getattr(recipe, section) if section else recipe, name)
+
+
 def _value(recipe: Recipe, key: str) -> Any:
     section, _, name = key.rpartition(".")
     return getattr(getattr(recipe, section) if section else recipe, name)
 
 
-def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _problems(recipe: Recipe) -> Iterator[Problem]:
     """Keys with a value that cannot work, and what it must be."""
     data, tokenizer, objective = recipe.data, recipe.tokenizer, recipe.objective
     model, training = recipe.model, recipe.training
-    for keys, fits, rule in _RANGES:
-        for key in keys:
-            value = _value(recipe, key)
-            if value is not None and value != "auto" and not fits(value):
-                yield key, rule
+    own = {
+        f"{section}.{name}": allowed
+        for section, settings in (("objective", objective), ("task", recipe.task))
+        for name, allowed in declared(type(settings), "ranges").items()
+    }
+    for key, allowed in {**_RANGES, **own}.items():
+        value = _value(recipe, key)
+        if value is not None and value != "auto" and not allowed.fits(value):
+            yield key, allowed.rule
 
     if not data.corpus and data.prepared is None:
         yield "data.corpus", "name at least one file, folder or glob, or 'python-docs'"
@@ -189,10 +194,10 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if tokenizer.vocab_size < SMALLEST_VOCABULARY:
         yield "tokenizer.vocab_size", f"the special tokens and some text need {SMALLEST_VOCABULARY} or more"
 
-    if objective.name not in OBJECTIVE_TARGETS:
-        yield "objective.name", f"known objectives: {', '.join(OBJECTIVE_TARGETS)}"
+    if objective.name not in OBJECTIVES:
+        yield "objective.name", OBJECTIVES.unknown()
         return
-    yield from objective_problems(recipe)
+    yield from objective.problems(recipe)
     yield from model_problems(recipe)
     yield from task_problems(recipe)
     if training.attention == "flex" and (model.relative_bias or model.attention_dropout > 0):

@@ -6,8 +6,9 @@ import html
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from unicloze.report import svg
 from unicloze.report.blocks import score_row, score_table
 from unicloze.report.curves import Axis, drawable, left_out, nice_ticks, short, tick
 
@@ -41,40 +42,38 @@ def confusion(predictions: Sequence[str], references: Sequence[str], labels: Seq
     margin, top = 34 + longest, 30 + (longest * 0.75 if turned else 14)
     width = margin + size * len(names) + (max(16.0, longest * 0.75 - size / 2) if turned else 16)
     tall = top + height * len(names) + 12
-    parts = [_svg(width, tall, "confusion matrix")]
-    parts.append(
-        f'<text class="axis-name" x="{margin + size * len(names) / 2:.1f}" y="13" text-anchor="middle">predicted</text>'
-    )
-    middle = top + height * len(names) / 2
-    parts.append(
-        f'<text class="axis-name" x="12" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 12 {middle:.1f})">'
-        "gold</text>"
-    )
+    across, down = margin + size * len(names) / 2, top + height * len(names) / 2
+    parts = [svg.text("predicted", across, 9, "axis-name", anchor="middle")]
+    parts.append(svg.text("gold", 8, down, "axis-name", anchor="middle", turned=-90))
     for number, name in enumerate(names):
         x, y = margin + size * (number + 0.5), top + height * (number + 0.5)
-        shown = html.escape(name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}\u2026")
-        how = f'transform="rotate(-45 {x:.1f} {top - 6:.1f})"' if turned else 'text-anchor="middle"'
-        parts.append(f'<text class="name" x="{x:.1f}" y="{top - 6:.1f}" {how}>{shown}</text>')
-        parts.append(f'<text class="name" x="{margin - 8:.1f}" y="{y:.1f}" dy=".35em" text-anchor="end">{shown}</text>')
+        shown = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}\u2026"
+        if turned:
+            parts.append(svg.text(shown, x - 3, top - 9, "name", turned=-45))
+        else:
+            parts.append(svg.text(shown, x, top - 10, "name", anchor="middle"))
+        parts.append(svg.text(shown, margin - 8, y, "name", anchor="end"))
     for row, right in enumerate(names):
         for column, said in enumerate(names):
             place = margin + size * column, top + height * row, size, height
             parts.append(_cell(place, right, said, counts[right, said], rows[right]))
-    return "\n".join([*parts, "</svg>"])
+    return _picture(parts, width, tall, "confusion matrix")
 
 
 def _cell(place: tuple[float, float, float, float], right: str, said: str, found: int, of: int) -> str:
     """A cell of a confusion matrix: its count, if there is room for it, on the share of its row."""
     x, y, width, height = place
     share = found / of if of else 0.0
-    box = f'x="{x + 1:.1f}" y="{y + 1:.1f}" width="{width - 2:.1f}" height="{height - 2:.1f}" rx="4"'
-    told = f"<title>{html.escape(right)} as {html.escape(said)}: {found:,} ({share:.1%})</title>"
+    box = {"x": x + 1, "y": y + 1, "width": width - 2, "height": height - 2, "rx": 4}
+    told = svg.element("title", svg.escape(f"{right} as {said}: {found:,} ({share:.1%})"))
     shade = 0.04 + 0.86 * share if found else 0.0
-    parts = [f'<rect class="empty" {box}/><rect class="cell" {box} fill-opacity="{shade:.2f}">{told}</rect>']
+    cell = svg.element("rect", class_="empty", **box) + svg.element(
+        "rect", told, class_="cell", **box, fill_opacity=shade
+    )
     if found and width >= _LETTER * len(f"{found:,}") + 4:
-        middle = f'x="{x + width / 2:.1f}" y="{y + height / 2:.1f}" dy=".35em" text-anchor="middle"'
-        parts.append(f'<text class="count{" on" if share > 0.55 else ""}" {middle}>{found:,}</text>')
-    return "".join(parts)
+        classes = "count on" if share > 0.55 else "count"
+        cell += svg.text(f"{found:,}", x + width / 2, y + height / 2, classes, anchor="middle")
+    return cell
 
 
 def _confusions(counts: Counter[tuple[str, str]]) -> str:
@@ -99,17 +98,16 @@ def scatter(predictions: Sequence[float], references: Sequence[float]) -> str:
     low, high = min(min(pair) for pair in pairs), max(max(pair) for pair in pairs)
     pad = (high - low) * 0.04
     across, up = Axis(low - pad, high + pad, 52, 470), Axis(low - pad, high + pad, 420, 12)
-    parts = [_svg(480, 462, "predicted over gold quantities")]
+    parts = []
     for value in across.ticks(6):
         x, y = across.at(value), up.at(value)
-        parts += [f'<path class="grid" d="M52 {y:.1f}H470"/>', tick(44, y, short(value), "end")]
-        parts += [f'<path class="axis" d="M{x:.1f} 420v4"/>', tick(x, 433, short(value), "middle")]
-    corners = "L".join(f"{across.at(value):.1f} {up.at(value):.1f}" for value in (across.low, across.high))
-    parts += ['<path class="axis" d="M52 420H470"/>', f'<path class="equal" d="M{corners}"/>']
-    parts += [f'<circle class="dot" cx="{across.at(x):.1f}" cy="{up.at(y):.1f}" r="3"/>' for x, y in pairs]
-    parts += [tick(261, 454, "gold", "middle")]
-    parts += ['<text class="tick" x="12" y="216" text-anchor="middle" transform="rotate(-90 12 216)">predicted</text>']
-    return "\n".join([*parts, "</svg>"]) + note
+        parts += [svg.line([(52, y), (470, y)], "grid"), tick(44, y, short(value), "end")]
+        parts += [svg.line([(x, 420), (x, 424)], "axis"), tick(x, 433, short(value), "middle")]
+    equal = [(across.at(value), up.at(value)) for value in (across.low, across.high)]
+    parts += [svg.line([(52, 420), (470, 420)], "axis"), svg.line(equal, "equal")]
+    parts += [svg.element("circle", class_="dot", cx=across.at(x), cy=up.at(y), r=3) for x, y in pairs]
+    parts += [tick(261, 454, "gold", "middle"), svg.text("predicted", 8, 216, "tick", anchor="middle", turned=-90)]
+    return _picture(parts, 480, 462, "predicted over gold quantities") + note
 
 
 def _drawable(predictions: Sequence[float], references: Sequence[float]) -> list[tuple[float, float]]:
@@ -132,25 +130,23 @@ def lengths(predictions: Sequence[int], references: Sequence[int]) -> str:
         series.append((name, [found[number] for number in range(bins)]))
     most = max(count for _, counts in series for count in counts)
     across, up = Axis(0.0, bins * step, 52, 712), Axis(0.0, most * 1.05, 250, 12)
-    parts = [_svg(720, 292, "lengths in words")]
+    parts = []
     for value in up.ticks(4):
         y = up.at(value)
-        parts += [f'<path class="grid" d="M52 {y:.1f}H712"/>', tick(44, y, short(value), "end")]
+        parts += [svg.line([(52, y), (712, y)], "grid"), tick(44, y, short(value), "end")]
     wide = (across.at(step) - across.at(0.0) - 4) / 2
     for place, (name, counts) in enumerate(series):
         for number, count in enumerate(counts):
             x, y = across.at(number * step) + 2 + place * wide, up.at(count)
             first, last = number * step, (number + 1) * step - 1
             words = f"{first:g}" if last <= first else f"{first:g} to {last:g}"
-            told = f"<title>{words} words: {count:,} {name}</title>"
-            parts.append(
-                f'<rect class="bar s-{name}" x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{250 - y:.1f}" rx="1.5">'
-                f"{told}</rect>"
-            )
+            told = svg.element("title", f"{words} words: {count:,} {name}")
+            box = {"x": x, "y": y, "width": wide, "height": 250 - y, "rx": 1.5}
+            parts.append(svg.element("rect", told, class_=f"bar s-{name}", **box))
     parts += [tick(across.at(value), 263, short(value), "middle") for value in across.ticks(12)]
-    parts += ['<path class="axis" d="M52 250H712"/>', tick(382, 285, "words", "middle"), "</svg>"]
+    parts += [svg.line([(52, 250), (712, 250)], "axis"), tick(382, 285, "words", "middle")]
     legend = "".join(f'<span class="s-{name}">{name}</span>' for name, _ in series)
-    return f'<div class="legend">{legend}</div>' + "\n".join(parts)
+    return f'<div class="legend">{legend}</div>' + _picture(parts, 720, 292, "lengths in words")
 
 
 def by_class(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> str:
@@ -193,9 +189,7 @@ def deviations(predictions: Sequence[float], references: Sequence[float]) -> str
     return score_table(["", ""], [score_row([name], [f"{value:.4g}"]) for name, value in lines], names=1) + note
 
 
-def _svg(width: float, height: float, title: str) -> str:
-    """The start of a picture that is scaled down where there is no room, and never up."""
-    return (
-        f'<svg class="chart own-size" style="max-width:{width:.0f}px" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
-        f'aria-label="{html.escape(title)}">'
-    )
+def _picture(content: Iterable[str], width: float, height: float, title: str) -> str:
+    """A picture that is scaled down where there is no room, and never up."""
+    style = f"max-width:{width:.0f}px"
+    return svg.picture(content, title=title, width=width, height=height, class_="chart own-size", style=style)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from unicloze.report import svg
 
 Points = Sequence[tuple[float, float]]
 
@@ -96,21 +97,21 @@ def line_chart(
     y_axis = Axis(*_padded(min(values), max(values), logarithmic), height - _BOTTOM, _TOP, logarithmic=logarithmic)
 
     floor, right = height - _BOTTOM, width - margin
-    parts = [f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{html.escape(title)}">']
+    parts = []
     ticks = y_axis.ticks(5)
     for value, label in zip(ticks, apart(ticks), strict=True):
         y = y_axis.at(value)
-        parts += [f'<path class="grid" d="M{_LEFT:g} {y:.1f}H{right:g}"/>', tick(_LEFT - 8, y, label, "end")]
+        parts += [svg.line([(_LEFT, y), (right, y)], "grid"), tick(_LEFT - 8, y, label, "end")]
     for value in x_axis.ticks(6):
         x = x_axis.at(value)
-        parts += [f'<path class="axis" d="M{x:.1f} {floor:g}v4"/>', tick(x, floor + 13, short(value), "middle")]
-    parts.append(f'<path class="axis" d="M{_LEFT:g} {floor:g}H{right:g}"/>')
+        parts += [svg.line([(x, floor), (x, floor + 4)], "axis"), tick(x, floor + 13, short(value), "middle")]
+    parts.append(svg.line([(_LEFT, floor), (right, floor)], "axis"))
     parts.append(tick((_LEFT + right) / 2, height - 8, over, "middle"))
 
     if mark is not None:
         x, anchor = x_axis.at(mark[0]), "end" if mark[0] > x_axis.low + (x_axis.high - x_axis.low) * 0.5 else "start"
         beside = x - 5 if anchor == "end" else x + 5
-        parts += [f'<path class="mark" d="M{x:.1f} {_TOP:g}V{floor:g}"/>', tick(beside, floor - 9, mark[1], anchor)]
+        parts += [svg.line([(x, _TOP), (x, floor)], "mark"), tick(beside, floor - 9, mark[1], anchor)]
     ends = []
     for line, points, smoothed, last, label in zip(lines, finite, means, lasts, labels, strict=True):
         if last is not None:
@@ -118,10 +119,8 @@ def line_chart(
             ends.append((y_axis.at(last), label, line.classes))
     ends.sort()
     for y, (_, label, classes) in zip(_apart([end[0] for end in ends], floor), ends, strict=True):
-        parts.append(
-            f'<text class="end {classes}" x="{right + 8:g}" y="{y:.1f}" dy=".35em">{html.escape(label)}</text>'
-        )
-    return "\n".join([*parts, "</svg>"]) + note
+        parts.append(svg.text(label, right + 8, y, f"end {classes}"))
+    return svg.picture(parts, title=title, width=width, height=height, class_="chart") + note
 
 
 def drawable(value: float) -> bool:
@@ -138,21 +137,19 @@ def left_out(values: int) -> str:
 
 def tick(x: float, y: float, text: str, anchor: str) -> str:
     """A label of an axis; `anchor` is SVG's text-anchor."""
-    return f'<text class="tick" x="{x:.1f}" y="{y:.1f}" dy=".35em" text-anchor="{anchor}">{html.escape(text)}</text>'
+    return svg.text(text, x, y, "tick", anchor=anchor)
 
 
 def _curve(line: Line, points: Points, smoothed: Points | None, x_axis: Axis, y_axis: Axis, over: str) -> str:
     """A line, or a pale one under its running mean; few points are dots that tell their value."""
-    name = html.escape(line.name)
-    parts = [f'<g class="{line.classes}">']
-    parts.append(f'<path class="line{" pale" if smoothed else ""}" d="{_path(thin(points), x_axis, y_axis)}"/>')
+    parts = [svg.line(_places(thin(points), x_axis, y_axis), "line pale" if smoothed else "line")]
     if smoothed:
-        parts.append(f'<path class="line" d="{_path(thin(smoothed), x_axis, y_axis)}"/>')
+        parts.append(svg.line(_places(thin(smoothed), x_axis, y_axis), "line"))
     elif len(points) <= _FEW:
         for x, y in points:
-            told = f"<title>{name}, {over} {x:,g}: {y:,.4g}</title>"
-            parts.append(f'<circle cx="{x_axis.at(x):.1f}" cy="{y_axis.at(y):.1f}" r="3">{told}</circle>')
-    return "\n".join([*parts, "</g>"])
+            told = svg.element("title", svg.escape(f"{line.name}, {over} {x:,g}: {y:,.4g}"))
+            parts.append(svg.element("circle", told, cx=x_axis.at(x), cy=y_axis.at(y), r=3))
+    return svg.element("g", "\n".join(["", *parts, ""]), class_=line.classes)
 
 
 def thin(points: Points) -> Points:
@@ -267,8 +264,8 @@ def _padded(low: float, high: float, logarithmic: bool) -> tuple[float, float]:
     return (low - pad if low - pad >= 0 or low < 0 else 0.0), high + pad
 
 
-def _path(points: Points, x_axis: Axis, y_axis: Axis) -> str:
-    return "M" + "L".join(f"{x_axis.at(x):.1f} {y_axis.at(y):.1f}" for x, y in points)
+def _places(points: Points, x_axis: Axis, y_axis: Axis) -> Points:
+    return [(x_axis.at(x), y_axis.at(y)) for x, y in points]
 
 
 def _apart(places: list[float], floor: float) -> list[float]:

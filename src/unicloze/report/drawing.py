@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import importlib.util
 import io
 from collections.abc import Iterable
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from unicloze.errors import UniclozeError
+from unicloze.report import svg
 
 if TYPE_CHECKING:
     from PIL import ImageFont
@@ -84,21 +84,16 @@ class Drawing:
 
     def to_svg(self) -> str:
         """As one `<svg>` element that needs nothing else; its styles touch nothing around it."""
-        width, height = _short(self.width), _short(self.height)
-        parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="unicloze" viewBox="0 0 {width} {height}" '
-            f'width="{width}" height="{height}" role="img" aria-label="{_escape(self.title)}">',
-            f"<style>{_style(sorted({role for _, role in self.lines}))}</style>",
-            f'<rect class="paper" width="{width}" height="{height}" rx="10"/>',
-        ]
+        styles = svg.element("style", _style(sorted({role for _, role in self.lines})))
+        parts = [styles, svg.element("rect", class_="paper", width=self.width, height=self.height, rx=10)]
         for role, run in _runs(self.rectangles):
-            path = "".join(f"M{_short(x)} {_short(y)}h{_short(w)}v{_short(h)}h{_short(-w)}z" for x, y, w, h in run)
-            parts.append(f'<path class="{role}" d="{path}"/>')
-        for points, role in self.lines:
-            path = "L".join(f"{_short(x)} {_short(y)}" for x, y in points)
-            parts.append(f'<path class="line {role}" d="M{path}" stroke-width="{_short(_LINE)}"/>')
+            parts.append(svg.element("path", class_=role, d="".join(_rectangle(*place) for place in run)))
+        parts += [svg.line(points, f"line {role}", stroke_width=_LINE) for points, role in self.lines]
         parts += [_svg_label(label) for label in self.labels]
-        return "\n".join([*parts, "</svg>"])
+        return svg.picture(
+            parts, title=self.title, width=self.width, height=self.height,
+            xmlns="http://www.w3.org/2000/svg", class_="unicloze", own_size=True,
+        )  # fmt: skip
 
     def to_png(self) -> bytes:
         """As PNG, in light colours.
@@ -179,23 +174,19 @@ def _runs(
     return runs
 
 
+def _rectangle(x: float, y: float, width: float, height: float) -> str:
+    """As a part of a path."""
+    return f"M{svg.number(x)} {svg.number(y)}h{svg.number(width)}v{svg.number(height)}h{svg.number(-width)}z"
+
+
 def _svg_label(label: Label) -> str:
-    x, y = _short(label.x), _short(label.y)
-    classes = f"{label.role} mono" if label.mono else label.role
-    extra = f' text-anchor="{label.anchor}"' if label.anchor != "start" else ""
-    extra += ' font-weight="600"' if label.bold else ""
-    extra += f' transform="rotate(-90 {x} {y})"' if label.upwards else ""
-    # Not dominant-baseline, which many renderers do not know.
-    return (
-        f'<text class="{classes}" x="{x}" y="{y}" dy=".35em" font-size="{_short(label.size)}"{extra}>'
-        f"{_escape(label.text)}</text>"
+    return svg.text(
+        label.text,
+        label.x,
+        label.y,
+        f"{label.role} mono" if label.mono else label.role,
+        size=label.size,
+        anchor=label.anchor,
+        bold=label.bold,
+        turned=-90 if label.upwards else 0,
     )
-
-
-def _escape(text: str) -> str:
-    """Escaped, without the control characters that XML forbids."""
-    return html.escape("".join(character if character >= " " else " " for character in text))
-
-
-def _short(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".") or "0"

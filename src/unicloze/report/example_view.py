@@ -260,6 +260,6 @@ def example_of(recipe: Recipe, token_ids: npt.NDArray[np.int32], seed: int, toke
     rows = split_segments([kept], keys) if segments == 2 else [[kept]]
     windows = windows_of(rows, tokenizer.vocabulary, keys=keys)
     objective = parts(recipe.objective)[0].settings
-    if objective.pairs != "contiguous":
+    if objective.windows.pairs != "contiguous":
         windows = dataclasses.replace(windows, negative=np.zeros(1, dtype=bool))
     return make_examples(windows, tokenizer.vocabulary, objective)

@@ -10,10 +10,12 @@ from html import escape
 import numpy as np
 
 from unicloze.mixtures import parts
+from unicloze.objectives.groups import Shown
 from unicloze.recipes import load_recipe
 from unicloze.report.example_view import ExampleView, example_of, example_title
 from unicloze.report.history import History, mapping, sequence
 from unicloze.report.picture import draw_mask
+from unicloze.run_files import RECIPE, TOKENIZER
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
 
 _PICTURE_WINDOW = 28
@@ -57,9 +59,9 @@ class Fed:
         Raises:
             UniclozeError: The run's recipe or tokenizer cannot be read, or no row can be made.
         """
-        recipe = load_recipe(history.run / "recipe.yaml")
+        recipe = load_recipe(history.run / RECIPE)
         trained_on = recipe.data.window
-        if (history.run / "tokenizer.json").is_file():
+        if (history.run / TOKENIZER).is_file():
             tokenizer = Tokenizer.load(history.run)
         else:
             tokenizer = whitespace_tokenizer(_SENTENCE, recipe.tokenizer.extra_tokens)
@@ -73,14 +75,16 @@ class Fed:
         part, *others = parts(recipe.objective)
         if others:
             caption += f" The row is of the part {part.label}; others are {', '.join(other.label for other in others)}."
-        noise = [dataclasses.replace(part.settings, mask_share=share, random_share=0.0) for share in (0.0, 1.0)]
-        kept, hidden = (
-            example_of(
-                dataclasses.replace(recipe, objective=made), token_ids, recipe.training.seed, tokenizer
-            ).input_ids
-            for made in noise
-        )
-        noisy = part.settings.mask_share < 1 and not np.array_equal(kept, hidden)
+        noisy = isinstance(part.settings, Shown) and part.settings.mask_share < 1
+        if isinstance(part.settings, Shown) and noisy:
+            noise = [dataclasses.replace(part.settings, mask_share=share, random_share=0.0) for share in (0.0, 1.0)]
+            kept, hidden = (
+                example_of(
+                    dataclasses.replace(recipe, objective=made), token_ids, recipe.training.seed, tokenizer
+                ).input_ids
+                for made in noise
+            )
+            noisy = not np.array_equal(kept, hidden)
         return cls(view=view, caption=caption, noisy=noisy)
 
     def to_html(self) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError
+from unicloze.run_files import LEDGER
 from unicloze.training.ledger import read_ledger
 
 Event = Mapping[str, Any]
@@ -53,7 +54,7 @@ class History:
         Raises:
             UniclozeError: The directory is no run, or its ledger cannot be read or holds no start.
         """
-        ledger = run / "ledger.jsonl"
+        ledger = run / LEDGER
         cure = "give the directory that `unicloze pretrain` wrote to (--out)."
         if not run.is_dir():
             raise UniclozeError(f"There is no run at {run}: {cure}")

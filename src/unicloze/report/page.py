@@ -37,8 +37,9 @@ from unicloze.report.seeds_page import seed_folders, seeds_page
 from unicloze.report.sentences import example_texts
 from unicloze.report.task_history import TaskRun
 from unicloze.report.task_page import task_page
+from unicloze.run_files import LEDGER, RECIPE
 
-LINKED = "recipe.yaml", "ledger.jsonl"
+LINKED = RECIPE, LEDGER
 """Files of a run that its page links to."""
 
 
@@ -59,7 +60,7 @@ def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None
     """
     folder = Path(run)
     page = Path(out) if out is not None else folder / REPORT
-    seeds = [] if (folder / "ledger.jsonl").is_file() else seed_folders(folder)
+    seeds = [] if (folder / LEDGER).is_file() else seed_folders(folder)
     if seeds:
         runs = [TaskRun.read(seed) for seed in seeds]
         for one in runs:
@@ -242,7 +243,7 @@ def _commands(history: History) -> str:
 def _abilities(history: History) -> set[str]:
     """What the run's objective defines; nothing if its recipe cannot be read."""
     try:
-        objective = objective_of(load_recipe(history.run / "recipe.yaml"))
+        objective = objective_of(load_recipe(history.run / RECIPE))
     except UniclozeError:
         return set()
     return {name for name in get_args(Ability) if part_with(objective, name) is not None}

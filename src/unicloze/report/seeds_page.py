@@ -28,13 +28,14 @@ from unicloze.report.history import mapping
 from unicloze.report.lineage_table import count
 from unicloze.report.task_history import TaskRun, headline_of, shown
 from unicloze.report.task_page import STYLES, answers_chart, chart_grid, chart_size, samples
+from unicloze.run_files import LEDGER
 
 MOST_CURVES = len(STYLES)
 
 
 def seed_folders(folder: Path) -> list[Path]:
     """The runs of a folder of seeds, by seed; none if it holds none."""
-    ledgers = [path / "ledger.jsonl" for path in folder.glob("seed-*")]
+    ledgers = [path / LEDGER for path in folder.glob("seed-*")]
     found = [ledger.parent for ledger in ledgers if ledger.is_file() and ledger.stat().st_size]
     return sorted(found, key=lambda path: (len(path.name), path.name))
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from unicloze.errors import UniclozeError
 from unicloze.report.history import mapping
+from unicloze.run_files import BASELINES
 from unicloze.text.tokenizers import Tokenizer
 
 ANY = "The [MASK] of a list is an integer.", "The elements of a list are integers."
 """Where a run has no held-out sentences."""
-BASELINES = "baselines.json"
-"""Where a run keeps the sentences whose content words it is asked for."""
 
 MOST_TOKENS = 20
 """Of a sentence to show."""

@@ -12,9 +12,8 @@ from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.evaluation.metrics.spread import standard_errors
 from unicloze.report.history import Event, History, mapping, number, sequence
+from unicloze.run_files import DEV_PREDICTIONS, DEV_SAMPLES
 
-PREDICTIONS = "dev_predictions.jsonl"
-SAMPLES = "dev_samples.jsonl"
 """Files of a run; repeated from `unicloze.finetuning.run`."""
 
 Answers = Sequence[Event]
@@ -47,8 +46,8 @@ class TaskRun:
     @classmethod
     def of(cls, history: History) -> TaskRun:
         """The run of a ledger."""
-        answers = [one for one in _lines(history.run / PREDICTIONS) if "prediction" in one and "reference" in one]
-        return cls(history=history, answers=answers, samples=_lines(history.run / SAMPLES))
+        answers = [one for one in _lines(history.run / DEV_PREDICTIONS) if "prediction" in one and "reference" in one]
+        return cls(history=history, answers=answers, samples=_lines(history.run / DEV_SAMPLES))
 
     @property
     def metrics(self) -> list[str]:

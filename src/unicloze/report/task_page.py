@@ -29,7 +29,8 @@ from unicloze.report.curves import Line, line_chart
 from unicloze.report.frame import frame
 from unicloze.report.history import Event, mapping, number, sequence
 from unicloze.report.lineage_table import count
-from unicloze.report.task_history import PREDICTIONS, TaskRun, headline_of, shown
+from unicloze.report.task_history import TaskRun, headline_of, shown
+from unicloze.run_files import BEST, CHECKPOINTS, DEV_PREDICTIONS
 
 STYLES = "s-plain", "s-par", "s-ae", "s-lm", "s-pair", "s-rtd"
 """Of curves that stand in one chart."""
@@ -100,7 +101,7 @@ def _cards(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
 
 def _short_path(value: Any) -> str:
     """The run a checkpoint is of."""
-    parts = [part for part in Path(str(value)).parts if part not in ("checkpoints", "best")]
+    parts = [part for part in Path(str(value)).parts if part not in (CHECKPOINTS, BEST)]
     return "/".join(parts[-3:-1]) or "-"
 
 
@@ -263,7 +264,7 @@ def _row(name: str, value: Any, more: str = "", style: str = "") -> str:
 
 
 def _commands(run: TaskRun) -> str:
-    folder, kept = shlex.quote(str(run.history.run)), shlex.quote(str(run.history.run / PREDICTIONS))
+    folder, kept = shlex.quote(str(run.history.run)), shlex.quote(str(run.history.run / DEV_PREDICTIONS))
     predicting = f"unicloze predict --model {folder} --file records.jsonl --out said.jsonl"
     lines = [("Predict for records of your own", predicting)]
     metric = METRICS.get(run.metrics[0]) if run.metrics else None

@@ -7,11 +7,13 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from unicloze.records.answers import needed_answers
+from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks.choice import right_choice
 from unicloze.tasks.classification import label_of, quantity_of
-from unicloze.tasks.extraction import needed_answers
-from unicloze.tasks.records import Record
+from unicloze.tasks.extraction import ExtractionSettings
+from unicloze.tasks.groups import Labelled, task_of
 from unicloze.tasks.tagging import tags_of
 from unicloze.tasks.task import Baseline
 from unicloze.tasks.texts import texts_of
@@ -23,7 +25,8 @@ SHOWN = 40
 
 def majority(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
     """The commonest class of the training records."""
-    return _always(Counter(label_of(record, recipe.task) for record in train), len(records))
+    settings = task_of(recipe, Labelled)
+    return _always(Counter(label_of(record, settings) for record in train), len(records))
 
 
 def majority_choice(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
@@ -60,7 +63,11 @@ def first_sentence(_train: Sequence[Record], records: Sequence[Record], recipe: 
 
 def no_answer(_train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline | None:
     """No answer to any question, where questions may have none."""
-    return Baseline("never giving an answer", [""] * len(records)) if recipe.task.unanswerable else None
+    return (
+        Baseline("never giving an answer", [""] * len(records))
+        if task_of(recipe, ExtractionSettings).unanswerable
+        else None
+    )
 
 
 def commonest_answer(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:

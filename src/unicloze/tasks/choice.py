@@ -16,15 +16,16 @@ them (Radford et al. 2018, Section 3.3; Devlin et al. 2019, Section 4.4).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from unicloze.errors import UniclozeError
-from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import Recipe, TaskSettings
-from unicloze.tasks.choice_formats import GAP
-from unicloze.tasks.records import Record
+from unicloze.records.choice_files import GAP
+from unicloze.records.record import Record
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
+from unicloze.tasks.groups import Delimited, Headed, task_of
 from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, pooling_of, text_row
 from unicloze.tasks.task import Outputs, Prediction, cut_note
 from unicloze.text.tokenizers import Tokenizer
@@ -32,7 +33,16 @@ from unicloze.text.tokenizers import Tokenizer
 TARGET = "choice"
 
 
-def heads(settings: TaskSettings) -> Mapping[str, HeadSettings]:
+@dataclass(frozen=True, kw_only=True)
+class ChoiceSettings(Headed, Delimited):
+    """Settings of a task of choices."""
+
+    kind: str = "choice"
+
+    one_slot = "a choice is scored"
+
+
+def heads(settings: Headed) -> Mapping[str, HeadSettings]:
     """One head, which scores a choice."""
     return {TARGET: HeadSettings(kind="choice", dense=settings.head == "dense", dropout=settings.head_dropout)}
 
@@ -43,7 +53,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     Raises:
         UniclozeError: A record lacks a field, has fewer than two choices or an impossible label; the message names its line.
     """
-    task = recipe.task
+    task = task_of(recipe, ChoiceSettings)
     pooling = pooling_of(recipe)
     each = [sequences(record, task) for record in records]
     tokens = iter(tokenizer.encode_batch([text for choices in each for parts in choices for text in parts]))

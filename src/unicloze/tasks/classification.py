@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from unicloze.errors import UniclozeError
-from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import Recipe, TaskSettings
-from unicloze.tasks.records import Record
+from unicloze.errors import UniclozeError, option_of
+from unicloze.records.record import Record
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
+from unicloze.tasks.groups import Labelled, Paired, task_of
 from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, pooling_of, text_row
 from unicloze.tasks.task import Outputs, Prediction, cut_note
 from unicloze.text.tokenizers import Tokenizer
@@ -20,7 +21,21 @@ LARGEST = float(np.finfo(np.float32).max)
 """Largest quantity that can be learned."""
 
 
-def with_labels(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
+@dataclass(frozen=True, kw_only=True)
+class ClassificationSettings(Paired, Labelled):
+    """Settings of a task of classes."""
+
+    kind: str = "classification"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionSettings(Paired):
+    """Settings of a task of quantities."""
+
+    kind: str = "regression"
+
+
+def with_labels(settings: Labelled, records: Sequence[Record]) -> Labelled:
     """The settings with the classes of the training records, where none are given.
 
     Raises:
@@ -36,7 +51,7 @@ def with_labels(settings: TaskSettings, records: Sequence[Record]) -> TaskSettin
     return dataclasses.replace(settings, labels=labels)
 
 
-def label_of(record: Record, settings: TaskSettings) -> str:
+def label_of(record: Record, settings: Labelled) -> str:
     """The label of a record as text.
 
     Raises:
@@ -53,16 +68,16 @@ def label_of(record: Record, settings: TaskSettings) -> str:
         known = ", ".join(settings.labels)
         raise UniclozeError(
             f"{record.place}: the label '{label}' is none of those of the task ({known}): mend the record, or fine-tune with "
-            "--task.labels that name all"
+            f"{option_of('task.labels')} that name all"
         )
     return label
 
 
-def heads(settings: TaskSettings) -> Mapping[str, HeadSettings]:
+def heads(settings: Paired) -> Mapping[str, HeadSettings]:
     """One head for the class, or for the quantity."""
     head = HeadSettings(
         kind="quantities" if settings.kind == "regression" else "classes",
-        outputs=1 if settings.kind == "regression" else len(settings.labels or ()),
+        outputs=len(settings.labels or ()) if isinstance(settings, Labelled) else 1,
         dense=settings.head == "dense",
         pooling="sum" if settings.both_orders and settings.pooling != "mean" else "mean",
         dropout=settings.head_dropout,
@@ -79,7 +94,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     Raises:
         UniclozeError: A record lacks a field or has an unknown label; the message names its line.
     """
-    task = recipe.task
+    task = task_of(recipe, Paired)
     texts = [tokenizer.encode_batch([record.text(task, "text") for record in records])]
     if any(record.get(task, "pair") is not None for record in records):
         texts.append(tokenizer.encode_batch([record.text(task, "pair") for record in records]))
@@ -111,7 +126,7 @@ def _answers(records: Sequence[Record], settings: TaskSettings) -> list[int] | l
     """The answers of all records, None where none has one."""
     if all(record.get(settings, "label") is None for record in records):
         return None
-    if settings.kind == "regression":
+    if not isinstance(settings, Labelled):
         return [quantity_of(record, settings) for record in records]
     numbers = {label: number for number, label in enumerate(settings.labels or ())}
     return [numbers[label_of(record, settings)] for record in records]
@@ -137,7 +152,7 @@ def predict(
     records: Sequence[Record], rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe
 ) -> list[Prediction]:
     """The likeliest class of each record with the probability of each, or its quantity."""
-    labels = recipe.task.labels or []
+    labels = recipe.task.labels or [] if isinstance(recipe.task, Labelled) else []
     found: list[Prediction] = []
     for record, output in zip(records, outputs, strict=True):
         scores = output["label"][0].astype(np.float64)
@@ -153,4 +168,4 @@ def predict(
 
 def reference(record: Record, settings: TaskSettings) -> Any:
     """What the prediction of a record is compared with."""
-    return quantity_of(record, settings) if settings.kind == "regression" else label_of(record, settings)
+    return label_of(record, settings) if isinstance(settings, Labelled) else quantity_of(record, settings)

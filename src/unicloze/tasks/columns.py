@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
-from unicloze.tasks.records import Record
 
 GUESSED = ("classification", "regression")
 """Kinds of tasks whose records are a text and what it is labelled with."""

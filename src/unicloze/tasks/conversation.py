@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ import numpy.typing as npt
 
 from unicloze.errors import UniclozeError
 from unicloze.example import Examples
-from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import Recipe, TaskSettings
+from unicloze.records.answers import Answer, answers_of, needed_answers
+from unicloze.records.record import Record, refuse_repeated
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks import extraction
+from unicloze.tasks.groups import Passages, task_of
 from unicloze.tasks.passages import (
     NOWHERE,
     SPECIALS,
@@ -31,7 +34,6 @@ from unicloze.tasks.passages import (
     span_labels,
     window_bounds,
 )
-from unicloze.tasks.records import Record
 from unicloze.tasks.rows import Ints
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
@@ -43,7 +45,16 @@ _WORD = re.compile(r"\w+")
 _ARTICLES = {"a", "an", "the"}
 
 
-def heads(settings: TaskSettings) -> Mapping[str, HeadSettings]:
+@dataclass(frozen=True, kw_only=True)
+class ConversationSettings(Passages):
+    """Settings of a task of conversations."""
+
+    kind: str = "conversation"
+
+    one_slot = "the kind of an answer is predicted"
+
+
+def heads(settings: Passages) -> Mapping[str, HeadSettings]:
     """The choices of a span, and a head that says what the answer is."""
     classes = HeadSettings(
         kind="classes", outputs=len(ANSWERS), dense=settings.head == "dense", dropout=settings.head_dropout
@@ -58,7 +69,7 @@ def checked(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
         UniclozeError: A record has no answer to learn; the message names it.
     """
     for record in records:
-        if not extraction.needed_answers(record, settings):
+        if not needed_answers(record, settings):
             raise UniclozeError(f"{record.place}: there is no answer to learn: mend the record or leave it out")
     return settings
 
@@ -73,8 +84,8 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     Raises:
         UniclozeError: A record lacks a field, or two have the same id; the message names the record.
     """
-    task = recipe.task
-    extraction.refuse_repeated(records)
+    task = task_of(recipe, ConversationSettings)
+    refuse_repeated(records)
     passages = encode_passages([record.text(task, "context") for record in records], tokenizer)
     dialogues = [[*history_of(record, task), record.text(task, "question")] for record in records]
     unique = list(dict.fromkeys(text for dialogue in dialogues for text in dialogue))
@@ -85,7 +96,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     for number, (record, dialogue, passage) in enumerate(zip(records, dialogues, passages, strict=True)):
         question = _last_tokens([known[text] for text in dialogue], room)
         bounds = window_bounds(len(passage), task.max_length - SPECIALS - len(question), task.stride)
-        answers = extraction.answers_of(record, task)
+        answers = answers_of(record, task)
         labels: Sequence[Mapping[str, int] | None] = [None] * len(bounds)
         if answers is not None:
             labels = _labels(answers, record, passage, bounds, task)
@@ -125,7 +136,7 @@ def kind_of(answer: str) -> int:
 
 
 def _labels(
-    answers: Sequence[extraction.Answer],
+    answers: Sequence[Answer],
     record: Record,
     passage: Passage,
     bounds: Sequence[tuple[int, int]],
@@ -158,7 +169,7 @@ def _rationale(record: Record, passage: Passage, settings: TaskSettings) -> tupl
     if not isinstance(text, str) or not text.strip():
         return 0, len(passage.text)
     known = start if isinstance(start, int) and start >= 0 else None
-    place = extraction.locate(extraction.Answer(text, known), passage.text)
+    place = extraction.locate(Answer(text, known), passage.text)
     return (0, len(passage.text)) if place is None else (place, place + len(text))
 
 
@@ -209,7 +220,7 @@ def predict(
     Of several windows, the one that is surest of a span, of a yes or of a no counts for each of these, and for unknown the
     one that is least sure of it. `scores` holds these log-probabilities.
     """
-    task = recipe.task
+    task = task_of(recipe, ConversationSettings)
     found: list[Prediction] = []
     for record, (windows, said) in zip(records, extraction.grouped(rows, outputs, len(records)), strict=True):
         spans, _ = best_of_windows(windows, said, longest=task.max_answer, most=task.n_best)
@@ -246,7 +257,7 @@ def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 
 def reference(record: Record, settings: TaskSettings) -> dict[str, Any]:
     """The answers of all annotators, and the domain of the story."""
-    answers = [answer.text for answer in extraction.needed_answers(record, settings)]
+    answers = [answer.text for answer in needed_answers(record, settings)]
     if not answers:
         raise UniclozeError(
             f"{record.place}: there is no right answer to compare with: mend the record or leave it out"

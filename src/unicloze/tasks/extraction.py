@@ -11,11 +11,15 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar
 
 from unicloze.errors import UniclozeError
-from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import Recipe, TaskSettings
+from unicloze.records.answers import Answer, answers_of, needed_answers
+from unicloze.records.record import Record, refuse_repeated
+from unicloze.rules import Needs
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
+from unicloze.tasks.groups import Passages, task_of
 from unicloze.tasks.passages import (
     SPECIALS,
     Passage,
@@ -26,26 +30,43 @@ from unicloze.tasks.passages import (
     span_labels,
     window_bounds,
 )
-from unicloze.tasks.records import Record
 from unicloze.tasks.rows import Ints
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 
 
-class Answer(NamedTuple):
-    """An answer and its first character in the passage, if the file says so."""
+@dataclass(frozen=True, kw_only=True)
+class ExtractionSettings(Passages):
+    """Settings of a task of answers that stand in a passage.
 
-    text: str
-    start: int | None
+    Args:
+        unanswerable: Whether questions may have no answer in their passage (SQuAD 2.0); whether one of the training file
+            has none if not given.
+        no_answer_threshold: How far the score of no answer must lie above that of the best answer for there to be none;
+            chosen on the development file if not given, 0 without one.
+    """
+
+    kind: str = "extraction"
+    unanswerable: bool | None = None
+    no_answer_threshold: float | None = None
+
+    one_slot = "that there is no answer is scored"
+    needs: ClassVar = {
+        "no_answer_threshold": (
+            Needs(
+                "questions without an answer (task.unanswerable)", lambda recipe: recipe.task.unanswerable is not False
+            ),
+        )
+    }
 
 
-def heads(settings: TaskSettings) -> Mapping[str, HeadSettings]:
+def heads(settings: Passages) -> Mapping[str, HeadSettings]:
     """A choice of the slot where the answer starts, and of the one where it ends."""
     head = HeadSettings(kind="choice", dense=settings.head == "dense", dropout=settings.head_dropout)
     return dict.fromkeys(("start", "end"), head)
 
 
-def with_unanswerable(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
+def with_unanswerable(settings: ExtractionSettings, records: Sequence[Record]) -> ExtractionSettings:
     """The settings with whether questions may have no answer, where that is not given.
 
     Says how many answers were found elsewhere than their `answer_start`.
@@ -76,51 +97,6 @@ def with_unanswerable(settings: TaskSettings, records: Sequence[Record]) -> Task
     if settings.unanswerable is not None:
         return settings
     return dataclasses.replace(settings, unanswerable=unanswerable > 0)
-
-
-def answers_of(record: Record, settings: TaskSettings) -> list[Answer] | None:
-    """The answers of a record, none if it is unanswerable; None if it does not say.
-
-    They are a list of texts, of objects with `text` and perhaps `answer_start`, or one object with a list of each.
-
-    Raises:
-        UniclozeError: They are something else; the message names the record.
-    """
-    given = record.get(settings, "answers")
-    if given is None:
-        return None
-    if isinstance(given, dict) and isinstance(given.get("text"), list):
-        starts = given.get("answer_start") or [None] * len(given["text"])
-        if not isinstance(starts, list) or len(starts) != len(given["text"]):
-            raise UniclozeError(f"{record.place}: the answers have not as many answer_start as text: mend the record")
-        given = [{"text": text, "answer_start": start} for text, start in zip(given["text"], starts, strict=True)]
-    found = []
-    for answer in given if isinstance(given, list) else [None]:
-        text, start = (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (answer, None)
-        if not isinstance(text, str) or not (start is None or type(start) is int):
-            raise UniclozeError(
-                f"{record.place}: the answers are no list of texts or of "
-                '{"text": ..., "answer_start": ...}: mend the record'
-            )
-        if text.strip():
-            found.append(Answer(text, start))
-    return found
-
-
-def needed_answers(record: Record, settings: TaskSettings) -> list[Answer]:
-    """The answers of a record that must have a list of them, be it empty.
-
-    Raises:
-        UniclozeError: It has none.
-    """
-    answers = answers_of(record, settings)
-    if answers is None:
-        name = settings.fields.get("answers", "answers")
-        raise UniclozeError(
-            f"{record.place}: the field '{name}' is missing (it has {', '.join(map(str, record.fields))}); an unanswerable "
-            "question has an empty list"
-        )
-    return answers
 
 
 def locate(answer: Answer, context: str) -> int | None:
@@ -154,7 +130,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     Raises:
         UniclozeError: A record lacks a field, or two have the same id; the message names the record.
     """
-    task = recipe.task
+    task = task_of(recipe, ExtractionSettings)
     refuse_repeated(records)
     passages = encode_passages([record.text(task, "context") for record in records], tokenizer)
     questions = tokenizer.encode_batch([record.text(task, "question") for record in records])
@@ -173,21 +149,6 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     cut = sum(len(question) > room for question in questions)
     note_windows(len(records), cut=cut, several=several, unreached=unreached, recipe=recipe)
     return windows
-
-
-def refuse_repeated(records: Sequence[Record]) -> None:
-    """Refuse records of the same id, whose predictions nobody could tell apart.
-
-    Raises:
-        UniclozeError: Two have the same.
-    """
-    known: dict[str, str] = {}
-    for record in records:
-        if record.id in known:
-            raise UniclozeError(
-                f"{record.place}: the id '{record.id}' is also that of {known[record.id]}; give each its own"
-            )
-        known[record.id] = record.place
 
 
 def span_of(answer: Answer, passage: Passage) -> tuple[int, int] | None:
@@ -233,7 +194,7 @@ def predict(
     `no_answer_score` is the lowest score of no answer of all windows, and the prediction is empty if that lies more than
     the threshold above `score`; `na_probability` is above a half then.
     """
-    task = recipe.task
+    task = task_of(recipe, ExtractionSettings)
     found: list[Prediction] = []
     for record, (windows, said) in zip(records, grouped(rows, outputs, len(records)), strict=True):
         spans, nowhere = best_of_windows(windows, said, longest=task.max_answer, most=task.n_best)

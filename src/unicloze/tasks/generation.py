@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Literal
 
 import numpy as np
@@ -29,12 +28,13 @@ from unicloze import keyed, visibility
 from unicloze.errors import UniclozeError
 from unicloze.example import Examples
 from unicloze.mixtures import parts
-from unicloze.model.task_heads import HeadSettings
-from unicloze.objectives import masked, masking, seq2seq, unilmv2
+from unicloze.objectives import OBJECTIVES, masked, masking, seq2seq, unilmv2
+from unicloze.objectives.groups import Corruption
 from unicloze.objectives.layout import MaskedTokens, without_unknown
-from unicloze.settings import ObjectiveSettings, Recipe, TaskSettings
+from unicloze.records.record import Record
+from unicloze.rules import Problem
+from unicloze.settings import HeadSettings, Reading, Recipe, TaskSettings
 from unicloze.tasks.parts import cut_parts, join_parts
-from unicloze.tasks.records import Record
 from unicloze.tasks.rows import Ints
 from unicloze.tasks.texts import TARGET, has_target, targets_of, texts_of
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
@@ -42,17 +42,12 @@ from unicloze.text.windows import Windows, windows_of
 
 Learning = Literal["pseudo", "masked", "next"]
 
+SHORTEST_SOURCE = 4
+"""Tokens of the shortest source: special tokens and some text."""
 SOURCE_SPECIALS = 2
 """[SOS] and the [EOS] that ends a source."""
 SEGMENTS_OF_UNILM_V1 = 6
 """Rows of the segment table of UniLM v1, which names sequence-to-sequence rows by segments of their own."""
-
-
-class Stream(IntEnum):
-    """Independent streams of a row's draws, beside those of the objectives."""
-
-    NOISED = 2001
-    NOISE = 2002
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +65,33 @@ class SourceTarget:
     source: Ints
     target: Ints | None
     slots: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritingSettings(TaskSettings):
+    """Settings of a task that generates; those of `generation` are its own too."""
+
+    kind: str = "generation"
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """Values of `generation` that cannot work."""
+        yield from super().problems(recipe)
+        generation = recipe.generation
+        if not generation.source:
+            yield "generation.source", "name at least one role that the source is made of"
+        if generation.max_target < 2:
+            yield "generation.max_target", "a token and [EOS] need 2 or more"
+        if generation.max_source is not None and generation.max_source < SHORTEST_SOURCE:
+            yield "generation.max_source", f"[SOS], some text and [EOS] need {SHORTEST_SOURCE} or more"
+        for name in ("mask_rate", "mask_share", "random_share", "target_noise"):
+            if not 0 <= getattr(generation, name) <= 1:
+                yield f"generation.{name}", "it must lie between 0 and 1"
+        if generation.mask_share + generation.random_share > 1:
+            yield "generation.random_share", "with generation.mask_share it must be at most 1"
+        if generation.block_size < 1:
+            yield "generation.block_size", "predict one token or more in a step"
+        if generation.segment_ids is not None and len(generation.segment_ids) not in (1, 2):
+            yield "generation.segment_ids", "give one for source and target each"
 
 
 def learning_of(recipe: Recipe) -> Learning:
@@ -94,8 +116,12 @@ def pseudo_token(recipe: Recipe, vocabulary: Vocabulary) -> Literal["own", "mask
     """Whether the pseudo mask has an id of its own: only where the model was trained with one."""
     if learning_of(recipe) != "pseudo" or vocabulary.pseudo is None:
         return "mask"
-    trained = [part.settings for part in parts(recipe.objective) if part.settings.name == "unilmv2"]
-    return "own" if any("par" in part.targets and part.pseudo_token == "own" for part in trained) else "mask"
+    for part in parts(recipe.objective):
+        generates = OBJECTIVES[part.settings.name].generates
+        layout = None if generates is None else generates(part.settings, vocabulary)
+        if layout is not None and layout.pseudo == vocabulary.pseudo:
+            return "own"
+    return "mask"
 
 
 def segments_of(recipe: Recipe) -> tuple[int, int]:
@@ -212,18 +238,16 @@ def _pseudo(windows: Windows, vocabulary: Vocabulary, recipe: Recipe, *, drawn: 
         if generation.any_order:
             steps = masking.shuffle_tokens(steps, windows.keys)
         steps = np.where(windows.maskable, steps // generation.block_size, np.int32(-1))
-    settings = ObjectiveSettings(
-        targets=["par"],
-        masks_in_context=False,
-        pseudo_token=pseudo_token(recipe, vocabulary),
-        mask_share=generation.mask_share if drawn else 1.0,
-        random_share=generation.random_share if drawn else 0.0,
-    )
+    corruption = unilmv2.ALL_MASKED
+    if drawn:
+        corruption = Corruption(mask_share=generation.mask_share, random_share=generation.random_share)
+    own = vocabulary.pseudo if pseudo_token(recipe, vocabulary) == "own" else None
+    pseudo = vocabulary.mask if own is None else own
     ids = np.array(segments_of(recipe), dtype=np.int32)
     in_segments = dataclasses.replace(windows, segment_ids=ids[windows.segment_ids])
-    examples = unilmv2.lay_out(in_segments, steps, vocabulary, settings, rate=0.0)
+    examples = unilmv2.lay_out(in_segments, steps, vocabulary, corruption, predict=("par",), pseudo=pseudo, whole=False)
     if drawn and generation.target_noise > 0:
-        _add_noise(examples, windows, MaskedTokens.of(steps), vocabulary, settings, generation.target_noise)
+        _add_noise(examples, windows, MaskedTokens.of(steps), vocabulary, corruption, generation.target_noise)
     return examples
 
 
@@ -232,16 +256,17 @@ def _add_noise(
     windows: Windows,
     masked_tokens: MaskedTokens,
     vocabulary: Vocabulary,
-    settings: ObjectiveSettings,
+    corruption: Corruption,
     share: float,
 ) -> None:
     """Let a share of the target's own tokens show, in place, what a masked token shows; drawn anew for each."""
     row, position = masked_tokens.row, masked_tokens.position
     slot = examples.mutual[row] + masked_tokens.rank
-    keys = keyed.bits(windows.keys, Stream.NOISE, np.zeros(1, np.int64))
+    keys = keyed.bits(windows.keys, keyed.Stream.NOISE_OF_TARGET, np.zeros(1, np.int64))
     own = windows.token_ids[row, position]
-    noise = unilmv2.corrupt(dataclasses.replace(windows, keys=keys), masked_tokens, own, vocabulary, settings)[0]
-    noised = keyed.uniform(keyed.bits(windows.keys[row], Stream.NOISED, position)) < share
+    rekeyed = dataclasses.replace(windows, keys=keys)
+    noise, _ = unilmv2.corrupt(rekeyed, masked_tokens, own, vocabulary, corruption, pseudo=vocabulary.mask)
+    noised = keyed.uniform(keyed.bits(windows.keys[row], keyed.Stream.NOISED_TARGET, position)) < share
     examples.input_ids[row[noised], slot[noised]] = noise[noised]
 
 
@@ -250,20 +275,14 @@ def _masked(windows: Windows, vocabulary: Vocabulary, recipe: Recipe) -> Example
     generation = recipe.generation
     rates = np.full(len(windows), generation.mask_rate)
     steps = masking.single_tokens(windows.maskable, windows.keys, rates=rates)
-    settings = ObjectiveSettings(
-        name="masked",
-        targets=["ae"],
-        visibility="prefix",
-        segment_ids=list(segments_of(recipe)),
-        mask_share=generation.mask_share,
-        random_share=generation.random_share,
-    )
-    return masked.lay_out(windows, steps, vocabulary, settings, rate=0.0)
+    corruption = Corruption(mask_share=generation.mask_share, random_share=generation.random_share)
+    reading = Reading(visibility="prefix", segment_ids=segments_of(recipe))
+    return masked.lay_out(windows, steps, vocabulary, corruption, reading)
 
 
 def _next(windows: Windows, rows: Sequence[SourceTarget], vocabulary: Vocabulary, recipe: Recipe) -> Examples:
     """Each slot of the target predicts the next token, the source's [EOS] the first."""
-    settings = ObjectiveSettings(name="prefix", targets=["lm"], mask_rate=1.0, segment_ids=list(segments_of(recipe)))
+    settings = seq2seq.PrefixSettings(mask_rate=1.0, segment_ids=list(segments_of(recipe)))
     targets = windows.token_ids[windows.maskable]
     source = seq2seq.Ragged(
         np.concatenate([row.source for row in rows]).astype(np.int32), np.array([len(row.source) for row in rows])
@@ -273,6 +292,6 @@ def _next(windows: Windows, rows: Sequence[SourceTarget], vocabulary: Vocabulary
     if not reads_left_to_right(recipe):
         return examples
     intervals = visibility.left_to_right_rows(examples.lengths, capacity=examples.input_ids.shape[1])
-    width = recipe.objective.local_width
+    width = recipe.objective.reading.local_width
     local = None if width is None else visibility.nearby(intervals, width)
     return dataclasses.replace(examples, intervals=intervals, local=local, mutual=np.zeros_like(examples.mutual))

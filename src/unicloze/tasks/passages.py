@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.example import Examples
-from unicloze.settings import Recipe
-from unicloze.tasks.rows import Ints, Pooling, Row, RowTarget, lay_out, pooled_slots, pooling_of, text_row
+from unicloze.settings import Pooling, Recipe
+from unicloze.tasks.groups import Passages, task_of
+from unicloze.tasks.rows import Ints, Row, RowTarget, lay_out, pooled_slots, pooling_of, text_row
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
 SPECIALS = 3
@@ -118,7 +119,7 @@ class Window:
 
 def room_for_question(recipe: Recipe) -> int:
     """Most tokens of a question in a row, which leaves as many or more for the passage."""
-    return min(recipe.task.max_question, (recipe.task.max_length - SPECIALS) // 2)
+    return min(task_of(recipe, Passages).max_question, (recipe.task.max_length - SPECIALS) // 2)
 
 
 def window_bounds(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:

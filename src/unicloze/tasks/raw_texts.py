@@ -6,11 +6,11 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+from unicloze.characters import IDEOGRAPH
 from unicloze.errors import UsageError
+from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
-from unicloze.tasks.records import Record
-from unicloze.text.joining import IDEOGRAPH
 
 _RUN = re.compile(r"(.)\1*", re.DOTALL)
 

@@ -6,9 +6,20 @@ import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings
-from unicloze.tasks.records import Record
+from unicloze.tasks import TASKS
 from unicloze.tasks.task import Task
+
+
+def resolved(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
+    """The settings with what follows from the training records: classes, optional roles.
+
+    Raises:
+        UniclozeError: A record cannot be learned from; the message names its line.
+    """
+    task = TASKS[settings.kind]
+    return with_optional(task.resolve(settings, records), task, records)
 
 
 def with_optional(settings: TaskSettings, task: Task, records: Sequence[Record]) -> TaskSettings:

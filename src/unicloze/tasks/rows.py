@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from unicloze.example import Examples, Kind, Target
-from unicloze.settings import Recipe
+from unicloze.settings import Pooling, Recipe
+from unicloze.tasks.groups import Delimited, Headed
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.visibility import nearby, packed_rows
 
 Ints = npt.NDArray[np.int32]
-Pooling = Literal["first", "last", "mean"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +73,7 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
     packed = [row.lengths or (row.slots,) for row in rows]
     both_ways = recipe.use.visibility == "bidirectional"
     intervals = packed_rows(packed, both_ways=both_ways, capacity=shape[1])
-    width = None if both_ways else recipe.objective.local_width
+    width = None if both_ways else recipe.objective.reading.local_width
     alone = np.array([len(inner) == 1 for inner in packed])
     return Examples(
         input_ids=input_ids,
@@ -157,7 +156,7 @@ def pair_marks(recipe: Recipe, vocabulary: Vocabulary) -> tuple[tuple[int, int],
     With `task.delimiter` that token is one no causal model has read before (Radford et al. 2018, Section 3.3), and the
     segment is one. Models of a single segment (RoBERTa) have the token [EOS] alone.
     """
-    if recipe.task.delimiter:
+    if isinstance(recipe.task, Delimited) and recipe.task.delimiter:
         return (0, 0), vocabulary.mask if vocabulary.pseudo is None else vocabulary.pseudo
     return (0, 0 if recipe.model.num_segments == 1 else 1), vocabulary.eos
 
@@ -165,7 +164,7 @@ def pair_marks(recipe: Recipe, vocabulary: Vocabulary) -> tuple[tuple[int, int],
 def pooling_of(recipe: Recipe) -> Pooling:
     """Which slots stand for what a task predicts something of: a text, a choice, a word, or all of a question's row."""
     task, use = recipe.task, recipe.use
-    if task.pooling is not None:
+    if isinstance(task, Headed) and task.pooling is not None:
         return task.pooling
     if task.kind in ("classification", "regression"):
         return use.pooling

@@ -18,14 +18,16 @@ import dataclasses
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from unicloze.errors import UniclozeError, UsageError
-from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import Recipe, TaskSettings
-from unicloze.tasks.records import Record
+from unicloze.errors import UniclozeError, UsageError, option_of
+from unicloze.records.record import Record
+from unicloze.rules import Needs
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
+from unicloze.tasks.groups import Delimited, Headed, Labelled, task_of
 from unicloze.tasks.rows import Ints, Row, RowTarget, pair_marks, pooled_slots, pooling_of, text_row
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
@@ -37,7 +39,21 @@ OVERLAP = 4
 _BIO = re.compile(r"O|[BI]-.+")
 
 
-def with_tags(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
+@dataclass(frozen=True, kw_only=True)
+class TaggingSettings(Headed, Delimited, Labelled):
+    """Settings of a task of tags.
+
+    Args:
+        predicate: How a tagged sentence shows its predicate, where it has one: by `segment` 1, or `repeat`ed behind it.
+    """
+
+    kind: str = "tagging"
+    predicate: Literal["segment", "repeat"] = "segment"
+
+    needs: ClassVar = {"delimiter": (Needs("task.predicate repeat", lambda recipe: recipe.task.predicate == "repeat"),)}
+
+
+def with_tags(settings: TaggingSettings, records: Sequence[Record]) -> TaggingSettings:
     """The settings with the tags of the training records as labels, where none are given.
 
     Raises:
@@ -64,12 +80,12 @@ def tags_of(record: Record, settings: TaskSettings) -> list[str]:
     if wrong is not None:
         raise UniclozeError(
             f"{record.place}: the tag '{wrong}' is none of B-KIND, I-KIND and O, whose entities are counted; for tags "
-            "of single words fine-tune with --task.metrics tag-accuracy"
+            f"of single words fine-tune with {option_of('task.metrics')} tag-accuracy"
         )
     return tags
 
 
-def heads(settings: TaskSettings) -> Mapping[str, HeadSettings]:
+def heads(settings: TaggingSettings) -> Mapping[str, HeadSettings]:
     """One head for the tag of a word."""
     count, dense = len(settings.labels or ()), settings.head == "dense"
     return {TARGET: HeadSettings(kind="classes", outputs=count, dense=dense, dropout=settings.head_dropout)}
@@ -82,7 +98,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         UniclozeError: A record lacks a field, has an unknown tag or an impossible predicate; the message names its line.
         UsageError: The model has no segment to mark a predicate with.
     """
-    task = recipe.task
+    task = task_of(recipe, TaggingSettings)
     answers = _answers(records, task)
     predicates = _predicates(records, recipe)
     rows, windowed = [], 0
@@ -162,7 +178,7 @@ def _word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> list[Ints]:
     return [tokens if len(tokens) else unknown for tokens in tokenizer.encode_batch(spaced)]
 
 
-def _answers(records: Sequence[Record], settings: TaskSettings) -> list[list[int]] | None:
+def _answers(records: Sequence[Record], settings: TaggingSettings) -> list[list[int]] | None:
     """The numbers of the tags of all records, None where none has any."""
     if all(record.get(settings, "tags") is None for record in records):
         return None
@@ -174,7 +190,7 @@ def _answers(records: Sequence[Record], settings: TaskSettings) -> list[list[int
         if unknown is not None:
             raise UniclozeError(
                 f"{record.place}: the tag '{unknown}' is none of those of the task ({', '.join(numbers)}): mend the "
-                "record, or fine-tune with --task.labels that name all"
+                f"record, or fine-tune with {option_of('task.labels')} that name all"
             )
         found.append([numbers[tag] for tag in tags])
     return found
@@ -182,7 +198,7 @@ def _answers(records: Sequence[Record], settings: TaskSettings) -> list[list[int
 
 def _predicates(records: Sequence[Record], recipe: Recipe) -> list[int | None]:
     """The number of the word that is the predicate of each record, None where none has one."""
-    task = recipe.task
+    task = task_of(recipe, TaggingSettings)
     found: list[int | None] = [record.get(task, "predicate") for record in records]
     if all(place is None for place in found):
         return found
@@ -193,7 +209,8 @@ def _predicates(records: Sequence[Record], recipe: Recipe) -> list[int | None]:
             raise UniclozeError(f"{record.place}: the predicate is {place!r}; it must be {known}")
     if task.predicate == "segment" and recipe.model.num_segments < 2:
         raise UsageError(
-            "the model has no second segment to mark a predicate with: fine-tune with --task.predicate repeat"
+            "the model has no second segment to mark a predicate with: fine-tune with "
+            f"{option_of('task.predicate')} repeat"
         )
     return found
 
@@ -202,7 +219,7 @@ def predict(
     records: Sequence[Record], rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe
 ) -> list[Prediction]:
     """The likeliest tag of each word of each record."""
-    labels = recipe.task.labels or []
+    labels = task_of(recipe, TaggingSettings).labels or []
     found: list[list[str]] = [[] for _ in records]
     for row, output in zip(rows, outputs, strict=True):
         found[row.record] += [labels[number] for number in output[TARGET].argmax(axis=-1)]

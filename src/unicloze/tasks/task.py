@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.example import Examples
-from unicloze.model.task_heads import HeadSettings
-from unicloze.settings import Recipe, TaskSettings
-from unicloze.tasks.records import Record
+from unicloze.records.record import Record
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
 Outputs = Mapping[str, npt.NDArray[np.float32]]
@@ -75,6 +74,7 @@ class Task:
         roles: What its records hold, for messages: the roles of `TaskSettings.fields`.
         answers: Those of them that say what is right, which nobody reads to predict.
         optional: Those that the records of a file hold or not; those of the training file decide (`TaskSettings.optional`).
+        settings: The class of its settings.
         resolve: The settings with what follows from the training records, such as the classes.
         heads: The heads its model has beside the pre-training ones, by target.
         token_targets: Those of its targets that predict tokens.
@@ -92,17 +92,22 @@ class Task:
     purpose: str
     roles: tuple[str, ...]
     answers: tuple[str, ...]
-    resolve: Callable[[TaskSettings, Sequence[Record]], TaskSettings]
-    heads: Callable[[TaskSettings], Mapping[str, HeadSettings]]
+    settings: type[TaskSettings]
+    resolve: Callable[[Any, Sequence[Record]], TaskSettings]
+    heads: Callable[[Any], Mapping[str, HeadSettings]]
     encode: Callable[[Sequence[Record], Tokenizer, Recipe], Sequence[Any]]
     lay_out: Callable[[Sequence[Any], Vocabulary, Recipe, npt.NDArray[np.uint64] | None], Examples]
     predict: Callable[[Sequence[Record], Sequence[Any], Sequence[Outputs], Recipe], list[Prediction]] | None
-    reference: Callable[[Record, TaskSettings], Any]
+    reference: Callable[[Record, Any], Any]
     baseline: Callable[[Sequence[Record], Sequence[Record], Recipe], Baseline | None]
     token_targets: tuple[str, ...] = ()
     compares: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
+
+
+class RecordsCut(UserWarning):
+    """Records are longer than a row."""
 
 
 def cut_note(cut: int, records: int, longest: int) -> None:
@@ -111,5 +116,6 @@ def cut_note(cut: int, records: int, longest: int) -> None:
         warnings.warn(
             f"{cut} of {records} records are longer than the {longest} tokens of a row (task.max_length, and no more than "
             "the model has positions) and are cut",
+            RecordsCut,
             stacklevel=3,
         )

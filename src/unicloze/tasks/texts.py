@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
-from unicloze.tasks.records import Record
 
 TARGET = "target"
 """Role of what is learned, and name of its predictions."""

@@ -18,15 +18,15 @@ import numpy as np
 from unicloze import keyed
 from unicloze.errors import UniclozeError
 from unicloze.files import replace_file
+from unicloze.records import read_records
+from unicloze.records.answers import Answer, answers_of
 from unicloze.settings import TaskSettings
-from unicloze.tasks.extraction import Answer, answers_of, locate
-from unicloze.tasks.records import read_records
+from unicloze.tasks.extraction import locate
 
 SHARE = 0.8
 """Unanswerable questions for each answerable one, as in UniLM v1."""
 _TRIES = 64
 """Passages of an article that are looked at for one without the answer."""
-_CHOSEN, _PASSAGE = 1, 2
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,10 @@ def unanswerable(records: Sequence[Mapping[str, Any]], *, share: float = SHARE, 
     for title, context in dict.fromkeys((record["title"], record["context"]) for record in records):
         articles[title].append(context)
     count = len(records)
-    draws = keyed.key(seed, _PASSAGE, np.arange(count))
+    draws = keyed.key(seed, keyed.Purpose.OTHER_PASSAGE, np.arange(count))
     wanted = round(min(1.0, share) * count)
     made: list[dict[str, Any]] = []
-    for number in keyed.permutation(np.arange(count), count, keyed.key(seed, _CHOSEN)[0]).tolist():
+    for number in keyed.permutation(np.arange(count), count, keyed.key(seed, keyed.Purpose.CHOSEN_RECORDS)[0]).tolist():
         if len(made) == wanted:
             break
         record = records[number]

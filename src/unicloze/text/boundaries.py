@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.text.joining import IDEOGRAPH
+from unicloze.characters import IDEOGRAPH
 
 BYTE_LEVEL, SENTENCEPIECE = "\u0120", "\u2581"
 """How byte-level and SentencePiece vocabularies write a leading space."""

@@ -23,7 +23,7 @@ from unicloze.progress import each
 from unicloze.settings import DataSettings
 from unicloze.text.boundaries import has_letter
 from unicloze.text.lineage import file_hash
-from unicloze.text.phrases import Flags, Ids, PhraseTable, Words, given_phrases
+from unicloze.text.phrases import FACTS, Flags, Ids, PhraseTable, Words, given_phrases
 from unicloze.text.prepare import Prepared
 from unicloze.text.shards import TokenSource
 from unicloze.text.tokenizers import Tokenizer
@@ -44,7 +44,7 @@ def open_phrases(data: DataSettings, prepared: Prepared, folder: Path, *, progre
         raise UsageError(f"data.phrases: there is no file {given}: give a text file with one phrase per line.")
     made_from = "collocations" if given is None else file_hash(given)
     origin = {"fingerprint": prepared.fingerprint, "phrases": made_from}
-    if (folder / "phrases.json").is_file():
+    if (folder / FACTS).is_file():
         return PhraseTable.load(folder, tokenizer.vocabulary, origin)
     table = given_phrases(given, tokenizer) if given else find_phrases(prepared.train, tokenizer, progress=progress)
     table.save(folder, tokenizer, origin)

@@ -28,7 +28,6 @@ LETTERS_SHARE = 0.75
 """Smallest share of letter tokens in a sentence; headings, formulas and code have fewer."""
 MOST_READ = 2**20
 """Number of held-out tokens searched."""
-_SENTENCE, _WORD = 0xC0A7E47, 1
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -77,13 +76,15 @@ def content_words(
     starts, ends = _sentences(begins, letters[tokens], min(longest, LONGEST))
     whole = is_word[tokens] & ~np.append(tokenizer.vocabulary.continues[tokens[1:]], False)
     sentences: dict[tuple[int, ...], int] = {}
-    for number in np.argsort(keyed.key(_SENTENCE, np.arange(len(starts))), kind="stable").tolist():
+    for number in np.argsort(keyed.key(keyed.Purpose.CONTENT_SENTENCE, np.arange(len(starts))), kind="stable").tolist():
         if len(sentences) == most:
             break
         start, end = int(starts[number]), int(ends[number])
         places = np.flatnonzero(whole[start + 1 : end - 1]) + 1
         if len(places):
-            draw = keyed.bits(keyed.key(_SENTENCE, number), _WORD, np.zeros(1, np.int64))
+            draw = keyed.bits(
+                keyed.key(keyed.Purpose.CONTENT_SENTENCE, number), keyed.Stream.CONTENT_WORD, np.zeros(1, np.int64)
+            )
             sentences.setdefault(tuple(tokens[start:end].tolist()), int(places[keyed.below(draw, len(places))[0]]))
     return ContentWords(sentences=[*map(list, sentences)], places=[*sentences.values()])
 

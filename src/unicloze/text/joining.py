@@ -12,6 +12,8 @@ from typing import Any
 
 from tokenizers import Regex, decoders
 
+from unicloze.characters import IDEOGRAPH
+
 _OPENING = frozenset("([{\u00bf\u00a1\u201c\u2018\u00ab\u300c\u300e\uff08\u300a")
 _CLOSING = frozenset(
     ".,;:!?)]}%\u2026\u201d\u2019\u00bb\u3002\uff0c\u3001\uff1b\uff1a\uff01\uff1f\u300d\u300f\uff09\u300b"
@@ -21,8 +23,6 @@ _JOINING = frozenset("/_")
 _CONTRACTED = frozenset(("s", "t", "re", "ve", "ll", "d", "m"))
 _ELIDED = frozenset(("o", "l", "d", "j", "c", "n", "qu"))
 _WIDE = re.compile("[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uff65\U00020000-\U0002fa1f]")
-IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
-"""Characters that tokenizers isolate although no spaces surround them; they leave others, such as kana, as written."""
 
 _PAIRS, _UP_TO_OPENING = r'(?:[^"]*"[^"]*")*?', r'[^"]*"'
 _BEHIND_OPENING = rf'(?:\A|\G[^"]*"){_PAIRS}{_UP_TO_OPENING}\K '

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError
+from unicloze.run_files import LINEAGE
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import python_docs
 from unicloze.text.dataset_source import DatasetSource, is_dataset
@@ -90,7 +91,7 @@ def read_lineage(folder: Path) -> dict[str, Any]:
     Raises:
         UniclozeError: The file is missing, damaged or of another schema.
     """
-    path = folder / "lineage.json"
+    path = folder / LINEAGE
     if not path.is_file():
         raise UniclozeError(
             f"{folder} is not a prepared corpus (no lineage.json): give another folder or run `prepare`."

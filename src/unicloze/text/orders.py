@@ -11,8 +11,6 @@ import numpy.typing as npt
 from unicloze import keyed
 from unicloze.text.pieces import Ints
 
-_EPOCH_ORDER, _LANE_SHIFT = 1, 3
-
 
 def shuffled(positions: Ints, size: int, seed: int) -> tuple[Ints, Ints]:
     """Epoch and sample at each position; each epoch is a keyed permutation of its samples. *Shape:* (positions,) each."""
@@ -20,7 +18,7 @@ def shuffled(positions: Ints, size: int, seed: int) -> tuple[Ints, Ints]:
     samples = np.empty(len(positions), dtype=np.int64)
     for epoch in np.unique(epochs):
         rows = epochs == epoch
-        samples[rows] = keyed.permutation(ranks[rows], size, keyed.key(seed, _EPOCH_ORDER, int(epoch))[0])
+        samples[rows] = keyed.permutation(ranks[rows], size, keyed.key(seed, keyed.Purpose.EPOCH_ORDER, int(epoch))[0])
     return epochs, samples
 
 
@@ -42,7 +40,7 @@ def streams(positions: Ints, size: int, seed: int, *, lanes: int) -> tuple[Ints,
     steps = max(1, size // lanes)
     epochs, within = np.divmod(positions, steps * lanes)
     step, lane = np.divmod(within, lanes)
-    shift = keyed.below(keyed.key(seed, _LANE_SHIFT, epochs), size)
+    shift = keyed.below(keyed.key(seed, keyed.Purpose.LANE_SHIFT, epochs), size)
     return epochs, (lane * size // lanes + step + shift) % size, step == 0
 
 

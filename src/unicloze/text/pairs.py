@@ -7,7 +7,7 @@ kinds of row, so lengths say nothing about the label.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +15,11 @@ import numpy.typing as npt
 from unicloze import keyed
 from unicloze.errors import UsageError
 from unicloze.text.pieces import Ints, Places
-from unicloze.text.windows import SPLIT_STREAM
-
-if TYPE_CHECKING:
-    from unicloze.text.sampler import WindowSampler
 
 Pairs = Literal["contiguous", "next_sentence", "sentence_order"]
 Text = npt.NDArray[np.int32]
 
-_NEGATIVE, _OTHER_SOURCE, _OTHER_WINDOW, _SENTENCE = range(2**20, 2**20 + 4)  # beyond the streams of masking proposals
 _ONE = np.zeros(1, dtype=np.int64)
-_CHECKED_WINDOWS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +51,12 @@ def contiguous(text: Text, lengths: Ints, keys: keyed.Bits) -> Segments:
 
 
 def _uniform_cuts(lengths: Ints, keys: keyed.Bits) -> Ints:
-    return keyed.below(keyed.bits(keys, SPLIT_STREAM, _ONE), lengths - 1) + 1
+    return keyed.below(keyed.bits(keys, keyed.Stream.SEGMENT_BORDER, _ONE), lengths - 1) + 1
 
 
 def draw_negative(keys: keyed.Bits) -> npt.NDArray[np.bool_]:
     """Draw the negative rows, each with probability 0.5. *Shape:* (rows,)"""
-    return keyed.uniform(keyed.bits(keys, _NEGATIVE, _ONE)) < 0.5
+    return keyed.uniform(keyed.bits(keys, keyed.Stream.NEGATIVE, _ONE)) < 0.5
 
 
 def other_documents(
@@ -95,10 +89,10 @@ def other_documents(
             "separated by blank lines), raise --data.heldout_share if this is the held-out text, or set "
             "--objective.pairs contiguous."
         )
-    draws = keyed.uniform(keyed.bits(keys, _OTHER_SOURCE, _ONE)) * bounds[:, -1]
+    draws = keyed.uniform(keyed.bits(keys, keyed.Stream.OTHER_SOURCE, _ONE)) * bounds[:, -1]
     other = (bounds <= draws[:, None]).sum(axis=1)
     own = np.where(other == source, own, 0)
-    index = keyed.below(keyed.bits(keys, _OTHER_WINDOW, _ONE), windows[other] - own)
+    index = keyed.below(keyed.bits(keys, keyed.Stream.OTHER_WINDOW, _ONE), windows[other] - own)
     return other, np.where(index >= places.first, index + own, index)
 
 
@@ -161,7 +155,7 @@ def sentence_order(
     inner = ends & (columns >= first[:, None]) & (columns < last[:, None] - 1)
     count = inner.sum(axis=1)
     whole = count > 0
-    which = keyed.below(keyed.bits(keys, _SENTENCE, _ONE), np.maximum(count, 1))
+    which = keyed.below(keyed.bits(keys, keyed.Stream.SENTENCE_BORDER, _ONE), np.maximum(count, 1))
     at_end = (np.cumsum(inner, axis=1) > which[:, None]).argmax(axis=1) + 1
     start, stop = _longest_stretch(ends, lengths)
     first, last = np.where(whole, first, start), np.where(whole, last, stop)
@@ -194,24 +188,3 @@ def _longest_stretch(ends: npt.NDArray[np.bool_], lengths: Ints) -> tuple[Ints, 
     start, stop = starts[longest, rows], stops[longest, rows]
     short = stop - start < 2
     return np.where(short, 0, start), np.where(short, lengths, stop)
-
-
-def check_pairs(sampler: WindowSampler, pairs: Pairs) -> None:
-    """Reject text that does not allow such segment pairs.
-
-    Raises:
-        UsageError: There is only one document (`next_sentence`), or fewer than half of the windows have two whole
-            sentences (`sentence_order`).
-    """
-    windows = sampler.sequential(_CHECKED_WINDOWS, pairs=pairs)
-    if pairs != "sentence_order" or windows.negative is None:
-        return
-    # The segment that comes first in the text ends at its row's cut.
-    cuts = windows.lengths - windows.segment_ids.sum(axis=1) - 2
-    ends = np.where(windows.negative, windows.lengths - 2, cuts)
-    share = sampler.vocabulary.ends_sentence[windows.token_ids[np.arange(len(windows)), ends]].mean()
-    if share < 0.5:
-        raise UsageError(
-            f"objective.pairs is sentence_order, but only {share:.0%} of the windows hold two whole sentences: raise "
-            "--data.window, or give text with sentences in it."
-        )

@@ -23,10 +23,11 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import replace_file
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
+FACTS = "phrases.json"
 SCHEMA = 1
 """Schema version of a phrase table."""
 
-_WORD_KEY, _PIECE_FACTOR, _WORD_FACTOR = 0x50A5, 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
+_PIECE_FACTOR, _WORD_FACTOR = int(keyed.GOLDEN), 0xD6E8FEB86659FD93
 _SIEVE_BITS = 20
 MOST_WORDS = 64
 """Largest number of words in a phrase."""
@@ -77,7 +78,7 @@ class Words:
         starts = np.flatnonzero(begins)
         of_token = np.cumsum(begins) - 1
         place = np.minimum(np.arange(len(token_ids)) - starts[of_token], len(_PIECE_POWERS) - 1)
-        pieces = keyed.key(_WORD_KEY, np.arange(vocabulary.size))[token_ids] * _PIECE_POWERS[place]
+        pieces = keyed.key(keyed.Purpose.PHRASE_WORD, np.arange(vocabulary.size))[token_ids] * _PIECE_POWERS[place]
         hashes = np.add.reduceat(pieces, starts) if len(starts) else pieces
         return cls(starts, of_token, hashes, np.asarray(rows)[starts].astype(np.int64), maskable[starts])
 
@@ -168,7 +169,7 @@ class PhraseTable:
         texts = "".join(f"{tokenizer.decode(phrase).strip()}\n" for phrase in self.phrases)
         (folder / "phrases.txt").write_text(texts, encoding="utf-8")
         content = {"schema": SCHEMA, "origin": dict(origin), "phrases": len(self.phrases), "tokens": len(flat)}
-        replace_file(folder / "phrases.json", json.dumps(content, indent=1) + "\n")
+        replace_file(folder / FACTS, json.dumps(content, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path, vocabulary: Vocabulary, origin: Mapping[str, Any]) -> PhraseTable:
@@ -179,7 +180,7 @@ class PhraseTable:
         """
         cure = f"remove {folder} to make it again, or start another --out."
         try:
-            content = json.loads((folder / "phrases.json").read_text(encoding="utf-8"))
+            content = json.loads((folder / FACTS).read_text(encoding="utf-8"))
             flat = np.load(folder / "phrases.npy", allow_pickle=False)
             ends = np.load(folder / "phrases.ends.npy", allow_pickle=False)
         except (ValueError, OSError) as error:

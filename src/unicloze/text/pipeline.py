@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.progress import Progress, say
+from unicloze.run_files import LINEAGE
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
 from unicloze.text.cutting import last_visible, pieces_of, tail_start, visible
@@ -63,7 +64,7 @@ def _refuse_texts_beside(corpus: str) -> None:
         UsageError: It holds both.
     """
     place = Path(corpus).expanduser()
-    if (place / "lineage.json").is_file():
+    if (place / LINEAGE).is_file():
         return
     files = files_at(place)
     text = next((file for file in files if file.name.endswith(SUFFIXES) and file.name != "vocab.txt"), None)
@@ -133,7 +134,7 @@ class Preparation:
             if not entry["train"]["tokens"]:
                 reason = "earlier sources hold the same documents" if entry["duplicates"] else "it holds no tokens"
                 warnings.warn(f"{entry['corpus']} has no training text: {reason}", stacklevel=2)
-        (self.folder / "lineage.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (self.folder / LINEAGE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def bar(self, what: str, total: int | None) -> Progress:
         """Progress bar in bytes of text."""

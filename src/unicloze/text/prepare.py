@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.run_files import LINEAGE, TOKENIZER
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
 from unicloze.text.pipeline import Preparation
@@ -84,7 +85,7 @@ class Prepared:
         """
         folder = Path(folder)
         content = lineage.read_lineage(folder)
-        tokenizer = Tokenizer.load(folder / "tokenizer.json")
+        tokenizer = Tokenizer.load(folder / TOKENIZER)
         recorded = content["tokenizer"]["fingerprint"]
         if tokenizer.fingerprint != recorded:
             raise UniclozeError(
@@ -162,7 +163,7 @@ def prepare_data(
     if not data.corpus:
         raise UsageError("data.corpus is empty: give --data.corpus a file, folder or glob, or python-docs.")
     settings = lineage.describe_settings(data, tokenizer, seed)
-    if (out / "lineage.json").is_file():
+    if (out / LINEAGE).is_file():
         lineage.check_lineage(out, data, settings, cure=cure)
         return Prepared.load(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -181,7 +182,7 @@ def prepare_data(
             raise UniclozeError(f"The disk of {out.parent} is full: free some space and run it again.") from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise UniclozeError(f"{error.filename or out.parent} is not writable: give another --out.") from error
-        if not (out / "lineage.json").is_file():
+        if not (out / LINEAGE).is_file():
             raise
         lineage.check_lineage(out, data, settings, cure=cure)  # another process finished first
     finally:

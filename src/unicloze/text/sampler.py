@@ -24,11 +24,11 @@ from unicloze.text.pairs import Pairs
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.pieces import Ints, Pieces, Places
 from unicloze.text.shards import TokenSource
+from unicloze.text.tokenised import check_ids
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
-_HELDOUT_KEY = 0x4E1D
-_SOURCE_ORDER, _STATIC = 2, 4
+_CHECKED_WINDOWS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ class WindowSampler:
         if static_copies is None:
             keys = keyed.key(self.seed, epochs, samples)
         else:
-            keys = keyed.key(self.seed, _STATIC, source, index, passes % static_copies)
+            keys = keyed.key(self.seed, keyed.Purpose.STATIC_COPY, source, index, passes % static_copies)
         return self._windows(source, index, keys, pairs, self._quotas, begins)
 
     def sequential(self, count: int, *, pairs: Pairs = "contiguous", lanes: int = 1) -> Windows:
@@ -196,7 +196,9 @@ class WindowSampler:
         bounds = np.cumsum(self.source_windows)
         source = np.searchsorted(bounds, numbers, side="right")
         index = numbers - (bounds - self.source_windows)[source]
-        return self._windows(source, index, keyed.key(_HELDOUT_KEY, source, index), pairs, self.source_windows, begins)
+        return self._windows(
+            source, index, keyed.key(keyed.Purpose.HELDOUT_WINDOW, source, index), pairs, self.source_windows, begins
+        )
 
     def name(self, source: int, index: int) -> WindowName:
         """Location of a window; if it spans several documents, the document of its first token.
@@ -225,7 +227,7 @@ class WindowSampler:
         for number in np.flatnonzero(self._quotas % self.source_windows.clip(1)):
             for one_pass in np.unique(passes[source == number]):
                 rows = (source == number) & (passes == one_pass)
-                order = keyed.key(self.seed, _SOURCE_ORDER, int(number), int(one_pass))[0]
+                order = keyed.key(self.seed, keyed.Purpose.SOURCE_ORDER, int(number), int(one_pass))[0]
                 index[rows] = keyed.permutation(index[rows], int(self.source_windows[number]), order)
 
     def _place(self, source: Ints, index: Ints) -> Places:
@@ -244,11 +246,7 @@ class WindowSampler:
         for number in np.unique(source if rows is None else source[rows]):
             mine = source == number if rows is None else rows & (source == number)
             text[mine] = self._pieces[number].take(places.run[mine], places.start[mine])
-            if (largest := int(text[mine].max())) >= self.vocabulary.size:
-                raise UniclozeError(
-                    f"{self.sources[number].shards[0].path} holds token id {largest}, but the tokenizer has only "
-                    f"{self.vocabulary.size} ids: give --tokenizer.path the tokenizer of these shards."
-                )
+            check_ids(self.sources[number].shards[0].path, text[mine], self.vocabulary.size)
         return text
 
     def _segments(
@@ -323,3 +321,24 @@ class WindowSampler:
         np.copyto(token_ids, np.int32(vocabulary.pad), where=columns > last)
         np.put_along_axis(token_ids, last, vocabulary.eos, axis=1)
         return token_ids, segment_ids
+
+
+def check_pairs(sampler: WindowSampler, pairs: Pairs) -> None:
+    """Reject text that does not allow such segment pairs.
+
+    Raises:
+        UsageError: There is only one document (`next_sentence`), or fewer than half of the windows have two whole
+            sentences (`sentence_order`).
+    """
+    windows = sampler.sequential(_CHECKED_WINDOWS, pairs=pairs)
+    if pairs != "sentence_order" or windows.negative is None:
+        return
+    # The segment that comes first in the text ends at its row's cut.
+    cuts = windows.lengths - windows.segment_ids.sum(axis=1) - 2
+    ends = np.where(windows.negative, windows.lengths - 2, cuts)
+    share = sampler.vocabulary.ends_sentence[windows.token_ids[np.arange(len(windows)), ends]].mean()
+    if share < 0.5:
+        raise UsageError(
+            f"objective.pairs is sentence_order, but only {share:.0%} of the windows hold two whole sentences: raise "
+            "--data.window, or give text with sentences in it."
+        )

@@ -47,11 +47,7 @@ def documents(path: Path, tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.unsig
         )
     for start, end in zip(shard.starts.tolist(), shard.ends.tolist(), strict=True):
         tokens = shard.tokens[start:end]
-        if end > start and int(tokens.max()) >= vocab_size:
-            raise UniclozeError(
-                f"{path} holds token id {tokens.max()}, but the tokenizer has only {vocab_size} ids: give --tokenizer.path "
-                "the tokenizer of these shards."
-            )
+        check_ids(path, tokens, vocab_size)
         yield tokens
 
 
@@ -78,3 +74,17 @@ def open_selection(folder: Path, name: str, paths: list[Path]) -> TokenSource:
             raise UniclozeError(f"{file} is missing: remove the folder and prepare again.")
         shards.append(TokenShard.open(path, documents=np.fromfile(file, dtype="<u8").astype(np.int64)))
     return TokenSource(name=name, shards=tuple(shards))
+
+
+def check_ids(path: Path, tokens: npt.NDArray[np.integer], vocab_size: int) -> None:
+    """Refuse token ids of a shard that a tokenizer of so many does not have.
+
+    Raises:
+        UniclozeError: There is one.
+    """
+    largest = int(tokens.max(initial=0))
+    if largest >= vocab_size:
+        raise UniclozeError(
+            f"{path} holds token id {largest}, the tokenizer only {vocab_size} ids: give --tokenizer.path the tokenizer of "
+            "these shards."
+        )

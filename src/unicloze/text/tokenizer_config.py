@@ -12,8 +12,8 @@ import tokenizers
 from tokenizers import models, normalizers
 
 from unicloze.errors import UniclozeError
+from unicloze.run_files import TOKENIZER_CONFIG
 
-CONFIG = "tokenizer_config.json"
 KEYS = {"pad": "pad_token", "unk": "unk_token", "sos": "cls_token", "eos": "sep_token", "mask": "mask_token"}
 """Key of each role's token."""
 LOWERCASE, ACCENTS, IDEOGRAPHS = "do_lower_case", "strip_accents", "tokenize_chinese_chars"
@@ -41,7 +41,7 @@ class TokenizerConfig:
         Raises:
             UniclozeError: It is not a JSON object.
         """
-        path = file.with_name(CONFIG)
+        path = file.with_name(TOKENIZER_CONFIG)
         if not path.is_file():
             return cls(path, {})
         try:

@@ -20,12 +20,13 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.run_files import TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import TokenizerSettings
 from unicloze.text.boundaries import BYTE_LEVEL, SENTENCEPIECE, Boundaries, text_of
 from unicloze.text.exported import dressed, undressed
 from unicloze.text.joining import join_words
 from unicloze.text.plain import PlainText
-from unicloze.text.tokenizer_config import CONFIG, KEYS, TokenizerConfig
+from unicloze.text.tokenizer_config import KEYS, TokenizerConfig
 
 PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO = "[PAD]", "[unused1]", "[UNK]", "[SOS]", "[EOS]", "[MASK]", "[PSEUDO]"
 SPECIAL_TOKENS = PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO
@@ -157,7 +158,7 @@ class Tokenizer:
         """
         place = Path(path).expanduser()
         if place.is_dir():
-            files = [file for file in (place / "tokenizer.json", place / "vocab.txt") if file.is_file()]
+            files = [file for file in (place / TOKENIZER, place / "vocab.txt") if file.is_file()]
             if not files:
                 raise UniclozeError(f"{place} holds no tokenizer.json or vocab.txt: set --tokenizer.path to one.")
             place = files[0]
@@ -182,8 +183,8 @@ class Tokenizer:
         """Write `tokenizer.json` and `tokenizer_config.json`, as Transformers' `from_pretrained` reads them."""
         words = {key: self.tokens([getattr(self.vocabulary, role)])[0] for role, key in KEYS.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **words, "clean_up_tokenization_spaces": False}
-        (folder / "tokenizer.json").write_text(self._backend.to_str(pretty=True), encoding="utf-8")
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / TOKENIZER).write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+        (folder / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def exported(self) -> dict[str, Any]:
         """The `tokenizer.json` with which other libraries encode and decode text as this one does."""

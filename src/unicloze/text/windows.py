@@ -12,9 +12,6 @@ from unicloze import keyed
 from unicloze.example import select_rows
 from unicloze.text.tokenizers import Vocabulary
 
-SPLIT_STREAM = 2**20 + 4
-"""Stream of the draws that split a piece of text into two segments."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
@@ -64,7 +61,7 @@ def split_segments(pieces: Sequence[npt.NDArray[np.integer]], keys: keyed.Bits) 
         keys: Key of each piece's draws. *Shape:* (pieces,)
     """
     sizes = np.array([len(piece) for piece in pieces], dtype=np.int64)
-    cuts = keyed.below(keyed.bits(keys, SPLIT_STREAM, np.zeros(1, np.int64)), sizes - 1) + 1
+    cuts = keyed.below(keyed.bits(keys, keyed.Stream.SEGMENT_BORDER, np.zeros(1, np.int64)), sizes - 1) + 1
     return [[piece[:cut], piece[cut:]] for piece, cut in zip(pieces, cuts.tolist(), strict=True)]
 
 

@@ -12,10 +12,9 @@ import torch
 from unicloze.blocks import lay_end_to_end
 from unicloze.example import Batch, Examples, collate, select_rows
 from unicloze.mixtures import Part, Phase, parts, phases
-from unicloze.objectives import defined, make_examples, without_noise
+from unicloze.objectives import defined, make_examples
 from unicloze.settings import ObjectiveSettings, Recipe
-from unicloze.text.pairs import check_pairs
-from unicloze.text.sampler import WindowSampler
+from unicloze.text.sampler import WindowSampler, check_pairs
 from unicloze.text.windows import Windows
 
 WINDOWS_AT_ONCE = 512
@@ -127,7 +126,8 @@ def _add_part(
     windows = block if len(chosen) == len(block) else select_rows(block, chosen)
     if not len(windows):
         return
-    rates = np.repeat(mask_rates(part.settings, phase, steps), [len(span) for span in rows])
+    of_steps = mask_rates(part.settings, phase, steps)
+    rates = None if of_steps is None else np.repeat(of_steps, [len(span) for span in rows])
     examples = make_examples(windows, sampler.vocabulary, part.settings, rates)
     most = phase.recipe.training.micro_batch_size or phase.recipe.training.batch_size
     first = 0
@@ -142,17 +142,19 @@ def read_windows(
     sampler: WindowSampler, objective: ObjectiveSettings, start: int, count: int, *, lanes: int
 ) -> Windows:
     """The windows at some positions, paired and keyed as the objective requires."""
-    return sampler.read(start, count, pairs=objective.pairs, static_copies=objective.static_copies, lanes=lanes)
+    needs = objective.windows
+    return sampler.read(start, count, pairs=needs.pairs, static_copies=needs.static_copies, lanes=lanes)
 
 
 def mask_rates(
     objective: ObjectiveSettings, phase: Phase, steps: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Mask rate at each step."""
-    if objective.final_mask_rate is None:
-        return np.full(len(steps), objective.mask_rate)
+) -> np.ndarray[tuple[int], np.dtype[np.float64]] | None:
+    """Mask rate at each step; None where nothing is masked by a rate."""
+    if objective.rates is None:
+        return None
+    first, last = objective.rates
     done = (steps - phase.first_step) / max(1, phase.last_step - phase.first_step - 1)
-    return objective.mask_rate + (objective.final_mask_rate - objective.mask_rate) * done
+    return first + (last - first) * done
 
 
 def heldout_examples(
@@ -162,8 +164,8 @@ def heldout_examples(
     found = {}
     for part in parts(objective):
         if part.evaluate:
-            windows = sampler.sequential(count, pairs=part.settings.pairs, lanes=lanes)
-            found[part.label] = make_examples(windows, sampler.vocabulary, without_noise(part.settings))
+            windows = sampler.sequential(count, pairs=part.settings.windows.pairs, lanes=lanes)
+            found[part.label] = make_examples(windows, sampler.vocabulary, part.settings.without_noise())
     return found
 
 
@@ -179,5 +181,5 @@ def check_windows(recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler])
             if check is not None:
                 sampler = sampler_of(phase.recipe)
                 check(sampler.sequential(CHECKED_WINDOWS), sampler.vocabulary, part.settings)
-        for pairs in sorted({part.settings.pairs for part in parts(phase.recipe.objective)} - {"contiguous"}):
+        for pairs in sorted({part.settings.windows.pairs for part in parts(phase.recipe.objective)} - {"contiguous"}):
             check_pairs(sampler_of(phase.recipe), pairs)

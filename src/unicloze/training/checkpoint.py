@@ -24,10 +24,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from unicloze.errors import UniclozeError
+from unicloze.run_files import MANIFEST, WEIGHTS
 from unicloze.training.finite import first_non_finite
 
 SCHEMA = 1
-MANIFEST = "manifest.json"
 MEMORIES = "memories.safetensors"
 
 
@@ -123,7 +123,7 @@ def write_checkpoint(
     try:
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)
-        save_file(_on_cpu(model), building / "model.safetensors")
+        save_file(_on_cpu(model), building / WEIGHTS)
         if memories:
             save_file(_on_cpu(memories), building / MEMORIES)
         tensors, plain = _split_optimizers(optimizers)
@@ -221,7 +221,7 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
         file = path / name
         if Path(name).name != name or not file.is_file() or _digest(file) != expected:
             raise UniclozeError(f"{file} is missing or damaged (its SHA-256 differs from {MANIFEST})")
-    model = load_file(path / "model.safetensors")
+    model = load_file(path / WEIGHTS)
     if (bad := first_non_finite(model)) is not None:
         raise UniclozeError(f"{path} is from a run that diverged: its {bad} is NaN or infinite")
     return Checkpoint(

@@ -16,9 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unicloze.capacity import longest_row
 from unicloze.errors import UniclozeError
-from unicloze.mixtures import parts, phases
+from unicloze.mixtures import longest_row, parts, phases
 from unicloze.model.build import Model
 from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Tokenizer
@@ -132,7 +131,7 @@ def rows_of_segments(recipe: Recipe, known: int) -> Tensor:
     rows = [i if i < known else 0 for i in range(count)]
     for phase in phases(recipe):
         for part in parts(phase.recipe.objective):
-            for segment, i in enumerate(part.settings.segment_ids or [0, 1]):
+            for segment, i in enumerate(part.settings.reading.segment_ids or [0, 1]):
                 if known <= i < count:
                     rows[i] = min(segment, known - 1)
     return torch.tensor(rows, dtype=torch.long)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError
+from unicloze.run_files import LEDGER
 
 SCHEMA = 1
 
@@ -58,6 +59,6 @@ def read_ledger(path: Path) -> Iterator[dict[str, Any]]:
 
 def trained_on(checkpoint: Path) -> dict[str, Any]:
     """Lineage of the text a checkpoint's run, or the model it started from, was trained on; empty if unknown."""
-    file = checkpoint.parent.parent / "ledger.jsonl"
+    file = checkpoint.parent.parent / LEDGER
     starts = [event for event in read_ledger(file) if event.get("event") == "start"] if file.is_file() else []
     return (starts[-1].get("lineage") or {}) if starts else {}

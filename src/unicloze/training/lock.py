@@ -12,11 +12,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from unicloze.errors import UniclozeError
+from unicloze.run_files import DEV_PREDICTIONS, LEDGER, RECIPE, RESULTS, TOKENIZER, TOKENIZER_CONFIG
 
 LOCK, HOLDER = "lock", "lock.holder"
 """Lock file, and the file naming its holder, which remains as a sign that the folder is a run."""
-LEDGER = "ledger.jsonl"
-WRITTEN = "recipe.yaml", "tokenizer.json", "tokenizer_config.json", "results.json", "dev_predictions.jsonl"
+WRITTEN = RECIPE, TOKENIZER, TOKENIZER_CONFIG, RESULTS, DEV_PREDICTIONS
 """Files that runs replace, with names that people also use for their own files."""
 
 

@@ -12,19 +12,18 @@ from typing import Any
 import torch
 
 from unicloze import keyed
-from unicloze.capacity import longest_row
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.mixtures import all_targets
+from unicloze.mixtures import all_targets, longest_row
 from unicloze.model.build import Model, build
 from unicloze.model.model import WITHOUT_VOCABULARY, UnifiedModel
 from unicloze.recipes import load_recipe
+from unicloze.run_files import BEST, CHECKPOINTS, MANIFEST, RECIPE, TOKENIZER
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, task_heads
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest
 from unicloze.training.loop import Compute
 
-BEST = "best"
 """Folder of a run's best checkpoint, kept besides the newest."""
 
 
@@ -200,17 +199,15 @@ def load_model(path: str | os.PathLike[str]) -> LoadedModel:
     place = Path(path)
     if not place.exists():
         raise UniclozeError(f"there is no model at {place}: give the --out of a pretrain run")
-    folder = next((folder for folder in (place / BEST, place / "checkpoints") if list_checkpoints(folder)), place)
-    checkpoint = (
-        load_checkpoint(place, weights_only=True) if (place / "manifest.json").is_file() else load_newest(folder)
-    )
+    folder = next((folder for folder in (place / BEST, place / CHECKPOINTS) if list_checkpoints(folder)), place)
+    checkpoint = load_checkpoint(place, weights_only=True) if (place / MANIFEST).is_file() else load_newest(folder)
     if checkpoint is None:
         inside = sorted(file.parent.name for file in place.glob("*/ledger.jsonl"))
         if inside:
             raise UniclozeError(f"{place} holds several runs: give one of its folders {', '.join(inside)}")
         raise UniclozeError(f"{place} holds no checkpoint yet: give the --out of a run that has saved one")
-    recipe = load_recipe(checkpoint.path / "recipe.yaml")
-    tokenizer = Tokenizer.load(checkpoint.path / "tokenizer.json")
+    recipe = load_recipe(checkpoint.path / RECIPE)
+    tokenizer = Tokenizer.load(checkpoint.path / TOKENIZER)
     model = build_model(recipe, tokenizer.vocabulary.size)
     fit_weights(model, checkpoint)
     return LoadedModel(model.for_use().eval(), tokenizer, recipe, checkpoint.path, checkpoint.state["step"])

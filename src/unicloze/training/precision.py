@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from unicloze.errors import UsageError
-from unicloze.settings import DEVICE, TrainingSettings
+from unicloze.settings import DEVICE, Recipe, TrainingSettings
 
 
 def choose_device(settings: TrainingSettings) -> torch.device:
@@ -54,6 +55,13 @@ def choose_precision(settings: TrainingSettings, device: torch.device) -> str:
     if abilities["amx_bf16"] or not abilities["avx512_bf16"]:
         return "bf16" if abilities["amx_bf16"] else "fp32"
     return "bf16" if product_seconds(torch.float32) > 1.3 * product_seconds(torch.bfloat16) else "fp32"
+
+
+def with_precision(recipe: Recipe, precision: Any) -> Recipe:
+    """The recipe with this precision where it leaves it open."""
+    if recipe.training.precision != "auto":
+        return recipe
+    return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
 
 
 def cpu_abilities() -> dict[str, bool]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
+import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -14,19 +15,16 @@ import torch
 
 from unicloze.errors import UniclozeError
 from unicloze.progress import Progress, short
+from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import Recipe, TrainingSettings, chosen
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import Checkpoint, save_checkpoint
-from unicloze.training.ledger import Ledger
+from unicloze.training.ledger import Ledger, read_ledger
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.models import fit_weights
 from unicloze.training.optimizers import schedule_factor
 from unicloze.training.recurrence import pack, unpack
 from unicloze.version import __version__
-
-RECIPE = "recipe.yaml"
-LEDGER = "ledger.jsonl"
-CHECKPOINTS = "checkpoints"
 
 
 class RunProcess:
@@ -95,8 +93,45 @@ class RunProcess:
         """Record the end in the ledger, with facts specific to the kind of run."""
         self.ledger.write("end", step=self.state.step, seconds=round(time.perf_counter() - self.started, 1), **facts)
 
-    def learn(self, steps: Iterator[list[MicroBatch]], settings: TrainingSettings, hooks: Hooks) -> None:
-        """Train with a progress bar; afterwards `signal` is the signal that stopped it early, or 0."""
+    def write_stop(self) -> None:
+        """Note in the ledger that a signal stopped the run."""
+        self.ledger.write("stop", step=self.state.step, signal=self.signal)
+
+    def former_events(self) -> list[dict[str, Any]]:
+        """What the ledger says of this run, without one that began in the same directory and left no checkpoint."""
+        events = list(read_ledger(self.out / LEDGER))
+        begins = [
+            n for n, event in enumerate(events) if event["event"] == "start" and event.get("resumed_from") is None
+        ]
+        return events[begins[-1] :] if begins else events
+
+    def heed(self, stopped_by: int) -> None:
+        """Do as a signal asks that came while the run ended by itself, once its directory is free again.
+
+        Args:
+            stopped_by: The signal that stopped the run, 0 if none did.
+        """
+        if self.signal and not stopped_by:
+            signal.raise_signal(self.signal)
+
+    def learn(
+        self,
+        steps: Iterator[list[MicroBatch]],
+        settings: TrainingSettings,
+        evaluate: Callable[[TrainState], bool],
+        save: Callable[[TrainState], None],
+        describe: Callable[[MicroBatch], str],
+    ) -> None:
+        """Take the steps under a progress bar; afterwards `signal` says what stopped it early.
+
+        Args:
+            steps: The micro-batches of each.
+            settings: When to evaluate and to save.
+            evaluate: Measures; whether it is enough.
+            save: Writes a checkpoint.
+            describe: Names a micro-batch in errors.
+        """
+        hooks = Hooks(log=self.log, evaluate=evaluate, save=save, describe=describe)
         with Progress("", settings.steps, "steps", initial=self.state.step, show=self.progress) as self.bar:
             self.signal = fit(self.state, steps, settings, self.compute, hooks).signal
 
@@ -147,7 +182,7 @@ class RunProcess:
                 "vocab_size": state.model.vocab_size,
                 "max_positions": state.model.max_positions,
             },
-            files=[recipe, *(self.out / name for name in ("tokenizer.json", "tokenizer_config.json")), *more],
+            files=[recipe, *(self.out / name for name in (TOKENIZER, TOKENIZER_CONFIG)), *more],
             keep=keep,
             memories=pack(state.memories) if optimizers else None,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-import signal
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,48 +19,30 @@ from unicloze.mixtures import parts, phases
 from unicloze.model.model import perplexity
 from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
-from unicloze.recipes.rules_unread import DECIDED_IN_A_TASK
+from unicloze.run_files import CHECKPOINTS, LEDGER, LINEAGE, RECIPE
 from unicloze.settings import Recipe
-from unicloze.text.agreement import as_prepared
 from unicloze.text.collocations import open_phrases
 from unicloze.text.lineage import CODE, is_corpus, read_lineage
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import WindowSampler
+from unicloze.training.agreement import as_prepared
 from unicloze.training.baselines import open_baselines, trained_sources
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, training_steps
+from unicloze.training.changes import refuse_changes
 from unicloze.training.checkpoint import Checkpoint, load_newest, set_aside_newer
 from unicloze.training.content_words import WordScore, ranks_by_model, way_to_ask
 from unicloze.training.initial import Open, initialize_from
 from unicloze.training.ledger import read_ledger
 from unicloze.training.lock import hold_run
-from unicloze.training.loop import Compute, Hooks, TrainState, evaluate
+from unicloze.training.loop import Compute, TrainState, evaluate
 from unicloze.training.models import load_model, ready_model
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.precision import choose_device, choose_precision
-from unicloze.training.process import LEDGER, RunProcess
+from unicloze.training.precision import choose_device, choose_precision, with_precision
+from unicloze.training.process import RunProcess
 from unicloze.training.samples import heldout_samples
 from unicloze.training.verdict import Course, shown, too_little_text, verdict_on
 
-FREE_TO_CHANGE = {
-    "name",
-    "data.corpus",
-    "data.prepared",
-    "tokenizer.path",
-    "training.steps",
-    "training.device",
-    "training.compile",
-    "training.log_every",
-    "training.save_every",
-    "training.evaluate_every",
-    "training.evaluate_windows",
-    "training.keep_checkpoints",
-    "training.initialize_from",
-}
-"""Settings that may change when a run is resumed; any other change would make it a different run.
-
-Corpus and tokenizer may have moved; the fingerprint decides whether they are the same.
-"""
 CURE_OF_LITTLE = (
     "a model needs 1 MB or more to learn a language, so give more text or start from a trained one (--init)"
 )
@@ -138,7 +119,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
         UsageError: The directory holds a run with other settings.
     """
     with hold_run(out):
-        checkpoint = load_newest(out / "checkpoints")
+        checkpoint = load_newest(out / CHECKPOINTS)
         recipe = _with_former_settings(recipe, out, checkpoint)
         prepared = _open_data(recipe, out, checkpoint, progress)
         little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
@@ -148,12 +129,11 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, open_model
             warnings.warn(f"{little}; {CURE_OF_LITTLE}", stacklevel=2)
         prepared.tokenizer.save(out)
         if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
-            save_recipe(recipe, out / "recipe.yaml")
+            save_recipe(recipe, out / RECIPE)
         phrases = phrases_for(recipe, prepared, out, progress=progress)
         with _Run(recipe, out, prepared, checkpoint, phrases, progress, open_model) as run:
             result = run.train()
-    if run.signal and not result.stopped_by:  # it came while the run was ending by itself: deliver it now
-        signal.raise_signal(run.signal)
+    run.heed(result.stopped_by)
     return result
 
 
@@ -168,14 +148,11 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
     training = recipe.training
     if checkpoint is None:
         precision: Any = choose_precision(training, choose_device(training))
-        return dataclasses.replace(recipe, training=dataclasses.replace(training, precision=precision))
-    former = load_recipe(checkpoint.path / "recipe.yaml")
+        return with_precision(recipe, precision)
+    former = load_recipe(checkpoint.path / RECIPE)
     if lineage is not None:  # the fingerprint decides whether the data are the same
         former = as_prepared(former, lineage)
-    if training.precision == "auto":
-        recipe = dataclasses.replace(
-            recipe, training=dataclasses.replace(training, precision=former.training.precision)
-        )
+    recipe = with_precision(recipe, former.training.precision)
     refuse_changes(former, recipe, out, f"continue the old one with unicloze pretrain --out {out}")
     moving = _moves_with_the_steps(recipe)
     if former.training.steps != recipe.training.steps and moving:
@@ -187,40 +164,13 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
     return recipe
 
 
-def refuse_changes(former: Recipe, recipe: Recipe, out: Path, instead: str) -> None:
-    """Refuse to resume a run with other settings.
-
-    Args:
-        former: Settings of the run.
-        recipe: Requested settings.
-        out: The run directory.
-        instead: Advice besides giving another directory.
-
-    Raises:
-        UsageError: A setting differs that must not change.
-    """
-    old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
-    keys = {**new, **old}  # keys of a mapping may have been removed or added
-    changed = [key for key in keys if old.get(key) != new.get(key) and key not in FREE_TO_CHANGE]
-    changed = [key for key in changed if not key.startswith("provenance.")]
-    if recipe.task.kind:
-        changed = [key for key in changed if key not in DECIDED_IN_A_TASK] or changed  # these determine the others
-    if changed:
-        first = changed[0]
-        others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise UsageError(
-            f"{out} holds a run with {first} {old.get(first)}, but this one has {new.get(first)}{others}: give the new run "
-            f"another --out, or {instead}"
-        )
-
-
 def _moves_with_the_steps(recipe: Recipe) -> list[str]:
     """What depends on the length of the run."""
-    rates = [part.settings.final_mask_rate for phase in phases(recipe) for part in parts(phase.recipe.objective)]
+    rates = [part.settings.rates for phase in phases(recipe) for part in parts(phase.recipe.objective)]
     moves = {
         "the learning rate": recipe.training.schedule != "constant",
         "the boundaries of training.phases": bool(recipe.training.phases),
-        "the mask rate": any(rate is not None for rate in rates),
+        "the mask rate": any(pair is not None and pair[0] != pair[1] for pair in rates),
     }
     return [name for name, moved in moves.items() if moved]
 
@@ -235,7 +185,7 @@ def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progres
     if checkpoint is None:
         return open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress)
     trained_on = checkpoint.state["fingerprint"]
-    was_there = (folder / "lineage.json").is_file()
+    was_there = (folder / LINEAGE).is_file()
     if was_there and recipe.data.prepared is None and _of_older_code(read_lineage(folder), trained_on, recipe):
         return Prepared.load(folder)
     cure = (
@@ -262,16 +212,6 @@ def _of_older_code(lineage: Mapping[str, Any], trained_on: str, recipe: Recipe) 
     """Whether an older version prepared this run's data from the same corpus; its settings may differ from today's."""
     older = lineage["settings"]["code"] < CODE and lineage["fingerprint"] == trained_on
     return older and is_corpus(lineage, recipe.data.corpus)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and key != "coefficients":
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = list(value) if isinstance(value, tuple) else value
-    return flat
 
 
 class _Run(RunProcess):
@@ -355,18 +295,17 @@ class _Run(RunProcess):
             for network in model.networks:
                 network.backbone.compile()
         steps = training_steps(self.recipe, self._sampler, self.state.step)
-        hooks = Hooks(log=self.log, evaluate=self._evaluate, save=self._save, describe=self._describe)
-        self.learn(steps, training, hooks)
+        self.learn(steps, training, self._evaluate, self._save, self._describe)
         if self.state.step < training.steps:
-            self.ledger.write("stop", step=self.state.step, signal=self.signal)
+            self.write_stop()
             return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part, self.counts)
         return self._finish(already=False)
 
     def _finish(self, *, already: bool) -> RunResult:
         """Finish a run that has done its steps, including one killed between its last save and its end."""
         step, words = self.state.step, None
-        events = list(read_ledger(self.out / LEDGER))
-        end = next((one for one in reversed(events) if one["event"] == "end" and one.get("step") == step), None)
+        ends = [event for event in self.former_events() if event["event"] == "end" and event.get("step") == step]
+        end = ends[-1] if ends else None
         if already and end is not None:
             warnings.warn(
                 f"{self.out} is already trained to step {step}; raise --training.steps to continue", stacklevel=2
@@ -450,7 +389,7 @@ def phrases_for(recipe: Recipe, prepared: Prepared, folder: Path, *, progress: b
         UsageError: There are no phrases.
     """
     settings = (part.settings for phase in phases(recipe) for part in parts(phase.recipe.objective))
-    if all(objective.mask_unit != "phrase" for objective in settings):
+    if not any(objective.windows.phrases for objective in settings):
         return None
     return open_phrases(recipe.data, prepared, folder / "phrases", progress=progress)
 

@@ -11,7 +11,7 @@ import torch
 from unicloze.example import collate, select_rows
 from unicloze.mixtures import parts
 from unicloze.model.build import Model
-from unicloze.objectives import make_examples, without_noise
+from unicloze.objectives import make_examples
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.orders import spread
 from unicloze.text.sampler import WindowSampler
@@ -38,8 +38,8 @@ def heldout_samples(
         returned.
     """
     part = next((part for part in parts(objective) if part.evaluate), parts(objective)[0])
-    windows = varied(sampler.sequential(4 * SAMPLES, pairs=part.settings.pairs, lanes=4 * SAMPLES), SAMPLES)
-    examples = make_examples(windows, sampler.vocabulary, without_noise(part.settings))
+    windows = varied(sampler.sequential(4 * SAMPLES, pairs=part.settings.windows.pairs, lanes=4 * SAMPLES), SAMPLES)
+    examples = make_examples(windows, sampler.vocabulary, part.settings.without_noise())
     batch = collate(examples, device=compute.device)
     model.eval()
     with torch.no_grad(), compute.autocast():

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any
 
 from unicloze.errors import UsageError
 from unicloze.files import real_place
-from unicloze.settings import Precision, TrainingSettings
-
-if TYPE_CHECKING:
-    import torch
-
-    from unicloze.training.models import LoadedModel
 
 PathLike = str | Path
 Overrides = Mapping[str, Any]
@@ -25,60 +18,6 @@ RUNS = Path("runs")
 """Where runs go that are given no directory, by name of their recipe."""
 OF_FILES = "task.fields", "task.format"
 """Settings that say how a file is read, which may be another than that of training."""
-
-
-def opening(
-    model: PathLike | LoadedModel, device: str | None = None, precision: Precision | None = None
-) -> LoadedModel | Callable[[], LoadedModel]:
-    """A loaded model itself; for a place what opens it, ours or another library's, once arguments are checked.
-
-    Args:
-        model: The model, or its place.
-        device: Where it computes: `cpu`, `cuda`, `cuda:N`, or `auto`, which takes a CUDA device where there is one and
-            leaves a loaded model where it is. The CPU if not given, and where a loaded model is.
-        precision: In which it computes, what it generates included; as the model and its recipe say if not given.
-
-    Raises:
-        UsageError: There is no such device or precision, or a loaded model is on another device.
-    """
-    from unicloze.training.precision import named_device
-
-    if precision is not None and precision not in get_args(Precision):
-        raise UsageError(f"precision is {precision!r}: give one of {', '.join(get_args(Precision))}.")
-    if not isinstance(model, str | os.PathLike):
-        if device not in (None, "auto"):
-            _check_place(model, named_device(device))
-        return _in_precision(model, precision)
-    chosen = named_device(device or "cpu")
-
-    def open_it() -> LoadedModel:
-        from unicloze.interop.read import load_any
-
-        loaded = load_any(model)
-        loaded.model.to(chosen)
-        return _in_precision(loaded, precision)
-
-    return open_it
-
-
-def _check_place(model: LoadedModel, device: torch.device) -> None:
-    """Refuse a device on which a loaded model is not: moving what others may hold would surprise them."""
-    lies = model.compute.device
-    if device.type != lies.type or device.index not in (None, lies.index):
-        raise UsageError(
-            f"the model given is on {lies}, not on {device}: load it there with load_model(..., device={str(device)!r})."
-        )
-
-
-def _in_precision(model: LoadedModel, precision: Precision | None) -> LoadedModel:
-    """The model as one that computes in a precision; its weights are the same."""
-    from unicloze.training.precision import choose_precision
-
-    if precision is None:
-        return model
-    chosen: Any = choose_precision(TrainingSettings(precision=precision), model.compute.device)
-    recipe = dataclasses.replace(model.recipe, decoding=dataclasses.replace(model.recipe.decoding, precision=chosen))
-    return dataclasses.replace(model, precision=chosen, recipe=recipe)
 
 
 def check_fixed(overrides: Overrides | None, free: Sequence[str]) -> None:

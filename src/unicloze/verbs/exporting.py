@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unicloze.errors import UsageError
-from unicloze.verbs.common import PathLike, folder_at, opening
+from unicloze.verbs.common import PathLike, folder_at
 from unicloze.verbs.options import Folder, Option
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ def export(
         UniclozeError: There is no model, Transformers is not installed, the folder cannot be written, or what it holds says
             something else than the model: then it is deleted.
     """
-    from unicloze.decoding.texts import open_model
     from unicloze.interop.export import stock_format, write_export
     from unicloze.interop.limits import OWN, check_format, check_name
+    from unicloze.interop.opening import open_model
 
     if out is None and not isinstance(model, str | os.PathLike):
         raise UsageError("out is not given: name the folder to write, as a loaded model has no place of its own")
     check_name(to)
-    loaded = open_model(opening(model, "cpu"))
+    loaded = open_model(model, "cpu")
     folder = folder_at(out, _beside(Path(str(model)), to) if out is None else None)
     check_format(to, loaded)
     if to != OWN:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from unicloze.verbs.common import PathLike, folder_at, opening
+from unicloze.verbs.common import PathLike, folder_at
 from unicloze.verbs.options import Folder, Number, Option
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ def load_model(path: PathLike, device: str = "cpu") -> LoadedModel:
         UsageError: There is no such device.
         UniclozeError: There is no model, or it cannot be read.
     """
-    from unicloze.decoding.texts import open_model
+    from unicloze.interop.opening import open_model
 
-    return open_model(opening(path, device))
+    return open_model(path, device)
 
 
 def import_checkpoint(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from unicloze.errors import UsageError
 from unicloze.settings import Mode, Precision
-from unicloze.verbs.common import OF_FILES, PathLike, check_fixed, opening
+from unicloze.verbs.common import OF_FILES, PathLike, check_fixed
 from unicloze.verbs.options import Device, File, Model, NamedValues, Number, OfFiles, Option
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ def evaluate_blimp(
 
     tune_allocator()
     from unicloze.evaluation.blimp import blimp
+    from unicloze.interop.opening import open_model
 
-    opened = opening(model, device, precision)
+    opened = open_model(model, device, precision)
     return blimp(opened, pairs, mode=mode, limit=limit, filter_by=filter, progress=not quiet)
 
 
@@ -100,8 +101,9 @@ def evaluate_lambada(
 
     tune_allocator()
     from unicloze.evaluation.lambada import lambada
+    from unicloze.interop.opening import open_model
 
-    opened = opening(model, device, precision)
+    opened = open_model(model, device, precision)
     return lambada(opened, passages, stop_words=stop_words, limit=limit, progress=not quiet)
 
 
@@ -136,8 +138,9 @@ def evaluate_cbt(
 
     tune_allocator()
     from unicloze.evaluation.childrens_books import childrens_books
+    from unicloze.interop.opening import open_model
 
-    return childrens_books(opening(model, device, precision), questions, limit=limit, progress=not quiet)
+    return childrens_books(open_model(model, device, precision), questions, limit=limit, progress=not quiet)
 
 
 def evaluate_prompt(
@@ -180,8 +183,9 @@ def evaluate_prompt(
 
     tune_allocator()
     from unicloze.evaluation.prompting import prompted
+    from unicloze.interop.opening import open_model
 
-    opened, progress = opening(model, device, precision), not quiet
+    opened, progress = open_model(model, device, precision), not quiet
     return prompted(opened, prompt, records, examples=examples, shots=shots, seed=seed, limit=limit, progress=progress)
 
 
@@ -253,9 +257,9 @@ def measure_task(
     from unicloze.finetuning.scores import measure_file
     from unicloze.recipes import load_recipe
     from unicloze.recipes.rules_unread import given_settings
+    from unicloze.run_files import RECIPE
     from unicloze.tasks import TASKS
     from unicloze.tasks.roles import check_fields
-    from unicloze.training.process import RECIPE
 
     check_fixed(overrides, OF_FILES)
     recipe = load_recipe(Path(task) / RECIPE if Path(task).is_dir() else task, overrides)

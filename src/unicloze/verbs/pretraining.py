@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike, folder_at, opening
+from unicloze.run_files import LEDGER, RECIPE, TOKENIZER
+from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike, folder_at
 from unicloze.verbs.options import JSON, File, Folder, Number, Option, RecipeName, Settings, clean
 
 if TYPE_CHECKING:
-    from unicloze.comparison.results import Comparison
+    from unicloze.comparison.table import Comparison
     from unicloze.report.example_view import ExampleView
     from unicloze.settings import Recipe
     from unicloze.text.prepare import Prepared
@@ -65,8 +66,8 @@ def prepare(
     """
     from unicloze.recipes import load_recipe
     from unicloze.recipes.rules_unread import given_settings, refuse_beyond, refuse_unread
-    from unicloze.text.agreement import check_beside_path
     from unicloze.text.prepare import prepare_data
+    from unicloze.training.agreement import check_beside_path
 
     settings = load_recipe(recipe, overrides)
     check_beside_path(settings, overrides or {})
@@ -128,7 +129,7 @@ def pretrain(
     """
     from unicloze.recipes import given_beside, load_recipe, toy_overrides
     from unicloze.recipes.rules_unread import given_settings, refuse_not_of_pretraining, refuse_unread
-    from unicloze.text.agreement import check_beside_path, check_beside_prepared
+    from unicloze.training.agreement import check_beside_path, check_beside_prepared
     from unicloze.training.allocator import tune_allocator
 
     continued = recipe is None
@@ -137,7 +138,7 @@ def pretrain(
             raise UsageError("--init starts a new run: give --recipe too (`unicloze recipes` lists them).")
         if out is None:
             raise UsageError("Give --recipe (`unicloze recipes` lists them), or --out of a run to continue.")
-        recipe = folder_at(out) / "recipe.yaml"
+        recipe = folder_at(out) / RECIPE
         if not recipe.is_file():
             raise UsageError(f"{out} holds no run to continue: give --recipe too (`unicloze recipes` lists them).")
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
@@ -152,7 +153,7 @@ def pretrain(
         raise UsageError("A new tokenizer is trained anyway: --new-tokenizer is for a run that starts from --init.")
     folder = folder_at(out, RUNS / (f"{settings.name}-toy" if toy else settings.name))
     warmup, steps = settings.training.warmup_steps, settings.training.steps
-    if warmup >= steps and not (folder / "recipe.yaml").is_file():
+    if warmup >= steps and not (folder / RECIPE).is_file():
         raise UsageError(
             f"training.warmup_steps is {warmup:,} and the run has {steps:,} steps, so that its learning rate would never be "
             "reached: give --training.warmup_steps fewer."
@@ -200,7 +201,7 @@ def _as_toy(recipe: Recipe, small: Recipe, folder: Path) -> Recipe:
     choose_device(recipe.training)
     if recipe.tokenizer.path is not None:
         Tokenizer.load(recipe.tokenizer.path)
-    own = not folder.exists() or (folder / "ledger.jsonl").is_file() or not any(folder.iterdir())
+    own = not folder.exists() or (folder / LEDGER).is_file() or not any(folder.iterdir())
     beginning = beginning_of(small.data, folder) if own else None  # what is not ours is left alone, and refused
     if beginning is None:
         return small
@@ -217,8 +218,7 @@ def inspect(
     overrides: Annotated[
         Overrides | None,
         Settings(
-            ("data.window", "data.segments", "objective.targets", "objective.masking", "objective.mask_rate",
-             "objective.factorization", "objective.max_span", "tokenizer.path"),
+            ("data.window", "data.segments", "objective.name", "objective.targets", "tokenizer.path"),
             recipe="recipe",
         ),
     ] = None,
@@ -292,7 +292,7 @@ def _find_tokenizer(recipe: Recipe, out: PathLike | None) -> Tokenizer | None:
     if recipe.data.prepared is not None:
         return Tokenizer.load(recipe.data.prepared)
     run = RUNS / recipe.name if out is None else Path(out)
-    folders = [folder for folder in (run, run / "data") if (folder / "tokenizer.json").is_file()]
+    folders = [folder for folder in (run, run / "data") if (folder / TOKENIZER).is_file()]
     if out is not None and not folders:
         raise UniclozeError(f"{run} holds no tokenizer.json: give the --out of a run or of `unicloze prepare`.")
     return Tokenizer.load(folders[0]) if folders else None
@@ -405,8 +405,9 @@ def compare(
 
     def judged_by_blimp(run: Path) -> dict[str, float | None]:
         from unicloze.evaluation.blimp import accuracies
+        from unicloze.interop.opening import open_model
 
-        return accuracies(opening(run, device), blimp or "", limit=blimp_limit, progress=not quiet)
+        return accuracies(open_model(run, device), blimp or "", limit=blimp_limit, progress=not quiet)
 
     folder = folder_at(out, RUNS / "compare")
     comparison = compare_recipes(

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from unicloze.errors import UsageError
 from unicloze.settings import Precision, PredictionFormat
-from unicloze.verbs.common import OF_FILES, RUNS, Overrides, PathLike, check_file, check_fixed, folder_at, opening
+from unicloze.verbs.common import OF_FILES, RUNS, Overrides, PathLike, check_file, check_fixed, folder_at
 from unicloze.verbs.options import JSON, Device, File, Folder, Model, Number, OfFiles, OneOf, Option, Settings, clean
 
 if TYPE_CHECKING:
     from unicloze.finetuning.seeds import FinetuneSummary
-    from unicloze.tasks.records import Record
+    from unicloze.records.record import Record
     from unicloze.tasks.task import Predictions
     from unicloze.tasks.unanswerable import Written
     from unicloze.training.models import LoadedModel
@@ -34,7 +34,7 @@ def finetune(
     overrides: Annotated[
         Overrides | None,
         Settings(
-            ("task.fields", "task.labels", "task.metrics", "task.max_length", "task.head", "finetuning.epochs",
+            ("task.fields", "task.metrics", "task.max_length", "finetuning.epochs",
              "finetuning.patience", "training.batch_size", "training.learning_rate", "training.seed", "model.dropout"),
             recipe="task",
         ),
@@ -70,16 +70,17 @@ def finetune(
         raise UsageError(f"seeds is {seeds}: give 1 or more.")
     given = given_settings(overrides)
     refuse_decided_in_task(given)
-    recipe = load_recipe(task, overrides)
+    of_objective = {key: value for key, value in given.items() if key.startswith("objective.")}
+    recipe = load_recipe(task, {key: value for key, value in given.items() if key not in of_objective})
     tune_allocator()
-    from unicloze.decoding.texts import open_model
     from unicloze.finetuning.checks import check_given_options
     from unicloze.finetuning.seeds import finetune_seeds
     from unicloze.finetuning.start import task_recipe
+    from unicloze.interop.opening import open_model
     from unicloze.tasks.generation import with_learning
 
-    start = open_model(opening(model))
-    recipe = task_recipe(recipe, start, list(given))
+    start = open_model(model)
+    recipe = task_recipe(recipe, start, list(given), of_objective)
     refuse_unread_in_task([with_learning(recipe)], given)
     if "task.metric_options" in given:
         check_given_options(recipe)
@@ -133,12 +134,13 @@ def predict(
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
         OSError: The file cannot be written.
     """
-    from unicloze.decoding.texts import open_model
     from unicloze.finetuning import predict as room
     from unicloze.finetuning.data import encoded
+    from unicloze.finetuning.task_model import load_task_model
     from unicloze.finetuning.texts import generate_into
+    from unicloze.interop.opening import open_model
+    from unicloze.records import read_records
     from unicloze.tasks import TASKS
-    from unicloze.tasks.records import read_records
     from unicloze.tasks.task import Predictions, written
 
     if (text is None) == (file is None):
@@ -149,8 +151,8 @@ def predict(
     check_fixed(overrides, OF_FILES)
     if text is not None:
         _refuse_of_files(overrides)
-    loaded = _with(open_model(opening(model, device, precision)), overrides)
-    task_model = room.load_task_model(loaded)
+    loaded = _with(open_model(model, device, precision), overrides)
+    task_model = load_task_model(loaded)
     records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
     room.check_format(chosen, loaded.recipe, records)
     if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].predict is None:
@@ -211,7 +213,7 @@ def generate(
     """
     from unicloze.finetuning.predict import as_json_lines
     from unicloze.finetuning.texts import as_text, generate_for_records, generate_into, with_field
-    from unicloze.tasks.records import read_records
+    from unicloze.records import read_records
     from unicloze.tasks.task import Predictions, written
 
     if (text is None) == (file is None):
@@ -228,7 +230,8 @@ def generate(
     if out is not None:
         made = generate_into(Path(out), loaded, records, into, progress=progress)
         return Predictions(made, partial(written, out, "texts"), one=one)
-    made = with_field(records, generate_for_records(loaded, records, progress=progress), into)
+    parts = generate_for_records(loaded, records, progress=progress)
+    made = with_field(records, [one for some in parts for one in some], into)
     return Predictions(made, as_text if one else as_json_lines, one=one)
 
 
@@ -324,14 +327,14 @@ def _with(model: LoadedModel, overrides: Overrides | None) -> LoadedModel:
 def _generator(
     model: PathLike | LoadedModel, device: str, overrides: Overrides | None, *, of_a_file: bool
 ) -> LoadedModel:
-    from unicloze.decoding.texts import open_model
+    from unicloze.interop.opening import open_model
     from unicloze.recipes.rules_unread import given_settings, refuse_unread_in_generation
 
     given = given_settings(overrides)
     check_fixed(given, ("decoding", *OF_FILES))
     if not of_a_file:
         _refuse_of_files(given)
-    loaded = _with(open_model(opening(model, device)), overrides)
+    loaded = _with(open_model(model, device), overrides)
     recipe = loaded.recipe
     refuse_unread_in_generation(recipe, given)
     if not recipe.task.kind and "decoding.max_length" not in given:  # it was made for no length

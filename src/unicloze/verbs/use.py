@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import Order, Pooling, Precision
-from unicloze.verbs.common import PathLike, check_file, opening
+from unicloze.verbs.common import PathLike, check_file
 from unicloze.verbs.options import Device, File, Model, Number, OneOf, Option, clean
 
 if TYPE_CHECKING:
@@ -48,10 +48,11 @@ def fill(
         UniclozeError: There is no whole checkpoint.
     """
     from unicloze.decoding import infill
+    from unicloze.interop.opening import open_model
 
     if not isinstance(text, str):
         raise UsageError(f"text is of type {type(text).__name__}: give one text to fill, a string.")
-    return infill.fill(opening(model, device), text, top_k=top_k, order=order)
+    return infill.fill(open_model(model, device), text, top_k=top_k, order=order)
 
 
 def score(
@@ -80,6 +81,7 @@ def score(
         UniclozeError: There is no whole checkpoint, or the file cannot be read.
     """
     from unicloze.decoding import likelihood
+    from unicloze.interop.opening import open_model
 
     if (text is None) == (file is None):
         raise UsageError("Give a text or a file to score, and not both.")
@@ -88,7 +90,7 @@ def score(
     if strange is not None or not texts:
         given = "no text" if strange is None else f"something of type {type(strange).__name__}"
         raise UsageError(f"the texts to score hold {given}: give strings.")
-    return likelihood.Scores(likelihood.score(opening(model, device), texts))
+    return likelihood.Scores(likelihood.score(open_model(model, device), texts))
 
 
 def _texts(file: PathLike | None) -> list[str]:
@@ -142,6 +144,7 @@ def embed(
     """
     from unicloze.decoding import embed as room
     from unicloze.decoding.vectors import Vectors, check_ending, write_vectors
+    from unicloze.interop.opening import open_model
 
     if (texts is None) == (file is None):
         raise UsageError("Give a text or a file to embed, and not both.")
@@ -149,7 +152,7 @@ def embed(
     check_ending(out)
     given = texts if texts is not None else _texts(file)
     vectors = Vectors.of(
-        room.embed(opening(model, device, precision), given, pooling=pooling, batch_size=batch_size), given, out
+        room.embed(open_model(model, device, precision), given, pooling=pooling, batch_size=batch_size), given, out
     )
     if out is not None:
         write_vectors(vectors, Path(out))

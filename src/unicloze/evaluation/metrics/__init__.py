@@ -9,7 +9,7 @@
     coco, meteor         questions
     diversity            responses by themselves
     squad, coqa          answers             (answers.py: their normalisation)
-    labels, numbers      classes, scores     (glue.py: which task is measured by what)
+    labels, numbers      classes, scores
     tags                 entities
     last_words           LAMBADA
     spread               standard errors

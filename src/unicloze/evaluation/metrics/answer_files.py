@@ -9,9 +9,17 @@ from typing import Any
 
 from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.coqa import Gold, Turn
-from unicloze.evaluation.metrics.plain_files import kind_of, parse_json, read_text
 from unicloze.evaluation.metrics.row_files import Item, read_items
 from unicloze.evaluation.metrics.squad import Answer
+from unicloze.records.answers import needed_answers
+from unicloze.records.json_files import coqa, listed, squad
+from unicloze.records.line_files import Reader
+from unicloze.records.plain_files import kind_of, parse_json, read_text
+from unicloze.records.record import Record, as_records, refuse_repeated
+from unicloze.settings import TaskSettings
+
+PLAIN = TaskSettings()
+"""Fields have the names that their files give them."""
 
 
 def read_squad(path: Path) -> dict[str, list[str]]:
@@ -20,20 +28,14 @@ def read_squad(path: Path) -> dict[str, list[str]]:
     Raises:
         UniclozeError: The file cannot be read, is not in SQuAD's format, or an id occurs twice.
     """
-    answers: dict[str, list[str]] = {}
-    for article in _field(parse_json(read_text(path), str(path)), "data", list, path, "SQuAD"):
-        for paragraph in _field(article, "paragraphs", list, path, "SQuAD"):
-            for question in _field(paragraph, "qas", list, path, "SQuAD"):
-                name = _field(question, "id", str, path, "SQuAD")
-                if name in answers:
-                    raise UniclozeError(f"{path} has the question {name} twice: remove one of them.")
-                place = f"{path}, question {name},"
-                texts = [
-                    _field(answer, "text", str, place, "SQuAD")
-                    for answer in _field(question, "answers", list, place, "SQuAD")
-                ]
-                answers[name] = [] if question.get("is_impossible") else texts
-    return answers
+    return {record.id: [answer.text for answer in needed_answers(record, PLAIN)] for record in _different(path, squad)}
+
+
+def _different(path: Path, read: Reader) -> list[Record]:
+    """The records of a file, which have ids of their own."""
+    records = as_records(read(read_text(path), path), path)
+    refuse_repeated(records)
+    return records
 
 
 def read_squad_predictions(path: Path) -> dict[str, Answer]:
@@ -104,29 +106,12 @@ def read_coqa(path: Path) -> dict[Turn, Gold]:
     Raises:
         UniclozeError: The file cannot be read or is not in CoQA's format, or a turn occurs twice.
     """
-    turns: dict[Turn, Gold] = {}
-    for story in _field(parse_json(read_text(path), str(path)), "data", list, path, "CoQA"):
-        name = _field(story, "id", str, path, "CoQA")
-        place = f"{path}, story {name},"
-        annotators = [_field(story, "answers", list, place, "CoQA")]
-        if "additional_answers" in story:
-            annotators += _field(story, "additional_answers", dict, place, "CoQA").values()
-        for number, question in enumerate(_field(story, "questions", list, place, "CoQA")):
-            turn = _field(question, "turn_id", int, place, "CoQA")
-            texts = []
-            for answers in annotators:
-                if not isinstance(answers, list) or len(answers) <= number or not isinstance(answers[number], dict):
-                    raise UniclozeError(f"{place} has no answer of an annotator to turn {turn}: mend it.")
-                if answers[number].get("turn_id", turn) != turn:
-                    raise UniclozeError(
-                        f"{place} has an answer to turn {answers[number]['turn_id']} in the place of turn {turn}: put each "
-                        "annotator's answers into the order of the questions."
-                    )
-                texts.append(_field(answers[number], "input_text", str, place, "CoQA"))
-            if Turn(name, turn) in turns:
-                raise UniclozeError(f"{path} has the turn {turn} of the story {name} twice: remove one of them.")
-            turns[Turn(name, turn)] = Gold(answers=texts, domain=str(story.get("source", "")))
-    return turns
+    return {
+        Turn(record.fields["story"], record.fields["turn"]): Gold(
+            answers=record.texts(PLAIN, "answers"), domain=record.fields["domain"]
+        )
+        for record in _different(path, coqa)
+    }
 
 
 def read_coqa_predictions(path: Path) -> dict[Turn, str]:
@@ -135,26 +120,18 @@ def read_coqa_predictions(path: Path) -> dict[Turn, str]:
     Raises:
         UniclozeError: The file cannot be read or holds something else, or a turn is answered twice.
     """
-    records = parse_json(read_text(path), str(path))
-    if not isinstance(records, list):
-        raise UniclozeError(f'{path} is no list of {{"id": ..., "turn_id": ..., "answer": ...}}: mend it.')
     answers: dict[Turn, str] = {}
-    for number, record in enumerate(records, start=1):
-        place = f"{path}, answer {number},"
-        turn = Turn(_field(record, "id", str, place, "CoQA"), _field(record, "turn_id", int, place, "CoQA"))
+    for record in as_records(listed(read_text(path), path), path):
+        number = record.needed(PLAIN, "turn_id")
+        if not isinstance(number, int):
+            raise UniclozeError(f"{record.place}: the field 'turn_id' is no whole number")
+        turn = Turn(record.text(PLAIN, "id"), number)
         if turn in answers:
             raise UniclozeError(
-                f"{place} answers turn {turn.number} of the story {turn.story} again: remove one of them."
+                f"{record.place} answers turn {turn.number} of the story {turn.story} again: remove one of them."
             )
-        answers[turn] = _field(record, "answer", str, place, "CoQA")
+        answers[turn] = record.text(PLAIN, "answer")
     return answers
-
-
-def _field(record: Any, name: str, kind: type, place: Path | str, format_name: str) -> Any:
-    value = record.get(name) if isinstance(record, dict) else None
-    if not isinstance(value, kind):
-        raise UniclozeError(f'{place} is not in {format_name}\'s format: a "{name}" is missing or of another type.')
-    return value
 
 
 def _mapping(path: Path, kind: type | tuple[type, ...], example: str) -> Mapping[str, Any]:

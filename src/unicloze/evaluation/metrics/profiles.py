@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from unicloze.characters import IDEOGRAPH
+
 _SENTENCE_ENDS: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"(?<=\s[.!?])(?<!\s[^\W\d_]\s\.)\s+"), "\n"),
     (re.compile(r"((?<=[.!?])(?<!\b\w\.)[\"'\u201d\u2019)\]]*)\s+(?=[\"'\u201c\u2018(\[]*[A-Z0-9])"), r"\1\n"),
@@ -44,7 +46,6 @@ _DASHES: Sequence[tuple[re.Pattern[str], str]] = (
 )
 _MARKS = re.compile(r"(\[[a-z_]+\]|-[lr][rsc]b-|<unk>|<s_sep>)", re.IGNORECASE)
 _LONE = re.compile(r"(?<!\S)[.,;:?!](?!\S)")
-_IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +152,7 @@ def _parted(text: str) -> list[str]:
     """Every punctuation mark and every ideograph is a word; `[UNK]`, `-LRB-` and the like stay whole."""
     parted: list[str] = []
     for part in _MARKS.split(text):
-        apart = (f" {one} " if unicodedata.category(one)[0] in "PS" or _IDEOGRAPH.match(one) else one for one in part)
+        apart = (f" {one} " if unicodedata.category(one)[0] in "PS" or IDEOGRAPH.match(one) else one for one in part)
         parted += [part] if _MARKS.fullmatch(part) else "".join(apart).split()
     return parted
 

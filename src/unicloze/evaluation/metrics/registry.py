@@ -15,7 +15,6 @@ How predictions and references are passed follows from what is compared, and is 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics import bleu, nist
@@ -33,7 +32,7 @@ from unicloze.evaluation.metrics.rouge import rouge
 from unicloze.evaluation.metrics.squad import squad
 from unicloze.evaluation.metrics.tags import entity_f1, tag_accuracy
 
-METRICS: Mapping[str, Metric] = {
+METRICS: dict[str, Metric] = {
     "rouge": Metric(
         purpose="ROUGE-1, -2, -L and -Lsum with stemming",
         compares="texts",
@@ -150,7 +149,9 @@ def metric(name: str) -> Metric:
     if name not in METRICS:
         near = difflib.get_close_matches(name, METRICS, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"There is no metric {name}: {meant}the metrics are {', '.join(METRICS)}.")
+        raise UsageError(
+            f"There is no metric {name}: {meant}the metrics are {', '.join(METRICS)}; one of your own needs --plugin FILE."
+        )
     return METRICS[name]
 
 

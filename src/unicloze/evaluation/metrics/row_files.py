@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError
-from unicloze.evaluation.metrics.plain_files import kind_of, parse_json, read_text
+from unicloze.records.line_files import Reader, jsonl, separated
+from unicloze.records.plain_files import kind_of, read_text
+from unicloze.records.record import Record, as_records
+from unicloze.settings import TaskSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,53 +47,30 @@ def read_items(path: Path, fields: Sequence[str]) -> list[Item]:
         raise UniclozeError(
             f"{path} is of no known kind: give a file that ends in {', '.join(_READERS)}, also with .gz."
         )
-    lines = text.removesuffix("\n").split("\n")
-    if lines == [""]:
+    if text in ("", "\n"):
         raise UniclozeError(f"{path} is empty: give a file with an item a line.")
-    return list(_READERS[kind](path, [line.removesuffix("\r") for line in lines], fields))
+    records = as_records(_READERS[kind](text, path), path, headed=kind == ".tsv")
+    return [_item(record, (_LINE,) if kind == ".txt" else fields) for record in records]
 
 
-def _text(path: Path, lines: Sequence[str], fields: Sequence[str]) -> Iterator[Item]:
-    for number, line in enumerate(lines, start=1):
-        yield Item(value=line, place=f"{path}:{number}")
+def _item(record: Record, fields: Sequence[str]) -> Item:
+    held = record.fields
+    name = next((name for name in fields if name in held), fields[-1])
+    value = held[name] if name in held else record.needed(TaskSettings(), name)
+    number = held.get("index") if record.headed else None
+    return Item(value=value, place=record.place, id=held.get("id", number), fields=held)
 
 
-def _table(path: Path, lines: Sequence[str], fields: Sequence[str]) -> Iterator[Item]:
-    header = lines[0].split("\t")
-    column = next((header.index(name) for name in fields if name in header), None)
-    if column is None:
-        raise UniclozeError(
-            f"{path}:1 names no column {' or '.join(fields)} but {', '.join(header[:8])}: name the column so."
-        )
-    ids = next((header.index(name) for name in ("id", "index") if name in header), None)
-    for number, line in enumerate(lines[1:], start=2):
-        cells = line.split("\t")
-        if len(cells) != len(header):
-            raise UniclozeError(
-                f"{path}:{number} has {len(cells)} columns and the header {len(header)}: mend the line."
-            )
-        yield Item(value=cells[column], place=f"{path}:{number}", id=None if ids is None else cells[ids])
+_LINE = "line"
 
 
-def _objects(path: Path, lines: Sequence[str], fields: Sequence[str]) -> Iterator[Item]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        record = parse_json(line, place)
-        if not isinstance(record, dict):
-            raise UniclozeError(f'{place} is no JSON object such as {{"{fields[0]}": ...}}: mend the line.')
-        name = next((name for name in fields if name in record), None)
-        if name is None:
-            known = ", ".join(record) or "none"
-            raise UniclozeError(
-                f"{place} has no field {' or '.join(fields)}, its fields are {known}: name the field so."
-            )
-        yield Item(value=record[name], place=place, id=record.get("id"), fields=record)
+def _lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        yield number, {_LINE: line.removesuffix("\r")}
 
 
-_READERS: Mapping[str, Callable[[Path, Sequence[str], Sequence[str]], Iterator[Item]]] = {
-    ".txt": _text,
-    ".tsv": _table,
-    ".jsonl": _objects,
+_READERS: Mapping[str, Reader] = {
+    ".txt": _lines,
+    ".tsv": partial(separated, delimiter="\t", quoted=False, blank=True),
+    ".jsonl": jsonl,
 }

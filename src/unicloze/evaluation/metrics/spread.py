@@ -14,7 +14,6 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 
-_STREAM = 0
 _SAMPLES = 200
 """A standard error of so many samples is itself right to about 5 %."""
 _MEANS = {"rouge", "coco", "lambada", "squad"}
@@ -66,7 +65,7 @@ def bootstrap_errors(
     places = np.arange(len(predictions))
     rows = []
     for number in range(samples):
-        drawn = keyed.below(keyed.bits(keyed.key(seed, number), _STREAM, places), len(predictions))
+        drawn = keyed.below(keyed.bits(keyed.key(seed, number), keyed.Stream.ONLY, places), len(predictions))
         result = measure([predictions[i] for i in drawn], [references[i] for i in drawn])
         rows.append({name: value for name, value in result.values.items() if name not in result.undefined})
     drawn_values = {name: [row[name] for row in rows if name in row] for name in dict.fromkeys(itertools.chain(*rows))}

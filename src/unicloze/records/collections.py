@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError
+from unicloze.records.plain_files import read_text
 from unicloze.settings import PYTHON_DOCS
-from unicloze.tasks.text_file import read_text
 from unicloze.text.python_docs import summaries
 
 Lines = Iterator[tuple[int, dict[str, Any]]]
@@ -58,7 +59,7 @@ def dstc7(path: Path) -> Lines:
                 name = Path(member.name).name
                 if name in _DSTC7_TABLES and (file := archive.extractfile(member)) is not None:
                     tables[name] = file.read().decode("utf-8").splitlines()
-    except (tarfile.TarError, UnicodeDecodeError) as error:
+    except (tarfile.TarError, UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
         raise UniclozeError(f"{path}: this is no archive of DSTC7's human evaluation ({error})") from error
     for name in _DSTC7_TABLES:
         if name not in tables:

@@ -20,7 +20,8 @@ from typing import Any, cast
 from xml.etree import ElementTree
 
 from unicloze.errors import UniclozeError
-from unicloze.tasks.plain_formats import Reader, comma_separated, jsonl, parse_json
+from unicloze.records.line_files import Reader, comma_separated, jsonl
+from unicloze.records.plain_files import parse_json
 
 GAP = "_"
 """What the candidates of a sentence are put in place of."""

@@ -7,30 +7,60 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError
-from unicloze.tasks.plain_formats import parse_json
+from unicloze.records.plain_files import parse_json
 
 Found = tuple[str, dict[str, Any]]
 """Where in its file a record stands, and what it holds."""
 
 
 def json_records(text: str, path: Path) -> Iterator[Found]:
-    """The records of a JSON document; what it is shows in its first entry.
-
-    A question of SQuAD (Rajpurkar et al. 2016, 2018) has `id`, `title`, `context`, `question` and `answers` of `text` and
-    `answer_start`, none where it is marked as impossible. A turn of CoQA (Reddy et al. 2019) has `id`, `story`, `turn`,
-    `context`, `question`, `history` (questions and answers before it), `answers` (of all annotators), `rationale`, its
-    `rationale_start` (-1 if there is none) and `domain`.
+    """The records of a JSON document: those of a list, of `squad` or of `coqa`, as its first entry shows.
 
     Raises:
         UniclozeError: It is no JSON, or of none of these forms; the message says where.
     """
     document = parse_json(text, str(path))
     if isinstance(document, list):
-        yield from _listed(document, path)
-        return
+        return _listed(document, path)
     data = _get(document, "data", list, str(path))
     is_coqa = bool(data) and isinstance(data[0], dict) and "story" in data[0]
-    yield from (_coqa if is_coqa else _squad)(data, path)
+    return (_coqa if is_coqa else _squad)(data, path)
+
+
+def listed(text: str, path: Path) -> Iterator[Found]:
+    """The objects of a list.
+
+    Raises:
+        UniclozeError: It is no JSON, or no list of objects.
+    """
+    document = parse_json(text, str(path))
+    if not isinstance(document, list):
+        raise UniclozeError(f"{path}: this is no list of records; mend the file")
+    return _listed(document, path)
+
+
+def squad(text: str, path: Path) -> Iterator[Found]:
+    """The questions of SQuAD (Rajpurkar et al. 2016, 2018).
+
+    Each has `id`, `title`, and what the file has of `context`, `question` and `answers` of `text` and `answer_start`, none
+    where the question is marked as impossible.
+
+    Raises:
+        UniclozeError: It is no JSON, or not of this form; the message says where.
+    """
+    return _squad(_get(parse_json(text, str(path)), "data", list, str(path)), path)
+
+
+def coqa(text: str, path: Path) -> Iterator[Found]:
+    """The turns of CoQA's conversations (Reddy et al. 2019).
+
+    Each has `id`, `story`, `turn`, `domain`, `history` (questions and answers before it), and what the file has of
+    `context`, `question`, `answers` (of all annotators), `rationale` and its `rationale_start` (-1 if there is none).
+
+    Raises:
+        UniclozeError: It is no JSON, or not of this form; the message says where.
+    """
+    return _coqa(_get(parse_json(text, str(path)), "data", list, str(path)), path)
 
 
 def _listed(entries: list[Any], path: Path) -> Iterator[Found]:
@@ -43,13 +73,13 @@ def _listed(entries: list[Any], path: Path) -> Iterator[Found]:
 def _squad(data: list[Any], path: Path) -> Iterator[Found]:
     for article in data:
         title = article.get("title", "") if isinstance(article, dict) else ""
-        for paragraph in _get(article, "paragraphs", list, f"{path}, article '{title}'"):
-            place = f"{path}, article '{title}'"
-            context = _get(paragraph, "context", str, place)
+        place = f"{path}, article '{title}'"
+        for paragraph in _get(article, "paragraphs", list, place):
+            context = _held(paragraph, "context", "context", place)
             for question in _get(paragraph, "qas", list, place):
                 name = _get(question, "id", str, place)
-                fields = {"id": name, "title": title, "context": context}
-                fields["question"] = _get(question, "question", str, f"{path}, question {name}")
+                fields = {"id": name, "title": title, **context}
+                fields |= _held(question, "question", "question", f"{path}, question {name}")
                 if "answers" in question:
                     fields["answers"] = [] if question.get("is_impossible") else question["answers"]
                 yield f"question {name}", fields
@@ -59,23 +89,28 @@ def _coqa(data: list[Any], path: Path) -> Iterator[Found]:
     for story in data:
         name = _get(story, "id", str, f"{path}, a story")
         place = f"{path}, story {name}"
-        context, questions = _get(story, "story", str, place), _get(story, "questions", list, place)
+        context = _held(story, "story", "context", place)
         answers = _get(story, "answers", list, place) if "answers" in story else None
         others = _get(story, "additional_answers", dict, place) if "additional_answers" in story else {}
         history: list[list[str]] = []
-        for number, question in enumerate(questions):
+        for number, question in enumerate(_get(story, "questions", list, place)):
             turn = _get(question, "turn_id", int, place)
             here = f"{place}, turn {turn}"
-            fields: dict[str, Any] = {"id": f"{name}-{turn}", "story": name, "turn": turn, "context": context}
-            fields |= {"question": _get(question, "input_text", str, here), "history": list(history)}
+            fields: dict[str, Any] = {"id": f"{name}-{turn}", "story": name, "turn": turn, **context}
+            fields |= {**_held(question, "input_text", "question", here), "history": list(history)}
             if answers is not None:
                 several = [_nth(each, number, turn, here) for each in (answers, *others.values())]
                 fields["answers"] = [_get(one, "input_text", str, here) for one in several]
                 fields["rationale"] = several[0].get("span_text", "")
                 fields["rationale_start"] = several[0].get("span_start", -1)
-                history.append([fields["question"], fields["answers"][0]])
+                history.append([fields.get("question", ""), fields["answers"][0]])
             fields["domain"] = str(story.get("source", ""))
             yield f"story {name}, turn {turn}", fields
+
+
+def _held(record: Any, name: str, role: str, place: str) -> dict[str, str]:
+    """A text by its role; nothing where the file leaves it out, as references may."""
+    return {role: _get(record, name, str, place)} if isinstance(record, dict) and name in record else {}
 
 
 def _nth(answers: Any, number: int, turn: int, place: str) -> Any:

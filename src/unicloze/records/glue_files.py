@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError
-from unicloze.tasks.plain_formats import Reader
+from unicloze.records.line_files import Reader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "rte": _TWO_SENTENCES,
     "wnli": _TWO_SENTENCES,
 }  # fmt: skip
-"""By the name of the task, as `unicloze.evaluation.metrics.glue` has it."""
+"""By the name of the task."""
 
 NAMED = 5
 """So many broken lines are named in a message."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from unicloze.errors import UniclozeError
-from unicloze.tasks.plain_formats import Reader
+from unicloze.errors import UniclozeError, option_of
+from unicloze.records.line_files import Reader
 
 DOCUMENT = "-DOCSTART-"
 """First column of the line that begins a document; it is no word."""
@@ -62,7 +62,8 @@ def _sentences(
 ) -> Iterator[tuple[int, list[list[str]]]]:
     """The rows of each sentence, with the line of the first."""
     if re.match(r'\s*\{"[^"]*":', text):
-        raise UniclozeError(f"{path}, line 1: this is JSON and no columns: say so with --task.format jsonl")
+        said = f"say so with {option_of('task.format')} jsonl"
+        raise UniclozeError(f"{path}, line 1: this is JSON and no columns: {said}")
     rows: list[list[str]] = []
     start, width = 0, 0
     for number, line in enumerate([*text.split("\n"), ""], 1):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""How JSON may spell half of a surrogate pair."""
 
 
 def kind_of(path: Path) -> str:
@@ -18,10 +22,10 @@ def kind_of(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file.
+    """The text of a UTF-8 file, which may be compressed.
 
     Raises:
-        UniclozeError: It is not there, may not be read, is damaged, or no UTF-8.
+        UniclozeError: It is not there, may not be read, is damaged, or no UTF-8; the message names the line.
     """
     if not path.is_file():
         raise UniclozeError(f"There is no file {path}: name one.")
@@ -32,11 +36,22 @@ def read_text(path: Path) -> str:
         raise UniclozeError(f"{path} may not be read: give yourself the permission to.") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UniclozeError(f"{path} is cut off or damaged ({error}): fetch or write it again.") from error
+    except OSError as error:
+        raise UniclozeError(f"{path} cannot be read ({error}): name another file.") from error
+    return decoded(content, path)
+
+
+def decoded(content: bytes, place: Path | str) -> str:
+    """The text that the bytes of a file hold in UTF-8.
+
+    Raises:
+        UniclozeError: They are no UTF-8; the message names the line.
+    """
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UniclozeError(f"{path}:{line} is no UTF-8: convert the file.") from error
+        raise UniclozeError(f"{place}, line {line}: this is no UTF-8; convert the file") from error
 
 
 def parse_json(text: str, place: str, *, unique: bool = False) -> Any:
@@ -48,22 +63,28 @@ def parse_json(text: str, place: str, *, unique: bool = False) -> Any:
         unique: Refuse an object that has a key twice, of which the last one would count.
 
     Raises:
-        UniclozeError: It is no JSON, or has a key twice.
+        UniclozeError: It is no JSON, has a key twice, or holds half of a surrogate pair, which is no text.
     """
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
             twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-            raise UniclozeError(f"{place} has the key {twice} twice: remove one of them.")
+            raise UniclozeError(f"{place}: the key {twice} stands there twice; remove one of them")
         return found
 
     try:
-        return json.loads(text, object_pairs_hook=without_repeats if unique else None)
+        value = json.loads(text, object_pairs_hook=without_repeats if unique else None)
+        if _HALF.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        where = f"{place}:{error.lineno}" if error.lineno > 1 else place
-        raise UniclozeError(f"{where} is not JSON ({error.msg}, column {error.colno}): mend it.") from error
+        where = f"{place}, line {error.lineno}" if error.lineno > 1 else place
+        raise UniclozeError(f"{where}: this is no JSON ({error.msg}, column {error.colno}); mend it") from error
+    except UnicodeEncodeError as error:
+        before = error.object[max(0, error.start - 30) : error.start]
+        raise UniclozeError(f"{place}: half of a surrogate pair stands behind '{before}'; mend the file") from error
     except ValueError as error:  # a number of thousands of digits
-        raise UniclozeError(f"{place} cannot be read ({error}): mend it.") from error
+        raise UniclozeError(f"{place}: this JSON cannot be read ({error}); mend it") from error
     except RecursionError as error:
-        raise UniclozeError(f"{place} is JSON nested too deep: mend it.") from error
+        raise UniclozeError(f"{place}: this is no JSON (nested too deep); mend it") from error
+    return value

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError
+from unicloze.records.plain_files import parse_json
 
 LARGEST_FIELD = 1 << 27
 """Characters of a field of a .csv or .tsv."""
@@ -22,29 +22,9 @@ Reader = Callable[[str, Path], Iterator[tuple[int | str, dict[str, Any]]]]
 _QUOTED = re.compile(r'"[^"]*"')
 _HEADER = re.compile(rf'\s*(?:[^"\r\n]+|{_QUOTED.pattern})*')
 """The first line that is not blank; a quoted name may hold the end of a line."""
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""How JSON may spell half of a surrogate pair."""
 
 
-def parse_json(text: str, place: str) -> Any:
-    """What a text says in JSON.
-
-    Raises:
-        UniclozeError: It is no JSON, or half of a surrogate pair stands in it, which is no text.
-    """
-    try:
-        value = json.loads(text)
-        if _HALF.search(text):
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        before = error.object[max(0, error.start - 30) : error.start]
-        raise UniclozeError(f"{place}: half of a surrogate pair stands behind '{before}'; mend the file") from error
-    except (ValueError, RecursionError) as error:
-        raise UniclozeError(f"{place}: this is no JSON ({error})") from error
-    return value
-
-
-def jsonl(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def jsonl(text: str, path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Records of a file with a JSON object a line.
 
     Raises:
@@ -59,9 +39,16 @@ def jsonl(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def separated(
-    text: str, path: Path, *, delimiter: str, quoted: bool, header: list[str] | None = None
+    text: str, path: Path, *, delimiter: str, quoted: bool, blank: bool = False
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of a file with a line each and a header, or with the given names of its columns.
+    """Records of a file with a line each and a header.
+
+    Args:
+        text: The file.
+        path: Its name, for messages.
+        delimiter: Parts the columns.
+        quoted: Whether a column that holds the delimiter or a line end stands between quotation marks.
+        blank: Whether a blank line is a record with one empty column; else it is skipped.
 
     Raises:
         UniclozeError: A line has another number of columns than the header, or two columns have one name.
@@ -70,7 +57,8 @@ def separated(
     rows = csv.reader(
         io.StringIO(text, newline=""), delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     )
-    names, first = header, 1
+    names: list[str] | None = None
+    first = 1
     while True:
         try:
             row = next(rows, None)
@@ -78,6 +66,8 @@ def separated(
             raise UniclozeError(f"{path}, line {first}: {error}") from error
         if row is None:
             return
+        if blank and not row:
+            row = [""]
         if row and names is None:
             names = row
             twice = next((name for name in names if name and names.count(name) > 1), None)

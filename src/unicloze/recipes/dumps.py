@@ -1,0 +1,76 @@
+"""Recipes of runs of earlier versions: each holds the settings of all objectives and tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from unicloze.recipes.schema import KEYS, VARIED, Setting, keys_of
+
+SCHEMA = 2
+"""What a recipe that is written now says of its form: it holds the settings of its own objective and task only."""
+
+FORMER: Mapping[str, tuple[str, ...]] = {
+    "objective": (
+        "name", "targets", "masking", "mask_unit", "mask_rate", "final_mask_rate", "block_probability", "max_span",
+        "geometric_p", "factorization", "masks_in_context", "pseudo_token", "mask_share", "random_share",
+        "corruption_unit", "visibility", "local_width", "segment_ids", "pairs", "static_copies", "mean_span", "noise",
+        "mode_token", "block_size", "mixture", "coefficients",
+    ),
+    "task": (
+        "kind", "format", "fields", "optional", "labels", "metrics", "max_length", "head", "pooling", "head_dropout",
+        "delimiter", "both_orders", "predicate", "max_question", "stride", "max_answer", "n_best", "unanswerable",
+        "no_answer_threshold", "metric_options", "evaluate_records",
+    ),
+}  # fmt: skip
+"""The settings that all objectives, and all tasks, once had in common."""
+READ_BY_ALL = {"objective.pairs": "contiguous"}
+"""Of these what changed the windows of every objective, and the value that did not."""
+
+
+def without_foreign(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """The settings of a file, without those of other objectives and tasks if an earlier version wrote it.
+
+    They had no effect.
+    """
+    kept = dict(settings)
+    for section, (_, key) in VARIED.items():
+        if not settings.keys() >= {f"{section}.{name}" for name in FORMER[section]}:
+            continue
+        own = settings[f"{section}.{key}"].value
+        kept = {one: setting for one, setting in kept.items() if _is_own(one, setting.value, section, own)}
+        if section == "objective":
+            for one, pruned in (("objective.mixture", _part), ("training.phases", _phase)):
+                if one in kept and isinstance(kept[one].value, list):
+                    kept[one] = kept[one]._replace(value=[pruned(entry, own) for entry in kept[one].value])
+    return kept
+
+
+def _is_own(key: str, value: Any, section: str, own: Any) -> bool:
+    """Whether an objective or a task has a setting, or had it and it changed something; so of other sections too."""
+    registry, _ = VARIED[section]
+    if key in KEYS or key.partition(".")[2] not in FORMER[section] or not key.startswith(f"{section}."):
+        return True
+    if own == "":
+        return False
+    if not isinstance(own, str) or own not in registry:
+        return True
+    return key in keys_of(section, registry[own].settings) or value != READ_BY_ALL.get(key, value)
+
+
+def _part(entry: Any, name: str) -> Any:
+    if not isinstance(entry, Mapping):
+        return entry
+    own = entry.get("name", name)
+    return {key: value for key, value in entry.items() if _is_own(f"objective.{key}", value, "objective", own)}
+
+
+def _phase(entry: Any, name: str) -> Any:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("objective"), Mapping):
+        return entry
+    changes = entry["objective"]
+    own = changes.get("name", name)
+    kept = _part(changes, name)
+    if isinstance(kept.get("mixture"), list):
+        kept["mixture"] = [_part(each, own) for each in kept["mixture"]]
+    return {**entry, "objective": kept}

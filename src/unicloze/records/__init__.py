@@ -1,0 +1,107 @@
+"""Labelled records, read from the files people have them in: for tasks, metrics and benchmarks alike.
+
+    plain_files                      a whole file as text, text as JSON
+        |
+    line_files, json_files           JSON lines, tables with a header; JSON documents, of SQuAD and CoQA among them
+    column_files, glue_files         tagged sentences; GLUE's tables
+    choice_files, collections        multiple choice; records that are in no file one after the other
+        |
+    record, answers                  a record and what it holds
+
+A format is a function from the text of a file to the fields of each record and the line it stands in, for messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.records import collections
+from unicloze.records.choice_files import CHOICE_FORMATS
+from unicloze.records.column_files import COLUMN_FORMATS
+from unicloze.records.glue_files import GLUE_FORMATS
+from unicloze.records.json_files import json_records
+from unicloze.records.line_files import Reader, comma_separated, jsonl, tsv
+from unicloze.records.plain_files import read_text
+from unicloze.records.record import OPTION, Record, as_records, spelled
+from unicloze.settings import PYTHON_DOCS, TaskSettings
+
+
+def record_files(path: Path) -> list[Path]:
+    """The files of records at a path: itself, or all in a folder and its folders, in the order of their names.
+
+    Raises:
+        UniclozeError: There is none.
+    """
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("[!.]*") if file.is_file())
+    if not files:
+        what = "the folder holds no file" if path.is_dir() else "there is no such file"
+        raise UniclozeError(f"{path}: {what}; give a file of labelled records, or a folder of such files")
+    return files
+
+
+def read_records(path: Path, settings: TaskSettings, *, cure: str | None = OPTION) -> list[Record]:
+    """The records of a file, or of all files in a folder.
+
+    Args:
+        path: The file or folder.
+        settings: Fields and format of the records.
+        cure: How to say others, for messages; none where nobody can say them.
+
+    Raises:
+        UsageError: The format is unknown or does not show in the name.
+        UniclozeError: The file is absent, empty or not of its format; the message names the line.
+    """
+    found: list[Record] = []
+    for file in [path] if _format_of(path, settings) in COLLECTIONS else record_files(path):
+        found += _read_file(file, settings, len(found), cure)
+    if not found:
+        raise UniclozeError(f"{path} holds no records: give a file with at least one")
+    return found
+
+
+def _read_file(path: Path, settings: TaskSettings, first: int, cure: str | None) -> list[Record]:
+    name, id_field = _format_of(path, settings), settings.fields.get("id", "id")
+    if name not in FORMATS and name not in COLLECTIONS:
+        known = ", ".join([*FORMATS, *COLLECTIONS])
+        said = "give a file of" if cure is None else f"say it with {spelled(cure, 'format', 'NAME')}, NAME being"
+        raise UsageError(f"{path}: '{name}' is no known format of records: {said} one of {known}")
+    lines = COLLECTIONS[name](path) if name in COLLECTIONS else FORMATS[name](read_text(path), path)
+    return as_records(lines, path, first=first, id_field=id_field, cure=cure, headed=name in HEADED)
+
+
+def _format_of(path: Path, settings: TaskSettings) -> str:
+    """The format that the settings say or the name shows."""
+    if settings.format != "auto":
+        return settings.format
+    if not path.exists():
+        if path.parent.name == PYTHON_DOCS:
+            return PYTHON_DOCS
+        if "," in str(path):
+            return "parallel"
+    return path.name.removesuffix(".gz").rpartition(".")[2]
+
+
+FORMATS: Mapping[str, Reader] = {
+    "jsonl": jsonl,
+    "tsv": tsv,
+    "csv": comma_separated,
+    "json": json_records,
+    **GLUE_FORMATS,
+    **CHOICE_FORMATS,
+    **COLUMN_FORMATS,
+}
+"""How files hold records, by `TaskSettings.format`."""
+
+HEADED = "tsv", "csv"
+"""Those whose first line names the fields."""
+
+COLLECTIONS: Mapping[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
+    "parallel": collections.parallel,
+    "txt": collections.parallel,
+    "dstc7": collections.dstc7,
+    PYTHON_DOCS: collections.python_docs,
+}
+"""The same for records that are not in one file after the other: the line and the fields of each."""

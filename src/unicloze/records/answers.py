@@ -1,0 +1,61 @@
+"""The answers to a question, in any of the forms that records hold them in."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from unicloze.errors import UniclozeError
+from unicloze.records.record import Record
+from unicloze.settings import TaskSettings
+
+
+class Answer(NamedTuple):
+    """An answer and its first character in the passage, if the file says so."""
+
+    text: str
+    start: int | None
+
+
+def answers_of(record: Record, settings: TaskSettings) -> list[Answer] | None:
+    """The answers of a record, none if it is unanswerable; None if it does not say.
+
+    They are a list of texts, of objects with `text` and perhaps `answer_start`, or one object with a list of each.
+
+    Raises:
+        UniclozeError: They are something else; the message names the record.
+    """
+    given = record.get(settings, "answers")
+    if given is None:
+        return None
+    if isinstance(given, dict) and isinstance(given.get("text"), list):
+        starts = given.get("answer_start") or [None] * len(given["text"])
+        if not isinstance(starts, list) or len(starts) != len(given["text"]):
+            raise UniclozeError(f"{record.place}: the answers have not as many answer_start as text: mend the record")
+        given = [{"text": text, "answer_start": start} for text, start in zip(given["text"], starts, strict=True)]
+    found = []
+    for answer in given if isinstance(given, list) else [None]:
+        text, start = (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (answer, None)
+        if not isinstance(text, str) or not (start is None or type(start) is int):
+            raise UniclozeError(
+                f"{record.place}: the answers are no list of texts or of "
+                '{"text": ..., "answer_start": ...}: mend the record'
+            )
+        if text.strip():
+            found.append(Answer(text, start))
+    return found
+
+
+def needed_answers(record: Record, settings: TaskSettings) -> list[Answer]:
+    """The answers of a record that must have a list of them, be it empty.
+
+    Raises:
+        UniclozeError: It has none.
+    """
+    answers = answers_of(record, settings)
+    if answers is None:
+        name = settings.fields.get("answers", "answers")
+        raise UniclozeError(
+            f"{record.place}: the field '{name}' is missing (it has {', '.join(map(str, record.fields))}); an unanswerable "
+            "question has an empty list"
+        )
+    return answers

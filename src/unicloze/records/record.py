@@ -1,0 +1,163 @@
+"""A labelled record, whatever file it is from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unicloze.errors import UniclozeError, option_of
+from unicloze.settings import TaskSettings
+
+OPTION = "{option} '{1}'"
+"""How a user says to a verb in which fields and format a file has its records: the setting, its value."""
+
+SHOWN = 40
+"""Characters of a value that a message shows."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A labelled record.
+
+    Args:
+        id: Its name in predictions: that of its field `id`, else its number in the file from 0.
+        fields: What it holds.
+        place: File and line, for messages.
+        cure: How to say where its fields are, for messages; none where nobody can say it.
+        unread: Roles in which it shows nothing, whatever it holds.
+        headed: Whether the first line of its file names its fields.
+    """
+
+    id: str
+    fields: Mapping[str, Any]
+    place: str
+    cure: str | None = OPTION
+    unread: Collection[str] = ()
+    headed: bool = False
+
+    def text(self, settings: TaskSettings, role: str) -> str:
+        """The text in a role.
+
+        Raises:
+            UniclozeError: The record has none; the message names its line.
+        """
+        value = self.get(settings, role)
+        if not isinstance(value, str):
+            raise self._without(settings, role, "text")
+        return value
+
+    def texts(self, settings: TaskSettings, role: str) -> list[str]:
+        """The list of texts in a role.
+
+        Raises:
+            UniclozeError: The record has none; the message names its line.
+        """
+        value = self.get(settings, role)
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise self._without(settings, role, "list of texts")
+        return value
+
+    def needed(self, settings: TaskSettings, role: str) -> Any:
+        """What it holds in a role.
+
+        Raises:
+            UniclozeError: Nothing; the message names its line.
+        """
+        value = self.get(settings, role)
+        if value is None:
+            raise self._without(settings, role, "value")
+        return value
+
+    def get(self, settings: TaskSettings, role: str) -> Any:
+        """What it holds in a role, None if nothing; `answers.0.text` is the `text` of the first of its `answers`."""
+        if role in self.unread:
+            return None
+        return held(self.fields, settings.fields.get(role, role))
+
+    def _without(self, settings: TaskSettings, role: str, wanted: str) -> UniclozeError:
+        name = settings.fields.get(role, role)
+        whole = name if name in self.fields else name.partition(".")[0]
+        if self.get(settings, role) is not None:
+            return UniclozeError(f"{self.place}: the field '{name}' is no {wanted}")
+        if whole in self.fields:
+            held = json.dumps(self.fields[whole], ensure_ascii=False)
+            shown = held if len(held) <= SHOWN else held[:SHOWN] + "..."
+            found = f"'{name}' is {shown}" if name == whole else f"there is no '{name}', as '{whole}' is {shown}"
+            return UniclozeError(f"{self.place}: {found}: mend the record or leave it out")
+        has = ", ".join(map(str, self.fields)) or "nothing"
+        has += ", as the first line is read as the header" * self.headed
+        said = self.cure and f"say where it is with {spelled(self.cure, 'fields', f'{{{role}: NAME}}')}"
+        return UniclozeError(
+            f"{self.place}: the field '{name}' is missing (it has {has}); {said or 'rename the one that holds it'}"
+            + ", or put a header above the first record" * self.headed
+        )
+
+
+def held(fields: Mapping[str, Any], name: str) -> Any:
+    """What the field of a name holds, or lies at the path that a name with dots spells."""
+    return fields[name] if name in fields else _inside(fields, name.split("."))
+
+
+def _inside(value: Any, path: Sequence[str]) -> Any:
+    """What lies in mappings and lists inside each other, None if there is nothing."""
+    for step in path:
+        if isinstance(value, Mapping):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            return None
+    return value
+
+
+def spelled(cure: str, setting: str, value: str) -> str:
+    """How to give a task's setting, in the words of `cure`."""
+    return cure.format(setting, value, option=option_of(f"task.{setting}"))
+
+
+def as_records(
+    lines: Iterable[tuple[int | str, dict[str, Any]]],
+    path: Path,
+    *,
+    first: int = 0,
+    id_field: str = "id",
+    cure: str | None = None,
+    headed: bool = False,
+) -> list[Record]:
+    """The records of a file.
+
+    Args:
+        lines: What a reader of its format gives: the line of each record, or in words where it stands, and its fields.
+        path: The file.
+        first: Number of its first record.
+        id_field: Field of a record's id.
+        cure: See `Record`.
+        headed: See `Record`.
+    """
+    return [
+        Record(
+            id=str(number if (own := held(fields, id_field)) is None else own),
+            fields=fields,
+            place=f"{path}, {f'line {where}' if isinstance(where, int) else where}",
+            cure=cure,
+            headed=headed,
+        )
+        for number, (where, fields) in enumerate(lines, first)
+    ]
+
+
+def refuse_repeated(records: Sequence[Record]) -> None:
+    """Refuse records of the same id, whose predictions nobody could tell apart.
+
+    Raises:
+        UniclozeError: Two have the same.
+    """
+    known: dict[str, str] = {}
+    for record in records:
+        if record.id in known:
+            where = "twice in its file" if record.place == known[record.id] else f"also that of {known[record.id]}"
+            raise UniclozeError(f"{record.place}: the id '{record.id}' is {where}; give each its own")
+        known[record.id] = record.place

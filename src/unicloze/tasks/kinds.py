@@ -1,0 +1,141 @@
+"""Every kind of task as functions; `unicloze.tasks.TASKS` finds them here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze.example import Examples
+from unicloze.settings import Recipe
+from unicloze.tasks import baselines, choice, classification, conversation, extraction, generation, tagging
+from unicloze.tasks.passages import Window, lay_out_windows
+from unicloze.tasks.rows import Row, lay_out
+from unicloze.tasks.task import Task
+from unicloze.tasks.texts import TARGET, reference
+from unicloze.text.tokenizers import Vocabulary
+
+
+def _as_they_are(
+    rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe, _keys: npt.NDArray[np.uint64] | None
+) -> Examples:
+    return lay_out(rows, vocabulary, recipe)
+
+
+def _windows(
+    rows: Sequence[Window], vocabulary: Vocabulary, recipe: Recipe, _keys: npt.NDArray[np.uint64] | None
+) -> Examples:
+    return lay_out_windows(rows, vocabulary, recipe)
+
+
+TASKS: Mapping[str, Task] = {
+    "classification": Task(
+        purpose="One of several classes for a text or a pair of texts.",
+        settings=classification.ClassificationSettings,
+        roles=("text", "pair", "label"),
+        answers=("label",),
+        optional=("pair",),
+        texts=("text", "pair"),
+        resolve=classification.with_labels,
+        heads=classification.heads,
+        encode=classification.encode,
+        lay_out=_as_they_are,
+        predict=classification.predict,
+        reference=classification.reference,
+        baseline=baselines.majority,
+        compares=("labels",),
+    ),
+    "regression": Task(
+        purpose="A quantity for a text or a pair of texts.",
+        settings=classification.RegressionSettings,
+        roles=("text", "pair", "label"),
+        answers=("label",),
+        optional=("pair",),
+        texts=("text", "pair"),
+        resolve=lambda settings, _: settings,
+        heads=classification.heads,
+        encode=classification.encode,
+        lay_out=_as_they_are,
+        predict=classification.predict,
+        reference=classification.reference,
+        baseline=baselines.mean,
+        compares=("numbers",),
+    ),
+    "generation": Task(
+        purpose="A text for another: a summary, a question, an answer, a response, a translation.",
+        settings=generation.WritingSettings,
+        roles=("source", "context", "history", "question", "answer", "target", "references"),
+        answers=("target", "references"),
+        resolve=generation.with_targets,
+        heads=generation.heads,
+        encode=generation.encode,
+        lay_out=generation.lay_out,
+        predict=None,
+        reference=reference,
+        baseline=baselines.first_sentence,
+        token_targets=(TARGET,),
+    ),
+    "choice": Task(
+        purpose="The best of several choices, each read with its context or within its sentence.",
+        settings=choice.ChoiceSettings,
+        roles=("context", "question", "cloze", "choices", "label"),
+        answers=("label",),
+        optional=("question",),
+        resolve=lambda settings, _: settings,
+        heads=choice.heads,
+        encode=choice.encode,
+        lay_out=_as_they_are,
+        predict=choice.predict,
+        reference=choice.right_choice,
+        baseline=baselines.majority_choice,
+        compares=("labels",),
+    ),
+    "tagging": Task(
+        purpose="A tag for each word of a sentence.",
+        settings=tagging.TaggingSettings,
+        roles=("tokens", "tags", "predicate"),
+        answers=("tags",),
+        optional=("predicate",),
+        texts=("tokens",),
+        resolve=tagging.with_tags,
+        heads=tagging.heads,
+        encode=tagging.encode,
+        lay_out=_as_they_are,
+        predict=tagging.predict,
+        reference=tagging.reference,
+        baseline=baselines.majority_tags,
+        compares=("tags",),
+    ),
+    "extraction": Task(
+        purpose="The span of a passage that answers a question, or none.",
+        settings=extraction.ExtractionSettings,
+        roles=("context", "question", "answers"),
+        answers=("answers",),
+        texts=("context", "question"),
+        resolve=extraction.with_unanswerable,
+        heads=extraction.heads,
+        encode=extraction.encode,
+        lay_out=_windows,
+        predict=extraction.predict,
+        reference=extraction.reference,
+        baseline=baselines.no_answer,
+        compares=("squad",),
+    ),
+    "conversation": Task(
+        purpose="The answer to a question of a conversation about a passage: a span of it, yes, no or unknown.",
+        settings=conversation.ConversationSettings,
+        roles=("context", "question", "history", "answers", "rationale", "rationale_start", "story", "turn", "domain"),
+        answers=("answers", "rationale", "rationale_start"),
+        texts=("context", "question"),
+        resolve=conversation.checked,
+        heads=conversation.heads,
+        encode=conversation.encode,
+        lay_out=conversation.lay_out,
+        predict=conversation.predict,
+        reference=conversation.reference,
+        baseline=baselines.commonest_answer,
+        compares=("coqa",),
+    ),
+}
+"""Every kind of task, by `TaskSettings.kind`."""

@@ -1,0 +1,68 @@
+"""Which settings a run may be continued with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unicloze.errors import UsageError
+from unicloze.recipes.rules_unread import DECIDED_IN_A_TASK
+from unicloze.settings import Recipe
+
+FREE_TO_CHANGE = {
+    "name",
+    "data.corpus",
+    "data.prepared",
+    "tokenizer.path",
+    "training.steps",
+    "training.device",
+    "training.compile",
+    "training.log_every",
+    "training.save_every",
+    "training.evaluate_every",
+    "training.evaluate_windows",
+    "training.keep_checkpoints",
+    "training.initialize_from",
+}
+"""Settings that may change when a run is resumed; any other change would make it a different run.
+
+Corpus and tokenizer may have moved; the fingerprint decides whether they are the same.
+"""
+
+
+def refuse_changes(former: Recipe, recipe: Recipe, out: Path, instead: str) -> None:
+    """Refuse to resume a run with other settings.
+
+    Args:
+        former: Settings of the run.
+        recipe: Requested settings.
+        out: The run directory.
+        instead: Advice besides giving another directory.
+
+    Raises:
+        UsageError: A setting differs that must not change.
+    """
+    old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
+    keys = {**new, **old}  # keys of a mapping may have been removed or added
+    changed = [key for key in keys if old.get(key) != new.get(key) and key not in FREE_TO_CHANGE]
+    changed = [key for key in changed if not key.startswith("provenance.")]
+    if recipe.task.kind:
+        changed = [key for key in changed if key not in DECIDED_IN_A_TASK] or changed  # these determine the others
+    if changed:
+        first = changed[0]
+        others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise UsageError(
+            f"{out} holds a run with {first} {old.get(first)}, but this one has {new.get(first)}{others}: give the new run "
+            f"another --out, or {instead}"
+        )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and key != "coefficients":
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = list(value) if isinstance(value, tuple) else value
+    return flat

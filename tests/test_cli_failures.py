@@ -1,0 +1,223 @@
+"""Bad input, damaged files and full disks end every command in one sentence and lose nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cli_toys import Command, command_of, copied, train_quickstart
+from corpora import write_corpus
+from unicloze import terminal
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return command_of(capsys)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_quickstart(tmp_path_factory.mktemp("cli"))
+
+
+@pytest.fixture
+def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(trained)
+    return trained
+
+
+# Bad input
+
+
+def corpus_of(folder: Path, name: str, content: bytes) -> Path:
+    folder.mkdir()
+    (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (None, b"", "no text"),
+        ("notes.md", b"text of another kind", "holds no text"),
+        ("empty.txt", b"", "no text"),
+        ("blank.txt", b"\n \n\n\t\n", "no text"),
+        ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "broken.jsonl:2"),
+        ("other.jsonl", b'{"body": "a"}\n', "--data.text_field"),
+        ("cut.txt.gz", b"\x1f\x8b\x08\x00", "cut.txt.gz is cut off"),
+    ],
+)
+def test_a_bad_corpus(name: str | None, content: bytes, says: str, tmp_path: Path, command: Command) -> None:
+    corpus = tmp_path / "missing" if name is None else corpus_of(tmp_path / "corpus", name, content)
+    words = ("--recipe", "quickstart", "--toy", "--data.corpus", corpus, "--out", tmp_path / "run", "--quiet")
+    said = command("pretrain", *words)
+    assert said.code == 1 and says in said.sentence
+    assert str(corpus) in said.sentence, "the message names the file"
+    assert not (tmp_path / "run" / "data").exists()
+
+
+def test_bytes_that_are_no_text_are_mended(tmp_path: Path, command: Command) -> None:
+    good = write_corpus(tmp_path / "good").read_bytes()
+    corpus = corpus_of(tmp_path / "corpus", "odd.txt", good + b"\n\nbad \xff\xfe utf-8\n\nnul \0 byte\n\n \n\n")
+    words = ("--recipe", "quickstart", "--toy", "--data.corpus", corpus, "--out", tmp_path / "run", "--quiet")
+    assert command("pretrain", *words).code == 0
+
+
+@pytest.fixture
+def run(here: Path, tmp_path: Path) -> Path:
+    """A copy of the run with its two checkpoints, free to damage."""
+    return copied(here / "runs" / "quickstart", tmp_path / "run")
+
+
+def newest(run: Path) -> Path:
+    older, newer = sorted((run / "checkpoints").iterdir())
+    assert (older.name, newer.name) == ("step-00000001", "step-00000002")
+    return newer
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    damage: Callable[[Path], None], run: Path, command: Command
+) -> None:
+    weights = newest(run) / "model.safetensors"
+    damage(weights)
+    said = command("fill", "--model", run, "--text", "the [MASK] cat")
+    assert said.code == 0
+    assert said.err.startswith("unicloze: warning: ") and said.err.count("\n") == 1
+    assert str(weights) in said.err and "step-00000001" in said.err
+    continued = command("pretrain", "--out", run, "--training.steps", "3", "--quiet")
+    assert continued.code == 0 and str(weights) in continued.err
+    assert continued.out.startswith(f"{run}: trained to step 3")
+
+
+def test_no_whole_checkpoint_is_said(run: Path, command: Command) -> None:
+    for checkpoint in (run / "checkpoints").iterdir():
+        flip(checkpoint / "model.safetensors")
+    said = command("score", "--model", run, "--text", "the cat")
+    assert said.code == 1 and "model.safetensors" in said.sentence and "no earlier one is whole" in said.sentence
+    assert command("score", "--model", newest(run), "--text", "the cat").code == 1
+
+
+def test_a_model_that_is_not_there(here: Path, tmp_path: Path, command: Command) -> None:
+    for model, says in ((tmp_path / "nothing", "no model at"), (here / "my_text", "holds no checkpoint")):
+        said = command("fill", "--model", model, "--text", "a [MASK]")
+        assert said.code == 1 and says in said.sentence and str(model) in said.sentence
+
+
+def test_a_vocabulary_that_does_not_fit_the_checkpoint(run: Path, tmp_path: Path, here: Path, command: Command) -> None:
+    words = ("--data.corpus", "my_text", "--tokenizer.vocab_size", "200", "--out", tmp_path / "other", "--quiet")
+    assert command("prepare", *words).code == 0
+    said = command("pretrain", "--out", run, "--data.prepared", tmp_path / "other", "--training.steps", "3", "--quiet")
+    assert said.code in (1, 2) and "fingerprint" in said.sentence
+    assert command("fill", "--model", run, "--text", "the [MASK] cat").code == 0, "nothing is lost"
+
+
+def test_another_run_in_the_same_directory(run: Path, command: Command) -> None:
+    said = command("pretrain", "--out", run, "--model.num_layers", "3", "--quiet")
+    assert said.code == 2 and "model.num_layers" in said.sentence and "--out" in said.sentence
+
+
+def test_a_corpus_that_changed(here: Path, tmp_path: Path, command: Command) -> None:
+    write_corpus(tmp_path / "text")
+    words = ("prepare", "--data.corpus", tmp_path / "text", "--tokenizer.vocab_size", "300", "--out", tmp_path / "data")
+    assert command(*words, "--quiet").code == 0
+    write_corpus(tmp_path / "text", seed=1)
+    said = command(*words, "--quiet")
+    assert said.code == 1 and "has changed" in said.sentence and said.sentence.count("fingerprint") >= 1
+
+
+# A full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("a file system can be mounted by root only")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill_up(disk: Path, leave: int) -> Path:
+    filler = disk / "filler"
+    filler.write_bytes(bytes(max(0, shutil.disk_usage(disk).free - leave)))
+    return filler
+
+
+def test_a_full_disk_loses_nothing(here: Path, small_disk: Path, command: Command) -> None:
+    run = copied(here / "runs" / "quickstart", small_disk / "run")
+    before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
+    filler = fill_up(small_disk, leave=100_000)
+    words = ("pretrain", "--out", run, "--training.steps", "3", "--quiet")
+    said = command(*words)
+    assert said.code == 1 and str(run) in said.sentence
+    assert "full" in said.sentence and "free some space" in said.sentence
+    assert before == {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
+    filler.unlink()
+    assert command(*words).out.startswith(f"{run}: trained to step 3")
+
+
+def test_a_disk_too_small_for_the_corpus(here: Path, small_disk: Path, command: Command) -> None:
+    filler = fill_up(small_disk, leave=8192)
+    settings = ("--data.corpus", "my_text", "--tokenizer.vocab_size", "300")
+    words = ("prepare", *settings, "--out", small_disk / "data", "--quiet")
+    said = command(*words)
+    assert said.code == 1 and "full" in said.sentence and str(small_disk) in said.sentence
+    assert list(small_disk.iterdir()) == [filler]
+    filler.unlink()
+    assert command(*words).code == 0
+
+
+def test_a_full_disk_without_a_small_one(run: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("unicloze.training.checkpoint.save_file", full)
+    said = command("pretrain", "--out", run, "--training.steps", "3", "--quiet")
+    assert said.code == 1 and "the disk is full" in said.sentence and "step-00000003" in said.sentence
+    assert newest(run).is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_to_a_full_disk() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "unicloze", "recipes"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == f"unicloze: error: {terminal.explain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))[0]}\n"
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_is_no_news() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "unicloze", "recipes"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -1,0 +1,261 @@
+"""What a fine-tuning does not continue with, and runs that are not one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import nlu_toys
+import unicloze.finetuning.run as room
+from test_finetuning_resume import Killed, files, recipe_for, records, stop_behind
+from unicloze import verbs
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.finetuning.run import FinetuneResult, finetune_run
+from unicloze.finetuning.seeds import FinetuneSummary, _spreads, finetune_seeds
+from unicloze.finetuning.start import start_weights
+from unicloze.recipes import load_recipe, save_recipe
+from unicloze.settings import Recipe
+from unicloze.tasks.rows import Row, lay_out
+from unicloze.training.changes import refuse_changes
+from unicloze.training.models import LoadedModel, load_model, ready_model
+from unicloze.visibility import bool_mask
+
+
+@pytest.fixture(scope="module")
+def start() -> LoadedModel:
+    return nlu_toys.start()
+
+
+@pytest.mark.filterwarnings("ignore:the learning rate")
+def test_what_a_run_without_a_checkpoint_kept_is_not_taken_for_the_next_ones(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, dev = files(tmp_path)
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(room._Run, "_save", kill)
+        with pytest.raises(Killed):
+            finetune_run(recipe_for(start), start, train, dev, tmp_path / "run", progress=False)
+    assert load_model(tmp_path / "run").step == 3
+    finetune_run(recipe_for(start, training__learning_rate=1e-9), start, train, dev, tmp_path / "run", progress=False)
+    assert load_model(tmp_path / "run").recipe.training.learning_rate == 1e-9
+
+
+def test_a_run_does_not_go_on_with_other_files_or_from_another_model(start: LoadedModel, tmp_path: Path) -> None:
+    train, dev = files(tmp_path)
+    recipe, out = recipe_for(start), tmp_path / "run"
+    finetune_run(recipe, start, train, dev, out, progress=False)
+    longer = nlu_toys.write(tmp_path / "longer.jsonl", records(12))
+    for other, message in ((longer, "another development file"), (None, "another development file")):
+        with pytest.raises(UniclozeError, match=message):
+            finetune_run(recipe, start, train, other, out, progress=False)
+    with pytest.raises(UniclozeError, match="another model"):
+        finetune_run(recipe, nlu_toys.start(training__seed=3), train, dev, out, progress=False)
+    renamed = dataclasses.replace(start, tokenizer=nlu_toys.start(tokenizer__lowercase=False).tokenizer)
+    renamed.tokenizer.fingerprint = "other words for the same ids"
+    with pytest.raises(UniclozeError, match="another model"):
+        finetune_run(recipe, renamed, train, dev, out, progress=False)
+    nlu_toys.write(dev, [{"id": f"x{number}", **record} for number, record in enumerate(records(9))])
+    with pytest.raises(UniclozeError, match="another development file"):
+        finetune_run(recipe, start, train, dev, out, progress=False)
+    nlu_toys.write(train, records(labels="ba"))
+    with pytest.raises(UniclozeError, match="another training file"):
+        finetune_run(recipe, start, train, dev, out, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "key"),
+    [
+        ("task__fields", {"text": "text"}, "task.fields.text text"),
+        ("task__metric_options", {"positive": "0"}, "task.metric_options.positive 0"),
+        ("finetuning__auxiliary", {"ae": 0.5}, "finetuning.auxiliary.ae 0.5"),
+    ],
+)
+def test_a_run_does_not_go_on_without_a_setting_it_began_with(
+    start: LoadedModel, tmp_path: Path, setting: str, value: Any, key: str
+) -> None:
+    train, dev = files(tmp_path)
+    given = {"finetuning__epochs": 1, "task__metrics": ["accuracy", "f1"]}
+    train, dev = (nlu_toys.write(file, records(count, labels="01")) for file, count in ((train, 24), (dev, 9)))
+    finetune_run(recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "run", progress=False)
+    with pytest.raises(UsageError, match=f"holds a run with {re.escape(key)}, this one asks for None: give the new"):
+        finetune_run(recipe_for(start, **given), start, train, dev, tmp_path / "run", progress=False)
+    with pytest.raises(UsageError, match=f"{key.split()[0]} None, this one asks for {key.split()[1]}"):
+        finetune_run(recipe_for(start, **given), start, train, dev, tmp_path / "bare", progress=False)
+        finetune_run(
+            recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "bare", progress=False
+        )
+
+
+def test_output_layers_of_other_classes_are_not_taken_over(start: LoadedModel, tmp_path: Path) -> None:
+    train, _ = files(tmp_path)
+    finetune_run(recipe_for(start, finetuning__epochs=1), start, train, None, tmp_path / "run", progress=False)
+    first = load_model(tmp_path / "run")
+    for labels, drawn in ((["a", "b"], 0), (["b", "a"], 2), (["x", "y"], 2)):
+        recipe = recipe_for(first, task__labels=labels)
+        model = ready_model(recipe, first.model.vocab_size, torch.device("cpu"))
+        names = start_weights(model, first, recipe.task)
+        assert len(names) == drawn and all(".output." in name for name in names)
+
+
+def test_seeds_whose_metrics_have_other_values_have_those_in_common(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kind of entity that only one seed predicts, and wrongly, has no F1 with another seed."""
+
+    def run(recipe: Recipe, *arguments: Any, **_: Any) -> FinetuneResult:
+        values = {"f1": 50.0 + recipe.training.seed} | ({"f1_LOC": 0.0} if recipe.training.seed == 0 else {})
+        scores = {"entity-f1": MetricResult(metric="entity-f1", values=values, items=2)}
+        return FinetuneResult(tmp_path, 1, 1, 0, scores)
+
+    monkeypatch.setattr("unicloze.finetuning.seeds.finetune_run", run)
+    summary = finetune_seeds(recipe_for(start), start, tmp_path, None, tmp_path, seeds=2)
+    assert list(summary.scores["entity-f1"]) == ["f1"]
+    assert summary.scores["entity-f1"]["f1"].mean == 50.5
+
+
+def test_a_seed_that_was_stopped_is_the_last_one(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, dev = files(tmp_path)
+    stop_behind(monkeypatch, 2)
+    summary = finetune_seeds(recipe_for(start), start, train, dev, tmp_path / "runs", seeds=3, progress=False)
+    assert [(run.out.name, run.step) for run in summary.runs] == [("seed-0", 2)]
+    assert not (tmp_path / "runs" / "seed-1").exists()
+
+
+def test_a_folder_holds_one_run_or_those_of_several_seeds(start: LoadedModel, tmp_path: Path) -> None:
+    train, dev = files(tmp_path)
+    recipe = recipe_for(start, finetuning__epochs=1)
+
+    def tune(folder: str, seeds: int) -> list[str]:
+        summary = finetune_seeds(recipe, start, train, dev, tmp_path / folder, seeds=seeds, progress=False)
+        return [run.out.name for run in summary.runs]
+
+    assert tune("several", 2) == ["seed-0", "seed-1"] and tune("one", 1) == ["one"]
+    former = {name: (tmp_path / name / "results.json").read_bytes() for name in ("several", "one")}
+    with pytest.raises(UsageError, match="several holds 2 runs of --seeds, in folders seed-N: give the run of this"):
+        tune("several", 1)
+    with pytest.raises(
+        UsageError, match="one holds a run without --seeds: give the runs of this command another --out"
+    ):
+        tune("one", 2)
+    assert former == {name: (tmp_path / name / "results.json").read_bytes() for name in former}
+    with pytest.warns(UserWarning, match="trained to its end"):
+        assert tune("several", 3) == ["seed-0", "seed-1", "seed-2"] and tune("one", 1) == ["one"]
+    with pytest.raises(UsageError, match="holds the run of seed 2, which is none of this command's 2 from 0 on"):
+        tune("several", 2)
+
+
+def test_what_chose_the_checkpoint_is_said_first_and_many_values_stand_below(
+    start: LoadedModel, tmp_path: Path
+) -> None:
+    def result(name: str, count: int, headline: str, out: str = "run") -> FinetuneResult:
+        values = {**{f"value_{n}": 10.0 * n for n in range(count)}, headline: 50.0}
+        scores = {
+            name: MetricResult(metric=name, values=values, items=3, errors={headline: 2.5}),
+            "loss": MetricResult(metric="loss", values={"loss": 2.0}, items=3, units={"loss": "nats a token"}),
+        }
+        return FinetuneResult(Path(out), 1200, 800, 0, scores, headline)
+
+    def said(*runs: FinetuneResult) -> list[str]:
+        return str(FinetuneSummary(Path("run"), runs, _spreads(runs))).splitlines()
+
+    assert said(result("f1", 2, "f1")) == [
+        "run: trained to step 1,200, best by f1 at step 800: f1 50.00 (standard error 2.50), value_0 0.00, value_1 10.00, "
+        "loss 2.00"
+    ]
+    lines = said(result("rouge", 4, "rouge2"))
+    assert lines[0] == "run: trained to step 1,200, best by rouge2 at step 800: rouge2 50.00 (standard error 2.50)"
+    assert [" ".join(line.split()) for line in lines[1:]] == [
+        "rouge of 3 items",
+        *(f"value_{n} {10 * n}.00 %" for n in range(4)),
+        "rouge2 50.00 % (standard error 2.50)",
+        "loss of 3 items",
+        "loss 2.0000 nats a token",
+    ]
+    both = said(result("rouge", 4, "rouge2", "run/seed-0"), result("rouge", 4, "rouge2", "run/seed-1"))
+    assert [line.partition(":")[0] for line in both[:3]] == ["run/seed-0", "run/seed-1", "run"]
+    assert both[2] == "run: 2 seeds: rouge2 50.00 ± 0.00" and both[3:5] == ["  rouge", "    value_0  0.00 ± 0.00"]
+    assert both[-2:] == ["  loss", "    loss  2.00 ± 0.00"]
+    train, dev = files(tmp_path)
+    tuned = finetune_run(recipe_for(start, finetuning__epochs=1), start, train, dev, tmp_path / "run", progress=False)
+    assert tuned.chosen_by == "accuracy"
+
+
+def test_predictions_go_where_they_can(start: LoadedModel, tmp_path: Path) -> None:
+    train, dev = files(tmp_path)
+    overrides = {**nlu_toys.QUICK, "finetuning.epochs": 1}
+    verbs.finetune("classification", start, train, dev, tmp_path / "runs", seeds=2, quiet=True, overrides=overrides)
+    with pytest.raises(UniclozeError, match="several runs: give one of its folders seed-0, seed-1"):
+        verbs.predict(tmp_path / "runs", dev, quiet=True)
+    for out in (tmp_path, tmp_path / "nowhere" / "said.jsonl"):
+        with pytest.raises(UsageError, match=r"give --out a file|give another --out"):
+            verbs.predict(tmp_path / "runs" / "seed-0", dev, out=out, quiet=True)
+    twice = nlu_toys.write(tmp_path / "twice.jsonl", [{"id": "x", "text": "anna"}, {"id": "x", "text": "eva"}])
+    with pytest.raises(UsageError, match="two records have the id 'x'"):
+        verbs.predict(tmp_path / "runs" / "seed-0", twice, out=tmp_path / "said.json", quiet=True)
+
+
+@pytest.mark.parametrize("name", ["electra-base", "unilm-v1-base", "gpt-3-small"])
+def test_a_model_of_any_objective_learns_a_task_and_is_read_again(tmp_path: Path, name: str) -> None:
+    """Neither a generator nor a row for each part of a mixture is needed for a task; local layers read nearby slots."""
+    start = nlu_toys.start(name)
+    train, dev = files(tmp_path)
+    recipe = recipe_for(start, finetuning__epochs=1, training__batch_size=4)
+    finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+    assert len(verbs.predict(tmp_path / "run", dev, quiet=True)) == 9
+    with pytest.warns(UserWarning, match="trained to its end"):
+        finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+
+
+def test_a_run_of_a_version_that_knew_no_optional_roles_goes_on(start: LoadedModel, tmp_path: Path) -> None:
+    train, out = (
+        nlu_toys.write(tmp_path / "train.jsonl", [{**one, "pair": "eva"} for one in records()]),
+        tmp_path / "run",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        stop_behind(patch, 2)
+        finetune_run(recipe_for(start), start, train, None, out, progress=False)
+    checkpoint = out / "checkpoints" / "step-00000002"
+    former = load_recipe(checkpoint / "recipe.yaml")
+    save_recipe(
+        dataclasses.replace(former, task=dataclasses.replace(former.task, optional=None)), checkpoint / "recipe.yaml"
+    )
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["sha256"]["recipe.yaml"] = hashlib.sha256((checkpoint / "recipe.yaml").read_bytes()).hexdigest()
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    assert finetune_run(recipe_for(start), start, train, None, out, progress=False).step == 9
+
+
+def test_local_layers_read_nearby_slots_of_their_own_sequence() -> None:
+    start = nlu_toys.start("gpt-3-small", objective__local_width=2)
+    ids = np.arange(7, 14, dtype=np.int32)
+    row = Row(record=0, input_ids=ids, segment_ids=ids * 0, lengths=(4, 3))
+    examples = lay_out([row], start.tokenizer.vocabulary, start.recipe)
+    assert examples.local is not None
+    near = [[i // 4 == j // 4 and 0 <= i - j <= 2 for j in range(7)] for i in range(7)]
+    assert bool_mask(examples.local[0], 7).tolist() == near
+
+
+def test_a_refusal_names_the_setting_that_others_follow_from() -> None:
+    former, asked = (
+        load_recipe("classification", {"finetuning.epochs": epochs, "training.warmup_steps": warmup})
+        for epochs, warmup in ((1, 0), (3, 1))
+    )
+    with pytest.raises(
+        UsageError, match=r"^out holds a run with finetuning\.epochs 1.*, this one asks for 3[^a]*: give"
+    ):
+        refuse_changes(former, asked, Path("out"), "leave it out")
