@@ -18,12 +18,12 @@ help: ## List the targets
 
 install: .venv/.installed ## Install unicloze and its development tools into .venv
 
-quickstart: .venv/.runtime ## Train a small model of Python's documentation, fill blanks with it, write a report
+quickstart: .venv/.runtime ## A tiny world in 15 seconds, then a small model of Python's documentation, its blanks and its report
+	$(BIN)/python examples/atlas.py runs/atlas
 	$(BIN)/unicloze prepare --recipe quickstart --out $(RUN)/data
 	$(BIN)/unicloze pretrain --recipe quickstart --data.prepared $(RUN)/data --out $(RUN)
-	$(BIN)/unicloze fill --model $(RUN) --text "Return a [MASK] of the given list."
-	$(BIN)/unicloze fill --model $(RUN) --text "If the file does not [MASK], an [MASK] is raised."
 	$(BIN)/unicloze report $(RUN)
+	$(BIN)/python examples/quickstart.py $(RUN)
 	@echo
 	@echo "Model, ledger and report: $(RUN)     Prepared text: $(RUN)/data"
 	@echo "Try next:"

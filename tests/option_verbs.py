@@ -43,6 +43,7 @@ BLIMP_COMPARED = f"{COMPARE} --blimp {{blimp}}"
 PROBED = "--probe classification {classes.jsonl} {classes.jsonl} --probe.finetuning.epochs 1"
 FILL = "fill --model {RUN:unilmv2} --text 'The [MASK] cat [MASK] the house.'"
 SCORE = "score --model {RUN:unilmv2} --text 'The old cat sees the house.'"
+EMBED = "embed --model {RUN:unilmv2} --text 'The old cat sees the house.'"
 PROMPT = "evaluate prompt {prompt.yaml} --model {RUN:unilmv2} --records {classes.jsonl} --quiet --json"
 SHOTS = f"{PROMPT} --examples {{more.jsonl}} --shots 2"
 MODEL = "--model {RUN:unilmv2} --quiet --json"
@@ -104,6 +105,15 @@ OPTIONS = {
     ("score", "--file"): either("score --model {RUN:unilmv2} --file", "{texts.txt}", "{texts-3.txt}"),
     ("score", "--device"): with_or_without(SCORE, NO_SUCH_DEVICE),
     ("score", "--json"): with_or_without(SCORE, "--json"),
+    ("embed", "--model"): either("embed --text 'The old cat.' --model", "{RUN:unilmv2}", "{RUN:masked}"),
+    ("embed", "--text"): either("embed --model {RUN:unilmv2} --text", "'The old cat.'", "'The old dog.'"),
+    ("embed", "--file"): either("embed --model {RUN:unilmv2} --file", "{texts.txt}", "{texts-3.txt}"),
+    ("embed", "--out"): either(f"{EMBED} --out", "a.npy", "b.jsonl"),
+    ("embed", "--pooling"): with_or_without(EMBED, "--pooling last"),
+    ("embed", "--batch-size"): with_or_without(EMBED, "--batch-size 1", "the rows of a pass read only themselves"),
+    ("embed", "--device"): with_or_without(EMBED, NO_SUCH_DEVICE),
+    ("embed", "--precision"): with_or_without(EMBED, "--precision bf16"),
+    ("embed", "--json"): with_or_without(EMBED, "--json"),
     ("evaluate blimp", "pairs"): Calls(BLIMP, BLIMP.replace("{blimp}", "{blimp-2}")),
     ("evaluate blimp", "--mode"): with_or_without(BLIMP, "--mode chain"),
     ("evaluate blimp", "--filter"): with_or_without(BLIMP, "--filter {words.txt}"),
@@ -158,6 +168,7 @@ OPTIONS = {
     ("finetune", "--json"): with_or_without(CLASSES, "--json"),
     ("predict", "--model"): Calls(PREDICT, PREDICT.replace("TASK:classes", "TASK:numbers")),
     ("predict", "--file"): Calls(PREDICT, PREDICT.replace("classes.jsonl", "more.jsonl")),
+    ("predict", "--text"): either("predict --model {TASK:classes} --text 'The old cat.' --text", "'The cat.'", "'It.'"),
     ("predict", "--out"): either(f"{PREDICT} --out", "a.jsonl", "b.jsonl"),
     ("predict", "--format"): with_or_without(PREDICT, "--format glue"),
     ("predict", "--device"): with_or_without(PREDICT, NO_SUCH_DEVICE),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from decoding_toys import TEXT, loaded, roberta_like
 from toys import random_windows
+from unicloze import verbs
 from unicloze.decoding.embed import embed, rows_to_encode
 from unicloze.errors import UsageError
 from unicloze.example import Batch, Leading
@@ -158,3 +162,24 @@ def test_no_text_gives_no_vector() -> None:
 def test_bad_input_is_refused(arguments: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         embed(loaded(), **arguments)
+
+
+def test_vectors_are_written_and_printed(tmp_path: Path) -> None:
+    model, texts = loaded(), ["the list", "the"]
+    file = tmp_path / "texts.txt"
+    file.write_text("the list\n\nthe\n", encoding="utf-8")
+    vectors = verbs.embed(model, texts)
+    lines = [json.loads(line) for line in str(vectors).split("\n")]
+    assert [line["text"] for line in lines] == texts and lines == vectors.to_dict()
+    np.testing.assert_array_equal(np.array([line["vector"] for line in lines], dtype=np.float32), np.asarray(vectors))
+    kept = verbs.embed(model, file=file, out=tmp_path / "v.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "v.npy", allow_pickle=False), vectors)
+    assert str(kept) == f"{tmp_path / 'v.npy'}: 2 vectors of 32"
+    verbs.embed(model, file=file, out=tmp_path / "v.jsonl")
+    assert (tmp_path / "v.jsonl").read_text(encoding="utf-8") == f"{vectors}\n"
+    assert str(vectors[0] * 0 + 1).startswith("[1. 1.")  # what is computed from them is printed as any array
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.txt", "v.jsonl", "v.npy"]
+    with pytest.raises(UsageError, match=r"end it in \.npy or \.jsonl"):
+        verbs.embed(model, texts, out=tmp_path / "v.csv")
+    with pytest.raises(UsageError, match="a text or a file to embed, and not both"):
+        verbs.embed(model)

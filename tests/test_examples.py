@@ -18,6 +18,8 @@ EXAMPLES = {
     "embed": ["RUN", "the cat", "a dog", "the old house"],
     "classify": ["RUN", "train.tsv", "new.tsv", "OUT"],
     "generate": ["RUN", "train.jsonl", "the cat", "OUT"],
+    "atlas": ["OUT"],
+    "quickstart": ["RUN"],
 }
 
 
@@ -34,6 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the text has 3. tokens and the model reads 30")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs(
     name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -49,3 +52,8 @@ def test_an_example_runs(
     runpy.run_path(str(file), run_name="__main__")
     said = capsys.readouterr().out
     assert len(said.splitlines()) >= (1 if name == "generate" else 2)
+    if name == "atlas":
+        assert said.startswith("all at once:     0 of 12 agree, as in: Anna lives in ")
+        assert "\nin PAR's order: 12 of 12 agree, as in: Anna lives in " in said
+    if name == "quickstart":
+        assert "Words it gets right, 0 of 8" in said and "Verdict: no better than counting words" in said

@@ -67,7 +67,7 @@ def check(result: FillResult, expected: dict[int, tuple[int, np.ndarray]], model
     for mask in result.masks:
         step, distribution = expected[mask.position]
         best = np.argsort(-distribution)[: len(mask.top)]
-        assert mask.step == step
+        assert mask.step == step + 1
         assert [token for token, _ in mask.top] == model.tokenizer.tokens(best)
         assert mask.token == mask.top[0][0]
         np.testing.assert_allclose([p for _, p in mask.top], distribution[best], atol=1e-5)
@@ -376,7 +376,7 @@ def test_text_without_its_masks_comes_back_unchanged() -> None:
 
 def test_results_print_and_serialise() -> None:
     result = fill(loaded(), MASKED, top_k=2, order="span")
-    assert json.loads(json.dumps(result.to_dict()))["masks"][1]["step"] == 1
+    assert json.loads(json.dumps(result.to_dict()))["masks"][1]["step"] == 2  # as the text says
     lines = str(result).split("\n")
     assert lines[0] == result.filled
     assert lines[2] == "candidates (par, order span):" and lines[4].startswith("  [MASK] 2   step 2   ")

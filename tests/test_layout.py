@@ -31,6 +31,7 @@ FLOORS = (
         "digest",
         "docstrings",
         "launch",
+        "progress",
         "version",
     },
     {"keyed", "ragged", "visibility", "visibility_masks", "example", "blocks"},

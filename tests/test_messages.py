@@ -181,6 +181,8 @@ fill --model encoder --text "a [MASK]" --order confidence
 fill --model writer --text "a [MASK]"
 fill --model . --text "a [MASK]"
 
+embed --model run
+embed --model run --text list --out vectors.csv
 score --model run
 score --model run --text "the list" --file empty.txt
 score --model run --text " "

@@ -17,6 +17,7 @@ from unicloze.finetuning.checks import check_metrics
 from unicloze.finetuning.data import open_records
 from unicloze.finetuning.predict import as_glue
 from unicloze.recipes import load_recipe
+from unicloze.tasks.raw_texts import words_of
 from unicloze.training.models import LoadedModel, build_model
 
 
@@ -230,3 +231,70 @@ def test_predictions_are_lists_that_say_how_they_are_shown(generator: LoadedMode
     assert str(pickle.loads(pickle.dumps(kept))) == f"{tmp_path / 'said.tsv'}: 2 predictions" and kept == shown
     text = verbs.generate(model, "anna", quiet=True)
     assert (str(text), text.to_dict()) == (text[0]["prediction"], text[0])
+
+
+def test_a_raw_text_is_a_record(start: LoadedModel, generator: LoadedModel, tmp_path: Path) -> None:
+    model = tuned(start, "classification", task__labels=["a", "b"], task__fields={"text": "body"})
+    (said,) = found = verbs.predict(model, text="anna sees")
+    file = nlu_toys.write(tmp_path / "x.jsonl", [{"body": "anna sees"}])
+    assert found == verbs.predict(model, file, quiet=True) and found.to_dict() == said
+    pairs = tuned(start, "classification", task__labels=["a", "b"], task__optional=["pair"])
+    nlu_toys.write(file, [{"text": "anna", "pair": "eva"}])
+    assert verbs.predict(pairs, text=["anna", "eva"]) == verbs.predict(pairs, file, quiet=True)
+    squad = tuned(start, "squad-v2")
+    nlu_toys.write(file, [{"context": "anna sees", "question": "who"}])
+    assert verbs.predict(squad, text=["anna sees", "who"]) == verbs.predict(squad, file, quiet=True)
+    writer = tuned(generator, "generation", **SHORT)
+    assert verbs.predict(writer, text="anna") == verbs.generate(writer, "anna")
+
+
+def test_a_tagger_splits_the_words_of_a_raw_text(start: LoadedModel) -> None:
+    model = tuned(start, "tagging", task__labels=["O", "B-X"])
+    (said,) = verbs.predict(model, text="Anna doesn't see (2.5) cats...")
+    assert said["tokens"] == ["Anna", "doesn't", "see", "(", "2.5", ")", "cats", "..."]
+    assert len(said["prediction"]) == 8
+    assert words_of("\u306f\u5317\u4eac well-known, \u0939\u093f\u0928\u094d\u0926\u0940!?") == [
+        "\u306f", "\u5317", "\u4eac", "well-known", ",", "\u0939\u093f\u0928\u094d\u0926\u0940", "!", "?",
+    ]  # fmt: skip
+
+
+def test_a_raw_text_that_is_no_record_is_refused(start: LoadedModel, tmp_path: Path) -> None:
+    classes = {"task__labels": ["a", "b"]}
+    for name, settings, given, message in (
+        (
+            "classification",
+            {**classes, "task__optional": ["pair"]},
+            {"text": "a"},
+            "text and pair: give 2 texts, not 1",
+        ),
+        ("classification", {**classes, "task__optional": []}, {"text": ["a", "b"]}, "reads text: give 1 text, not 2"),
+        ("choice", {}, {"text": ["a"]}, "choices, which a text does not tell: give a --file of records"),
+        (
+            "srl",
+            {"task__labels": ["O"], "task__optional": ["predicate"]},
+            {"text": "a"},
+            "reads predicate, which a text",
+        ),
+        ("classification", classes, {"text": " "}, "the text is empty"),
+        ("classification", classes, {}, "a text or a file of records to predict, and not both"),
+        ("classification", classes, {"text": "a", "overrides": {"task.format": "csv"}}, "says how a file is read"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            verbs.predict(tuned(start, name if name != "srl" else "tagging", **settings), **given)
+
+
+def test_what_a_model_cannot_do_is_answered_by_what_it_can(start: LoadedModel) -> None:
+    model = dataclasses.replace(tuned(start, "classification", task__labels=["a", "b"]), path=Path("mine/best/step-1"))
+    it_can = r"it predicts one of several classes .*: `unicloze predict --model mine --text \"Some text.\"`"
+    for ask in (
+        lambda: verbs.fill(model, "anna [MASK]"),
+        lambda: verbs.score(model, "anna"),
+        lambda: verbs.generate(model, "anna"),
+    ):
+        with pytest.raises(UsageError, match=f"a model fine-tuned for classification cannot .*; {it_can}"):
+            ask()
+    assert verbs.embed(model, ["anna"]).shape == (1, model.recipe.model.hidden_size)
+    with pytest.raises(
+        UsageError, match=r"no fine-tuned model: .*; it fills masks: `unicloze fill --model none --text"
+    ):
+        verbs.predict(start, text="anna")

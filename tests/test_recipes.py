@@ -23,6 +23,7 @@ from unicloze.recipes import (
     validate,
 )
 from unicloze.recipes.schema import SECTIONS, every_key, keys_of, parser_of
+from unicloze.recipes.several import recipes_of
 from unicloze.settings import ModelSettings, Recipe
 
 
@@ -492,3 +493,18 @@ def test_gpt_3_grows_its_batch_over_four_billion_tokens_and_keeps_a_tenth_of_the
         for (size, _), phase in zip(found, phases(recipe), strict=True)
     )
     assert seen == pytest.approx(260e9, rel=1e-4) and training.final_rate == 0.1
+
+
+def test_words_name_several_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [load_recipe(name).provenance.place for name in recipes_of(["table-6"])]
+    assert [re.search(r"Table 6, row \[(\d)\]", place)[1] for place in rows] == list("123456")  # type: ignore[index]
+    assert recipes_of(["gpt*", "gpt"]) == ["gpt", "gpt-2", "gpt-3-small"]
+    for run in ("runs/a", "runs/b"):
+        Path(run).mkdir(parents=True)
+        Path(run, "recipe.yaml").write_text("base: gpt\n")
+    Path("runs/data").mkdir()
+    assert recipes_of(["runs/*", "runs/a"]) == ["runs/a/recipe.yaml", "runs/b/recipe.yaml"]
+    assert recipes_of(["gpt", "nothing.yaml"]) == ["gpt", "nothing.yaml"]
+    with pytest.raises(UsageError, match=r"no recipe and no run fits 'walks/\*'"):
+        recipes_of(["walks/*"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,16 @@ import yaml
 
 from report_toys import TIME, WORDS, Page, cards, evaluation, lineage, make_run, page_of, samples, start, step, whole
 from unicloze.comparison.page import page as comparison_page
-from unicloze.comparison.results import Row
-from unicloze.comparison.table import Comparison
+from unicloze.comparison.page import ranked
+from unicloze.comparison.results import Row, Spread
+from unicloze.comparison.table import Column, Comparison
 from unicloze.errors import UniclozeError
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.report.history import History
 from unicloze.report.page import build_report
-from unicloze.text.tokenizers import whitespace_tokenizer
+from unicloze.report.sentences import example_texts
+from unicloze.settings import TokenizerSettings
+from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
 
 
 def test_a_whole_run(tmp_path: Path) -> None:
@@ -28,7 +33,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert (run / "report.html").is_file()
     assert [file.name for file in run.iterdir() if file.name.startswith(".report")] == []
     for expected in (
-        "quickstart finished",
+        "run finished recipe quickstart. UniLMv2",
         "held-out perplexity, ae 50.0 2.25 bits per byte; 2,751 predictions in 256 windows of 64 tokens, "
         "after step 100",
         "held-out perplexity, par 100.0",
@@ -41,7 +46,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     ):
         assert expected in cards(page)
     headings = ["Curves", "What the model is fed", "Filled samples", "Data", "Recipe"]
-    assert [text for text in page.texts if text in headings] == headings
+    assert [text for text in page.texts if text in headings] == headings * 2  # contents first
     assert f"unicloze fill --model {run}" in page.words
     assert f"unicloze pretrain --out {run} --training.steps 200" in page.words
     assert "checkpoints/step-00000100" in page.words
@@ -52,7 +57,9 @@ def test_it_needs_nothing_from_outside(tmp_path: Path) -> None:
     names = {name for name, _ in page.tags}
     assert not names & {"script", "link", "img", "iframe", "object"}
     for _, attributes in page.tags:
-        assert not {"src", "href", "onclick", "onload"} & set(attributes)
+        assert not {"src", "onclick", "onload"} & set(attributes)
+        place = attributes.get("href") or "#"
+        assert place.startswith("#") or (tmp_path / "run" / place).is_file()
     text = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert set(re.findall(r"https?://[^\s\"'<]+", text)) <= {"http://www.w3.org/2000/svg"}
     assert "url(" not in text
@@ -242,11 +249,11 @@ def test_cards_and_curves_of_a_mixture_have_the_names_that_were_measured(tmp_pat
 @pytest.mark.parametrize(("name", "target"), [("bert-base", "nsp"), ("albert-base", "sop"), ("electra-small", "rtd")])
 def test_what_predicts_no_tokens_has_a_loss_and_no_bits(tmp_path: Path, name: str, target: str) -> None:
     page = page_of(finished(tmp_path / "run", name, {"ae": 4.0, target: 0.6789}))
-    assert f"held-out loss, {target} 0.679 nats a prediction; 100 predictions in 256 windows" in cards(page)
+    assert f"held-out loss, {target} 0.679 nats per prediction; 100 predictions in 256 windows" in cards(page)
     assert "held-out perplexity, ae 54.6 1 bits per byte" in cards(page)
     assert cards(page).count("bits per byte") == 1
     assert f"perplexity, {target}" not in page.words
-    assert "Held-out loss, nats a prediction" in page.texts
+    assert "Held-out loss, nats per prediction" in page.texts
 
 
 NOTHING_TO_FILL = "Nothing is filled in: what this objective predicts does not stand at masked positions."
@@ -300,10 +307,12 @@ def test_a_comparison_has_one_panel_for_each_target(tmp_path: Path) -> None:
     text = comparison_page(Comparison(out=tmp_path, budget="steps=2", seeds=1, windows=1, window=64, rows=rows))
     page = Page(text)
     panels = [text for text in page.texts if text.startswith("Held-out loss")]
-    assert panels == ["Held-out loss, ae, nats a prediction", "Held-out loss, par, nats a prediction"]
+    assert panels == ["Held-out loss, ae, nats per prediction", "Held-out loss, par, nats per prediction"]
     ae = " ".join(page.texts[page.texts.index(panels[0]) : page.texts.index(panels[1])])
-    for label in ("quickstart 4", "unilm-v1-base, bidirectional 5", "unilm-v1-base, left-to-right 6"):
-        assert label in ae
+    for name in ("quickstart", "unilm-v1-base, bidirectional", "unilm-v1-base, left-to-right"):
+        assert name in ae
+    told = " ".join(ae.split())  # over FLOPs, each with its last value
+    assert "unilm-v1-base, left-to-right, FLOPs 1: 6" in told and told.endswith(" 6 5 4")
     assert "table.comparison :is(th,td):nth-child(-n+2){text-align:left}" in text
 
 
@@ -429,3 +438,56 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
 def test_the_same_ledger_gives_the_same_page(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", whole())
     assert build_report(run).read_bytes() == build_report(run).read_bytes()
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[first : first + 2], 16) / 255 for first in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(first: str, second: str) -> float:
+    darker, lighter = sorted(luminance(re.sub(r"^#(.)(.)(.)$", r"#\1\1\2\2\3\3", one)) for one in (first, second))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_every_text_stands_out_from_what_is_behind_it() -> None:
+    """WCAG's contrast of 4.5 for texts, in the light and in the dark."""
+    places = ("unicloze.report", "page.css"), ("unicloze.comparison", "comparison.css")
+    styles = [resources.files(package).joinpath(name).read_text(encoding="utf-8") for package, name in places]
+    roots = [dict(re.findall(r"--(\w+):(#\w+)", root)) for root in re.findall(r":root\{([^}]*)\}", styles[0])]
+    series = re.findall(r"\.(c\d+)\{--own:(#\w+)\}", styles[1])
+    assert len(roots) == 2 and len(series) == 2 * 16
+    for root, own in zip(roots, (series[:16], series[16:]), strict=True):
+        texts = [root[name] for name in ("ink", "muted", "ae", "par", "lm", "pair", "rtd", "plain", "good")]
+        for behind in ("paper", "panel", "soft"):
+            for colour in [*texts, *(value for _, value in own)]:
+                assert contrast(colour, root[behind]) >= 4.5, (colour, behind)
+
+
+def test_commands_try_a_held_out_sentence(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(["the old cat sees a small dog ."] * 3, TokenizerSettings(vocab_size=60))
+    sentence = tokenizer.encode("the old cat sees a dog.").tolist()
+    run = make_run(tmp_path / "run", whole())
+    assert example_texts(run)[0] == "The [MASK] of a list is an integer."
+    tokenizer.save(run)
+    words = {"sentences": [[*sentence, tokenizer.vocabulary.unk], sentence], "places": [0, 2]}
+    (run / "baselines.json").write_text(json.dumps({"baselines": {"words": words}}), encoding="utf-8")
+    masked, whole_text = example_texts(run)
+    assert whole_text == "the old cat sees a dog."
+    assert f"unicloze score --model {run} --text 'the old cat sees a dog.'" in page_of(run).words
+    assert masked == tokenizer.decode([*sentence[:2], tokenizer.vocabulary.mask, *sentence[3:]]).strip()
+
+
+def test_a_comparison_marks_the_best_and_what_lies_within_its_spread() -> None:
+    figures = {"a": (10.0, 1.0), "b": (11.5, 0.6), "c": (13.0, 0.5)}
+    means = {"d": None, **{name: Spread(mean=mean, deviation=spread) for name, (mean, spread) in figures.items()}}
+    rows = tuple(
+        Row(name=name, objective="x", parameters=1, steps=2, text_tokens=1, flops=1, seconds=1, scores={"ae": each})
+        for name, each in means.items()
+    )
+    comparison = Comparison(out=Path("none"), budget="steps=2", seeds=2, windows=1, window=8, rows=rows, probes=())
+    column = Column(key="ae", title="AE", decimals=1, higher_is_better=False)
+    assert ranked(comparison, column) == {1: "best", 2: "near"}
+    higher = dataclasses.replace(column, higher_is_better=True)
+    assert ranked(comparison, higher) == {3: "best"}

@@ -250,6 +250,12 @@ def vocab_txt(path: Path, words: list[str]) -> Path:
     return path
 
 
+def test_a_vocabulary_of_special_tokens_only_is_refused(tmp_path: Path) -> None:
+    path = vocab_txt(tmp_path / "vocab.txt", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    with pytest.raises(UniclozeError, match=r"vocab\.txt has only special tokens: give another --tokenizer"):
+        Tokenizer.load(path)
+
+
 def test_vocab_txt(tmp_path: Path) -> None:
     words = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "t"]
     path = vocab_txt(tmp_path / "vocab.txt", words)

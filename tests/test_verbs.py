@@ -6,6 +6,8 @@ import dataclasses
 import json
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +21,14 @@ from conftest import REPOSITORY
 from corpora import write_corpus
 from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.recipes import load_recipe, recipe_names, task_names, toy_overrides
+from unicloze.recipes import load_recipe, recipe_names, summaries, task_names, toy_overrides
+from unicloze.recipes.summaries import kept_summaries
 from unicloze.text import lineage
 from unicloze.training import run as training_run
 from unicloze.training.ledger import read_ledger
 from unicloze.training.models import load_model
 from unicloze.training.run import RunResult
+from unicloze.verbs.about import summarised
 
 TEXT = "the small cat sees the old dog ."
 
@@ -97,6 +101,42 @@ def test_pretrain_takes_the_toys_steps(trained: RunResult, place: Path) -> None:
     assert (trained.out, trained.step, trained.stopped_by) == (place / "run", 2, 0)
     assert set(trained.perplexity) == {"ae", "par"}
     assert all(1 < value < 1e4 for value in trained.perplexity.values())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"training.warmup_steps": 1000}, "so that its learning rate would never be reached"),
+        ({"training.device": "cuda:97"}, "torch finds no such device"),
+        ({"tokenizer.path": "nowhere.txt"}, "There is no file nowhere.txt"),
+        ({"training.initialize_from": "nowhere"}, "nowhere"),
+    ],
+    ids=str,
+)
+def test_a_toy_refuses_what_the_whole_run_refuses(
+    overrides: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "mine.yaml"
+    settings: dict[str, Any] = {"base": "quickstart", "data": {"corpus": ["corpus"]}}
+    for key, value in overrides.items():
+        settings.setdefault(key.partition(".")[0], {})[key.partition(".")[2]] = value
+    recipe.write_text(json.dumps(settings), encoding="utf-8")
+    for toy in (False, True):
+        with pytest.raises(UniclozeError, match=says):
+            verbs.pretrain(recipe, tmp_path / "run", toy=toy, quiet=True)
+
+
+def test_a_toy_reads_the_beginning_of_a_long_corpus(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unicloze.text.toy.ENOUGH", 6000)
+    given = {"data.corpus": [str(place / "corpus")]}
+    run = verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=given)
+    assert load_recipe(run.out / "recipe.yaml").data.corpus == [str(run.out / "toy.jsonl")]
+    texts = [json.loads(line)["text"] for line in (run.out / "toy.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert 6000 <= sum(map(len, texts)) < 7000
+    with pytest.warns(UserWarning, match="is already trained to step 2"):
+        verbs.pretrain("quickstart", run.out, toy=True, quiet=True, overrides=given)
 
 
 @pytest.mark.filterwarnings("ignore:training.steps changes from")
@@ -310,7 +350,7 @@ def test_fill_fills(trained: RunResult) -> None:
     assert "[MASK]" not in result.filled
     assert verbs.fill(load_model(trained.out), "the [MASK] cat [MASK] the dog", top_k=3) == result
     spans = verbs.fill(trained.out, "the [MASK] cat [MASK] the dog", order="left-to-right")
-    assert [mask.step for mask in spans.masks] == [0, 1]
+    assert [mask.step for mask in spans.masks] == [1, 2]
 
 
 def test_score_reads_a_text_or_a_file(trained: RunResult, tmp_path: Path) -> None:
@@ -431,6 +471,29 @@ def test_recipes_lists_all() -> None:
     assert rows["unilmv2-ablation-ae-ar"].objective == "unilmv2 ae+ar"
     assert rows["unilmv2-ablation-par"].objective == "unilmv2 par"
     assert "Table 7" in rows["unilmv2-base"].place
+
+
+@pytest.mark.slow
+def test_what_is_kept_of_the_recipes_is_what_they_are() -> None:
+    """Where it fails: python -c "from unicloze.verbs import about; about.keep_summaries()"."""
+    assert kept_summaries() == summarised().to_dict()
+
+
+def test_recipes_that_changed_are_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(summaries, "KEPT", tmp_path / "summaries.json")
+    assert kept_summaries() is None
+    (tmp_path / "gpt.yaml").write_text("model: {}\n", encoding="utf-8")
+    summaries.keep_summaries([{"name": "gpt"}])
+    assert kept_summaries() == [{"name": "gpt"}]
+    (tmp_path / "gpt.yaml").write_text("model: { }\n", encoding="utf-8")
+    assert kept_summaries() is None
+
+
+def test_the_recipes_are_listed_without_anything_heavy() -> None:
+    heavy = {"torch", "numpy", "tokenizers", "pyarrow"}
+    program = f"import sys, unicloze.verbs; str(unicloze.verbs.recipes()); print(*sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
 
 
 def test_results_are_plain_data(trained: RunResult) -> None:

@@ -58,11 +58,40 @@ def show(result: Any, *, json: bool) -> None:
                 print(piece, end="", flush=True)
             print()
         else:
-            print(_as_json(result) if json else result, flush=True)
+            print(_as_json(result) if json else _fitted(str(result)), flush=True)
     except OSError as error:
         if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(sys.stdout.fileno()).st_mode):
             raise
         give_up_stdout()  # the terminal was closed
+
+
+def _fitted(text: str) -> str:
+    """A text whose lines fit a terminal: they break at words, tables under their last column. JSON stays as it is."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return text
+    width = max(40, shutil.get_terminal_size().columns)
+    return "\n".join(
+        line if len(line) <= width or line.startswith(("{", "[")) else _broken(line, width) for line in text.split("\n")
+    )
+
+
+def _broken(line: str, width: int) -> str:
+    """A line in several, those after the first indented as far as the last column of a table that begins within it."""
+    starts = [match.end() for match in re.finditer(r"\S {2,}(?=\S)", line[:width])]
+    last = starts[-1] if starts else 0
+    outer = len(line) - len(line.lstrip()) + 4
+    if 0 < last <= width * 0.6:
+        return _wrapped(line, width, " " * last)
+    if last:  # too narrow a column: it begins on a line of its own
+        parts = line[:last].rstrip(), " " * outer + line[last:]
+        return "\n".join(_wrapped(part, width, " " * outer) for part in parts)
+    return _wrapped(line, width, " " * outer)
+
+
+def _wrapped(line: str, width: int, indent: str) -> str:
+    """A line broken at words."""
+    lines = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def _as_json(result: Any) -> str:

@@ -7,7 +7,7 @@ from html import escape
 
 from unicloze.comparison.results import ProbeColumn, Row
 from unicloze.comparison.runs import PROBES
-from unicloze.comparison.table import NOT_DEFINED, Comparison, caption, cells, columns
+from unicloze.comparison.table import NOT_DEFINED, Column, Comparison, caption, cells, columns
 from unicloze.report.curves import Line, line_chart
 from unicloze.report.frame import frame
 from unicloze.report.history import History
@@ -15,6 +15,11 @@ from unicloze.report.task_history import TaskRun
 
 _COLOURS = 16
 """Of the style sheet: `c0` to `c15`."""
+SIGNS = {"best": "\u2605 ", "near": "\u2248 "}
+"""What stands before the best of a column, and before what lies within the spread of it."""
+MARKS = (
+    "\u2605 best mean of its column; \u2248 within the spread of it: closer than the two standard deviations together."
+)
 
 
 def page(comparison: Comparison) -> str:
@@ -34,7 +39,29 @@ def page(comparison: Comparison) -> str:
 
 def _table(comparison: Comparison) -> str:
     heading, *lines = cells(comparison)
-    return _panel(heading, [[_dotted(i, line[0]), *map(_cell, line[1:])] for i, line in enumerate(lines)])
+    scores = columns(comparison)
+    ranks = [ranked(comparison, column) for column in scores]
+    marked = []
+    for i, line in enumerate(lines):
+        said = [_cell(text, rank.get(i, "")) for text, rank in zip(line[2 : 2 + len(scores)], ranks, strict=True)]
+        marked.append([_dotted(i, line[0]), _cell(line[1]), *said, *map(_cell, line[2 + len(scores) :])])
+    return f'{_panel(heading, marked)}<p class="note">{MARKS}</p>'
+
+
+def ranked(comparison: Comparison, column: Column) -> dict[int, str]:
+    """Which rows have the best mean of a score, and which lie within the spread of it: the two deviations together."""
+    known = {i: spread for i, row in enumerate(comparison.rows) if (spread := row.scores[column.key]) is not None}
+    if len(known) < 2:
+        return {}
+    sign = 1 if column.higher_is_better else -1
+    best = max(known.values(), key=lambda spread: sign * spread.mean)
+    found = {}
+    for i, spread in known.items():
+        if spread.mean == best.mean:
+            found[i] = "best"
+        elif abs(spread.mean - best.mean) <= (spread.deviation or 0.0) + (best.deviation or 0.0):
+            found[i] = "near"
+    return found
 
 
 def _panel(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -50,8 +77,10 @@ def _dotted(number: int, name: str) -> str:
     return f'<th class="c{number % _COLOURS}"><span class="dot"></span>{escape(name)}</th>'
 
 
-def _cell(text: str) -> str:
-    return f'<td class="{"none" if text == NOT_DEFINED else ""}">{escape(text)}</td>'
+def _cell(text: str, rank: str = "") -> str:
+    """A cell; `rank` marks the best of a column and what lies within its spread."""
+    kind = "none" if text == NOT_DEFINED else rank
+    return f'<td class="{kind}">{SIGNS.get(rank, "")}{escape(text)}</td>'
 
 
 def _bars(comparison: Comparison) -> str:
@@ -63,10 +92,11 @@ def _bars(comparison: Comparison) -> str:
             continue
         known.sort(key=lambda entry: entry[2].mean, reverse=column.higher_is_better)
         most = max(spread.mean for _, _, spread in known)
+        ranks = ranked(comparison, column)
         bars = "".join(
-            f'<div class="bar c{i % _COLOURS}"><span class="name">{escape(row.name)}</span>'
+            f'<div class="bar c{i % _COLOURS} {ranks.get(i, "")}"><span class="name">{escape(row.name)}</span>'
             f'<span class="track"><span class="length" style="width:{_share(spread.mean, most):.1f}%"></span></span>'
-            f'<span class="value">{escape(column.figure(spread))}</span></div>'
+            f'<span class="value">{SIGNS.get(ranks.get(i, ""), "")}{escape(column.figure(spread))}</span></div>'
             for i, row, spread in known
         )
         better = "higher is better" if column.higher_is_better else "lower is better"
@@ -80,29 +110,37 @@ def _share(value: float, most: float) -> float:
 
 
 def _curves(comparison: Comparison) -> str:
-    """Held-out loss over the steps: a panel for each target, a line for each recipe, or each part of it (its first seed)."""
+    """Held-out loss over FLOPs: a panel for each target, a line for each recipe, or each part of it (its first seed)."""
     panels: dict[str, list[Line]] = {}
     for i, row in enumerate(comparison.rows):
-        history = History.read(comparison.out / row.name / "seed-0")
+        history, each = History.read(comparison.out / row.name / "seed-0"), row.flops / max(1, row.steps)
         for name in history.evaluated:
             part, _, target = name.rpartition(".")
             line = Line(
                 name=f"{row.name}, {part}" if part else row.name,
                 style=f"c{i % _COLOURS}",
-                points=history.curve("loss", name, evaluated=True),
+                labelled=False,
+                points=[(step * each, loss) for step, loss in history.curve("loss", name, evaluated=True)],
             )
             panels.setdefault(target, []).append(line)
     lead = (
-        "What each run measured of its own objective while it trained, with its own windows and masks: curves of one panel "
-        "share a target's name and not always its task. The table has what compares."
+        "What each run measured of its own objective over the FLOPs it had spent, with its own windows and masks: curves of "
+        "one panel share a target's name and not always its task. The table has what compares."
     )
     charts = "".join(_target_panel(target, lines) for target, lines in panels.items())
     return f'<p class="lead">{lead}</p><div class="grid">{charts}</div>'
 
 
 def _target_panel(target: str, lines: Sequence[Line]) -> str:
-    chart = line_chart(lines, title=f"held-out loss of {target}", width=640, height=340)
-    return f'<figure class="panel"><h3>Held-out loss, {escape(target)}, nats a prediction</h3>{chart}</figure>'
+    chart = line_chart(lines, title=f"held-out loss of {target} over FLOPs", width=560, height=320, over="FLOPs")
+    heading = f"Held-out loss, {escape(target)}, nats per prediction"
+    return f'<figure class="panel"><h3>{heading}</h3>{_legend(lines)}{chart}</figure>'
+
+
+def _legend(lines: Sequence[Line]) -> str:
+    """Names of curves in their colours: they may be too long to stand beside them."""
+    names = "".join(f'<span class="{line.classes}">{escape(line.name)}</span>' for line in lines)
+    return f'<p class="legend">{names}</p>'
 
 
 def _probes(comparison: Comparison) -> str:
@@ -148,6 +186,8 @@ def _probe_chart(comparison: Comparison, probe: ProbeColumn) -> str:
         if probe.name in row.probes:
             run = TaskRun.read(comparison.out / row.name / "seed-0" / PROBES / probe.name)
             points = run.points(probe.metric, probe.value)
-            lines.append(Line(name=row.name, style=f"c{i % _COLOURS}", points=points))
-    chart = line_chart(lines, title=probe.title, width=640, height=340)
-    return f'<figure class="panel"><h3>{escape(probe.title)} on the development file</h3>{chart}</figure>'
+            lines.append(Line(name=row.name, style=f"c{i % _COLOURS}", points=points, labelled=False))
+    chart = line_chart(lines, title=probe.title, width=560, height=320)
+    return (
+        f'<figure class="panel"><h3>{escape(probe.title)} on the development file</h3>{_legend(lines)}{chart}</figure>'
+    )

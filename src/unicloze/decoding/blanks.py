@@ -18,6 +18,7 @@ import torch
 
 from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
 from unicloze.decoding.texts import by_length, check_text, log_probability, logits_of, longest_text, one_segment
+from unicloze.decoding.uses import check_predicts_tokens
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Target
 from unicloze.objectives import defined
@@ -108,6 +109,7 @@ def fill_blanks(
             model predicts nan.
     """
     by = way_of(model.recipe)
+    check_predicts_tokens(model, "say how likely an answer is")
     settings = part_with(objective_of(model.recipe), ABILITIES[by])
     assert settings is not None
     rows = _rows(model, blanks, by)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from tqdm import tqdm
 
 from unicloze.decoding.branches import Branches
 from unicloze.decoding.choices import Rules
@@ -21,9 +19,11 @@ from unicloze.decoding.layout import GenerationLayout, layout_of
 from unicloze.decoding.parallel import fill_in_parallel
 from unicloze.decoding.search import Hypothesis, Settled, search
 from unicloze.decoding.texts import check_text
+from unicloze.decoding.uses import place_of
 from unicloze.errors import UsageError
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
+from unicloze.progress import Progress
 from unicloze.settings import DecodingSettings, TrainingSettings
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.models import LoadedModel
@@ -181,9 +181,7 @@ def generate_parts(
 
 
 def _shown(parts: Iterable[Part], sources: int, first: int) -> Iterator[Part]:
-    with tqdm(
-        total=sources, desc="generate", unit=" texts", file=sys.stderr, mininterval=0.5, initial=first
-    ) as bar:  # fmt: skip
+    with Progress("generate", sources, "texts", initial=first) as bar:
         for part in parts:
             bar.update(part.ended)
             yield part
@@ -293,7 +291,7 @@ def ready(
     """
     if isinstance(sources, str):
         raise UsageError("sources is one string: give a list of texts")
-    layout = layout_of(model.recipe, model.tokenizer.vocabulary)
+    layout = layout_of(model.recipe, model.tokenizer.vocabulary, place_of(model))
     check_settings(settings, layout)
     for i, source in enumerate(sources):
         check_text(source, f"source {i + 1} of {len(sources)}")

@@ -17,6 +17,7 @@ import torch
 
 from unicloze.decoding.abilities import lacks, objective_of, part_with
 from unicloze.decoding.texts import check_numbers, check_text, logits_of, longest_text, one_segment, rows_at_once
+from unicloze.decoding.uses import check_predicts_tokens, instead
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Target
 from unicloze.objectives import LayOut, defined
@@ -39,7 +40,7 @@ class MaskFill:
         start: First character of the mask in the given text.
         end: First character after it.
         position: Number of its token in the text, [SOS] being 0.
-        step: The factorization step in which it was filled.
+        step: The factorization step in which it was filled, from 1; 1 for all that are filled at once.
         token: What it was filled with, as the vocabulary spells it.
         top: The most likely tokens at that step with their probabilities, the most likely first.
         readable: The same tokens for people: a piece of a word has ## before it, white space alone has a visible sign.
@@ -84,7 +85,7 @@ class FillResult:
         for number, mask in enumerate(self.masks, start=1):
             told = zip(mask.readable, mask.top, strict=True)
             candidates = "  ".join(f"{readable} {probability:.1%}" for readable, (_, probability) in told)
-            step = "" if self.order is None else f"step {mask.step + 1:<3} "
+            step = "" if self.order is None else f"step {mask.step:<3} "
             lines.append(f"  [MASK] {number:<3} {step}{candidates}")
         return "\n".join([*lines, *(["", f"note: {self.note}"] if self.note else [])])
 
@@ -115,12 +116,14 @@ def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | None =
         raise UsageError(f"top_k is {top_k}: give 1 or more")
     check_text(text, "the text")
     objective = objective_of(model.recipe)
+    if model.recipe.task.kind:
+        check_predicts_tokens(model, "fill masks")
     at_once, in_order = part_with(objective, "cloze"), part_with(objective, "stepwise")
     if in_order is None and at_once is None:
         orders = ", ".join(get_args(Order))
         raise UsageError(
             f"{lacks(objective, 'cloze', 'filling masks')}, neither all at once nor in an order ({orders}): use a model of "
-            "another objective, such as unilmv2 or masked"
+            f"another objective, such as unilmv2 or masked; {instead(model)}"
         )
     if order is not None and in_order is None:
         raise UsageError(
@@ -143,7 +146,7 @@ def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | None =
                 start=start,
                 end=end,
                 position=place + 1,
-                step=int(filler.steps[place]),
+                step=int(filler.steps[place]) + 1,
                 token=top[0][0],
                 top=top,
                 readable=[cloze.readable(token, start, model.tokenizer) for token in ids],

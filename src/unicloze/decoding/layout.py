@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unicloze.decoding.abilities import objective_of
+from unicloze.decoding.uses import use_of
 from unicloze.errors import UsageError
 from unicloze.mixtures import parts
 from unicloze.objectives import OBJECTIVES
@@ -14,11 +15,16 @@ from unicloze.text.tokenizers import Vocabulary
 __all__ = ["GenerationLayout", "find_layout", "layout_of"]
 
 
-def layout_of(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout:
+def layout_of(recipe: Recipe, vocabulary: Vocabulary, place: str = "DIR") -> GenerationLayout:
     """How a model trained by a recipe generates, by the first part of its objective that can.
 
     A model fine-tuned to generate does as it learned. Of other models, those trained by sequence-to-sequence objectives come
     before those that go on with a text.
+
+    Args:
+        recipe: The recipe.
+        vocabulary: Of its tokenizer.
+        place: What names the model on the command line, for messages.
 
     Raises:
         UsageError: No part of its objective can generate, or it is fine-tuned for another task.
@@ -27,14 +33,12 @@ def layout_of(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout:
     if found is not None:
         return found
     if recipe.task.kind:
-        raise UsageError(
-            f"a model fine-tuned for {recipe.task.kind} cannot generate text: use one of a task that generates"
-        )
+        raise UsageError(f"a model fine-tuned for {recipe.task.kind} cannot generate text; {use_of(recipe, place)}")
     names = ", ".join(dict.fromkeys(part.settings.name for part in parts(objective_of(recipe))))
     what = "an encoder without heads" if not objective_of(recipe).trains else f"a model trained by {names}"
     raise UsageError(
-        f"{what} cannot generate text: use one of another objective, such as unilmv2 with the target "
-        "par, prefix or causal"
+        f"{what} cannot generate text: use one of another objective, such as unilmv2 with the target par, prefix or causal; "
+        f"{use_of(recipe, place, predicts_tokens=names != 'none')}"
     )
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
 from unicloze.decoding.memory import rows_of, with_memories
 from unicloze.decoding.texts import Logs, Piece, by_length, cut, log_probability, logits_of, one_segment
+from unicloze.decoding.uses import check_predicts_tokens
 from unicloze.errors import UsageError
 from unicloze.example import Memory, select_rows
 from unicloze.mixtures import parts
@@ -136,6 +137,8 @@ def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> 
         UsageError: A text is blank, or `batch_size` is below 1.
         UniclozeError: The model predicts nan.
     """
+    if model.recipe.task.kind:
+        check_predicts_tokens(model, "score texts")
     tokens, pieces = cut(model, texts)
     chain, pseudo = (
         _by_text(len(texts), pieces, log_probabilities(model, pieces, measure, batch_size=batch_size))
@@ -185,6 +188,7 @@ def log_probabilities(
         UniclozeError: The model predicts nan.
     """
     check_defines(objective_of(model.recipe), measure)
+    check_predicts_tokens(model, "score texts")
     settings = part_with(objective_of(model.recipe), _ASKS[measure][0])
     assert settings is not None
     ask = _pseudo if measure == "pseudo" else _chain

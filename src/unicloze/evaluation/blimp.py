@@ -7,7 +7,6 @@ a sum over its tokens in either case and never divided by their number. No model
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from unicloze.decoding.abilities import objective_of
 from unicloze.decoding.likelihood import Measure, check_defines, defines, log_probabilities
@@ -23,6 +21,7 @@ from unicloze.decoding.texts import pieces_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.known_words import frequent_words, keep_known, listed_words, words_of
 from unicloze.evaluation.minimal_pairs import PairSet, read_pairs
+from unicloze.progress import Progress
 from unicloze.settings import Mode, ObjectiveSettings
 from unicloze.training.models import LoadedModel
 
@@ -239,9 +238,7 @@ def _score(
     result = {}
     for measure in measures:
         name = {"pseudo": "pseudo-log-likelihood", "chain": "chain rule"}[measure]
-        with tqdm(
-            total=total, desc=name, unit=" tokens", disable=not progress, file=sys.stderr, mininterval=0.5
-        ) as bar:
+        with Progress(name, total, "tokens", show=progress) as bar:
             logs = log_probabilities(loaded, pieces, measure, batch_size=batch_size, progress=bar.update)
         sums = np.zeros(len(distinct) + 1)
         sums[-1] = np.nan

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
-from tqdm import tqdm
 
 from unicloze.decoding.blanks import Blank, By, fill_blanks, way_of
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.spread import standard_errors
+from unicloze.progress import Progress
 from unicloze.training.models import LoadedModel
 
 Normaliser = Literal["sum", "token", "byte"]
@@ -135,7 +134,7 @@ def choose(
         for choice in choices
         for answer in choice.answers
     ]
-    with tqdm(total=len(blanks), desc=task, unit=" answers", disable=not progress, file=sys.stderr) as bar:
+    with Progress(task, len(blanks), "answers", show=progress) as bar:
         found = iter(fill_blanks(model, blanks, batch_size=batch_size, progress=bar.update))
     predictions, unknown = [], 0
     for choice in choices:

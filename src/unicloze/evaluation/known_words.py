@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from tqdm import tqdm
-
 from unicloze.errors import UniclozeError
 from unicloze.evaluation.minimal_pairs import PairSet
+from unicloze.progress import Progress
 from unicloze.records.plain_files import read_text
 from unicloze.settings import PYTHON_DOCS, DataSettings
 from unicloze.text.dataset_source import DatasetSource, is_dataset
@@ -75,8 +73,7 @@ def frequent_words(data: DataSettings, wanted: Collection[str], *, progress: boo
         UniclozeError: The corpus is not where it was, or holds tokens instead of text.
     """
     counts = dict.fromkeys(wanted, 0)
-    bar = tqdm(desc="words of the corpus", unit=" documents", disable=not progress, file=sys.stderr, mininterval=0.5)
-    with bar:
+    with Progress("words of the corpus", None, "documents", show=progress) as bar:
         for document in _documents(data):
             for word in words_of(document.text):
                 if word in counts:

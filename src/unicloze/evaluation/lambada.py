@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from unicloze.decoding.blanks import Blank, By, fill_blanks, way_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.known_words import listed_words
 from unicloze.evaluation.metrics.spread import binomial_error
+from unicloze.progress import Progress
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
@@ -122,7 +121,7 @@ def lambada(
     words = None if stop_words is None else STOP_WORDS if stop_words == ENGLISH else listed_words(stop_words)
     by = way_of(model.recipe)
     never = None if words is None else spelling(words, model.tokenizer)
-    with tqdm(total=len(blanks), desc="LAMBADA", unit=" passages", disable=not progress, file=sys.stderr) as bar:
+    with Progress("LAMBADA", len(blanks), "passages", show=progress) as bar:
         found = fill_blanks(model, blanks, batch_size=batch_size, never_first=never, progress=bar.update)
     logs = np.array([filled.logs.sum() for filled in found])
     scored = logs[~np.isnan(logs)]

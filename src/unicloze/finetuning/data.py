@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from unicloze import keyed
 from unicloze.digest import digest
 from unicloze.errors import option_of
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
+from unicloze.progress import say
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
@@ -66,7 +65,7 @@ def reading_columns(recipe: Recipe, records: Sequence[Record], progress: bool) -
     guessed = {role: name for role, name in task.fields.items() if recipe.task.fields.get(role) != name}
     if guessed and progress:
         each = ", ".join(f"{role} from '{name}'" for role, name in guessed.items())
-        tqdm.write(f"reading {each} ({option_of('task.fields')} says otherwise)", file=sys.stderr)
+        say(f"reading {each} ({option_of('task.fields')} says otherwise)")
     return dataclasses.replace(recipe, task=task)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from unicloze.decoding.texts import check_numbers
 from unicloze.errors import UsageError
@@ -17,6 +16,7 @@ from unicloze.files import write_file
 from unicloze.finetuning.data import TaskData, blocks_by_length
 from unicloze.finetuning.generate import generated, predictions_of
 from unicloze.finetuning.task_model import SLOTS_AT_ONCE, TaskModel
+from unicloze.progress import Progress
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
@@ -51,7 +51,7 @@ def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = Fal
     own: dict[str, torch.Tensor] = {}
     world, blocks = model.compute.world, list(blocks_by_length(rows, SLOTS_AT_ONCE))
     model.model.eval()
-    with torch.inference_mode(), tqdm(total=len(rows), unit="row", disable=not progress, dynamic_ncols=True) as bar:
+    with torch.inference_mode(), Progress("", len(rows), "rows", show=progress) as bar:
         for block in (blocks[number] for number in share(world.rank, world.size, len(blocks))):
             examples = task.lay_out([rows[number] for number in block], vocabulary, model.recipe, None)
             with model.compute.autocast():

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import shutil
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError
@@ -48,6 +46,7 @@ from unicloze.finetuning.start import changed_settings, start_weights, what_chan
 from unicloze.finetuning.task_model import TaskModel
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
+from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
 from unicloze.records import read_records
@@ -146,10 +145,10 @@ def finetune_run(
                 warnings.warn(warning, stacklevel=2)
             choices = automatic.what_was_chosen(asked, recipe, weights, len(training.rows))
             if choices and progress:
-                tqdm.write(f"chosen: {choices}", file=sys.stderr)
+                say(f"chosen: {choices}")
             changes = what_changed(changed_settings(recipe, start), start)
             if changes and progress:
-                tqdm.write(changes, file=sys.stderr)
+                say(changes)
         recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps: what is saved must be read again
         origin = origin_of(start, training, development)
@@ -357,7 +356,7 @@ class _Run(RunProcess):
             )
             if self.progress:
                 shown = ", ".join(f"{k} {v:.2f}" for result in results.values() for k, v in result.values.items())
-                tqdm.write(f"step {state.step}: {shown}", file=sys.stderr)
+                say(f"step {state.step}: {shown}")
         self._save(state)
         self._drop_other_bests()
         return self._is_enough()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unicloze.decoding.uses import instead
 from unicloze.errors import UsageError
 from unicloze.model.model import UnifiedModel
 from unicloze.settings import Recipe
@@ -39,5 +40,7 @@ def load_task_model(loaded: LoadedModel) -> TaskModel:
         UsageError: It has no task.
     """
     if not loaded.recipe.task.kind:
-        raise UsageError(f"{loaded.path} is no fine-tuned model: give the --out of `unicloze finetune`")
+        raise UsageError(
+            f"{loaded.path} is no fine-tuned model: give the --out of `unicloze finetune`; {instead(loaded)}"
+        )
     return TaskModel(loaded.model, loaded.tokenizer, loaded.recipe, loaded.compute)

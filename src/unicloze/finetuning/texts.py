@@ -8,6 +8,7 @@ from pathlib import Path
 
 from unicloze.decoding.generate import Part, generate_parts, ready, stream_text
 from unicloze.decoding.layout import layout_of
+from unicloze.decoding.uses import place_of
 from unicloze.digest import digest
 from unicloze.errors import UsageError
 from unicloze.finetuning.checks import model_fingerprint
@@ -58,7 +59,8 @@ def stream_for_record(model: LoadedModel, record: Record) -> Iterator[str]:
 def _parts(model: LoadedModel, records: Sequence[Record], *, first: int = 0, progress: bool = False) -> Iterator[Part]:
     recipe = model.recipe
     if recipe.task.kind:
-        layout_of(recipe, model.tokenizer.vocabulary)  # refuses other tasks before their records are read
+        # Refuses other tasks before their records are read.
+        layout_of(recipe, model.tokenizer.vocabulary, place_of(model))
         data = encoded(records, recipe, model.tokenizer, answers=False)
         return generated(load_task_model(model), data, first=first, progress=progress)
     prompts = [record.text(recipe.task, recipe.generation.source[0]) for record in records]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
+from pathlib import Path
 
 import yaml
 
@@ -30,6 +31,12 @@ def card(name: str, value: str, more: str, target: str | None = None) -> str:
         f'<div class="card{style}"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div>'
         f'<div class="more">{escape(more)}</div></div>'
     )
+
+
+def heading_of(run: Path) -> str:
+    """What the page of a run is headed by: the name of its folder; of one of several seeds behind that of them all."""
+    place = run.resolve()
+    return f"{place.parent.name}, {place.name}" if place.name.startswith("seed-") else place.name
 
 
 def panel(title: str, content: str) -> str:
@@ -65,9 +72,10 @@ def score_row(names: Sequence[str], numbers: Sequence[str], *, bold: bool = Fals
 
 
 def origin_of(history: History) -> str:
-    """The paper and the place in it that the recipe's values come from."""
-    provenance = mapping(history.recipe.get("provenance"))
-    return ". ".join(str(provenance[key]) for key in ("paper", "place") if provenance.get(key))
+    """The recipe, the paper and the place in it that its values come from."""
+    provenance, name = mapping(history.recipe.get("provenance")), history.recipe.get("name")
+    parts = [f"recipe {name}" if name else None, *(provenance.get(key) for key in ("paper", "place"))]
+    return ". ".join(str(part) for part in parts if part)
 
 
 def machine_card(history: History) -> str:

@@ -19,7 +19,7 @@ _LOG_FROM = 4.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 74.0, 14.0, 40.0
 _LABELS_APART = 15.0
 _FEW = 60
-_LETTER = 7.2
+_LETTER = 8.8
 _SMOOTH_FROM = 40
 
 
@@ -28,16 +28,18 @@ class Line:
     """One curve.
 
     Args:
-        name: Stands at its end.
+        name: What it shows.
         style: Class of its colour; that of its target if not given.
         points: (x, y) by rising x; values that cannot be drawn are left out and counted.
         smooth: Draw a running mean over the pale curve itself, if it has enough points.
+        labelled: Whether its name stands at its end, before its last value.
     """
 
     name: str
     points: Points
     smooth: bool = False
     style: str | None = None
+    labelled: bool = True
 
     @property
     def classes(self) -> str:
@@ -58,8 +60,9 @@ def line_chart(
     height: float = 300,
     logarithmic: bool = False,
     mark: tuple[float, str] | None = None,
+    over: str = "step",
 ) -> str:
-    """Curves over the steps, each named at its end, with its last value.
+    """Curves over the steps or what else was spent, each named at its end, with its last value.
 
     Args:
         lines: The curves.
@@ -68,6 +71,7 @@ def line_chart(
         height: Likewise.
         logarithmic: Take a logarithmic y axis if the values are positive and span a factor of four or more.
         mark: A step to mark, and what to call it.
+        over: What the x axis counts.
 
     Returns:
         An `<svg>` element, or a sentence in a `<p>` if there is no value to draw.
@@ -79,8 +83,16 @@ def line_chart(
         return f'<p class="nothing">Nothing measured yet.</p>{note}'
     steps = [x for points in finite for x, _ in points]
     logarithmic = logarithmic and min(values) > SMALLEST and max(values) / min(values) >= _LOG_FROM
-    longest = max(len(f"{line.name} 0.000") for line in lines)
-    margin = max(_RIGHT, 12 + _LETTER * longest)
+    means = [
+        running_mean(points) if line.smooth and len(points) >= _SMOOTH_FROM else None
+        for line, points in zip(lines, finite, strict=True)
+    ]
+    lasts = [(smoothed or points)[-1][1] if points else None for smoothed, points in zip(means, finite, strict=True)]
+    labels = [
+        "" if last is None else f"{line.name * line.labelled} {short(last)}".strip()
+        for line, last in zip(lines, lasts, strict=True)
+    ]
+    margin = max(_RIGHT, 12 + _LETTER * max(map(len, labels)))
     x_axis = Axis(min(0.0, *steps), max(steps), _LEFT, width - margin)
     y_axis = Axis(*_padded(min(values), max(values), logarithmic), height - _BOTTOM, _TOP, logarithmic=logarithmic)
 
@@ -94,22 +106,20 @@ def line_chart(
         x = x_axis.at(value)
         parts += [svg.line([(x, floor), (x, floor + 4)], "axis"), tick(x, floor + 13, short(value), "middle")]
     parts.append(svg.line([(_LEFT, floor), (right, floor)], "axis"))
-    parts.append(tick((_LEFT + right) / 2, height - 8, "step", "middle"))
+    parts.append(tick((_LEFT + right) / 2, height - 8, over, "middle"))
 
     if mark is not None:
         x, anchor = x_axis.at(mark[0]), "end" if mark[0] > x_axis.low + (x_axis.high - x_axis.low) * 0.5 else "start"
         beside = x - 5 if anchor == "end" else x + 5
         parts += [svg.line([(x, _TOP), (x, floor)], "mark"), tick(beside, floor - 9, mark[1], anchor)]
     ends = []
-    for line, points in zip(lines, finite, strict=True):
-        if points:
-            smoothed = running_mean(points) if line.smooth and len(points) >= _SMOOTH_FROM else None
-            parts.append(_curve(line, points, smoothed, x_axis, y_axis))
-            last = (smoothed or points)[-1][1]
-            ends.append((y_axis.at(last), line.name, line.classes, last))
+    for line, points, smoothed, last, label in zip(lines, finite, means, lasts, labels, strict=True):
+        if last is not None:
+            parts.append(_curve(line, points, smoothed, x_axis, y_axis, over))
+            ends.append((y_axis.at(last), label, line.classes))
     ends.sort()
-    for y, (_, name, classes, value) in zip(_apart([end[0] for end in ends], floor), ends, strict=True):
-        parts.append(svg.text(f"{name} {short(value)}".strip(), right + 8, y, f"end {classes}"))
+    for y, (_, label, classes) in zip(_apart([end[0] for end in ends], floor), ends, strict=True):
+        parts.append(svg.text(label, right + 8, y, f"end {classes}"))
     return svg.picture(parts, title=title, width=width, height=height, class_="chart") + note
 
 
@@ -130,14 +140,14 @@ def tick(x: float, y: float, text: str, anchor: str) -> str:
     return svg.text(text, x, y, "tick", anchor=anchor)
 
 
-def _curve(line: Line, points: Points, smoothed: Points | None, x_axis: Axis, y_axis: Axis) -> str:
+def _curve(line: Line, points: Points, smoothed: Points | None, x_axis: Axis, y_axis: Axis, over: str) -> str:
     """A line, or a pale one under its running mean; few points are dots that tell their value."""
     parts = [svg.line(_places(thin(points), x_axis, y_axis), "line pale" if smoothed else "line")]
     if smoothed:
         parts.append(svg.line(_places(thin(smoothed), x_axis, y_axis), "line"))
     elif len(points) <= _FEW:
         for x, y in points:
-            told = svg.element("title", svg.escape(f"{line.name}, step {x:,g}: {y:,.4g}"))
+            told = svg.element("title", svg.escape(f"{line.name}, {over} {x:,g}: {y:,.4g}"))
             parts.append(svg.element("circle", told, cx=x_axis.at(x), cy=y_axis.at(y), r=3))
     return svg.element("g", "\n".join(["", *parts, ""]), class_=line.classes)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
+from urllib.parse import quote
 
 from unicloze.errors import UniclozeError
 from unicloze.files import begins_with
+
+_NO_LETTER = re.compile(r"[^a-z0-9]+")
 
 Style = tuple[str, str]
 """A package and the name of a style sheet in it."""
@@ -47,6 +51,7 @@ def frame(
     cards: str = "",
     footer: str = "",
     styles: Sequence[Style] = (),
+    links: Sequence[str] = (),
 ) -> str:
     """A page as HTML.
 
@@ -60,11 +65,16 @@ def frame(
         cards: Figures at the top, as HTML.
         footer: Its last line, as plain text.
         styles: Style sheets beside that of all pages.
+        links: Files beside the page to link to, behind its contents.
     """
     style = "".join(
         resources.files(package).joinpath(sheet).read_text("utf-8") for package, sheet in (PAGE_STYLE, *styles)
     )
-    body = "\n".join(f"<section><h2>{title}</h2>\n{content}</section>" for title, content in sections)
+    body = "\n".join(
+        f'<section id="{_anchor(title)}"><h2>{title}</h2>\n{content}</section>' for title, content in sections
+    )
+    linked = [f'<a href="#{_anchor(title)}">{title}</a>' for title, _ in sections]
+    linked += [f'<a href="{escape(quote(place), quote=True)}">{escape(place)}</a>' for place in links]
     return f"""{_BEGIN}<title>{escape(window_title)}</title>
 <style>
 {style}</style>
@@ -76,6 +86,7 @@ def frame(
 <p class="subtitle">{escape(subtitle)}</p>
 {f'<p class="verdict">{escape(verdict[:1].upper() + verdict[1:])}.</p>' if verdict else ""}
 {f'<div class="cards">{cards}</div>' if cards else ""}
+<nav class="contents" aria-label="Contents">{" ".join(linked)}</nav>
 </header>
 {body}
 {f"<footer>{escape(footer)}</footer>" if footer else ""}
@@ -83,3 +94,8 @@ def frame(
 </body>
 </html>
 """
+
+
+def _anchor(title: str) -> str:
+    """What a section is called in the page's address."""
+    return _NO_LETTER.sub("-", title.lower()).strip("-")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import statistics
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import get_args
@@ -18,6 +19,7 @@ from unicloze.report.blocks import (
     REPORT,
     card,
     colophon,
+    heading_of,
     machine_card,
     origin_of,
     panel,
@@ -32,9 +34,13 @@ from unicloze.report.frame import check_page, frame
 from unicloze.report.history import History, mapping, number
 from unicloze.report.lineage_table import count, lineage_table
 from unicloze.report.seeds_page import seed_folders, seeds_page
+from unicloze.report.sentences import example_texts
 from unicloze.report.task_history import TaskRun
 from unicloze.report.task_page import task_page
 from unicloze.run_files import LEDGER, RECIPE
+
+LINKED = RECIPE, LEDGER
+"""Files of a run that its page links to."""
 
 
 def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
@@ -66,7 +72,9 @@ def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None
         return page
     history = History.read(folder)
     is_task = bool(mapping(history.recipe.get("task")).get("kind"))
-    _write(page, task_page(TaskRun.of(history)) if is_task else _page(history))
+    beside = page.parent.resolve() == folder.resolve()
+    links = [name for name in LINKED if beside and (folder / name).is_file()]
+    _write(page, task_page(TaskRun.of(history)) if is_task else _page(history, links))
     return page
 
 
@@ -74,9 +82,8 @@ def _write(page: Path, content: str) -> None:
     write_file(page, content, "the report", "give another file with --out")
 
 
-def _page(history: History) -> str:
-    recipe = history.recipe
-    name = str(recipe.get("name", history.run.name))
+def _page(history: History, links: Sequence[str]) -> str:
+    name = heading_of(history.run)
     try:
         fed = Fed.of(history)
     except UniclozeError as error:
@@ -100,6 +107,7 @@ def _page(history: History) -> str:
         cards=_cards(history),
         sections=sections,
         footer=colophon(history),
+        links=links,
     )
 
 
@@ -137,7 +145,7 @@ def _target_card(history: History, target: str) -> str:
     bits = history.latest("bits_per_byte", target)
     more = _counts(history) if tokens and event.get("part") == "held-out" else []
     more += [f"{short(bits)} bits per byte"] if tokens and bits is not None else []
-    more += [] if tokens else ["nats a prediction"]
+    more += [] if tokens else ["nats per prediction"]
     predictions = number(mapping(event.get("predictions")).get(target))
     window = f"in {count(event.get('windows'))} windows of {count(event.get('window'))} tokens"
     more += [f"{count(predictions)} predictions {window}, after step {step:,}"]
@@ -182,13 +190,13 @@ def _curves(history: History, *, noisy: bool) -> str:
     perplexities = [Line(name=name, points=history.curve("perplexity", name, evaluated=True)) for name in tokens]
     heldout = [Line(name=name, points=history.curve("loss", name, evaluated=True)) for name in others]
     large = [
-        panel("Training loss, nats a prediction", line_chart(losses, title="training loss over steps")),
+        panel("Training loss, nats per prediction", line_chart(losses, title="training loss over steps")),
         panel(
             "Held-out perplexity", line_chart(perplexities, title="held-out perplexity over steps", logarithmic=True)
         ),
     ]
     if heldout:
-        large.append(panel("Held-out loss, nats a prediction", line_chart(heldout, title="held-out loss over steps")))
+        large.append(panel("Held-out loss, nats per prediction", line_chart(heldout, title="held-out loss over steps")))
     measures = (
         ("text_tokens_per_second", "Text tokens a second", True),
         ("learning_rate", "Learning rate", False),
@@ -215,11 +223,11 @@ def _commands(history: History) -> str:
     run = shlex.quote(str(history.run))
     able = _abilities(history)
     lines = []
+    masked, whole = example_texts(history.run)
     if able & {"cloze", "stepwise"}:
-        filling = f'unicloze fill --model {run} --text "The [MASK] of a list is an [MASK]."'
-        lines.append(("Fill the masks of a text", filling))
+        lines.append(("Fill the masks of a text", f"unicloze fill --model {run} --text {shlex.quote(masked)}"))
     if able & {"cloze", "causal"}:
-        lines.append(("Score a text", f'unicloze score --model {run} --text "The elements of a list are integers."'))
+        lines.append(("Score a text", f"unicloze score --model {run} --text {shlex.quote(whole)}"))
     planned = history.planned_steps
     if planned is not None and history.step < planned:
         lines.insert(0, ("Go on with this run", f"unicloze pretrain --out {run}"))

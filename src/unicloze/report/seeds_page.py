@@ -14,6 +14,7 @@ from unicloze.report.blocks import (
     REPORT,
     card,
     colophon,
+    heading_of,
     machine_card,
     origin_of,
     panel,
@@ -55,7 +56,7 @@ def seeds_page(folder: Path, runs: Sequence[TaskRun], place: Path) -> str:
         (f"Samples of {escape(first.history.run.name)}", samples(first)),
         ("Recipe", recipe_section(first.history)),
     ]
-    name = str(first.history.recipe.get("name", folder.name))
+    name = heading_of(folder)
     return frame(
         name=name,
         window_title=f"{name} - unicloze report",

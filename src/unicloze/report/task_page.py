@@ -14,6 +14,7 @@ from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.report.blocks import (
     card,
     colophon,
+    heading_of,
     machine_card,
     origin_of,
     panel,
@@ -40,7 +41,7 @@ SMALL, LARGE = (380, 220), (560, 300)
 def task_page(run: TaskRun) -> str:
     """The page of one run as HTML."""
     history = run.history
-    name = str(history.recipe.get("name", history.run.name))
+    name = heading_of(history.run)
     errors = {metric: run.errors(metric) for metric in run.metrics}
     sections = [
         ("Scores", scores(run, errors)),

@@ -85,6 +85,7 @@ class Task:
             rows with a `source`.
         reference: What a record's prediction is compared with.
         baseline: What a model has to beat: see `unicloze.tasks.baselines`.
+        texts: Those of its roles that raw texts can stand for, in order (see `unicloze.tasks.raw_texts`).
         compares: What its metrics may compare (see `unicloze.evaluation.metrics.registry`); anything if empty.
     """
 
@@ -102,6 +103,7 @@ class Task:
     token_targets: tuple[str, ...] = ()
     compares: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 class RecordsCut(UserWarning):

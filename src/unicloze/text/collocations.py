@@ -11,16 +11,15 @@ occur only together. Words without a letter are neither counted nor part of a ph
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from unicloze import keyed
 from unicloze.errors import UsageError
+from unicloze.progress import each
 from unicloze.settings import DataSettings
 from unicloze.text.boundaries import has_letter
 from unicloze.text.lineage import file_hash
@@ -84,13 +83,13 @@ def find_phrases(
     lengths = range(2, most_words + 1)
     counts = {words: _Counts(most_counted) for words in range(1, most_words + 1)}
     text = _Text(sources, tokenizer, most_tokens)
-    for _, words, fit in tqdm(text, "count words", file=sys.stderr, disable=not progress):
+    for _, words, fit in each(text, "count words", "parts", show=progress):
         for length, counted in counts.items():
             counted.add(words.runs(length, fit)[1])
     total = max(1, counts[1].added)
     unseen = {length: counts[length].at_least(least_count) for length in lengths}
     found: list[tuple[int, Ids]] = []
-    for token_ids, words, fit in tqdm(text, "find phrases", file=sys.stderr, disable=not progress):
+    for token_ids, words, fit in each(text, "find phrases", "parts", show=progress):
         for length in lengths:
             first, names = words.runs(length, fit)
             names, index = np.unique(names, return_index=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import sys
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator
@@ -16,9 +15,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.progress import Progress, say
 from unicloze.run_files import LINEAGE
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
@@ -141,10 +140,9 @@ class Preparation:
         content[SEAL] = seal(content)
         (self.folder / LINEAGE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
-    def bar(self, what: str, total: int | None) -> tqdm[Any]:
+    def bar(self, what: str, total: int | None) -> Progress:
         """Progress bar in bytes of text."""
-        hidden = not self.progress
-        return tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=hidden, file=sys.stderr, mininterval=0.5)
+        return Progress(what, total, "bytes", show=self.progress)
 
     def _documents(self, entry: dict[str, Any], tally: Tally, *, first: bool = False) -> Iterator[Document]:
         """Documents of a source; its files are recorded in the first pass and must not change later."""
@@ -192,10 +190,9 @@ class Preparation:
                 entry |= {"empty": tally.empty, "replaced": tally.replaced, "nul": tally.nul}
                 _note_left_out(entry)
                 if tally.first_bad:
-                    tqdm.write(
+                    say(
                         f"{entry['corpus']}: replaced {tally.replaced} invalid UTF-8 sequences with U+FFFD and dropped "
-                        f"{tally.nul} NUL characters, the first at {tally.first_bad}.",
-                        file=sys.stderr,
+                        f"{tally.nul} NUL characters, the first at {tally.first_bad}."
                     )
                 if not tally.documents:
                     raise UniclozeError(f"{entry['corpus']} holds no text, its files are empty: add some text.")

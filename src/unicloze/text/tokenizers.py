@@ -340,7 +340,7 @@ def _vocabulary(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, st
     extra = [i for match, i in sorted(numbered, key=lambda pair: int(pair[0][1] or pair[0][2]))]
     extra = extra or [i for i in unused if i != pseudo]
     ordinary = set(ids.values()) - special
-    if not ordinary and size > len(SPECIAL_TOKENS):
+    if not ordinary:
         raise UniclozeError(f"{name} has only special tokens: give another --tokenizer.path.")
     texts: list[bytes | None] = [None] * size
     for token, i in ids.items():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.files import write_file
+from unicloze.run_files import BASELINES
 from unicloze.settings import Recipe
 from unicloze.text.content_words import ContentWords, content_words
 from unicloze.text.counts import Counts
@@ -21,7 +22,6 @@ from unicloze.text.shards import TokenSource
 from unicloze.training.content_words import ranks_by_counts, way_to_ask
 
 SCHEMA = 1
-FILE = "baselines.json"
 MOST_WORDS = 400
 """Largest number of content words a model is tested on."""
 FEWEST_WORDS = 50
@@ -80,7 +80,7 @@ def open_baselines(recipe: Recipe, prepared: Prepared, folder: Path) -> Baseline
         "asking": way[0] if way else None,
         "longest": recipe.data.window - 2,
     }
-    known = _read(folder / FILE)
+    known = _read(folder / BASELINES)
     if known.get("made_from") == made_from:
         values = known["baselines"]
         return Baselines(**{**values, "words": ContentWords(**values["words"])})
@@ -103,7 +103,7 @@ def open_baselines(recipe: Recipe, prepared: Prepared, folder: Path) -> Baseline
         ranks=ranks_by_counts(counts, words, way[0]).tolist() if way else [],
     )
     content = {"made_from": made_from, "baselines": dataclasses.asdict(baselines)}
-    write_file(folder / FILE, json.dumps(content) + "\n", "the baselines")
+    write_file(folder / BASELINES, json.dumps(content) + "\n", "the baselines")
     return baselines
 
 

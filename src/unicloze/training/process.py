@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from tqdm import tqdm
 
 from unicloze.errors import UniclozeError
+from unicloze.progress import Progress, short
 from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import Recipe, TrainingSettings, chosen
 from unicloze.training.batches import MicroBatch
@@ -143,9 +143,7 @@ class RunProcess:
             describe: Names a micro-batch in errors.
         """
         hooks = Hooks(log=self.log, evaluate=evaluate, save=save, describe=describe)
-        with tqdm(
-            total=settings.steps, initial=self.state.step, unit="step", disable=not self.progress, dynamic_ncols=True
-        ) as self.bar:
+        with Progress("", settings.steps, "steps", initial=self.state.step, show=self.progress) as self.bar:
             self.signal = fit(self.state, steps, settings, self.compute, hooks).heeded
 
     def log(self, state: TrainState, measures: Mapping[str, Any]) -> None:
@@ -156,9 +154,7 @@ class RunProcess:
             return
         losses = {name: round(value, 4) for name, value in measures["loss"].items()}
         speed = measures["text_tokens_per_second"]
-        self.bar.set_postfix_str(
-            ", ".join([*(f"{n} {v:.2f}" for n, v in losses.items()), f"{speed:,.0f} text tokens/s"])
-        )
+        self.bar.note(" ".join([*(f"{n} {v:.2g}" for n, v in losses.items()), f"{short(speed)} tok/s"]))
         self.ledger.write(
             "step",
             step=state.step,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import parts, phases
 from unicloze.model.model import perplexity
+from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.run_files import CHECKPOINTS, LEDGER, LINEAGE, RECIPE
 from unicloze.settings import Recipe
@@ -395,7 +394,7 @@ class _Run(RunProcess):
         )
         if self.progress:
             said = _measured(self.part, self.perplexity, self.counts)
-            tqdm.write(f"step {state.step}: {said} (window {self.heldout.window})", file=sys.stderr)
+            say(f"step {state.step}: {said} (window {self.heldout.window})")
         return False
 
     def _save(self, _state: TrainState) -> None:

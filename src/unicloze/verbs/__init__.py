@@ -38,6 +38,7 @@ VERBS: Mapping[str, Callable[..., Any]] = {
     "report": report,
     "fill": fill,
     "score": score,
+    "embed": embed,
     "evaluate blimp": evaluate_blimp,
     "evaluate lambada": evaluate_lambada,
     "evaluate cbt": evaluate_cbt,

@@ -71,6 +71,14 @@ def recipes() -> RecipeTable:
         unicloze recipes
         unicloze recipes --json
     """
+    from unicloze.recipes.summaries import kept_summaries
+
+    kept = kept_summaries()
+    return summarised() if kept is None else RecipeTable(RecipeSummary(**row) for row in kept)
+
+
+def summarised() -> RecipeTable:
+    """The recipes as they are read and built now, which takes seconds."""
     from unicloze.mixtures import describe
     from unicloze.recipes import load_recipe, recipe_names, task_names
 
@@ -86,6 +94,13 @@ def recipes() -> RecipeTable:
         )
         for recipe in map(load_recipe, [*recipe_names(), *task_names()])
     )
+
+
+def keep_summaries() -> None:
+    """Write what `unicloze recipes` prints beside the recipes of this checkout: for whoever changed one."""
+    from unicloze.recipes.summaries import keep_summaries
+
+    keep_summaries(summarised().to_dict())
 
 
 def count_parameters(recipe: Recipe) -> int:

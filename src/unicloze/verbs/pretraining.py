@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.run_files import RECIPE, TOKENIZER
+from unicloze.run_files import LEDGER, RECIPE, TOKENIZER
 from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike, folder_at
 from unicloze.verbs.options import JSON, File, Folder, Number, Option, RecipeName, Settings, clean
 
@@ -107,7 +107,8 @@ def pretrain(
     Args:
         recipe: Recipe; that of the run in `--out` if not given.
         out: Directory of the run; runs/NAME if not given.
-        toy: Take two steps with a tiny model and vocabulary, to try a recipe; other settings come after.
+        toy: Take two steps with a tiny model and vocabulary on the beginning of the corpus, to try a recipe; what the
+            whole run would refuse is refused. Other settings come after.
         quiet: Show no progress.
         overrides: Settings by dotted name.
         init: Start from this run, checkpoint or folder of another library's (training.initialize_from). The model's shape
@@ -143,7 +144,7 @@ def pretrain(
         if not recipe.is_file():
             raise UsageError(f"{out} holds no run to continue: give --recipe too (`unicloze recipes` lists them).")
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
-    settings = load_recipe(recipe, {**(toy_overrides() if toy else {}), **given})
+    settings = load_recipe(recipe, _of_whole(given) if toy else given)
     refuse_not_of_pretraining("pretrain", given_settings(overrides))
     beside = given_beside("data.prepared", recipe, given)
     if continued:  # its own recipe.yaml may be older than the rule that it tells the truth of its data
@@ -154,7 +155,7 @@ def pretrain(
         raise UsageError("A new tokenizer is trained anyway: --new-tokenizer is for a run that starts from --init.")
     folder = folder_at(out, RUNS / (f"{settings.name}-toy" if toy else settings.name))
     warmup, steps = settings.training.warmup_steps, settings.training.steps
-    if warmup >= steps and not toy and not (folder / RECIPE).is_file():
+    if warmup >= steps and not (folder / RECIPE).is_file():
         raise UsageError(
             f"training.warmup_steps is {warmup:,} and the run has {steps:,} steps, so that its learning rate would never be "
             "reached: give --training.warmup_steps fewer."
@@ -164,12 +165,49 @@ def pretrain(
     from unicloze.interop.start import Start
     from unicloze.training.run import pretrain_run
 
-    start = Start()
+    start, whole, small = Start(), settings, toy_overrides() if toy else {}
+    settings = load_recipe(recipe, {**small, **given}) if toy else settings
     if not continued and settings.training.initialize_from is not None:
         inherited = start.settings(settings, given, new_tokenizer=new_tokenizer)
-        settings = load_recipe(recipe, {**(toy_overrides() if toy else {}), **inherited, **given})
+        settings = load_recipe(recipe, {**small, **inherited, **given})
     refuse_unread([settings], given_settings(overrides))
+    if toy:
+        if settings.training.initialize_from is None and whole.training.initialize_from is not None:
+            start.open(whole.training.initialize_from)
+        settings = _as_toy(whole, settings, folder)
     return pretrain_run(settings, folder, progress=not quiet, open_model=start.open, verify=verify)
+
+
+def _of_whole(given: Overrides) -> dict[str, Any]:
+    """The settings that are given beside --toy and say something of the whole run: others are of the toy's own sizes."""
+    from unicloze.recipes.rules_unread import given_settings
+
+    settings = given_settings(given)
+    of_toy = {"data.window", "training.steps", "training.batch_size", "training.micro_batch_size"}
+    if "training.steps" in settings:
+        of_toy.add("training.warmup_steps")
+    return {key: value for key, value in settings.items() if key not in of_toy and not key.startswith("model.")}
+
+
+def _as_toy(recipe: Recipe, small: Recipe, folder: Path) -> Recipe:
+    """The small recipe on the beginning of its corpus, once the machine and the files are known to do for the whole one.
+
+    Raises:
+        UsageError: The recipe asks for a device that there is not.
+        UniclozeError: Its tokenizer or its corpus cannot be read.
+    """
+    from unicloze.text.tokenizers import Tokenizer
+    from unicloze.text.toy import beginning_of
+    from unicloze.training.precision import choose_device
+
+    choose_device(recipe.training)
+    if recipe.tokenizer.path is not None:
+        Tokenizer.load(recipe.tokenizer.path)
+    own = not folder.exists() or (folder / LEDGER).is_file() or not any(folder.iterdir())
+    beginning = beginning_of(small.data, folder) if own else None  # what is not ours is left alone, and refused
+    if beginning is None:
+        return small
+    return dataclasses.replace(small, data=dataclasses.replace(small.data, corpus=[str(beginning)]))
 
 
 def inspect(
@@ -312,7 +350,8 @@ def compare(
     A comparison that was stopped resumes.
 
     Args:
-        recipes: Names or files of recipes.
+        recipes: Names or files of recipes, runs, patterns of these ('unilmv2-ablation-*', 'runs/*'), or table-6: the
+            rows of that table of the paper.
         budget: Of each run: steps=N, tokens=N of text, flops=N or time=SECONDS.
         seeds: Runs of each recipe.
         out: Folder of the comparison; runs/compare if not given.
@@ -332,6 +371,7 @@ def compare(
             --data.corpus my_text/ --out runs/mine-compared
         unicloze compare unilmv2-ablation-ae gpt --like quickstart --budget steps=500
             --probe docstring-summary python-docs/train python-docs/dev --probe.finetuning.epochs 1
+        unicloze compare table-6 --like quickstart --budget steps=500
 
     Raises:
         UsageError: Recipes, settings, probes or budget cannot be, or the folder holds another comparison.
@@ -358,6 +398,7 @@ def compare(
     from unicloze.comparison.table import as_markdown
     from unicloze.files import write_file
     from unicloze.recipes.rules_unread import given_settings
+    from unicloze.recipes.several import recipes_of
 
     given, of_probes = given_settings(overrides), given_settings(probe_overrides, PREFIX)
     if not probes and (of_use := next((key for key in given if key.startswith("use.")), None)):
@@ -372,7 +413,7 @@ def compare(
 
     folder = folder_at(out, RUNS / "compare")
     comparison = compare_recipes(
-        [str(recipe) for recipe in recipes],
+        recipes_of(recipes),
         folder,
         budget=Budget.parse(budget),
         seeds=seeds,

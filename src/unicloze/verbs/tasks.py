@@ -160,15 +160,16 @@ def _glue(
 
 def predict(
     model: Model,
-    file: File,
+    file: Annotated[PathLike, Option("FILE"), SOURCES] | None = None,
     out: File | None = None,
     format: Annotated[PredictionFormat, JSON] | None = None,
     device: Device = "auto",
     precision: Precision | None = None,
     quiet: bool = False,
     overrides: OfFiles = None,
+    text: Annotated[str | Sequence[str], Option("TEXT", clean, repeated=True), SOURCES] | None = None,
 ) -> Predictions:
-    """Predictions of a fine-tuned model for a file of records.
+    """Predictions of a fine-tuned model for a file of records, or for a text.
 
     Args:
         model: Directory of a fine-tuning run or one of its checkpoints; in Python also a loaded model.
@@ -184,16 +185,19 @@ def predict(
             that of the recipe's `decoding`. Fine-tuning measures in that of its training.
         quiet: Show no progress.
         overrides: Settings `task.fields` and `task.format` of the file, by dotted name.
+        text: A text instead of a file, of which a tagger splits off the words; once for each part of a record of several,
+            such as a passage and a question.
 
     Returns:
         One for each record, in their order.
 
     Examples:
         unicloze predict --model runs/classification --file test.jsonl --out predictions.jsonl
+        unicloze predict --model runs/classification --text "A text to classify."
 
     Raises:
-        UsageError: The model is not fine-tuned, there is no such format or device, the name of the file tells none, or
-            predictions do not fit the format.
+        UsageError: Neither or both of `file` and `text` are given, the model is not fine-tuned, there is no such format or
+            device, the name of the file tells none, or predictions do not fit the format.
         UniclozeError: There is no whole checkpoint, or a record cannot be used.
         OSError: The file cannot be written.
     """
@@ -206,22 +210,28 @@ def predict(
     from unicloze.tasks import TASKS
     from unicloze.tasks.task import Predictions, written
 
+    if (text is None) == (file is None):
+        raise UsageError("Give a text or a file of records to predict, and not both.")
     check_file(out, file)
     chosen = room.format_of(out if out is None else Path(out), format)
     check_file(out, begins=room.BEGINNINGS[chosen])
     shown = room.PREDICTION_FORMATS[chosen] if out is None else partial(written, out, "predictions")
     check_fixed(overrides, OF_FILES)
+    if text is not None:
+        _refuse_of_files(overrides)
     loaded = _with(open_model(model, device, precision), overrides)
     task_model = load_task_model(loaded)
-    records = read_records(Path(file), loaded.recipe.task)
+    records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
     room.check_format(chosen, loaded.recipe, records)
     if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].predict is None:
         return Predictions(generate_into(Path(out), loaded, records, None, progress=not quiet), shown)
     data = encoded(records, loaded.recipe, loaded.tokenizer, answers=False)
-    predictions = room.predict(task_model, data, progress=not quiet)
+    predictions = room.predict(task_model, data, progress=file is not None and not quiet)
+    if text is not None and loaded.recipe.task.kind == "tagging":
+        predictions = [{"id": "0", "tokens": records[0].texts(loaded.recipe.task, "tokens"), **predictions[0]}]
     if out is not None:
         room.write_predictions(predictions, Path(out), chosen)
-    return Predictions(predictions, shown)
+    return Predictions(predictions, shown, one=text is not None)
 
 
 def generate(
@@ -390,8 +400,8 @@ def _generator(
 
     given = given_settings(overrides)
     check_fixed(given, ("decoding", *OF_FILES))
-    if not of_a_file and (strange := next((key for key in OF_FILES if key in given), None)):
-        raise UsageError(f"{strange} says how a file is read, and a text is given: leave it out.")
+    if not of_a_file:
+        _refuse_of_files(given)
     loaded = _with(open_model(model, device), overrides)
     recipe = loaded.recipe
     refuse_unread_in_generation(recipe, given)
@@ -401,18 +411,26 @@ def _generator(
     return dataclasses.replace(loaded, recipe=recipe)
 
 
+def _refuse_of_files(overrides: Overrides | None) -> None:
+    """Refuse settings of a file where a text is given.
+
+    Raises:
+        UsageError: There is one.
+    """
+    from unicloze.recipes.rules_unread import given_settings
+
+    given = given_settings(overrides)
+    if strange := next((key for key in OF_FILES if key in given), None):
+        raise UsageError(f"{strange} says how a file is read, and a text is given: leave it out.")
+
+
 def _record(model: LoadedModel, text: str | Sequence[str]) -> Record:
     """A record of the parts of one source."""
     from unicloze.decoding.texts import check_text
-    from unicloze.records.record import Record
+    from unicloze.tasks.raw_texts import record_of_texts, roles_of
 
-    roles, parts = model.recipe.generation.source, [text] if isinstance(text, str) else list(text)
-    if len(parts) != len(roles):
-        wanted = f"{len(roles)} text{'s' * (len(roles) > 1)}"
-        raise UsageError(f"this model makes a source of {' and '.join(roles)}: give {wanted}, not {len(parts)}.")
-    for role, part in zip(roles, parts, strict=True):
+    parts = [text] if isinstance(text, str) else list(text)
+    record = record_of_texts(parts, model.recipe)
+    for role, part in zip(roles_of(model.recipe), parts, strict=False):
         check_text(part, f"the {role}")
-    fields = model.recipe.task.fields
-    return Record(
-        "0", {fields.get(role, role): part for role, part in zip(roles, parts, strict=True)}, "the text given"
-    )
+    return record

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import Order, Pooling, Precision
-from unicloze.verbs.common import PathLike
-from unicloze.verbs.options import Device, Model, OneOf, Option, clean
+from unicloze.verbs.common import PathLike, check_file
+from unicloze.verbs.options import Device, File, Model, Number, OneOf, Option, clean
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from unicloze.decoding.infill import FillResult
     from unicloze.decoding.likelihood import Scores
+    from unicloze.decoding.vectors import Vectors
 
 TEXTS = OneOf("texts", required=True)
 
@@ -109,30 +107,53 @@ def _texts(file: PathLike | None) -> list[str]:
 
 def embed(
     model: Model,
-    texts: Sequence[str],
+    texts: Annotated[Sequence[str], Option("TEXT", clean, name="text", repeated=True), TEXTS] | None = None,
     pooling: Pooling | None = None,
-    batch_size: int = 32,
-    device: str = "auto",
+    batch_size: Number = 32,
+    device: Device = "auto",
     precision: Precision | None = None,
-) -> npt.NDArray[np.float32]:
-    """Vectors of texts; see `unicloze.decoding.embed.embed`. No verb of the command line.
+    file: Annotated[PathLike, Option("FILE"), TEXTS] | None = None,
+    out: File | None = None,
+) -> Vectors:
+    """Vectors of texts: the encoder's last hidden states, pooled.
+
+    See `unicloze.decoding.embed.embed`.
 
     Args:
         model: As of `fill`.
-        texts: The texts.
-        pooling: `mean` of the last hidden states, or that of the `first` or `last` token; the recipe's if not given.
+        texts: Text; may be given again.
+        pooling: Mean of the last hidden states, or that of the first or last token; the recipe's if not given.
         batch_size: Most rows of one forward pass.
         device: As of `fill`.
-        precision: `fp32`, `bf16`, or `auto`: bf16 where it is faster. `fp32` if not given.
+        precision: Of the forward passes; auto is bf16 where it is faster. If not given fp32.
+        file: As of `score`.
+        out: File to write: .npy, an array with a row for each text, or .jsonl, an object a line. Printed as JSON lines if not
+            given.
 
     Returns:
         *Shape:* (texts, hidden size)
 
+    Examples:
+        unicloze embed --model runs/quickstart --text "Return a copy of the list."
+        unicloze embed --model runs/quickstart --file sentences.txt --out vectors.npy
+
     Raises:
-        UsageError: A text is blank, or there is no such device.
-        UniclozeError: There is no whole checkpoint.
+        UsageError: Neither or both of `texts` and `file` are given, a text is blank, the name of the file to write tells no
+            format, or there is no such device.
+        UniclozeError: There is no whole checkpoint, or a file cannot be read or written.
     """
     from unicloze.decoding import embed as room
+    from unicloze.decoding.vectors import Vectors, check_ending, write_vectors
     from unicloze.interop.opening import open_model
 
-    return room.embed(open_model(model, device, precision), texts, pooling=pooling, batch_size=batch_size)
+    if (texts is None) == (file is None):
+        raise UsageError("Give a text or a file to embed, and not both.")
+    check_file(out)
+    check_ending(out)
+    given = texts if texts is not None else _texts(file)
+    vectors = Vectors.of(
+        room.embed(open_model(model, device, precision), given, pooling=pooling, batch_size=batch_size), given, out
+    )
+    if out is not None:
+        write_vectors(vectors, Path(out))
+    return vectors

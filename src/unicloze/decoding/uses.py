@@ -1,0 +1,60 @@
+"""What a trained model can do, for whoever asks it for something else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unicloze.decoding.abilities import objective_of, part_with
+from unicloze.errors import UsageError
+from unicloze.run_files import BEST, CHECKPOINTS
+from unicloze.tasks import TASKS
+
+if TYPE_CHECKING:
+    from unicloze.settings import Recipe
+    from unicloze.training.models import LoadedModel
+
+MASKED = '"Some [MASK] text."'
+ANY = '"Some text."'
+
+
+def check_predicts_tokens(model: LoadedModel, what: str) -> None:
+    """Refuse a model without the head that predicts tokens, such as a classifier.
+
+    Args:
+        model: The model.
+        what: What it is asked for, as in "fill masks".
+
+    Raises:
+        UsageError: It has none; the sentence says what the model can do.
+    """
+    if not hasattr(model.model, "token_head"):
+        recipe = model.recipe
+        kind = f"a model fine-tuned for {recipe.task.kind}" if recipe.task.kind else "a model without a head for tokens"
+        raise UsageError(f"{kind} cannot {what}; {instead(model)}")
+
+
+def instead(model: LoadedModel) -> str:
+    """What a model can do and the command for it, as in "it fills masks: `unicloze fill ...`"."""
+    return use_of(model.recipe, place_of(model), predicts_tokens=hasattr(model.model, "token_head"))
+
+
+def use_of(recipe: Recipe, place: str = "DIR", *, predicts_tokens: bool = True) -> str:
+    """As `instead`, of a model that is known by its recipe and its place."""
+    kind, objective = recipe.task.kind, objective_of(recipe)
+    if kind == "generation":
+        return f"it writes texts: `unicloze generate --model {place} --text {ANY}`"
+    if kind:
+        task, purpose = TASKS[kind], TASKS[kind].purpose
+        given = f"--text {ANY}" if len(set(task.texts) - set(task.optional)) == 1 else "--file FILE"
+        return f"it predicts {purpose[0].lower()}{purpose[1:-1]}: `unicloze predict --model {place} {given}`"
+    if predicts_tokens and (part_with(objective, "cloze") or part_with(objective, "stepwise")):
+        return f"it fills masks: `unicloze fill --model {place} --text {MASKED}`"
+    if predicts_tokens and part_with(objective, "causal"):
+        return f"it scores texts: `unicloze score --model {place} --text {ANY}`"
+    return f"it turns texts into vectors: `unicloze embed --model {place} --text {ANY}`"
+
+
+def place_of(model: LoadedModel) -> str:
+    """What names a model on the command line: its run rather than one of its checkpoints."""
+    path = model.path
+    return str(path.parent.parent if path.parent.name in (CHECKPOINTS, BEST) else path)

@@ -1,0 +1,89 @@
+"""Vectors of texts, and the files they are written to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import real_place, write_file
+
+ENDINGS = ".npy", ".jsonl"
+
+
+class Vectors(np.ndarray[Any, np.dtype[np.float32]]):
+    """An array of vectors that knows the texts they are of; as `str` JSON lines, or where they were written.
+
+    Attributes:
+        texts: One for each vector; what is computed from the array has none and is printed as any array.
+        out: The file they were written to, if any.
+    """
+
+    texts: Sequence[str] | None = None
+    out: str | os.PathLike[str] | None = None
+
+    @classmethod
+    def of(cls, vectors: npt.NDArray[np.float32], texts: Sequence[str], out: str | os.PathLike[str] | None) -> Self:
+        """The vectors of texts. *Shape:* (texts, hidden size)"""
+        found = vectors.view(cls)
+        found.texts, found.out = list(texts), out
+        return found
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """A text and its vector each, fit for JSON."""
+        return list(self._rows())
+
+    def __str__(self) -> str:
+        if self.texts is None:
+            return str(np.asarray(self))
+        if self.out is not None:
+            return f"{self.out}: {len(self.texts):,} vectors of {self.shape[1]}"
+        return self.json_lines().removesuffix("\n")
+
+    def json_lines(self) -> str:
+        """A JSON object a line: `text` and `vector`."""
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows())
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for text, vector in zip(self.texts or (), np.asarray(self), strict=True):
+            yield {
+                "text": text,
+                "vector": [float(number) for number in vector.astype(str)],
+            }  # float32's shortest spelling
+
+
+def check_ending(out: str | os.PathLike[str] | None) -> None:
+    """Refuse a file whose name tells no format, before anything is computed.
+
+    Raises:
+        UsageError: It ends otherwise.
+    """
+    if out is not None and Path(out).suffix not in ENDINGS:
+        raise UsageError(f"{out}: vectors are written as NumPy's array or as JSON lines: end it in .npy or .jsonl.")
+
+
+def write_vectors(vectors: Vectors, out: Path) -> None:
+    """Write them as the file's name ends.
+
+    Raises:
+        UniclozeError: The file cannot be written.
+    """
+    if out.suffix == ".jsonl":
+        write_file(out, vectors.json_lines(), "the vectors", "give another --out")
+        return
+    place = real_place(out)
+    temporary = place.with_name(f".{place.name}-{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            np.save(file, np.asarray(vectors), allow_pickle=False)
+        temporary.replace(place)
+    except OSError as error:
+        raise UniclozeError(f"{out}: cannot write the vectors: {error.strerror}; give another --out.") from error
+    finally:
+        temporary.unlink(missing_ok=True)

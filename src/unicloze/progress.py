@@ -1,0 +1,118 @@
+"""How far something is, on stderr: a bar at a terminal, else a line every few seconds."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar("T")
+
+SECONDS = 20.0
+"""Between two lines where there is no terminal."""
+
+
+def at_terminal() -> bool:
+    """Whether somebody reads stderr as it comes."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def short(number: float) -> str:
+    """A number in few characters, such as 850, 1.2k, 12k or 3.4M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.{int(number < 10 * size)}f}{unit}"
+    return f"{number:.0f}"
+
+
+def say(line: str) -> None:
+    """A line of its own on stderr, above a bar if there is one; at a terminal wrapped at words."""
+    width = _width() if at_terminal() else sys.maxsize
+    wrapped = textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    tqdm.write("\n".join(wrapped), file=sys.stderr)
+
+
+class Progress:
+    """How many of some things are done, shown while the context lasts.
+
+    Args:
+        what: What is done; nothing if the things say it.
+        total: How many there are, None if nobody knows.
+        unit: What they are, in the plural: "steps".
+        initial: How many were done before.
+        show: Whether to show anything.
+    """
+
+    def __init__(self, what: str, total: int | None, unit: str, *, initial: int = 0, show: bool = True) -> None:
+        self.what, self.total, self.unit, self.done = what, total, unit, initial
+        self._note, self._show = "", show
+        self._bar: tqdm[Any] | None = None
+        self._initial = self._said = initial
+        self._began = self._last = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._show and at_terminal():
+            counted = "{n_fmt} {unit} {elapsed}" if self.total is None else "{n_fmt}/{total_fmt} {elapsed}<{remaining}"
+            self._bar = tqdm(
+                total=self.total, desc=self.what or None, unit=self.unit, initial=self.done, file=sys.stderr,
+                dynamic_ncols=True, mininterval=0.5, unit_scale=self.unit == "bytes",
+                bar_format=("{desc}: " * bool(self.what) + counted if self.total is None else "{l_bar}{bar}| " + counted)
+                + "{postfix}",
+            )  # fmt: skip
+        self._began = self._last = time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        elif self._show and kind is None and self.done != self._said:
+            self._say()
+
+    def update(self, count: int = 1) -> None:
+        """So many more are done."""
+        self.done += count
+        if self._bar is not None:
+            self._bar.update(count)
+        elif self._show and time.monotonic() - self._last >= SECONDS:
+            self._say()
+
+    def note(self, text: str) -> None:
+        """What to say beside the count from now on."""
+        self._note = text
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+
+    def _say(self) -> None:
+        counted = f"{self.done:,}" if self.unit != "bytes" else short(self.done)
+        if self.total is not None:
+            counted += f" of {self.total:,}" if self.unit != "bytes" else f" of {short(self.total)}"
+        spent = time.monotonic() - self._began
+        line = f"{self.what}: {counted} {self.unit}" if self.what else f"{counted} {self.unit}"
+        say(", ".join(filter(None, [line, self._note, f"{spent:,.0f} s" + self._left(spent)])))
+        self._said, self._last = self.done, time.monotonic()
+
+    def _left(self, spent: float) -> str:
+        if self.total is None or self.done >= self.total or self.done <= self._initial:
+            return ""
+        left = spent / (self.done - self._initial) * (self.total - self.done)
+        return f", about {left:,.0f} s left" if left >= 1 else ""
+
+
+def each(things: Iterable[T], what: str, unit: str, *, show: bool = True) -> Iterator[T]:
+    """The things, each counted when it is done with."""
+    with Progress(what, None, unit, show=show) as progress:
+        for thing in things:
+            yield thing
+            progress.update()
+
+
+def _width() -> int:
+    return max(40, shutil.get_terminal_size().columns)

@@ -1,0 +1,50 @@
+"""Words that name several recipes: a table of the paper, a pattern, a run."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from unicloze.errors import UsageError
+from unicloze.recipes import recipe_names
+from unicloze.run_files import RECIPE
+
+TABLES: Mapping[str, Sequence[str]] = {
+    "table-6": tuple(f"unilmv2-ablation-{row}" for row in ("ae-par-relpos", "ae-par", "ae-ar", "ae", "par", "ar")),
+}
+"""Recipes of the rows of UniLMv2's tables, in order."""
+
+
+def recipes_of(words: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """The recipes that words name, each once: a table, a pattern of names or of files, a run, a name or a file.
+
+    Raises:
+        UsageError: Nothing fits a pattern.
+    """
+    found = [name for word in words for name in _named(os.fspath(word))]
+    return list(dict.fromkeys(found))
+
+
+def _named(word: str) -> list[str]:
+    if word in TABLES:
+        return list(TABLES[word])
+    if not glob.has_magic(word):
+        return [_file(word)]
+    fitting = [name for name in recipe_names() if fnmatchcase(name, word)]
+    fitting = fitting or [_file(path) for path in sorted(glob.glob(word)) if _is_recipe(Path(path))]
+    if not fitting:
+        raise UsageError(f"no recipe and no run fits '{word}': `unicloze recipes` lists the recipes.")
+    return fitting
+
+
+def _is_recipe(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml") or (path / RECIPE).is_file()
+
+
+def _file(word: str) -> str:
+    """The recipe of a run; any other word as it is."""
+    path = Path(word)
+    return str(path / RECIPE) if word not in recipe_names() and (path / RECIPE).is_file() else word

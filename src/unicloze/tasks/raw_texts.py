@@ -1,0 +1,77 @@
+"""Raw texts as a record, for people who try a model on a sentence of their own."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from unicloze.characters import IDEOGRAPH
+from unicloze.errors import UsageError
+from unicloze.records.record import Record
+from unicloze.settings import Recipe
+from unicloze.tasks import TASKS
+
+_RUN = re.compile(r"(.)\1*", re.DOTALL)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text as treebanks have them: signs around a word are words of their own, and so is each ideograph."""
+    found: list[str] = []
+    for chunk in text.split():
+        first, last = 0, len(chunk)
+        while first < last and _is_sign(chunk[first]):
+            first += 1
+        while last > first and _is_sign(chunk[last - 1]):
+            last -= 1
+        found += [run[0] for run in _RUN.finditer(chunk[:first])]
+        found += [part for part in re.split(f"({IDEOGRAPH.pattern})", chunk[first:last]) if part]
+        found += [run[0] for run in _RUN.finditer(chunk[last:])]
+    return found
+
+
+def _is_sign(character: str) -> bool:
+    return unicodedata.category(character)[0] in "PS"
+
+
+def record_of_texts(texts: Sequence[str], recipe: Recipe) -> Record:
+    """The record of some raw texts, one for each part that a model reads, such as a question behind its passage.
+
+    Raises:
+        UsageError: The model reads more or fewer parts, or some that are no texts.
+    """
+    roles, settings = roles_of(recipe), recipe.task
+    least = [role for role in roles if settings.kind == "generation" or role not in _optional(recipe)]
+    if not len(least) <= len(texts) <= len(roles):
+        wanted = f"{len(least)} text{'s' * (len(least) > 1)}" + f" or {len(roles)}" * (len(roles) > len(least))
+        raise UsageError(f"this model reads {' and '.join(roles)}: give {wanted}, not {len(texts)}.")
+    parts: dict[str, object] = {}
+    for role, text in zip(roles, texts, strict=False):
+        name = settings.fields.get(role, role)
+        parts[name] = words_of(text) if settings.kind == "tagging" else text
+    return Record("0", parts, "the text given")
+
+
+def roles_of(recipe: Recipe) -> Sequence[str]:
+    """What the texts are that a model reads, in order.
+
+    Raises:
+        UsageError: It reads what is no text.
+    """
+    settings = recipe.task
+    if settings.kind in ("", "generation"):
+        return recipe.generation.source
+    task, held = TASKS[settings.kind], settings.optional
+    missing = [role for role in held or () if role not in task.texts]
+    if not task.texts or missing:
+        needs = missing or [role for role in task.roles if role not in task.answers]
+        raise UsageError(
+            f"this model reads {' and '.join(needs)}, which a text does not tell: give a --file of records."
+        )
+    return [role for role in task.texts if role not in task.optional or held is None or role in held]
+
+
+def _optional(recipe: Recipe) -> Sequence[str]:
+    """The roles that a text may be given for or not, where the training file is not known to have them."""
+    settings = recipe.task
+    return TASKS[settings.kind].optional if settings.kind and settings.optional is None else ()
