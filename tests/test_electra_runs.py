@@ -241,7 +241,7 @@ def test_weights_go_from_run_to_run_through_the_network_that_is_used(corpus: Pat
     onward = {"training.initialize_from": str(first), "training.learning_rate": 1e-12, "training.weight_decay": 0.0}
     with pytest.warns(
         UserWarning,
-        match=r"has 0 of the generator's own 31 tensors in the right shape: the others are newly initialised",
+        match=r"has 0 of the generator's 31 tensors in the right shape: the others are newly initialised",
     ):
         pretrain_run(load_recipe("electra-small", toy(corpus) | onward), second, progress=False)
     for name, tensor in load_model(second).model.state_dict().items():

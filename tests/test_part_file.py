@@ -44,7 +44,8 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tuned(start: LoadedModel) -> LoadedModel:
-    return dataclasses.replace(start, recipe=nlu_toys.recipe_for(start, "generation"))
+    recipe = nlu_toys.recipe_for(start, "generation", model__max_positions=start.model.max_positions)
+    return dataclasses.replace(start, recipe=recipe)
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, batch: int, error: BaseException) -> None:
