@@ -49,7 +49,7 @@ class Comparison:
     probes: tuple[ProbeColumn, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
         return {**dataclasses.asdict(self), "out": str(self.out)}
 
     def __str__(self) -> str:

@@ -74,7 +74,7 @@ class Generation:
         return self.candidates[0].text
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:

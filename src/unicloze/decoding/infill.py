@@ -76,7 +76,7 @@ class FillResult:
     note: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:

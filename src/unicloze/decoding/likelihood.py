@@ -74,7 +74,7 @@ class TextScore:
     note: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ class Scores(list[TextScore]):
         return list(dict.fromkeys(score.note for score in self if score.note))
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """The fields of each, fit for JSON."""
+        """The fields of each recipe as JSON-serialisable dictionaries."""
         return [score.to_dict() for score in self]
 
     def __str__(self) -> str:

@@ -77,7 +77,7 @@ class PromptResult:
     predictions: Sequence[Mapping[str, Any]] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:

@@ -117,7 +117,7 @@ class GlueSummary:
         return 128 + self.stopped_by if self.stopped_by else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
         return {
             "out": str(self.out),
             "score": self.score if self.tasks else None,

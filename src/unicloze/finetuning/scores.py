@@ -87,7 +87,7 @@ class TaskScores:
     results: Mapping[str, MetricResult]
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:

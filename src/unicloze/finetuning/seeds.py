@@ -55,7 +55,7 @@ class FinetuneSummary:
     scores: Mapping[str, Mapping[str, Spread]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
         return {
             "out": str(self.out),
             "runs": [

@@ -33,7 +33,7 @@ class BaselineScores:
     results: Mapping[str, MetricResult]
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
         return asdict(self)
 
 

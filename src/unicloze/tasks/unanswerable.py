@@ -46,7 +46,7 @@ class Written:
     dropped: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
         return {**asdict(self), "out": str(self.out)}
 
     def __str__(self) -> str:

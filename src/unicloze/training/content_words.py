@@ -70,7 +70,7 @@ class WordScore:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
         return dataclasses.asdict(self)
 
 

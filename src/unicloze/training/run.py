@@ -88,7 +88,7 @@ class RunResult:
         return 128 + self.stopped_by if self.stopped_by else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
         return {**dataclasses.asdict(self), "out": str(self.out)}
 
     def __str__(self) -> str:

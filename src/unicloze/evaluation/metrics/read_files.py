@@ -47,7 +47,7 @@ def read_pairs(
     if len(references) > 1 and compares != "texts":
         raise UsageError(f"There are {len(references)} files of references: only texts can have more than one.")
     if na_probabilities is not None and compares != "squad":
-        raise UsageError("Only the metric squad takes certainties that there is no answer: leave them out.")
+        raise UsageError("Only the metric squad takes no-answer probabilities: leave out --na-probabilities.")
     if compares == "squad":
         return _squad_predictions(predictions, na_probabilities), read_squad(references[0])
     if compares == "coqa":

@@ -38,7 +38,7 @@ class MetricResult:
     undefined: Sequence[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
         return asdict(self)
 
     def __str__(self) -> str:
