@@ -124,8 +124,8 @@ def test_what_makes_no_sense_is_refused(start: LoadedModel, tmp_path: Path) -> N
             verbs.finetune(**{**arguments, **given})
 
     refused("holds no task of GLUE: give a folder with CoLA, SST-2", train=tmp_path / "empty")
-    refused(r"option --dev: each task of GLUE has its development file", dev=folder / "RTE" / "dev.tsv")
-    refused(r"option --task\.labels: each task of GLUE has its own", overrides={"task.labels": ["a", "b"]})
-    refused(r"option --grid-budget: UniLM v1 names one setting", task="glue-v1", grid_budget=2)
+    refused(r"option --dev: the folder --train holds the development file", dev=folder / "RTE" / "dev.tsv")
+    refused(r"option --task\.labels differs between GLUE tasks", overrides={"task.labels": ["a", "b"]})
+    refused(r"option --grid-budget: UniLM v1 gives no grid", task="glue-v1", grid_budget=2)
     refused(r"option --training\.learning_rate: --grid-budget searches it", grid_budget=2, overrides=QUICK)
     refused(r"option --grid-budget: only --task glue searches a grid", task="glue-rte", grid_budget=2)

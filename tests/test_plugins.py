@@ -200,7 +200,7 @@ def test_a_plugin_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str
             ["--plugin", "no_such_module"],
             "--plugin no_such_module: there is no such module; of a file give the name with .py.",
         ),
-        (["--plugin"], "option --plugin: it needs a value, a Python file or the name of a module."),
+        (["--plugin"], "option --plugin: it needs a value, a Python file or a module name."),
     ):
         assert main(["doctor", *words]) == 2
         assert message in capsys.readouterr().err

@@ -239,7 +239,7 @@ def test_what_a_loaded_tokenizer_prepared_has_no_settings_of_training(prepared: 
         verbs.pretrain("quickstart", place / "no", toy=True, quiet=True, overrides=given)
 
 
-@pytest.mark.parametrize(("out", "cure"), [(None, "--recipe"), ("corpus", "corpus holds no run to continue")])
+@pytest.mark.parametrize(("out", "cure"), [(None, "--recipe"), ("corpus", "no run to continue at corpus")])
 def test_pretrain_needs_a_recipe_or_a_run(out: str | None, cure: str) -> None:
     with pytest.raises(UsageError, match=cure):
         verbs.pretrain(out=out)
@@ -290,7 +290,7 @@ def test_inspect_takes_the_recipes_tokenizer(
 
 
 def test_inspect_refuses_a_directory_without_tokenizer(trained: RunResult) -> None:
-    with pytest.raises(UniclozeError, match=r"corpus holds no tokenizer.json"):
+    with pytest.raises(UniclozeError, match=r"no tokenizer.json in corpus"):
         verbs.inspect(TEXT, out="corpus")
 
 
@@ -346,13 +346,13 @@ def test_score_refuses_what_is_no_text(texts: Any, says: str, trained: RunResult
 
 def test_fill_refuses_several_texts(trained: RunResult) -> None:
     several: Any = ["the [MASK]", "a [MASK]"]
-    with pytest.raises(UsageError, match="of type list: give one text"):
+    with pytest.raises(UsageError, match="of type list: give a single string"):
         verbs.fill(trained.out, several)
 
 
 def test_score_refuses_nothing_and_both(trained: RunResult, tmp_path: Path) -> None:
     for arguments in ({}, {"text": TEXT, "file": "corpus/corpus.txt"}):
-        with pytest.raises(UsageError, match="not both"):
+        with pytest.raises(UsageError, match="either a text or a file"):
             verbs.score(trained.out, **arguments)
     (tmp_path / "blank.txt").write_text("\n \n", encoding="utf-8")
     with pytest.raises(UniclozeError, match=r"blank\.txt holds no text"):
@@ -440,7 +440,7 @@ def test_results_are_plain_data(trained: RunResult) -> None:
 
 def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"warmup_steps is 24,000 and the run has 20,000 steps.* give --training.warmup_steps"
+        UsageError, match=r"warmup_steps is 24,000 but the run has only 20,000 steps.* lower --training.warmup_steps"
     ):
         verbs.pretrain("unilmv2-base", tmp_path / "run", overrides={"training.steps": 20000})
     assert not (tmp_path / "run").exists()

@@ -1,7 +1,7 @@
-"""The command line: words to arguments of `unicloze.verbs`, their results to stdout, every error to one sentence.
+"""Command line: parses the arguments of `unicloze.verbs`, prints results, and reports errors in one sentence.
 
-Settings of a recipe are no arguments of the parsers here: whatever a verb's own parser leaves over is a dotted setting
-and goes through `unicloze.recipes`. Nothing heavy is imported to show help.
+The parsers here do not know recipe settings: whatever a verb's parser leaves over is a dotted setting and is parsed by
+`unicloze.recipes`. Showing help imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from unicloze.version import __version__
 VERBS = {name: Verb(name, function, verbs.INSTEAD.get(name, {})) for name, function in verbs.VERBS.items()}
 """All verbs, in the order of the help."""
 GROUPS = dict.fromkeys(name.partition(" ")[0] for name in VERBS if " " in name)
-"""First words of verbs of two words."""
+"""First words of two-word verbs."""
 SHARED = "pretrain", "finetune"
-"""Verbs that several processes share."""
+"""Verbs that can run in several processes."""
 MOVED = {
     "--blimp": "evaluate blimp PATH --model DIR",
     "--lambada": "evaluate lambada FILE --model DIR",
@@ -33,7 +33,7 @@ MOVED = {
     "--task": "measure-task TASK --predictions FILE --references FILE",
     "--metric": "measure METRIC --predictions FILE --references FILE",
 }
-"""What `evaluate` once did with these options, and what does it now."""
+"""Former options of `evaluate`, and the commands that replaced them."""
 
 
 def _terminate(_number: int, _frame: object) -> None:
@@ -41,7 +41,7 @@ def _terminate(_number: int, _frame: object) -> None:
 
 
 def _let_go(error: BaseException) -> None:
-    """What a signal left half built may be unable to close itself, and nobody needs to hear of that."""
+    """Release what a signal interrupted; objects that are only half built may fail to close, which is not reported."""
     heard, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         traceback.clear_frames(error.__traceback__)
@@ -53,14 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv: The words after `unicloze`; those the process was started with if not given.
+        argv: The words after `unicloze`; default: those of this process.
 
     Returns:
-        The exit code: 0; 1 for what the user can mend; 2 for a wrong command or setting; 128 + N after signal N; 70
-        for a bug of unicloze.
+        The exit code: 0; 1 for an error the user can fix; 2 for a wrong command or setting; 128 + N after signal N;
+        70 for a bug in unicloze.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    with contextlib.suppress(ValueError):  # signals reach the main thread only
+    with contextlib.suppress(ValueError):  # only the main thread may set handlers
         signal.signal(signal.SIGTERM, _terminate)
     try:
         with terminal.warnings_in_one_line():
@@ -101,7 +101,9 @@ def _run(words: list[str]) -> int:
         near = difflib.get_close_matches(name, [*VERBS, *GROUPS], n=1)
         raise UsageError(f"There is no verb '{name}'{_guess(near)} `unicloze --help` lists all.")
     if launch.processes() > 1 and name not in SHARED:
-        raise UsageError(f"{name} runs in one process: start it without torchrun, which is for {' and '.join(SHARED)}.")
+        raise UsageError(
+            f"{name} runs in one process: start it without torchrun; only {' and '.join(SHARED)} use several."
+        )
     verb = VERBS[name]
     parser = _verb_parser(name, verb, with_settings="-h" in rest or "--help" in rest)
     _refuse_unknown_options(name, verb, parser, rest)
@@ -128,7 +130,7 @@ def _run(words: list[str]) -> int:
 
 
 def _register_plugins(words: list[str]) -> list[str]:
-    """The words without --plugin, whose values are registered: which settings there are depends on them."""
+    """Register the plugins first, since they add settings; returns the words without --plugin."""
     kept: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -140,7 +142,7 @@ def _register_plugins(words: list[str]) -> list[str]:
             continue
         plugin = value if given else next(rest, "")
         if not plugin or plugin.startswith("--"):
-            raise UsageError("option --plugin: it needs a value, a Python file or the name of a module.")
+            raise UsageError("option --plugin: it needs a value, a Python file or a module name.")
         from unicloze.plugins import register
 
         register(plugin)
@@ -148,21 +150,21 @@ def _register_plugins(words: list[str]) -> list[str]:
 
 
 def _verb_of_group(group: str, rest: list[str]) -> tuple[str, list[str]]:
-    """The verb that a group's name and the next word make, and what follows it."""
+    """The verb named by a group and the next word, and the words after it."""
     if rest and f"{group} {rest[0]}" in VERBS:
         return f"{group} {rest[0]}", rest[1:]
     given = {word.partition("=")[0] for word in rest}
     moved = next((option for option in MOVED if option in given), None)
     if moved is not None:
         how = f"`unicloze {MOVED[moved]}`" + ("; `unicloze metrics` lists the metrics" if moved == "--metric" else "")
-        raise UsageError(f"{group}: {moved} is a command of its own now: {how}.")
+        raise UsageError(f"{group}: {moved} is now a separate command: {how}.")
     kinds = [name.partition(" ")[2] for name in VERBS if name.startswith(f"{group} ")]
     near = difflib.get_close_matches(rest[0], kinds, n=1) if rest else ()
     raise UsageError(f"{group}: give one of {', '.join(kinds)}{_guess(near)} `unicloze {group} --help` explains them.")
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Verbs with what they do, a line each."""
+    """Verbs with their purposes, one per line."""
     width = max(map(len, VERBS))
     return "\n".join(f"  {name:<{width}} {VERBS[name].purpose}" for name in names)
 
@@ -177,7 +179,7 @@ def _program_parser() -> Parser:
     parser = Parser(
         prog="unicloze",
         usage="unicloze [--debug] [--plugin FILE] VERB ...",
-        description=f"Pre-train and use unified language models, above all UniLMv2.\n\nverbs:\n{_listed(VERBS)}",
+        description=f"Pre-train and use unified language models such as UniLMv2.\n\nverbs:\n{_listed(VERBS)}",
         epilog="examples:\n  unicloze pretrain --recipe quickstart\n"
         '  unicloze fill --model runs/quickstart --text "Return a [MASK] of the given list."\n\n'
         "`unicloze VERB --help` explains a verb.",
@@ -206,13 +208,13 @@ def _common_options(parser: Parser) -> None:
     parser.add_argument(
         "--plugin",
         metavar="FILE|MODULE",
-        help="Add the objectives, tasks and metrics of a Python file or module, whose code is run; may be given again.",
+        help="Load objectives, tasks and metrics from a Python file or module, which runs its code; may be repeated.",
     )
-    parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    parser.add_argument("--debug", action="store_true", help="Show tracebacks of errors.")
 
 
 def _refuse_unknown_options(name: str, verb: Verb, parser: Parser, words: list[str]) -> None:
-    """Before the parser complains of what is missing: a misspelt option is why. Dotted settings are left alone."""
+    """Report misspelt options before the parser reports them as missing. Dotted settings are skipped."""
     own = [option for option in parser._option_string_actions if option.startswith("--")]
     for word in words:
         option = word.partition("=")[0]
@@ -225,14 +227,14 @@ def _refuse_unknown_options(name: str, verb: Verb, parser: Parser, words: list[s
 
 
 def _names_setting(option: str) -> bool:
-    """Whether it is a setting without its section, which is suggested then unless an option is nearly the same."""
+    """Whether it is a setting without its section; that is suggested unless an option is a closer match."""
     from unicloze.recipes.schema import every_key
 
     return option[2:].replace("-", "_") in {key.rpartition(".")[2] for key in every_key()}
 
 
 def _settings_apart(verb: Verb, parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:
-    """Settings with their values, and all other words: a parser that takes words would take the values for its own."""
+    """Split settings and their values from the other words, since a parser with positionals would take the values."""
     settings: list[str] = []
     others: list[str] = []
     room = 0
@@ -255,7 +257,7 @@ def _settings_apart(verb: Verb, parser: Parser, words: list[str]) -> tuple[list[
 
 
 def _room(setting: str, following: list[str]) -> int:
-    """How many of the words that follow a setting are its value, at most."""
+    """Maximum number of following words that belong to a setting."""
     from unicloze.recipes.schema import find_key
 
     key = find_key(setting.replace("-", "_"))
@@ -266,11 +268,11 @@ def _room(setting: str, following: list[str]) -> int:
 
 
 def _overrides(name: str, verb: Verb, extra: list[str]) -> dict[str, Any]:
-    """The words a verb's own parser did not know, as settings."""
+    """Parse the words unknown to a verb's parser as settings."""
     if not extra:
         return {}
     if not verb.settings:
-        raise UsageError(f"{name}: what is '{extra[0]}'? `unicloze {name} --help` shows how.")
+        raise UsageError(f"{name}: unexpected '{extra[0]}'; `unicloze {name} --help` shows the usage.")
     from unicloze.recipes import parse_options
 
     return parse_options(extra, prefix=verb.prefix)

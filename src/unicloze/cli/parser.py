@@ -1,4 +1,4 @@
-"""Parsers made from functions: a signature, its docstring and the marks of `unicloze.verbs.options` are a verb's options."""
+"""Builds a verb's parser from its function: the signature, the docstring and the marks of `unicloze.verbs.options`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REQUIRED = inspect.Parameter.empty
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises `UsageError` instead of exiting, and takes no abbreviations."""
+    """Argument parser that raises `UsageError` instead of exiting and accepts no abbreviations."""
 
     def __init__(self, **arguments: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
@@ -30,17 +30,17 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def takes_words(self) -> bool:
-        """Whether it takes words that belong to no option."""
+        """Whether it takes positional words."""
         return bool(self._get_positional_actions())
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse found wrong."""
+        """Raise argparse's complaint as a `UsageError`."""
         message = message.replace("argument ", "option ", 1) if message.startswith("argument ") else message
         place = self.prog.removeprefix("unicloze").lstrip()
-        raise UsageError(f"{place}{': ' if place else ''}{message}; `{self.prog} --help` shows how.")
+        raise UsageError(f"{place}{': ' if place else ''}{message}; `{self.prog} --help` shows the usage.")
 
     def require_nothing(self) -> None:
-        """Accept that options are missing, where nothing is done but to explain."""
+        """Make all options optional, for commands that only show help."""
         for action in self._actions:
             action.required = False
         for group in self._mutually_exclusive_groups:
@@ -52,11 +52,11 @@ class Argument:
     """An argument of a function.
 
     Args:
-        name: Its name.
-        kinds: Its types, without marks and None.
-        marks: What it is annotated with.
-        default: Its default, `REQUIRED` if it has none.
-        help: What the docstring says of it.
+        name: Name in the signature.
+        kinds: Types in its annotation, without marks and None.
+        marks: Marks in its annotation.
+        default: Default value, or `REQUIRED`.
+        help: Description in the docstring.
     """
 
     name: str
@@ -67,29 +67,29 @@ class Argument:
 
     @property
     def option(self) -> Option:
-        """How it is an option of the command line."""
+        """The mark that describes its command-line option."""
         return next((mark for mark in reversed(self.marks) if isinstance(mark, Option)), Option(""))
 
     @property
     def settings(self) -> Settings | None:
-        """Which dotted settings it takes, if any."""
+        """The dotted settings it takes, if any."""
         return next((mark for mark in self.marks if isinstance(mark, Settings)), None)
 
     @property
     def flag(self) -> str:
-        """What it is called on the command line."""
+        """Its name on the command line."""
         option = self.option
         return str(option.metavar) if option.word else f"--{option.name or self.name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of the command line, as a function declares it.
+    """A verb of the command line, declared by a function.
 
     Args:
-        name: Its name.
-        function: Does it.
-        instead: Switches with which another function does it.
+        name: Name of the verb.
+        function: The function that runs it.
+        instead: Switches that select another function.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Verb:
 
     @property
     def examples(self) -> tuple[str, ...]:
-        """Commands that work as they stand."""
+        """Example commands from the docstring."""
         return docstrings.examples(self.function)
 
     @functools.cached_property
@@ -113,12 +113,12 @@ class Verb:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Dotted settings to show in its help; it takes none if there are none."""
+        """Dotted settings shown in its help; empty if it takes no settings."""
         return next((one.settings.shown for one in self.arguments if one.settings and not one.settings.prefix), ())
 
     @property
     def prefix(self) -> str:
-        """What dotted settings may begin with that are of something else than the recipe; nothing if empty."""
+        """Prefix of dotted settings that do not belong to the recipe; empty if there are none."""
         return next((one.settings.prefix for one in self.arguments if one.settings and one.settings.prefix), "")
 
     def recipe(self, options: argparse.Namespace) -> str | None:
@@ -130,7 +130,7 @@ class Verb:
 
 
 class _Lenient(dict[str, Any]):
-    """The names of a module; those that it imports for type checkers only stand for any type."""
+    """Names of a module, in which names imported only for type checking evaluate to Any."""
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
@@ -139,7 +139,7 @@ class _Lenient(dict[str, Any]):
 
 
 def arguments_of(function: Callable[..., Any]) -> Iterator[Argument]:
-    """The arguments of a function, whose annotations are evaluated although they name types of heavy modules."""
+    """The arguments of a function. Its annotations are evaluated without importing the heavy modules they name."""
     said = docstrings.arguments(function)
     names = _Lenient(vars(sys.modules[function.__module__]))
     for name, parameter in inspect.signature(function).parameters.items():
@@ -149,13 +149,13 @@ def arguments_of(function: Callable[..., Any]) -> Iterator[Argument]:
 
 
 def _said(text: str, name: str, names: Mapping[str, Any]) -> str:
-    """What a docstring says of an argument, also where it is `As of` another function of the module."""
+    """Description of an argument; `As of` refers to another function in the module."""
     other = re.fullmatch(r"As of `(\w+)`\.", text)
     return docstrings.arguments(names[other[1]])[name] if other else text
 
 
 def _apart(hint: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The types of a union, and all marks in it."""
+    """Split an annotation into the types of its union and all its marks."""
     if get_origin(hint) is Annotated:
         kinds, marks = _apart(hint.__origin__)
         return kinds, (*marks, *hint.__metadata__)
@@ -166,7 +166,7 @@ def _apart(hint: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def add_options(parser: Parser, verb: Verb) -> None:
-    """Give a parser the options of a verb. What is not given is not in the namespace: the function knows its defaults."""
+    """Add a verb's options to a parser. Options not given stay out of the namespace, so the function's defaults apply."""
     groups: dict[str, Any] = {}
 
     def place(marks: tuple[Any, ...]) -> Any:
@@ -215,7 +215,7 @@ def _add(place: Any, argument: Argument) -> None:
 
 
 def _help(argument: Argument) -> str:
-    """What the docstring says without what concerns Python only, and the default."""
+    """Description without the remarks for Python callers, with the default."""
     text = re.sub(r"; in Python [^;.]*", "", argument.help).replace("`", "")
     default = argument.option.otherwise or argument.default
     if not any(default is nothing for nothing in (REQUIRED, None, False, ())):
@@ -224,7 +224,7 @@ def _help(argument: Argument) -> str:
 
 
 def call_arguments(verb: Verb, options: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What a function is called with, from what a parser of `add_options` found and the dotted settings."""
+    """Keyword arguments for a verb's function, from the parsed options and the dotted settings."""
     found: dict[str, Any] = {}
     for argument in verb.arguments:
         settings, option = argument.settings, argument.option
@@ -243,17 +243,19 @@ def call_arguments(verb: Verb, options: argparse.Namespace, overrides: Mapping[s
 
 
 def instead_of(verb: Verb, switch: str, options: argparse.Namespace, found: Mapping[str, Any]) -> dict[str, Any]:
-    """What the function of a switch is called with.
+    """Keyword arguments for the function of a switch.
 
     Raises:
-        UsageError: It does not take an option that is given, or lacks one.
+        UsageError: A given option is not among its arguments, or a required one is missing.
     """
     taken = {argument.name: argument for argument in arguments_of(verb.instead[switch])}
-    given = [one for one in verb.arguments if hasattr(options, one.name) and one.name != "quiet"]  # it is quiet
+    given = [
+        one for one in verb.arguments if hasattr(options, one.name) and one.name != "quiet"
+    ]  # it never shows progress
     strange = [one.flag for one in given if one.name not in taken] + ["--json"] * options.json
     missing = [one.flag for one in taken.values() if one.default is REQUIRED and one.name not in found]
     if strange or missing:
         flags = [one.flag for one in taken.values() if one.settings is None]
         wrong = f"leave {strange[0]} out" if strange else f"give {missing[0]}"
-        raise UsageError(f"{verb.name}: --{switch} goes with {', '.join(flags[:-1])} and {flags[-1]}: {wrong}.")
+        raise UsageError(f"{verb.name}: --{switch} takes only {', '.join(flags[:-1])} and {flags[-1]}: {wrong}.")
     return {name: value for name, value in found.items() if name in taken}

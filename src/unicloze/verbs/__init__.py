@@ -1,11 +1,11 @@
-"""What unicloze does, one function per verb of the command line: same name, same arguments, results instead of print.
+"""The public functions: one per command-line verb, with the same name and arguments, returning results.
 
-Only `import`, which is no name in Python, is `import_checkpoint`. A function is all that declares a verb: its signature and
-docstring are the options and the help (see `unicloze.verbs.options`), its result says how it is printed.
+The exception is `import_checkpoint` for `import`, a Python keyword. A verb is declared by its function alone: signature and
+docstring supply options and help (see `unicloze.verbs.options`), and the result determines how it is printed.
 
-Settings of a recipe are overridden by dotted name: `overrides={"training.steps": 10}` is `--training.steps 10`. Options
-that only say how the command prints (`--json`, `--help-settings`) have no argument here: a result is an object that
-holds all of it. Nothing heavy is imported before a function needs it.
+Recipe settings are overridden by dotted name: `overrides={"training.steps": 10}` is `--training.steps 10`. Options that
+only affect printing (`--json`, `--help-settings`) have no argument here, since a result object holds everything. Heavy
+modules are imported only by the functions that need them.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ VERBS: Mapping[str, Callable[..., Any]] = {
     "recipes": recipes,
     "doctor": doctor,
 }
-"""The function of each verb, in the order of the help."""
+"""Function of each verb, in the order of the help."""
 
 INSTEAD: Mapping[str, Mapping[str, Callable[..., Any]]] = {"generate": {"stream": stream}}
-"""Switches of verbs with which another function does it."""
+"""For each verb, switches that select another function."""
 
 __all__ = [
     "DEFAULT_RECIPE",

@@ -1,4 +1,4 @@
-"""Telling what there is."""
+"""The verbs `recipes` and `doctor`: what is available here."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeSummary:
-    """What `unicloze recipes` says of a recipe.
+    """One row of `unicloze recipes`.
 
     Args:
-        name: Its name.
-        objective: What is predicted, such as `unilmv2 ae+par`, for each part of a mixture that differs in it; of a task what
-            it is and its metrics.
-        parameters: Weights of its model, with a vocabulary as large as it asks for; None of a task, which takes any model.
-        paper: Title of the paper its values are from.
-        place: Where in the paper they stand.
+        name: Name of the recipe.
+        objective: Objective and targets, such as `unilmv2 ae+par`, of each distinct part of a mixture; for a task its kind
+            and metrics.
+        parameters: Number of model weights at the requested vocabulary size; None for a task, which takes any model.
+        paper: Title of the paper that the values are from.
+        place: Location of the values in the paper.
     """
 
     name: str
@@ -32,10 +32,10 @@ class RecipeSummary:
 
 
 class RecipeTable(list[RecipeSummary]):
-    """The recipes; as `str` two tables, of those for `pretrain` and of those for `finetune`."""
+    """All recipes; `str` renders two tables, one for `pretrain` and one for `finetune`."""
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """The fields of each, fit for JSON."""
+        """The fields of each recipe as JSON-serialisable dictionaries."""
         return [asdict(row) for row in self]
 
     def __str__(self) -> str:
@@ -63,9 +63,9 @@ def _table(rows: Sequence[RecipeSummary], what: str) -> str:
 
 
 def recipes() -> RecipeTable:
-    """List the recipes: what they train and where in the paper their values stand.
+    """List the recipes: what they train and where in the paper their values come from.
 
-    Those for pre-training come first, then those of tasks.
+    Pre-training recipes come first, then task recipes.
 
     Examples:
         unicloze recipes
@@ -89,7 +89,7 @@ def recipes() -> RecipeTable:
 
 
 def count_parameters(recipe: Recipe) -> int:
-    """Weights of the model a recipe describes, if its vocabulary is as large as it asks for; tied ones are counted once."""
+    """Number of weights of a recipe's model at the requested vocabulary size; tied weights count once."""
     from unicloze.model.build import shapes_only
     from unicloze.training.models import shape_model
 
@@ -98,7 +98,7 @@ def count_parameters(recipe: Recipe) -> int:
 
 
 def doctor() -> Examination:
-    """Look at this machine: what a run would use of it, and the cure for what is missing.
+    """Check this machine: what a run would use, and how to fix what is missing.
 
     Examples:
         unicloze doctor

@@ -1,4 +1,4 @@
-"""What the verbs have in common."""
+"""Defaults and argument checks that several verbs share."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Overrides = Mapping[str, Any]
 
 DEFAULT_RECIPE = "quickstart"
 RUNS = Path("runs")
-"""Where runs go that are given no directory, by name of their recipe."""
+"""Parent of runs without a given directory; each is named after its recipe."""
 OF_FILES = "task.fields", "task.format"
-"""Settings that say how a file is read, which may be another than that of training."""
+"""Settings that describe how a file is read; it may differ from the training file."""
 
 
 def check_fixed(overrides: Overrides | None, free: Sequence[str]) -> None:
-    """Refuse to change a setting that is not free, nor its section: a trained model is as it is.
+    """Reject overrides of settings that a trained model fixes: all but those in `free`, which may also name sections.
 
     Raises:
-        UsageError: One is changed, or there is no such setting.
+        UsageError: Another setting is overridden, or does not exist.
     """
     from unicloze.recipes.rules_unread import given_settings
 
@@ -34,14 +34,14 @@ def check_fixed(overrides: Overrides | None, free: Sequence[str]) -> None:
 
 
 def folder_at(out: PathLike | None, otherwise: Path | None = None) -> Path:
-    """The folder that a verb writes.
+    """The folder a verb writes to.
 
     Args:
-        out: As it was given.
-        otherwise: The folder if none was given.
+        out: Value of `--out`.
+        otherwise: Default if `out` is None.
 
     Raises:
-        UsageError: Its name is empty, which would be the current directory.
+        UsageError: The name is empty, which would mean the current directory.
     """
     if out is None and otherwise is not None:
         return otherwise
@@ -51,10 +51,10 @@ def folder_at(out: PathLike | None, otherwise: Path | None = None) -> Path:
 
 
 def check_file(out: PathLike | None) -> None:
-    """Refuse a file that cannot be written, before the work whose fruit it is to hold.
+    """Reject an output file that cannot be written, before any work is done.
 
     Raises:
-        UsageError: Its folder is not there or cannot be written to, or it is a folder itself, or a device or a pipe.
+        UsageError: Its folder is missing or not writable, or it is itself a folder, a device or a pipe.
     """
     if out is None:
         return
@@ -64,8 +64,8 @@ def check_file(out: PathLike | None) -> None:
     if file.is_dir():
         raise UsageError(f"{file} is a folder: give --out a file in it.")
     if file.exists() and not file.is_file():
-        raise UsageError(f"{file} is a device or a pipe: give --out a file, or leave it out to see what comes.")
+        raise UsageError(f"{file} is a device or a pipe: give --out a file, or leave it out to print the result.")
     if not file.parent.is_dir():
-        raise UsageError(f"there is no folder {file.parent} for {file.name}: make it, or give another --out.")
+        raise UsageError(f"there is no folder {file.parent} for {file.name}: create it, or give another --out.")
     if not os.access(file.parent, os.W_OK):
-        raise UsageError(f"the folder {file.parent} cannot be written to: give another --out.")
+        raise UsageError(f"the folder {file.parent} is not writable: give another --out.")

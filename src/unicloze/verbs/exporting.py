@@ -1,4 +1,4 @@
-"""Writing models for other libraries."""
+"""The verb `export`: writes models for other libraries."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ def export(
     to: Annotated[str, Option("FORMAT")],
     out: Folder | None = None,
 ) -> ExportResult:
-    """Write a model for Transformers and sentence-transformers; what was written is compared with it.
+    """Export a model for Transformers and sentence-transformers, and verify the export.
 
-    The folder is loaded back and compared with the model before it counts.
+    The folder is loaded back and its outputs are compared with the model's before the export is kept.
 
     Args:
-        model: A run directory, one of its checkpoints, or a folder of another library's; in Python also a loaded model.
+        model: Run directory, one of its checkpoints, or a Hugging Face model folder; in Python also a loaded model.
         to: Stock classes of Transformers: `bert` (no relative position bias), `mpnet` (with one), `roberta`, `electra` or
-            `albert`; or `unicloze`, the classes of `unicloze.hf`, for every model.
-        out: Folder to write; if not given, beside the model, with the format behind its name.
+            `albert`; or `unicloze`, the classes of `unicloze.hf`, which suit every model.
+        out: Folder to write; default: next to the model, named MODEL-FORMAT.
 
     Examples:
         unicloze export runs/quickstart --to mpnet
         unicloze export runs/quickstart --to unicloze --out exports/quickstart
 
     Raises:
-        UsageError: The format cannot hold the model, or there is something else at `out`.
-        UniclozeError: There is no model, Transformers is not installed, the folder cannot be written, or what it holds says
-            something else than the model: then it is deleted.
+        UsageError: The format cannot represent the model, or `out` holds something else.
+        UniclozeError: There is no model, Transformers is not installed, or the exported model's outputs differ from the
+            original's; the folder is then deleted.
     """
     from unicloze.interop.export import stock_format, write_export
     from unicloze.interop.limits import OWN, check_format, check_name
     from unicloze.interop.opening import open_model
 
     if out is None and not isinstance(model, str | os.PathLike):
-        raise UsageError("out is not given: name the folder to write, as a loaded model has no place of its own")
+        raise UsageError("out is not given: name the folder to write, since a loaded model has no folder")
     check_name(to)
     loaded = open_model(model, "cpu")
     folder = folder_at(out, _beside(Path(str(model)), to) if out is None else None)

@@ -1,4 +1,4 @@
-"""Reading the checkpoints of other libraries."""
+"""The verb `import`, and opening a model in Python."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 def load_model(path: PathLike, device: str = "cpu") -> LoadedModel:
-    """A trained model: of a run, of a checkpoint, or of the folder of another library's checkpoint.
+    """Load a trained model from a run, a checkpoint or a Hugging Face model folder.
 
     Args:
         path: The directory.
-        device: Where to put it, and where whatever it is given to computes: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA
-            device where there is one.
+        device: Where to put it and compute with it: `cpu`, `cuda`, `cuda:N`, or `auto` for a CUDA device if there is
+            one.
 
     Raises:
         UsageError: There is no such device.
-        UniclozeError: There is no model, or it cannot be read.
+        UniclozeError: There is no model.
     """
     from unicloze.interop.opening import open_model
 
@@ -37,28 +37,28 @@ def import_checkpoint(
     tokenizer: Annotated[PathLike, Option("PATH")] | None = None,
     pickle: bool = False,
 ) -> LoadedModel:
-    """Read a checkpoint of BERT, RoBERTa, MPNet, ELECTRA, ALBERT, DistilBERT, MiniLM or UniLM.
+    """Import a checkpoint of BERT, RoBERTa, MPNet, ELECTRA, ALBERT, DistilBERT, MiniLM or UniLM.
 
-    It is written as one of ours; see `unicloze.interop.read`.
+    It is saved as a unicloze model; see `unicloze.interop.read`.
 
     Args:
-        checkpoint: Folder with a config.json, its weights and its tokenizer.
-        out: Folder to write, for any `--model` and `--init`.
-        allow: Tensors that may be missing, of another shape or of no use, such as 'classifier.*'; may be given again.
+        checkpoint: Folder with config.json, weights and tokenizer.
+        out: Folder to write; any `--model` and `--init` takes it.
+        allow: Tensors that may be missing, unused or of another shape, such as 'classifier.*'; may be repeated.
         positions: Repeat the rows of the position table up to N.
-        tokenizer: Vocabulary to have from now on; shared tokens keep their rows.
-        pickle: Read the tensors of a .bin, a format that can carry code (it is not run).
+        tokenizer: New vocabulary; tokens in both vocabularies keep their embeddings.
+        pickle: Read tensors from a .bin file, a format that can contain code (none is run).
 
     Examples:
         unicloze import bert-base-uncased/ --out models/bert
         unicloze import bert-base-uncased/ --positions 1024 --tokenizer mine/tokenizer.json --out models/mine
 
     Returns:
-        The model.
+        The imported model.
 
     Raises:
-        UsageError: An argument cannot be, or there is something at `out`.
-        UniclozeError: The checkpoint cannot be read, or `out` cannot be written.
+        UsageError: An argument is invalid, or `out` is not empty.
+        UniclozeError: The checkpoint is invalid or unsupported.
     """
     from unicloze.interop.read import import_checkpoint as read
     from unicloze.interop.read import write_model

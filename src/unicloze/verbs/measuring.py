@@ -1,4 +1,4 @@
-"""Measuring a model on what it was not trained for, and predictions by metrics."""
+"""The verbs that evaluate models on benchmarks and score predictions by metrics."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def evaluate_blimp(
     precision: Precision | None = None,
     quiet: bool = False,
 ) -> BlimpResult:
-    """Measure a model on BLiMP: which sentence of a pair is grammatical.
+    """Evaluate a model on BLiMP: which sentence of a pair is grammatical.
 
     See `unicloze.evaluation.blimp.blimp`.
 
     Args:
-        model: Directory of a run, one of its checkpoints, or a folder of another library's; in Python also a loaded model.
-        pairs: Folder of BLiMP's .jsonl files, an archive of them, or one of them.
-        mode: Compare sentences by their pseudo-log-likelihood or by the chain rule; if not given, pseudo where the model
+        model: Run directory, one of its checkpoints, or a Hugging Face model folder; in Python also a loaded model.
+        pairs: BLiMP's .jsonl files: a folder, an archive or a single file.
+        mode: Compare sentences by pseudo-log-likelihood or by the chain rule; default: pseudo if the model
             defines it, else chain.
-        limit: Take only the first N pairs of each set.
-        filter: Keep only pairs of known words: of a list, one a line, or those that occur twice or more in the corpus the
-            model was trained on.
-        device: Where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one; in Python a loaded model
+        limit: Use only the first N pairs of each set.
+        filter: Keep only pairs of known words: those in a list (one per line), or those that occur at least twice in the
+            model's training corpus.
+        device: Where to compute: cpu, cuda, cuda:N, or auto for a CUDA device if there is one; in Python a loaded model
             stays where it is.
-        precision: Of the forward passes; auto is bf16 where it is faster. If not given fp32.
+        precision: Precision of the forward passes; auto is bf16 where it is faster (default: fp32).
         quiet: Show no progress.
 
     Examples:
@@ -56,7 +56,7 @@ def evaluate_blimp(
 
     Raises:
         UsageError: The model's objective does not define the mode, or there is no such device.
-        UniclozeError: There is no whole checkpoint, or the pairs cannot be read.
+        UniclozeError: There is no complete checkpoint, or the pairs are invalid.
     """
     from unicloze.training.allocator import tune_allocator
 
@@ -77,15 +77,15 @@ def evaluate_lambada(
     precision: Precision | None = None,
     quiet: bool = False,
 ) -> LambadaResult:
-    """Measure a model on LAMBADA: accuracy and perplexity of the last word of a passage.
+    """Evaluate a model on LAMBADA: accuracy and perplexity of the last word of a passage.
 
     See `unicloze.evaluation.lambada.lambada`.
 
     Args:
         model: As of `evaluate_blimp`.
-        passages: LAMBADA's passages.
-        stop_words: Words that cannot be the last: a list, one a line, or english.
-        limit: Take only the first N passages.
+        passages: File of LAMBADA passages.
+        stop_words: Words that cannot be the answer: a list (one per line), or english.
+        limit: Use only the first N passages.
         device: As of `evaluate_blimp`.
         precision: As of `evaluate_blimp`.
         quiet: Show no progress.
@@ -94,8 +94,8 @@ def evaluate_lambada(
         unicloze evaluate lambada lambada.jsonl --model runs/quickstart --stop-words english
 
     Raises:
-        UsageError: The model's objective does not define a last word, or there is no such device.
-        UniclozeError: There is no whole checkpoint, or the passages cannot be read.
+        UsageError: The model's objective cannot predict a last word, or there is no such device.
+        UniclozeError: There is no complete checkpoint, or the passages are invalid.
     """
     from unicloze.training.allocator import tune_allocator
 
@@ -115,14 +115,14 @@ def evaluate_cbt(
     precision: Precision | None = None,
     quiet: bool = False,
 ) -> PromptResult:
-    """Measure a model on the Children's Book Test: which of ten words is missing.
+    """Evaluate a model on the Children's Book Test: which of ten words is missing.
 
     See `unicloze.evaluation.childrens_books.childrens_books`.
 
     Args:
         model: As of `evaluate_blimp`.
         questions: A file of the Children's Book Test.
-        limit: Take only the first N questions.
+        limit: Use only the first N questions.
         device: As of `evaluate_blimp`.
         precision: As of `evaluate_blimp`.
         quiet: Show no progress.
@@ -132,7 +132,7 @@ def evaluate_cbt(
 
     Raises:
         UsageError: There is no such device.
-        UniclozeError: There is no whole checkpoint, or the questions cannot be read.
+        UniclozeError: There is no complete checkpoint, or the questions are invalid.
     """
     from unicloze.training.allocator import tune_allocator
 
@@ -155,7 +155,7 @@ def evaluate_prompt(
     precision: Precision | None = None,
     quiet: bool = False,
 ) -> PromptResult:
-    """Measure a model by prompts made of records, without training it.
+    """Evaluate a model on labelled records by prompting, without training it.
 
     See `unicloze.evaluation.prompting.prompted`.
 
@@ -163,21 +163,21 @@ def evaluate_prompt(
         model: As of `evaluate_blimp`.
         prompt: Prompt file in YAML or JSON: how a record becomes a prompt.
         records: Records to prompt with: .jsonl, .tsv or .csv, also .gz.
-        examples: Labelled records to draw the examples of each prompt from.
-        shots: Examples in each prompt.
-        seed: Names the draws of examples.
-        limit: Take only the first N records.
+        examples: Labelled records to draw each prompt's examples from.
+        shots: Number of examples in each prompt.
+        seed: Seed of the draws of examples.
+        limit: Use only the first N records.
         device: As of `evaluate_blimp`.
-        precision: Of the forward passes; auto is bf16 where it is faster. If not given fp32. Texts that a prompt file lets
-            the model write are written in that of its `generate`, where it names one.
+        precision: Precision of the forward passes; auto is bf16 where it is faster (default: fp32). Where the prompt file's
+            `generate` names a precision, texts are generated in that one.
         quiet: Show no progress.
 
     Examples:
         unicloze evaluate prompt lengths.yaml --model runs/quickstart --records dev.jsonl --examples train.jsonl --shots 2
 
     Raises:
-        UsageError: The prompt file cannot be used, or there is no such device.
-        UniclozeError: There is no whole checkpoint, or a file cannot be read.
+        UsageError: The prompt file does not suit the model, or there is no such device.
+        UniclozeError: There is no complete checkpoint, or a file is invalid.
     """
     from unicloze.training.allocator import tune_allocator
 
@@ -203,9 +203,9 @@ def measure(
     Args:
         metric: Name of the metric; `unicloze metrics` lists them.
         predictions: Predictions: .txt, .tsv, .jsonl or .json, also .gz.
-        references: References, or several files where each prediction has several; diversity needs none.
-        na_probabilities: For squad: how sure the model is that there is no answer, {id: number}.
-        options: Setting of the metric, such as profile=cnndm, tokenize=none or positive=yes; may be given again.
+        references: References; several files if each prediction has several references; diversity needs none.
+        na_probabilities: For squad: the model's probability that there is no answer, {id: number}.
+        options: Setting of the metric, such as profile=cnndm, tokenize=none or positive=yes; may be repeated.
 
     Examples:
         unicloze measure rouge --predictions summaries.txt --references gold.txt --option profile=xsum
@@ -213,7 +213,7 @@ def measure(
 
     Raises:
         UsageError: There is no such metric or option, or references are missing.
-        UniclozeError: A file cannot be read, files do not match, or an extra is absent.
+        UniclozeError: The files do not match, or an optional package is missing.
     """
     from unicloze.evaluation.metrics.read_files import read_pairs, read_predictions
     from unicloze.evaluation.metrics.registry import metric as named
@@ -222,7 +222,7 @@ def measure(
     files = [references] if isinstance(references, str | Path) else references
     if not files and not chosen.needs_references:
         if na_probabilities is not None:
-            raise UsageError("Only the metric squad takes certainties that there is no answer: leave them out.")
+            raise UsageError("Only the metric squad takes no-answer probabilities: leave out --na-probabilities.")
         return chosen(read_predictions(found), [], **(options or {}))
     certainties = None if na_probabilities is None else Path(na_probabilities)
     pairs = read_pairs(found, [Path(file) for file in files], chosen.compares, na_probabilities=certainties)
@@ -237,14 +237,14 @@ def measure_task(
     options: NamedValues | None = None,
     overrides: OfFiles = None,
 ) -> TaskScores:
-    """Compare predictions with the labelled records of a task, by its metrics and with standard errors.
+    """Compare predictions with a task's labelled records by its metrics, with standard errors.
 
     Args:
-        task: Name or file of the recipe of the task, or the directory of a fine-tuning run.
+        task: Task recipe by name or file, or the directory of a fine-tuning run.
         predictions: Predictions, as `predict` writes them.
         references: Labelled records of the task.
-        metric: One metric instead of those of the task; it has the task's options.
-        options: Setting of the metrics, such as profile=cnndm or positive=yes; may be given again.
+        metric: A single metric in place of the task's; the task's metric options apply.
+        options: Setting of the metrics, such as profile=cnndm or positive=yes; may be repeated.
         overrides: Settings `task.fields` and `task.format` of the records, by dotted name.
 
     Examples:
@@ -252,7 +252,7 @@ def measure_task(
 
     Raises:
         UsageError: There is no such task, metric or option.
-        UniclozeError: A file cannot be read, or files do not match.
+        UniclozeError: The files do not match.
     """
     from unicloze.finetuning.scores import measure_file
     from unicloze.recipes import load_recipe

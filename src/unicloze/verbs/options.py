@@ -1,6 +1,6 @@
-"""What the signature of a verb cannot say of an option by its type: how a word is called, read and combined with others.
+"""Marks for what an argument's type cannot say about its command-line option: name, parsing and exclusions.
 
-`unicloze.cli.parser` makes the options of the command line from the signature of a function, its `Args` and these marks.
+`unicloze.cli.parser` builds the command-line options from a function's signature, its `Args` and these marks.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Option:
-    """An argument of a verb as an option of the command line, or as a word that belongs to none.
+    """How an argument of a verb appears on the command line: as an option or as a positional word.
 
     Args:
-        metavar: What the help calls its value; several where one option takes as many words.
-        convert: Turns a word into the value; by the annotated type if not given.
-        name: Name of the option; that of the argument if empty.
-        repeated: Whether the option may be given again, each time for one more value.
+        metavar: Name of its value in the help; a tuple if the option takes that many words.
+        convert: Converts a word to a value; default: by the annotated type.
+        name: Name of the option; the argument's name if empty.
+        repeated: Whether the option may be repeated, each time adding a value.
         several: Whether it takes one or more words.
-        word: Whether it is a word that belongs to no option.
-        collect: Turns all values of a repeated option into the argument; a list if not given.
-        otherwise: The value on the command line of what a caller from Python has to give; required there too if None.
+        word: Whether it is positional.
+        collect: Converts the list of a repeated option's values to the argument; default: keep the list.
+        otherwise: Command-line default of an argument that Python callers must give; if None it is required there too.
     """
 
     metavar: str | tuple[str, ...]
@@ -43,10 +43,10 @@ class Option:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Of all arguments of a verb with the same mark at most one may be given.
+    """Marks mutually exclusive arguments: at most one of a group may be given.
 
     Args:
-        group: Tells such groups apart.
+        group: Name of the group.
         required: Whether one must be given.
     """
 
@@ -55,17 +55,17 @@ class OneOf:
 
 
 JSON = OneOf("json")
-"""Of what cannot be given together with `--json`."""
+"""Group of the arguments that exclude `--json`."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """An argument that takes the dotted settings of the command line.
+    """Marks the argument that receives the dotted settings.
 
     Args:
-        shown: Those that the help of the verb shows.
-        recipe: The argument that names the recipe whose values `--help-settings` lists; the defaults if empty.
-        prefix: What these settings begin with, where others go to another argument.
+        shown: Settings shown in the verb's help.
+        recipe: Argument naming the recipe whose values `--help-settings` lists; if empty, it lists the defaults.
+        prefix: Prefix of these settings, if settings without it go to another argument.
     """
 
     shown: tuple[str, ...] = ()
@@ -75,29 +75,29 @@ class Settings:
 
 @runtime_checkable
 class Result(Protocol):
-    """What a verb gives back: `str` shows it at a terminal, `to_dict` is its JSON.
+    """Result of a verb: `str` renders it for the terminal, `to_dict` for JSON.
 
-    It may also have an `exit_code` other than 0, and `notes`, sentences that do not belong to the output.
+    It may also have an `exit_code` other than 0, and `notes`: sentences that are not part of the output.
     """
 
     def to_dict(self) -> Any:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
 
 
 def clean(text: str) -> str:
-    """Bytes of the command line that are no UTF-8 become U+FFFD."""
+    """Replace invalid UTF-8 from the command line by U+FFFD."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def pair(text: str) -> tuple[str, str]:
-    """A word NAME=VALUE as a pair.
+    """Split NAME=VALUE into a pair.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The name or the equals sign is missing.
     """
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise UsageError(f"--option {text} is no setting: write it as NAME=VALUE, such as profile=cnndm.")
+        raise UsageError(f"--option {text} is not a setting: write it as NAME=VALUE, such as profile=cnndm.")
     return name, value
 
 
@@ -108,7 +108,7 @@ Folder = Annotated[PathLike, Option("DIR")]
 RecipeName = Annotated[PathLike, Option("NAME|FILE")]
 Number = Annotated[int, Option("N")]
 OfFiles = Annotated[Overrides | None, Settings(("task.fields", "task.format"))]
-"""Settings that say how a file of records is read."""
+"""Settings that describe how a file of records is read."""
 NamedValues = Annotated[
     Mapping[str, str] | None, Option("NAME=VALUE", pair, name="option", repeated=True, collect=dict)
 ]

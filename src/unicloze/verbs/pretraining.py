@@ -1,4 +1,4 @@
-"""From text to a trained model and its report."""
+"""The verbs from text to a trained model: prepare, pretrain, inspect, report and compare."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from unicloze.training.run import RunResult
 
 READ_BY_PREPARE = "name", "data.corpus", "data.text_field", "data.heldout_share", "data.deduplicate", "tokenizer"
-"""Settings, or whole sections, that decide on a prepared folder."""
+"""Settings and sections that determine a prepared folder."""
 READ_BY_INSPECT = (
     "name", "data.window", "data.segments", "data.documents", "data.prepared", "tokenizer.path", "tokenizer.lowercase",
     "tokenizer.extra_tokens", "objective", "model.num_segments", "model.generator_size",
 )  # fmt: skip
-"""Settings, or whole sections, that decide on a single example or on whether it can be made."""
+"""Settings and sections that affect a single example or whether it can be made."""
 NOT_READ_BY_INSPECT = (
     "objective.static_copies", "objective.final_mask_rate", "objective.coefficients",
 )  # fmt: skip
-"""Settings of an objective that change nothing in a single example."""
+"""Settings of an objective that do not affect a single example."""
 
 
 def prepare(
@@ -46,13 +46,13 @@ def prepare(
         ),
     ] = None,
 ) -> Prepared:  # fmt: skip
-    """Turn a corpus into tokens on disk: deduplicated, held-out documents apart, with its tokenizer.
+    """Deduplicate and tokenize a corpus, hold out documents, and write token shards and tokenizer.
 
-    A folder prepared before is checked and opened.
+    An already prepared folder is checked and opened.
 
     Args:
-        recipe: Recipe, of which `data` and `tokenizer` are used.
-        out: Folder to prepare in; runs/NAME/data, where `pretrain` looks for it, if not given.
+        recipe: Recipe; only its `data` and `tokenizer` are used.
+        out: Folder to write; default: runs/NAME/data, where `pretrain` looks for it.
         quiet: Show no progress.
         overrides: Settings by dotted name.
 
@@ -61,8 +61,8 @@ def prepare(
         unicloze prepare --data.corpus my_text/ --tokenizer.vocab_size 16000 --out prepared
 
     Raises:
-        UsageError: The recipe or a setting cannot be, or preparing does not read it.
-        UniclozeError: The corpus cannot be read, or the folder holds something else.
+        UsageError: The recipe or a setting is invalid, or a setting does not affect preparation.
+        UniclozeError: The corpus is invalid, or the folder holds something else.
     """
     from unicloze.recipes import load_recipe
     from unicloze.recipes.rules_unread import given_settings, refuse_beyond, refuse_unread
@@ -73,8 +73,8 @@ def prepare(
     check_beside_path(settings, overrides or {})
     if settings.data.prepared is not None:
         raise UsageError(
-            f"data.prepared is {settings.data.prepared}, a folder prepared before: leave it out to prepare one, or use "
-            "it with `unicloze pretrain`."
+            f"data.prepared is {settings.data.prepared}, an already prepared folder: leave it out to prepare one, or "
+            "use it with `unicloze pretrain`."
         )
     refuse_beyond(
         "prepare", given_settings(overrides), READ_BY_PREPARE, "leave it out, or give it to `unicloze pretrain`"
@@ -101,18 +101,18 @@ def pretrain(
     init: Folder | None = None,
     new_tokenizer: bool = False,
 ) -> RunResult:  # fmt: skip
-    """Pre-train a model, or go on with an interrupted run; Ctrl-C saves and stops.
+    """Pre-train a model, or resume an interrupted run; Ctrl-C saves and stops.
 
     Args:
-        recipe: Recipe; that of the run in `--out` if not given.
-        out: Directory of the run; runs/NAME if not given.
-        toy: Take two steps with a tiny model and vocabulary, to try a recipe; other settings come after.
+        recipe: Recipe; default: that of the run in `--out`.
+        out: Directory of the run; default: runs/NAME.
+        toy: Take two steps with a tiny model and vocabulary, to try a recipe; explicit settings take precedence.
         quiet: Show no progress.
         overrides: Settings by dotted name.
-        init: Start from this run, checkpoint or folder of another library's (training.initialize_from). The model's shape
-            and the tokenizer are then its own, unless a setting or the recipe's tokenizer.path says otherwise; rows of
-            the tokens that two vocabularies share go with the tokens.
-        new_tokenizer: With `--init`: train a tokenizer on the corpus all the same.
+        init: Initialise from this run, checkpoint or Hugging Face model folder (training.initialize_from). Model shape
+            and tokenizer are taken from it unless a setting or the recipe's tokenizer.path overrides them; tokens in
+            both vocabularies keep their embeddings.
+        new_tokenizer: With `--init`: train a new tokenizer on the corpus.
 
     Examples:
         unicloze pretrain --recipe quickstart
@@ -121,10 +121,10 @@ def pretrain(
         unicloze pretrain --recipe unilmv2-base --toy
 
     Raises:
-        UsageError: The recipe or a setting cannot be or would have no effect, the warm-up is as long as the run,
-            `data.prepared` was made of another corpus or with another tokenizer than is asked for beside it, or the directory
-            holds a run with other settings.
-        UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
+        UsageError: The recipe or a setting is invalid or would have no effect, the warm-up is as long as the run,
+            `data.prepared` contradicts the corpus or tokenizer given with it, or the directory holds a run with other
+            settings.
+        UniclozeError: The corpus, directory or checkpoint is unusable, or the loss is not finite.
     """
     from unicloze.recipes import given_beside, load_recipe, toy_overrides
     from unicloze.recipes.rules_unread import given_settings, refuse_not_of_pretraining, refuse_unread
@@ -139,23 +139,27 @@ def pretrain(
             raise UsageError("Give --recipe (`unicloze recipes` lists them), or --out of a run to continue.")
         recipe = folder_at(out) / RECIPE
         if not recipe.is_file():
-            raise UsageError(f"{out} holds no run to continue: give --recipe too (`unicloze recipes` lists them).")
+            raise UsageError(
+                f"there is no run to continue at {out}: give --recipe too (`unicloze recipes` lists them)."
+            )
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
     settings = load_recipe(recipe, {**(toy_overrides() if toy else {}), **given})
     refuse_not_of_pretraining("pretrain", given_settings(overrides))
     beside = given_beside("data.prepared", recipe, given)
-    if continued:  # its own recipe.yaml may be older than the rule that it tells the truth of its data
+    if continued:  # recipe.yaml of an older run may misstate its data settings
         beside = {key: origin for key, origin in beside.items() if origin.startswith("option ")}
     check_beside_prepared(settings, beside)
     check_beside_path(settings, given)
     if new_tokenizer and settings.training.initialize_from is None:
-        raise UsageError("A new tokenizer is trained anyway: --new-tokenizer is for a run that starts from --init.")
+        raise UsageError(
+            "--new-tokenizer has no effect without --init, since a tokenizer is trained anyway: leave it out."
+        )
     folder = folder_at(out, RUNS / (f"{settings.name}-toy" if toy else settings.name))
     warmup, steps = settings.training.warmup_steps, settings.training.steps
     if warmup >= steps and not toy and not (folder / RECIPE).is_file():
         raise UsageError(
-            f"training.warmup_steps is {warmup:,} and the run has {steps:,} steps, so that its learning rate would never be "
-            "reached: give --training.warmup_steps fewer."
+            f"training.warmup_steps is {warmup:,} but the run has only {steps:,} steps, so the peak learning rate would "
+            "never be reached: lower --training.warmup_steps."
         )
 
     tune_allocator()
@@ -185,18 +189,18 @@ def inspect(
         ),
     ] = None,
 ) -> ExampleView:  # fmt: skip
-    """Show one example as the model is fed it: its slots, who reads whom, what is predicted.
+    """Show one example as the model sees it: its slots, which slots each may read, what is predicted.
 
-    The recipe's tokenizer is taken from `tokenizer.path`, `data.prepared` or the run; where none is built yet the text
-    is split on white space, and that is said on stderr.
+    The tokenizer comes from `tokenizer.path`, `data.prepared` or the run. If there is none yet, the text is split on
+    white space and a warning is printed.
 
     Args:
-        text: Text to make the example of, in one window; what does not fit is cut off.
+        text: Text of the example, truncated to one window.
         recipe: Recipe.
-        seed: Names all random draws.
-        picture: Draw it into a file that ends in .svg or .png, and print its name.
-        out: Run or prepared folder to take the tokenizer from; runs/NAME if not given.
-        part: Part of the recipe's mixture; the first if not given.
+        seed: Seed of all random draws.
+        picture: Draw the example to a .svg or .png file and print the file name.
+        out: Run or prepared folder to take the tokenizer from; default: runs/NAME.
+        part: Part of the recipe's mixture; default: the first.
         overrides: Settings by dotted name.
 
     Examples:
@@ -205,15 +209,15 @@ def inspect(
         unicloze inspect --text "A list is a mutable sequence." --objective.mask_rate 0.5 --picture example.svg
 
     Raises:
-        UsageError: The recipe or a setting cannot be or would change nothing, or the text is too short.
-        UniclozeError: A tokenizer that was named cannot be read, or the picture cannot be written.
+        UsageError: The recipe or a setting is invalid or would have no effect, or the text is too short.
+        UniclozeError: There is no tokenizer in `out`, or the picture cannot be written.
     """
     from unicloze.recipes import load_recipe
     from unicloze.recipes.rules_unread import given_settings, refuse_beyond, refuse_unread
     from unicloze.report.example_view import inspect_example, part_of, view_of
 
     if not 0 <= seed < 2**63:
-        raise UsageError(f"seed is {seed}: give a whole number from 0 to 2**63 - 1.")
+        raise UsageError(f"seed is {seed}: give a whole number from 0 to 2^63 - 1.")
     settings, given = load_recipe(recipe, overrides), given_settings(overrides)
     reads = [key for key in READ_BY_INSPECT if settings.tokenizer.path or key != "tokenizer.lowercase"]
     refuse_beyond("inspect", given, reads, "leave it out")
@@ -233,7 +237,7 @@ def inspect(
 
 
 def _as_shown(recipe: Recipe, label: str | None) -> Recipe:
-    """The recipe without phases and with one part of its mixture, the first if no label is given."""
+    """The recipe without phases, reduced to one part of its mixture; by default the first."""
     from unicloze.mixtures import parts
 
     labels = [part.label for part in parts(recipe.objective)]
@@ -243,12 +247,12 @@ def _as_shown(recipe: Recipe, label: str | None) -> Recipe:
 
 
 def _find_tokenizer(recipe: Recipe, out: PathLike | None) -> Tokenizer | None:
-    """The tokenizer a run of the recipe uses, None if it is not built yet."""
+    """The tokenizer of a run of the recipe; None if there is none yet."""
     from unicloze.text.tokenizers import Tokenizer
 
     if out is not None and (recipe.tokenizer.path or recipe.data.prepared):
         named = "tokenizer.path" if recipe.tokenizer.path else "data.prepared"
-        raise UsageError(f"the tokenizer is that of {named}: leave --out out, or set --{named} null.")
+        raise UsageError(f"{named} already names the tokenizer: leave out --out, or set --{named} null.")
     if recipe.tokenizer.path is not None:
         return Tokenizer.load(recipe.tokenizer.path)
     if recipe.data.prepared is not None:
@@ -256,23 +260,23 @@ def _find_tokenizer(recipe: Recipe, out: PathLike | None) -> Tokenizer | None:
     run = RUNS / recipe.name if out is None else Path(out)
     folders = [folder for folder in (run, run / "data") if (folder / TOKENIZER).is_file()]
     if out is not None and not folders:
-        raise UniclozeError(f"{run} holds no tokenizer.json: give the --out of a run or of `unicloze prepare`.")
+        raise UniclozeError(f"there is no tokenizer.json in {run}: give the --out of a run or of `unicloze prepare`.")
     return Tokenizer.load(folders[0]) if folders else None
 
 
 def report(run: Annotated[PathLike, Option("RUN", word=True)], out: File | None = None) -> Path:
-    """Write one page about a run: curves, speed, an example, samples, recipe, lineage of the data.
+    """Write a one-page report of a run: curves, speed, an example, samples, recipe and data lineage.
 
     Args:
-        run: Directory of a run, finished or not.
-        out: File to write; RUN/report.html if not given.
+        run: Run directory; the run may be unfinished.
+        out: File to write; default: RUN/report.html.
 
     Examples:
         unicloze report runs/quickstart
         unicloze report runs/quickstart --out quickstart.html
 
     Returns:
-        The file.
+        The written file.
 
     Raises:
         UniclozeError: There is no run, or the page cannot be written.
@@ -305,21 +309,21 @@ def compare(
         ),
     ] = None,
 ) -> Comparison:  # fmt: skip
-    """Train several recipes at the same budget on the same text, measure them alike, write one table.
+    """Train several recipes on the same text and budget, evaluate them alike, and write one table.
 
-    A comparison that was stopped resumes.
+    The same command resumes an interrupted comparison.
 
     Args:
         recipes: Names or files of recipes.
-        budget: Of each run: steps=N, tokens=N of text, flops=N or time=SECONDS.
-        seeds: Runs of each recipe.
-        out: Folder of the comparison; runs/compare if not given.
-        like: Take sizes, tokenizer, text and training from this recipe for all, so that nothing but the objective differs.
-        blimp: Folder or archive of BLiMP, to judge every model by.
-        blimp_limit: Take only so many pairs of each set.
-        probes: Fine-tune every model on a task and measure it, outside the budget and as its own recipe declares (use):
-            recipe of the task, records to train on, records to measure on; may be given again. Settings for all of them
-            begin with probe, as in `--probe.finetuning.epochs 1`.
+        budget: Budget of each run: steps=N, tokens=N (text tokens), flops=N or time=SECONDS.
+        seeds: Number of runs per recipe.
+        out: Folder of the comparison; default: runs/compare.
+        like: Recipe that supplies sizes, tokenizer, text and training for all, so that only the objective differs.
+        blimp: Folder or archive of BLiMP, to evaluate every model on.
+        blimp_limit: Use only the first N pairs of each set.
+        probes: Fine-tune and evaluate every model on a task, outside the budget and as the model's recipe declares (use):
+            task recipe, training records, evaluation records; may be repeated. Settings of all probes begin with
+            probe, as in `--probe.finetuning.epochs 1`.
         probe_overrides: Settings of all probes by dotted name.
         quiet: Show no progress.
         overrides: Settings of all recipes by dotted name.
@@ -332,8 +336,8 @@ def compare(
             --probe docstring-summary python-docs/train python-docs/dev --probe.finetuning.epochs 1
 
     Raises:
-        UsageError: Recipes, settings, probes or budget cannot be, or the folder holds another comparison.
-        UniclozeError: As `pretrain`, or a record of a probe cannot be used.
+        UsageError: Recipes, settings, probes or budget are invalid, or the folder holds another comparison.
+        UniclozeError: As for `pretrain`, or a probe's record is invalid.
     """
     import sys
 
@@ -359,7 +363,7 @@ def compare(
 
     given, of_probes = given_settings(overrides), given_settings(probe_overrides, PREFIX)
     if not probes and (of_use := next((key for key in given if key.startswith("use.")), None)):
-        raise UsageError(f"option --{of_use}: only probes read it: name one with --probe, or leave it out.")
+        raise UsageError(f"option --{of_use} applies only to probes: name one with --probe, or leave it out.")
     device = str(given.get("training.device", "auto"))
 
     def judged_by_blimp(run: Path) -> dict[str, float | None]:
@@ -390,11 +394,10 @@ def _check_blimp(path: PathLike, limit: int | None) -> str:
     """Read the pairs before anything is trained.
 
     Returns:
-        A name for these pairs.
+        A name that identifies these pairs.
 
     Raises:
         UsageError: The limit is below 1.
-        UniclozeError: The pairs cannot be read.
     """
     from unicloze.evaluation.minimal_pairs import read_pairs
 

@@ -1,4 +1,4 @@
-"""Fine-tuning a trained model on a task, and using what comes of it."""
+"""The verbs that fine-tune a model on a task, and that predict and generate with it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from unicloze.training.models import LoadedModel
 
 WHOLE_GLUE = "glue", "glue-v1"
-"""Names that stand for the recipes of all tasks of GLUE."""
+"""Task names that stand for all GLUE tasks."""
 GLUE_KEEPS = (
     "task.max_length", "task.head", "task.head_dropout", "task.pooling", "task.evaluate_records", "task.train_records",
 )  # fmt: skip
-"""Settings of a task that all tasks of GLUE may share."""
+"""Task settings that all GLUE tasks may share."""
 
 SOURCES = OneOf("sources", required=True)
 
@@ -50,18 +50,18 @@ def finetune(
         ),
     ] = None,
 ) -> FinetuneSummary | GlueSummary:  # fmt: skip
-    """Fine-tune a trained model on labelled records, or go on with an interrupted run; the best is kept.
+    """Fine-tune a model on labelled records, or resume an interrupted run; the best checkpoint is kept.
 
     Args:
-        task: Recipe of the task. `glue`, or `glue-v1` with UniLM v1's settings, learns every task of GLUE that the folder
-            `train` holds, and writes the score and the files for the benchmark's server.
-        model: Directory of a run, one of its checkpoints, or a folder of another library's, to start from; in Python also
+        task: Task recipe. `glue`, or `glue-v1` with UniLM v1's settings, fine-tunes on every GLUE task in the folder
+            `train`, and writes the scores and the files for the GLUE server.
+        model: Model to start from: run directory, one of its checkpoints, or a Hugging Face model folder; in Python also
             a loaded model.
-        train: Records to train on, a file or a folder of files: .jsonl, .tsv, .csv or the task's own, also .gz.
-        dev: Records to evaluate on and to choose the best checkpoint by.
-        out: Directory of the run; runs/NAME if not given.
-        seeds: Runs with seeds of their own.
-        grid_budget: Of `glue`: settings of UniLMv2's grid (Table 9) to try for each task, the recipe's own first.
+        train: Training records, a file or a folder of files: .jsonl, .tsv, .csv or the task's own format, also .gz.
+        dev: Development records, which also choose the best checkpoint.
+        out: Directory of the run; default: runs/NAME.
+        seeds: Number of runs, each with its own seed.
+        grid_budget: For `glue`: number of settings of UniLMv2's grid (Table 9) to try per task, beginning with the recipe's.
         quiet: Show no progress.
         overrides: Settings by dotted name.
 
@@ -71,8 +71,9 @@ def finetune(
             --training.learning_rate 1e-4 --out runs/mine
 
     Raises:
-        UsageError: The task or a setting cannot be or would have no effect, or the directory holds a run with other settings.
-        UniclozeError: A record, the model or the directory cannot be used, or the loss is not finite.
+        UsageError: The task or a setting is invalid or would have no effect, or the directory holds a run with other
+            settings.
+        UniclozeError: A record, the model or the directory is unusable, or the loss is not finite.
     """
     from unicloze.recipes import load_recipe
     from unicloze.recipes.rules_unread import given_settings, refuse_decided_in_task, refuse_unread_in_task
@@ -120,22 +121,18 @@ def _glue(
     quiet: bool,
     overrides: Overrides | None,
 ) -> GlueSummary:
-    """Every task of GLUE in a folder, by UniLM v1's recipes if `first`."""
+    """Fine-tune on every GLUE task in a folder, with UniLM v1's recipes if `first`."""
     from unicloze.recipes import load_recipe
     from unicloze.recipes.rules_unread import given_settings, refuse_unread_in_task
     from unicloze.training.allocator import tune_allocator
 
     given = given_settings(overrides)
     if dev is not None:
-        raise UsageError(
-            "option --dev: each task of GLUE has its development file in the folder --train: leave it out."
-        )
+        raise UsageError("option --dev: the folder --train holds the development file of each GLUE task: leave it out.")
     if key := next((key for key in given if key.startswith("task.") and key not in GLUE_KEEPS), None):
-        raise UsageError(f"option --{key}: each task of GLUE has its own: fine-tune on one task with --task glue-NAME.")
+        raise UsageError(f"option --{key} differs between GLUE tasks: fine-tune on one task with --task glue-NAME.")
     if first and grid_budget > 1:
-        raise UsageError(
-            "option --grid-budget: UniLM v1 names one setting and no grid: leave it out, or give --task glue."
-        )
+        raise UsageError("option --grid-budget: UniLM v1 gives no grid: leave it out, or give --task glue.")
     tune_allocator()
     from unicloze.finetuning.glue import GRID, finetune_glue
     from unicloze.finetuning.start import task_recipe
@@ -168,33 +165,32 @@ def predict(
     quiet: bool = False,
     overrides: OfFiles = None,
 ) -> Predictions:
-    """Predictions of a fine-tuned model for a file of records.
+    """Predict a file of records with a fine-tuned model.
 
     Args:
-        model: Directory of a fine-tuning run or one of its checkpoints; in Python also a loaded model.
-        file: Records; they need no labels.
-        out: File of predictions to write. The lines of a .jsonl that are generated stand in OUT.part until all are made,
-            and the same command goes on behind those that an interrupted one has left there.
-        format: How they are written or printed: jsonl, an object a line; json, as the official scripts of SQuAD and CoQA
-            read them; glue, a table, as GLUE's server does. If not given as the file's name ends, .jsonl, .json or .tsv,
-            and printed jsonl.
-        device: Where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one; in Python a loaded model
+        model: Fine-tuning run directory or one of its checkpoints; in Python also a loaded model.
+        file: File of records; labels are not needed.
+        out: File to write. Generated lines of a .jsonl are kept in OUT.part until all are done; the same command resumes
+            an interrupted one from there.
+        format: Output format: jsonl, one object per line; json, for the official SQuAD and CoQA scripts; glue, a table for
+            the GLUE server. Default: by the suffix of the file, .jsonl, .json or .tsv; jsonl when printed.
+        device: Where to compute: cpu, cuda, cuda:N, or auto for a CUDA device if there is one; in Python a loaded model
             stays where it is.
-        precision: Of the forward passes; auto is bf16 where it is faster. If not given fp32, and texts are generated in
-            that of the recipe's `decoding`. Fine-tuning measures in that of its training.
+        precision: Precision of the forward passes; auto is bf16 where it is faster. Default: fp32, or the recipe's `decoding`
+            precision for generated texts. Fine-tuning itself evaluates in its training precision.
         quiet: Show no progress.
         overrides: Settings `task.fields` and `task.format` of the file, by dotted name.
 
     Returns:
-        One for each record, in their order.
+        One prediction per record, in order.
 
     Examples:
         unicloze predict --model runs/classification --file test.jsonl --out predictions.jsonl
 
     Raises:
-        UsageError: The model is not fine-tuned, there is no such format or device, the name of the file tells none, or
-            predictions do not fit the format.
-        UniclozeError: There is no whole checkpoint, or a record cannot be used.
+        UsageError: The model is not fine-tuned, there is no such format or device, the suffix of `out` is unknown, or
+            the format does not suit the task.
+        UniclozeError: There is no complete checkpoint, or a record is invalid.
         OSError: The file cannot be written.
     """
     from unicloze.finetuning import predict as room
@@ -240,22 +236,22 @@ def generate(
         ),
     ] = None,
 ) -> Predictions:  # fmt: skip
-    """Texts that a model generates for sources it was fine-tuned on, or that go on with a prompt.
+    """Generate texts from sources with a fine-tuned model, or continue prompts.
 
     Args:
-        model: Directory of a run, one of its checkpoints, or a folder of another library's; in Python also a loaded model.
-        text: Source, or the beginning of a text for a model without sources; once for each part of a source of several
+        model: Run directory, one of its checkpoints, or a Hugging Face model folder; in Python also a loaded model.
+        text: Source, or a prompt for a model without sources; repeat it for each part of a source that has several
             (generation.source), such as a passage and an answer.
-        file: File of sources: .jsonl, .tsv, .csv, or .txt with one a line, also .gz.
-        out: File to write, a JSON object a line. Until all are made they stand in OUT.part, and the same command goes on
-            behind those that an interrupted one has left there.
-        into: Put what is generated into this field of the record it is for, and write these records.
+        file: File of sources: .jsonl, .tsv, .csv, or .txt (one per line), also .gz.
+        out: File to write, one JSON object per line. Lines are kept in OUT.part until all are done; the same command
+            resumes an interrupted one from there.
+        into: Write the input records with the generated text in this field.
         device: As of `predict`.
         quiet: Show no progress.
-        overrides: Settings of `decoding` by dotted name, or `task.fields` and `task.format` of the file.
+        overrides: Settings of `decoding`, and `task.fields` and `task.format` of the file, by dotted name.
 
     Returns:
-        One for each source, in their order: `id`, `prediction`, and `candidates` if there are several.
+        One per source, in order: `id`, `prediction`, and `candidates` if there are several.
 
     Examples:
         unicloze generate --model runs/quickstart --text "Return a copy of the" --decoding.beams 5
@@ -265,8 +261,8 @@ def generate(
 
     Raises:
         UsageError: Neither or both of `text` and `file` are given, there is no such device, the model cannot generate, a
-            setting would have no effect, or `into` is given and `decoding.num_results` asks for several texts.
-        UniclozeError: There is no whole checkpoint, or a record cannot be used.
+            setting would have no effect, or `into` is given and `decoding.num_results` is above 1.
+        UniclozeError: There is no complete checkpoint, or a record is invalid.
     """
     from unicloze.finetuning.predict import as_json_lines
     from unicloze.finetuning.texts import as_text, generate_for_records, generate_into, with_field
@@ -274,7 +270,7 @@ def generate(
     from unicloze.tasks.task import Predictions, written
 
     if (text is None) == (file is None):
-        raise UsageError("Give a text or a file of sources to generate from, and not both.")
+        raise UsageError("Give either a text or a file of sources to generate from.")
     check_file(out)
     loaded = _generator(model, device, overrides, of_a_file=file is not None)
     several = loaded.recipe.decoding.num_results
@@ -298,7 +294,7 @@ def stream(
     device: Device = "auto",
     overrides: Annotated[Overrides | None, Settings()] = None,
 ) -> Iterator[str]:
-    """Give the text of one source piece by piece, as soon as each is settled.
+    """Stream the text of a single source piece by piece, each as soon as it is final.
 
     Args:
         model: As of `generate`.
@@ -307,7 +303,7 @@ def stream(
         overrides: Settings of `decoding` by dotted name.
 
     Raises:
-        UsageError: As `generate`, or `decoding.num_results` asks for several texts.
+        UsageError: As for `generate`, or `decoding.num_results` is above 1.
     """
     from unicloze.finetuning.texts import stream_for_record
 
@@ -322,27 +318,27 @@ def unanswerable(
     seed: Number = 0,
     overrides: OfFiles = None,
 ) -> Written:
-    """Questions with their answers and, made of them, questions without one, to learn extraction from.
+    """Add unanswerable questions to a file of questions, to train extraction on both.
 
-    A question is put to another passage of its article that does not hold its answer (UniLM v1, Section 3.3, learns from four
-    such questions to five with an answer).
+    Each pairs a question with another passage of its article that does not contain its answer. UniLM v1 (Section 3.3)
+    trains on four such questions for every five with an answer.
 
     Args:
-        file: Records with context, question and answers, as `generate` writes them into the field question.
-        out: File of both kinds to write, a .jsonl.
-        share: Unanswerable questions for each answerable one.
-        seed: Names the draws.
+        file: Records with context, question and answers, as written by `generate --into question`.
+        out: Output file for both kinds of questions, a .jsonl.
+        share: Unanswerable questions per answerable one.
+        seed: Seed of the draws.
         overrides: Settings `task.fields` and `task.format` of the file, by dotted name.
 
     Returns:
-        How many records were written, and how many left out: without a question, or without an answer in their passage.
+        Numbers of records written and left out: those without a question, or without an answer in their passage.
 
     Examples:
         unicloze unanswerable --file made.jsonl --out made-train.jsonl
 
     Raises:
-        UsageError: The share or the seed is none, `out` is no .jsonl, or there is no folder to write it in.
-        UniclozeError: A record cannot be used; the message names its line.
+        UsageError: The share or the seed is out of range, `out` is not a .jsonl, or its folder does not exist.
+        UniclozeError: A record is invalid; the message names its line.
     """
     from unicloze.recipes import load_recipe
     from unicloze.tasks import TASKS
@@ -354,7 +350,7 @@ def unanswerable(
     if not 0 <= seed < 2**63:
         raise UsageError(f"seed is {seed}: give a number from 0 to 2^63 - 1.")
     if Path(out).suffix != ".jsonl":
-        raise UsageError(f"{out}: what is written are JSON lines; give a name that ends in .jsonl.")
+        raise UsageError(f"{out}: the output is JSON lines; give a name that ends in .jsonl.")
     check_fixed(overrides, OF_FILES)
     check_file(out)
     recipe = load_recipe("squad-v2-generated", overrides)
@@ -363,10 +359,10 @@ def unanswerable(
 
 
 def _with(model: LoadedModel, overrides: Overrides | None) -> LoadedModel:
-    """The model with settings of its recipe changed.
+    """The model with overridden recipe settings.
 
     Raises:
-        UsageError: A setting cannot be, or `task.fields` names what the records of the task do not hold.
+        UsageError: A setting is invalid, or `task.fields` names a field that the task's records do not have.
     """
     from unicloze.recipes import with_overrides
     from unicloze.recipes.rules_unread import given_settings
@@ -390,25 +386,25 @@ def _generator(
     given = given_settings(overrides)
     check_fixed(given, ("decoding", *OF_FILES))
     if not of_a_file and (strange := next((key for key in OF_FILES if key in given), None)):
-        raise UsageError(f"{strange} says how a file is read, and a text is given: leave it out.")
+        raise UsageError(f"{strange} applies to a file, but a text is given: leave it out.")
     loaded = _with(open_model(model, device), overrides)
     recipe = loaded.recipe
     refuse_unread_in_generation(recipe, given)
-    if not recipe.task.kind and "decoding.max_length" not in given:  # it was made for no length
+    if not recipe.task.kind and "decoding.max_length" not in given:  # the default may exceed the model's positions
         longest = min(recipe.decoding.max_length, loaded.model.max_positions // 2)
         recipe = dataclasses.replace(recipe, decoding=dataclasses.replace(recipe.decoding, max_length=longest))
     return dataclasses.replace(loaded, recipe=recipe)
 
 
 def _record(model: LoadedModel, text: str | Sequence[str]) -> Record:
-    """A record of the parts of one source."""
+    """The record of a single source, given in parts."""
     from unicloze.decoding.texts import check_text
     from unicloze.records.record import Record
 
     roles, parts = model.recipe.generation.source, [text] if isinstance(text, str) else list(text)
     if len(parts) != len(roles):
         wanted = f"{len(roles)} text{'s' * (len(roles) > 1)}"
-        raise UsageError(f"this model makes a source of {' and '.join(roles)}: give {wanted}, not {len(parts)}.")
+        raise UsageError(f"this model's source consists of {' and '.join(roles)}: give {wanted}, not {len(parts)}.")
     for role, part in zip(roles, parts, strict=True):
         check_text(part, f"the {role}")
     fields = model.recipe.task.fields

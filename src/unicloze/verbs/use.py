@@ -1,4 +1,4 @@
-"""Using a trained model."""
+"""Fills masks, scores texts and embeds texts with a trained model."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def fill(
     order: Order | None = None,
     device: Device = "auto",
 ) -> FillResult:
-    """Fill the [MASK]s of a text: candidates for each at once, or one after the other in an order.
+    """Fill the [MASK]s of a text: candidates for all masks at once, or one mask after the other.
 
     See `unicloze.decoding.infill.fill`.
 
     Args:
-        model: Directory of a run, one of its checkpoints, or a folder of another library's; in Python also a loaded model.
-        text: Text with "[MASK]" where a token is missing.
-        top_k: Candidates to list for each mask.
-        order: Fill one mask after the other by PAR in this order; all at once by AE if not given.
-        device: Where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one; in Python a loaded model
+        model: Run directory, one of its checkpoints, or a Hugging Face model folder; in Python also a loaded model.
+        text: Text with "[MASK]" for each missing token.
+        top_k: Number of candidates to list for each mask.
+        order: Fill the masks one after the other by PAR in this order; default: all at once by AE.
+        device: Where to compute: cpu, cuda, cuda:N, or auto for a CUDA device if there is one; in Python a loaded model
             stays where it is.
 
     Examples:
@@ -47,13 +47,13 @@ def fill(
 
     Raises:
         UsageError: There is nothing to fill, the model was not trained for the order, or there is no such device.
-        UniclozeError: There is no whole checkpoint.
+        UniclozeError: There is no complete checkpoint.
     """
     from unicloze.decoding import infill
     from unicloze.interop.opening import open_model
 
     if not isinstance(text, str):
-        raise UsageError(f"text is of type {type(text).__name__}: give one text to fill, a string.")
+        raise UsageError(f"text is of type {type(text).__name__}: give a single string.")
     return infill.fill(open_model(model, device), text, top_k=top_k, order=order)
 
 
@@ -63,14 +63,14 @@ def score(
     file: Annotated[PathLike, Option("FILE"), TEXTS] | None = None,
     device: Device = "auto",
 ) -> Scores:
-    """Log-likelihood of a text by the chain rule of its steps, and its pseudo-log-likelihood.
+    """Compute the log-likelihood of a text by the chain rule, and its pseudo-log-likelihood.
 
     See `unicloze.decoding.likelihood.score`.
 
     Args:
         model: As of `fill`.
-        text: Text to score; in Python also several.
-        file: Texts: .txt with one a line, .jsonl, .parquet, also .gz, .zst.
+        text: Text to score; in Python also several texts.
+        file: File of texts: .txt (one per line), .jsonl or .parquet, also .gz, .zst.
         device: As of `fill`.
 
     Examples:
@@ -78,20 +78,20 @@ def score(
         unicloze score --model runs/quickstart --file sentences.txt --json
 
     Raises:
-        UsageError: Neither or both of `text` and `file` are given, a text is blank or no string, or there is no such
+        UsageError: Neither or both of `text` and `file` are given, a text is blank or not a string, or there is no such
             device.
-        UniclozeError: There is no whole checkpoint, or the file cannot be read.
+        UniclozeError: There is no complete checkpoint, or the file holds no text.
     """
     from unicloze.decoding import likelihood
     from unicloze.interop.opening import open_model
 
     if (text is None) == (file is None):
-        raise UsageError("Give a text or a file to score, and not both.")
+        raise UsageError("Give either a text or a file to score.")
     texts = _texts(file) if text is None else [text] if isinstance(text, str) else list(text)
     strange = next((each for each in texts if not isinstance(each, str)), None)
     if strange is not None or not texts:
-        given = "no text" if strange is None else f"something of type {type(strange).__name__}"
-        raise UsageError(f"the texts to score hold {given}: give strings.")
+        given = "no text" if strange is None else f"a value of type {type(strange).__name__}"
+        raise UsageError(f"the texts to score contain {given}: give strings.")
     return likelihood.Scores(likelihood.score(open_model(model, device), texts))
 
 
@@ -103,7 +103,7 @@ def _texts(file: PathLike | None) -> list[str]:
     by_line = path.name.endswith((".txt", ".txt.gz", ".txt.zst"))
     texts = [text.strip() for each in documents for text in (each.split("\n") if by_line else [each]) if text.strip()]
     if not texts:
-        raise UniclozeError(f"{file} holds no text: give a file with something to score.")
+        raise UniclozeError(f"{file} contains no text: give a file of texts to score.")
     return texts
 
 
@@ -115,22 +115,22 @@ def embed(
     device: str = "auto",
     precision: Precision | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Vectors of texts; see `unicloze.decoding.embed.embed`. No verb of the command line.
+    """Embed texts as vectors; see `unicloze.decoding.embed.embed`. Not a command-line verb.
 
     Args:
         model: As of `fill`.
         texts: The texts.
-        pooling: `mean` of the last hidden states, or that of the `first` or `last` token; the recipe's if not given.
-        batch_size: Most rows of one forward pass.
+        pooling: `mean` of the last hidden states, or the `first` or `last` token's; default: the recipe's.
+        batch_size: Maximum number of rows per forward pass.
         device: As of `fill`.
-        precision: `fp32`, `bf16`, or `auto`: bf16 where it is faster. `fp32` if not given.
+        precision: `fp32` (default), `bf16`, or `auto`: bf16 where it is faster.
 
     Returns:
         *Shape:* (texts, hidden size)
 
     Raises:
         UsageError: A text is blank, or there is no such device.
-        UniclozeError: There is no whole checkpoint.
+        UniclozeError: There is no complete checkpoint.
     """
     from unicloze.decoding import embed as room
     from unicloze.interop.opening import open_model
