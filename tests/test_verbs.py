@@ -355,7 +355,7 @@ def test_score_refuses_nothing_and_both(trained: RunResult, tmp_path: Path) -> N
         with pytest.raises(UsageError, match="either a text or a file"):
             verbs.score(trained.out, **arguments)
     (tmp_path / "blank.txt").write_text("\n \n", encoding="utf-8")
-    with pytest.raises(UniclozeError, match=r"blank\.txt holds no text"):
+    with pytest.raises(UniclozeError, match=r"blank\.txt contains no text"):
         verbs.score(trained.out, file=tmp_path / "blank.txt")
 
 
