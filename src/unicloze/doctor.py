@@ -230,11 +230,11 @@ def _processes() -> Iterator[Finding]:
     from unicloze.training.parallel import backends
 
     there = backends()
-    cures = "" if there else "Install a torch that is built with torch.distributed."
+    cures = "" if there else "Install a torch build with torch.distributed."
     yield Finding(
         topic="processes",
         state="ok" if there else "note",
-        detail=f"torchrun can share a run by {' and '.join(there)}" if there else "torch cannot share a run",
+        detail=f"torchrun can distribute a run by {' and '.join(there)}" if there else "torch cannot distribute a run",
         cure=cures,
     )
 

@@ -165,7 +165,7 @@ def predict(
     quiet: bool = False,
     overrides: OfFiles = None,
 ) -> Predictions:
-    """Predict a file of records with a fine-tuned model.
+    """Predict the records of a file with a fine-tuned model.
 
     Args:
         model: Fine-tuning run directory or one of its checkpoints; in Python also a loaded model.
