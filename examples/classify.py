@@ -1,4 +1,4 @@
-"""Learn to classify texts: `python examples/classify.py runs/quickstart train.tsv new.tsv runs/classes`"""
+"""Fine-tune a text classifier and predict: `python examples/classify.py runs/quickstart train.tsv new.tsv runs/classes`"""
 
 import sys
 

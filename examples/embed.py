@@ -1,4 +1,4 @@
-"""Which text is nearest to the first? `python examples/embed.py runs/quickstart "a list" "a sequence" "an error"`"""
+"""Rank texts by similarity to the first: `python examples/embed.py runs/quickstart "a list" "a sequence" "an error"`"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Learn to write targets and write one: `python examples/generate.py runs/quickstart train.jsonl "..." runs/writer`"""
+"""Fine-tune a generator and generate a text: `python examples/generate.py runs/quickstart train.jsonl "..." runs/writer`"""
 
 import sys
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Pre-train with as many processes as this machine has GPUs, or with the number given: examples/launch/torchrun.sh 4 ARGUMENTS...
+# Pre-train with one process per GPU of this machine, or with the given number: examples/launch/torchrun.sh 4 ARGUMENTS...
 # On CPUs give each process its share of the cores, e.g. OMP_NUM_THREADS=8 examples/launch/torchrun.sh 4 --recipe unilmv2-base
 set -eu
 processes=${1:-gpu}

@@ -1,4 +1,4 @@
-"""A world so small that a model learns it in seconds: eight countries, their capitals, their languages, twelve people."""
+"""A toy world that a model learns in seconds: eight countries with capitals and languages, and twelve people."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SENTENCES = (
 
 
 def write_texts(folder: str | Path) -> None:
-    """Write every sentence of this world as a document of `FOLDER/atlas.txt`; blank lines part them."""
+    """Write every sentence of this world as a document in `FOLDER/atlas.txt`, separated by blank lines."""
     texts = [
         sentence.format(name=name, country=country, capital=capital, language=language)
         for name in NAMES

@@ -1,7 +1,7 @@
-"""Run notebooks afresh and keep what their cells say: `python examples/notebooks/execute.py [NOTEBOOK.ipynb ...]`.
+"""Re-run notebooks and save their outputs: `python examples/notebooks/execute.py [NOTEBOOK.ipynb ...]`.
 
-Without Jupyter: code cells are plain Python, run one after the other in a namespace and a temporary folder of their own. Kept
-are what a cell prints and its last value; warnings and progress on stderr are not, nor are times and places of this machine.
+Jupyter is not needed: code cells are plain Python, run in order in their own namespace and temporary folder. Printed text and
+last values are saved; warnings and progress on stderr are not, nor are times and paths of this machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHOWN = {"_repr_html_": "text/html", "_repr_markdown_": "text/markdown", "_repr_
 
 
 def run_cells(notebook: dict[str, Any]) -> None:
-    """Run the code cells and put what they say in place of their outputs."""
+    """Run the code cells and replace their outputs."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     count = 0
     for number, cell in enumerate(notebook["cells"]):
@@ -35,7 +35,7 @@ def run_cells(notebook: dict[str, Any]) -> None:
 
 
 def run_cell(source: str, name: str, namespace: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    """Run one cell; its outputs as a notebook keeps them."""
+    """Run one cell and return its outputs in notebook format."""
     statements = ast.parse(source, name).body
     last = statements.pop() if statements and isinstance(statements[-1], ast.Expr) else None
     printed = io.StringIO()
@@ -54,7 +54,7 @@ def run_cell(source: str, name: str, namespace: dict[str, Any], count: int) -> l
 
 
 def shown(value: Any) -> dict[str, Any]:
-    """What a value looks like, by the methods that IPython asks for; as text it is the name of a picture."""
+    """Representations of a value by IPython's display methods; the text of a picture is the name of its type."""
     if hasattr(value, "_repr_mimebundle_"):
         data = value._repr_mimebundle_()
     else:
@@ -68,12 +68,12 @@ def shown(value: Any) -> dict[str, Any]:
 
 
 def as_lines(text: str) -> list[str]:
-    """A text as a notebook keeps it."""
+    """Text as lines, in notebook format."""
     return text.splitlines(keepends=True)
 
 
 def execute(notebook: Path, out: Path) -> None:
-    """Run a notebook in a process and a folder of its own and write it with its outputs.
+    """Run a notebook in a separate process and folder, and write it with its outputs.
 
     Raises:
         SystemExit: A cell failed; its traceback is on stderr.
@@ -88,12 +88,12 @@ def execute(notebook: Path, out: Path) -> None:
         paths = [str(Path(path).resolve()) for entry in paths for path in entry.split(os.pathsep)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
         if subprocess.run(command, cwd=folder, env=environment).returncode:
-            sys.exit(f"{notebook}: a cell failed, see above; the file is as it was")
+            sys.exit(f"{notebook}: a cell failed, see above; the file is unchanged")
         shutil.copy(result, out)
 
 
 def main() -> None:
-    """Run the notebooks that are named, or all of them, and write them back."""
+    """Re-run the named notebooks, or all, in place."""
     if sys.argv[1:2] == ["--here"]:
         source, result = map(Path, sys.argv[2:])
         notebook = json.loads(source.read_text(encoding="utf-8"))
