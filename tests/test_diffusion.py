@@ -261,6 +261,7 @@ def test_weights_count_every_token_once(size: int | None) -> None:
     examples = make_examples(window_of([11, 12, 13, 14], rows=rows), vocabulary(), objective(size))
     target = examples.targets["diffusion"]
     weight = np.zeros((rows, 4))
+    assert target.weights.dtype == np.float32
     row, rank = np.nonzero(target.weights)
     weight[row, target.labels[row, rank] - 11] = target.weights[row, rank]
     error = math.sqrt((math.log(1 / EPS) + 1 - 1) / rows)
