@@ -241,7 +241,7 @@ def test_from_the_files_of_a_task_to_its_submission(model: LoadedModel, tmp_path
 
 def test_quantities_and_other_predictions_as_glue() -> None:
     assert as_glue([{"id": "3", "prediction": 2.34567}]) == "index\tprediction\n3\t2.346\n"
-    with pytest.raises(UsageError, match="the prediction of 3 is no class"):
+    with pytest.raises(UsageError, match="the prediction of 3 is not a class"):
         as_glue([{"id": "3", "prediction": ["O"]}])
 
 
@@ -255,7 +255,7 @@ def test_standard_errors_of_the_best_checkpoint(model: LoadedModel, tmp_path: Pa
     expected = binomial_error(accuracy.values["accuracy"], 64)
     assert accuracy.errors["accuracy"] == pytest.approx(expected, rel=0.25)
     assert f"(standard error {accuracy.errors['accuracy']:.2f})" in str(accuracy)
-    with pytest.warns(UserWarning, match="trained to its end"):
+    with pytest.warns(UserWarning, match="already fully trained"):
         again = finetune_run(recipe, model, train, train, tmp_path / "run", progress=False)
     assert again.scores == result.scores
 

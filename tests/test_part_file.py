@@ -80,7 +80,7 @@ def test_an_interrupted_file_is_gone_on_with_as_in_one_go(
     with monkeypatch.context() as patch:
         stop_at(patch, 5, KeyboardInterrupt())
         with (
-            pytest.warns(UserWarning, match=r"out.jsonl.part holds 8 of 15 lines; the same command goes on from there"),
+            pytest.warns(UserWarning, match=r"out.jsonl.part has 8 of 15 lines; the same command resumes from there"),
             pytest.raises(KeyboardInterrupt),
         ):
             generate(out=out)
@@ -110,7 +110,7 @@ def test_predictions_of_a_task_that_generates_are_gone_on_with(
     whole = verbs.predict(model, sources, quiet=True)
     with monkeypatch.context() as patch:
         stop_at(patch, 5, KeyboardInterrupt())
-        with pytest.warns(UserWarning, match=r"out.jsonl.part holds 8 of 15"), pytest.raises(KeyboardInterrupt):
+        with pytest.warns(UserWarning, match=r"out.jsonl.part has 8 of 15"), pytest.raises(KeyboardInterrupt):
             verbs.predict(model, sources, out, quiet=True)
     assert lines_of(tmp_path / "out.jsonl.part") == whole[:DONE]
     assert verbs.predict(model, sources, out, quiet=True) == whole == lines_of(out)
@@ -124,7 +124,7 @@ def test_what_was_begun_with_something_else_is_begun_anew(
     def interrupt() -> None:
         with monkeypatch.context() as patch:
             stop_at(patch, 4, KeyboardInterrupt())
-            with pytest.warns(UserWarning, match="holds 8 of 15"), pytest.raises(KeyboardInterrupt):
+            with pytest.warns(UserWarning, match="has 8 of 15"), pytest.raises(KeyboardInterrupt):
                 verbs.generate(model, file=sources, out=out, quiet=True, overrides=DRAWN)
 
     longer = nlu_toys.write(tmp_path / "longer.jsonl", [*lines_of(sources), {"source": "eva"}])
@@ -138,13 +138,13 @@ def test_what_was_begun_with_something_else_is_begun_anew(
     for what, changed in changes.items():
         interrupt()
         given = {"model": model, "file": sources, "overrides": DRAWN, **changed}
-        with pytest.warns(UserWarning, match=f"out.jsonl.part was begun with another {what}, and is begun anew"):
+        with pytest.warns(UserWarning, match=f"out.jsonl.part was started with another {what}, and is started again"):
             found = verbs.generate(out=out, quiet=True, **given)
         assert found == verbs.generate(quiet=True, **given) == lines_of(out)
         assert len(lines_of(out)) == 15 + (what == "file of records") and not part.exists()
     interrupt()
     part.write_text(part.read_text().replace('"r1"', '"r2"'))
-    with pytest.warns(UserWarning, match="holds no such lines, and is begun anew"):
+    with pytest.warns(UserWarning, match="has other lines, and is started again"):
         found = verbs.generate(model, file=sources, out=out, quiet=True, overrides=DRAWN)
     assert found == verbs.generate(model, file=sources, quiet=True, overrides=DRAWN)
 
@@ -154,7 +154,7 @@ def test_a_part_is_not_lost_before_there_is_something_in_its_stead(
 ) -> None:
     model, out, part = tuned(start), tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     stop_at(monkeypatch, 4, KeyboardInterrupt())
-    with pytest.warns(UserWarning, match="holds 8 of 15"), pytest.raises(KeyboardInterrupt):
+    with pytest.warns(UserWarning, match="has 8 of 15"), pytest.raises(KeyboardInterrupt):
         verbs.generate(model, file=sources, out=out, quiet=True, overrides=DRAWN)
     former = part.read_bytes()
     with pytest.warns(UserWarning, match="another setting"), pytest.raises(UsageError, match="beams is 0"):
@@ -164,7 +164,7 @@ def test_a_part_is_not_lost_before_there_is_something_in_its_stead(
         verbs.generate(model, file=sources, out=tmp_path / "new.jsonl", quiet=True, overrides={"decoding.beams": 0})
     assert not list(tmp_path.glob("new*"))
     (tmp_path / "mine.jsonl.part").write_text("mine")
-    with pytest.raises(UniclozeError, match=r"mine.jsonl.part was not begun by this command: move it away, or give"):
+    with pytest.raises(UniclozeError, match=r"mine.jsonl.part was not started by this command: move it away, or give"):
         verbs.generate(model, file=sources, out=tmp_path / "mine.jsonl", quiet=True, overrides=DRAWN)
     assert (tmp_path / "mine.jsonl.part").read_text() == "mine"
 
@@ -175,7 +175,7 @@ def test_what_does_not_fit_in_memory_may_be_gone_on_with_in_smaller_batches(
     model, out = tuned(start), tmp_path / "out.jsonl"
     with monkeypatch.context() as patch:
         stop_at(patch, 4, MemoryError())
-        with pytest.warns(UserWarning, match="holds 8 of 15"), pytest.raises(MemoryError):
+        with pytest.warns(UserWarning, match="has 8 of 15"), pytest.raises(MemoryError):
             verbs.generate(model, file=sources, out=out, quiet=True, overrides=DRAWN)
     whole = verbs.generate(model, file=sources, quiet=True, overrides=DRAWN)
     smaller = verbs.generate(model, file=sources, out=out, quiet=True, overrides={**DRAWN, "decoding.batch_size": 1})
@@ -213,7 +213,7 @@ def test_ctrl_c_says_what_stays_in_one_sentence(
         stop_at(patch, 4, KeyboardInterrupt())
         assert cli.main(words) == 130
     assert capsys.readouterr().err.splitlines() == [
-        f"unicloze: warning: {out}.part holds 8 of 15 lines; the same command goes on from there",
+        f"unicloze: warning: {out}.part has 8 of 15 lines; the same command resumes from there",
         "unicloze: error: Stopped by Ctrl-C.",
     ]
     assert cli.main(words) == 0 and capsys.readouterr().err == ""
@@ -228,7 +228,7 @@ def test_a_signal_while_lines_are_written_loses_none(tmp_path: Path, monkeypatch
         patch.setattr("os.fsync", interrupt)
         patch.setattr("unicloze.finetuning.part_file.replace_file", lambda path, text: path.write_text(text))
         with (
-            pytest.warns(UserWarning, match="holds 1 of 2 lines"),
+            pytest.warns(UserWarning, match="has 1 of 2 lines"),
             pytest.raises(KeyboardInterrupt),
             PartFile(tmp_path / "out.jsonl", 2, {"model": "x"}, lambda *_: True) as part,
         ):

@@ -1,4 +1,4 @@
-"""The frame of every page: one static HTML file that needs no network, no script and no other file."""
+"""The common frame of all pages: a self-contained static HTML file."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def pretrain_run(
 
 
 def _write_settings(recipe: Recipe, out: Path, prepared: Prepared, checkpoint: Checkpoint | None) -> None:
-    """Make the directory ready for the run."""
+    """Write the tokenizer and the recipe, after setting aside any checkpoints newer than the one to resume from."""
     if checkpoint is not None:
         set_aside_newer(checkpoint.path)
     prepared.tokenizer.save(out)
