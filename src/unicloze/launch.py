@@ -1,4 +1,4 @@
-"""Which of the processes that torchrun started this one is, as its environment says."""
+"""Reads from the environment which of torchrun's processes this one is."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 
 
 def processes() -> int:
-    """How many processes share one run; 1 where nothing started several."""
+    """Number of processes that share the run; 1 without torchrun."""
     return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else 1
 
 
 def rank() -> int:
-    """The number of this one among them; 0 is the one that writes and prints."""
+    """Number of this process; process 0 writes and prints."""
     return int(os.environ["RANK"]) if processes() > 1 else 0
 
 
 def local_rank() -> int:
-    """Its number among those of this machine, which is that of its device."""
+    """Number of this process on its machine, and of its device."""
     return int(os.environ.get("LOCAL_RANK", 0)) if processes() > 1 else 0

@@ -30,9 +30,9 @@ def say(kind: str, sentence: str) -> None:
 
 
 def show(result: Any, *, json: bool) -> None:
-    """Print what a verb gives back as text or as JSON; what it notes goes to stderr, and pieces are printed as they come.
+    """Print a verb's result as text or JSON, streamed pieces as they come, and its notes to stderr.
 
-    Of several processes of a run the first prints.
+    With several processes, only the first prints.
     """
     if launch.rank():
         return
@@ -61,7 +61,7 @@ def _finite(data: Any) -> Any:
 
 
 def main_settings(keys: Sequence[str]) -> str:
-    """List some dotted settings with their descriptions."""
+    """A list of some dotted settings with their descriptions."""
     from unicloze.recipes.schema import KEYS
 
     lines = ["main settings of the recipe (--help-settings lists all):"]
@@ -71,7 +71,7 @@ def main_settings(keys: Sequence[str]) -> str:
 
 
 def all_settings(recipe: str | None, overrides: dict[str, Any]) -> str:
-    """List every dotted setting by section, with its value in a recipe with overrides, or else its default."""
+    """A list of all dotted settings by section, with their values in a recipe with overrides, or their defaults."""
     from unicloze.objectives import OBJECTIVES
     from unicloze.recipes import load_recipe
     from unicloze.recipes.schema import KEYS, SECTIONS, keys_of
@@ -136,7 +136,7 @@ def explain(error: BaseException) -> tuple[str, int]:
         )
     if isinstance(error, OSError):
         return _explain_os_error(error), 1
-    if number := re.search(r"\(os error (\d+)\)", str(error)):  # of safetensors and tokenizers, written in Rust
+    if number := re.search(r"\(os error (\d+)\)", str(error)):  # from Rust: safetensors, tokenizers
         return _explain_os_error(OSError(int(number[1]), os.strerror(int(number[1])))), 1
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" in {os.path.basename(place[0].filename)}, line {place[0].lineno}" if place else ""

@@ -1,5 +1,5 @@
-"""Objectives side by side: the same text, the same tokenizer, the same budget, the same measures, several seeds, one table.
+"""Compares objectives with the same text, tokenizer, budget and measures over several seeds, in one table.
 
-`plan` makes the recipes equal and turns a budget into steps, `measures` scores a trained model by what its objective
-defines, `compare` runs it all and can be stopped at any moment, `page` draws it.
+`plan` aligns the recipes and converts a budget into steps, `measures` scores a trained model on what its objective defines,
+`compare` runs everything and can be interrupted at any time, `page` draws the results.
 """

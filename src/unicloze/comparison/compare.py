@@ -1,8 +1,8 @@
-"""Run a comparison: every contestant with every seed, each measured the same way; stopped anywhere, it goes on there.
+"""Runs a comparison: every contestant with every seed, all measured the same way; an interrupted comparison resumes.
 
 OUT/data                     the text, prepared once
 OUT/comparison.json          the plan, then the results
-OUT/NAME/seed-S              one run each, with `scores.json` beside its checkpoints
+OUT/NAME/seed-S              one run each, with its `scores.json`
 OUT/NAME/seed-S/probes/TASK  the same run fine-tuned on a task; `predict` reads it
 OUT/table.md, OUT/index.html
 """
@@ -31,7 +31,7 @@ from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.run import build_sampler
 
 OF_THE_TEXT = ("corpus", "text_field", "weights", "heldout_share", "deduplicate")
-"""Settings of `data` that decide what the text of a comparison is."""
+"""Settings of `data` that determine the text of a comparison."""
 
 
 def compare_recipes(
@@ -47,23 +47,23 @@ def compare_recipes(
     progress: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Train every recipe with every seed and measure it; what is done already is not done again.
+    """Train and measure every recipe with every seed; completed work is not repeated.
 
     Args:
         names: Names or files of recipes.
         out: The folder; nothing is written outside it.
         budget: What each run may spend.
         seeds: Runs of each recipe, with seeds 0, 1, ...
-        like: A recipe to take sizes, tokenizer, text and training from.
-        overrides: Settings of all of them, by dotted name.
-        evaluators: More scores by a name for each run; part of the plan by that name.
-        probes: Tasks that every run is fine-tuned on, with its seed; they cost nothing of the budget.
+        like: A recipe whose sizes, tokenizer, text and training all others take.
+        overrides: Settings of all recipes, by dotted name.
+        evaluators: Additional scores of each run, by a name under which they are recorded.
+        probes: Tasks to fine-tune every run on, with its seed; they do not count against the budget.
         progress: Show progress on stderr.
-        say: Is told what is being done.
+        say: Called with a description of each stage.
 
     Raises:
-        UsageError: Recipes, settings or budget cannot be, or the folder holds another comparison.
-        UniclozeError: As `pretrain_run`.
+        UsageError: Recipes, settings or budget are invalid, or the folder holds another comparison.
+        UniclozeError: As for `pretrain_run`.
     """
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: give 1 or more.")
@@ -86,7 +86,9 @@ def compare_recipes(
         recipes[0].training.evaluate_windows
     )
     if not (masked_steps(windows, prepared.tokenizer.vocabulary) >= 0).any():
-        raise UsageError("too little is held out to measure on: raise --data.heldout_share, or give more documents.")
+        raise UsageError(
+            "too little text is held out to measure on: raise --data.heldout_share or give more documents."
+        )
     runs: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for seed in range(seeds):
         for contestant in planned:
@@ -118,33 +120,33 @@ def compare_recipes(
 
 
 def _check_one_text(recipes: Sequence[Recipe]) -> None:
-    """Refuse recipes that would not learn the same tokens.
+    """Reject recipes that would not train on the same tokens.
 
     Raises:
-        UsageError: Two differ in their tokenizer or in what their text is.
+        UsageError: Two recipes differ in tokenizer or text.
     """
     for recipe in recipes[1:]:
         if recipe.tokenizer != recipes[0].tokenizer:
             raise UsageError(
-                f"{recipes[0].name} and {recipe.name} have different tokenizers, and perplexities of different tokens do "
-                "not compare: give --like RECIPE, or settings of --tokenizer for all."
+                f"{recipes[0].name} and {recipe.name} have different tokenizers, and perplexities of different tokens are "
+                "not comparable: give --like RECIPE, or settings of --tokenizer for all."
             )
         for name in OF_THE_TEXT:
             if getattr(recipe.data, name) != getattr(recipes[0].data, name):
                 raise UsageError(
-                    f"{recipes[0].name} and {recipe.name} differ in data.{name}, and all learn from one text: give "
+                    f"{recipes[0].name} and {recipe.name} differ in data.{name}, but all must train on one text: give "
                     f"--data.{name} for all, or --like RECIPE."
                 )
 
 
 def _prepare(recipes: list[Recipe], out: Path, progress: bool) -> tuple[Prepared, int]:
-    """The text of all recipes, and the longest window that all of them have positions for."""
+    """The text of all recipes, and the longest window that fits all of their models."""
     first: Recipe = recipes[0]
     data: DataSettings = first.data
     tokenizer: TokenizerSettings = first.tokenizer
     prepared = open_or_prepare(data, tokenizer, out / "data", progress=progress)
     if not prepared.heldout:
-        raise UsageError("nothing is held out to measure on: raise --data.heldout_share, or give more documents.")
+        raise UsageError("no text is held out to measure on: raise --data.heldout_share or give more documents.")
     recipes[:] = [
         dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, prepared=str(prepared.folder)))
         for recipe in recipes
@@ -166,7 +168,7 @@ def _plan(
     evaluate_every: int | None,
     say: Callable[[str], None],
 ) -> list[Contestant]:
-    """Steps of every contestant; decided once, so that a comparison that goes on goes on with the same.
+    """The steps of every contestant; decided once and read back when a comparison resumes.
 
     Raises:
         UsageError: The folder holds another comparison.
@@ -180,12 +182,12 @@ def _plan(
             raise UniclozeError(f"{path} is damaged: remove it and run the same command again.") from error
         if former.get("schema") != SCHEMA:
             raise UsageError(
-                f"{path} was written by another version of unicloze, whose recipes hold other settings: give another --out, "
-                "or finish it with that version."
+                f"{path} was written by another version of unicloze, with other recipe settings: give another --out, "
+                "or finish the comparison with that version."
             )
         if any(former.get(key) != wanted[key] for key in wanted):
             raise UsageError(
-                f"{path} is the plan of another comparison ({', '.join(known)}; {former.get('budget')}): give another --out."
+                f"{path} belongs to another comparison ({', '.join(known)}; {former.get('budget')}): give another --out."
             )
         return [_planned(recipe, known[recipe.name]) for recipe in recipes]
     say("measuring what a step of each recipe costs")
@@ -207,10 +209,10 @@ def _plan(
 
 
 def _note_probes(probes: Sequence[FittedProbe], path: Path, say: Callable[[str], None]) -> None:
-    """Write the probes into the plan, beside those of before.
+    """Add the probes to the plan.
 
     Raises:
-        UsageError: The plan has one of them with other files or settings.
+        UsageError: The plan already has one of them with other files or settings.
     """
     planned = json.loads(path.read_text(encoding="utf-8"))
     noted = agreed(probes, planned.get(PROBES, {}), path)
@@ -231,7 +233,7 @@ def _planned(recipe: Recipe, entry: Mapping[str, Any]) -> Contestant:
 
 
 def _column(probe: FittedProbe, runs: Mapping[str, Sequence[tuple[Path, Mapping[str, Any]]]]) -> ProbeColumn:
-    """What the scores of a probe are of, in the unit they were found in."""
+    """The column of a probe's scores, with the unit in which they were measured."""
     found = [known[PROBES][probe.name] for each in runs.values() for _, known in each if probe.name in known[PROBES]]
     return probe.column(found[0]["unit"])
 

@@ -1,7 +1,8 @@
 """Scores of a trained model on held-out text, the same for every objective that defines them.
 
-All models see the same windows and the same masked positions, drawn by Algorithm 1: `ae` predicts them at once from the
-rest, `par` block by block, `causal` every token from those left of it. What an objective does not define stays None.
+All models see the same windows and the same masked positions, drawn by Algorithm 1: `ae` predicts them all at once from
+the rest, `par` predicts them block by block, `causal` predicts every token from those to its left. A score that an
+objective does not define is None.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from unicloze.training.loop import Compute, evaluate
 from unicloze.training.models import LoadedModel
 
 MEASURES: Mapping[str, Ability] = {"ae": "cloze", "par": "stepwise", "causal": "causal"}
-"""Each measure and the ability of an objective it takes."""
+"""The ability of an objective that each measure needs."""
 
 
 def masked_steps(windows: Windows, vocabulary: Vocabulary) -> npt.NDArray[np.int32]:
-    """The masked positions of held-out windows, by step, -1 elsewhere. *Shape:* (rows, window)"""
+    """Step of each masked position of held-out windows, -1 elsewhere. *Shape:* (rows, window)"""
     plain = UniLMv2Settings()
     return draw_steps(windows, plain, np.full(len(windows), plain.mask_rate), vocabulary)
 
 
 def held_out(loaded: LoadedModel, windows: Windows, compute: Compute, rows: int) -> dict[str, float | None]:
-    """Mean nats a prediction by measure, None where it is not defined or there is none.
+    """Mean nats per prediction by measure; None if it is undefined or there are no predictions.
 
     Args:
         loaded: The model.
-        windows: Held-out windows of one segment.
-        compute: Where and how to compute.
-        rows: Rows of one forward pass.
+        windows: Held-out windows with one segment each.
+        compute: Device and precision to compute with.
+        rows: Rows per forward pass.
     """
     vocabulary = loaded.tokenizer.vocabulary
     steps = masked_steps(windows, vocabulary)
@@ -56,5 +57,5 @@ def held_out(loaded: LoadedModel, windows: Windows, compute: Compute, rows: int)
 
 
 def bits_per_byte(nats: float | None, tokens_per_byte: float | None) -> float | None:
-    """Nats a token as bits a byte of the text."""
+    """Convert nats per token to bits per byte of text; None if either is unknown."""
     return None if nats is None or tokens_per_byte is None else nats / math.log(2) * tokens_per_byte

@@ -1,4 +1,4 @@
-"""The page of a comparison: the table, bars of each score, and the curves of every run; static HTML."""
+"""The static HTML page of a comparison: the table, bars of each score, and the curves of every run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unicloze.report.history import History
 from unicloze.report.task_history import TaskRun
 
 _COLOURS = 16
-"""Of the style sheet: `c0` to `c15`."""
+"""Number of colours in the style sheet: `c0` to `c15`."""
 
 
 def page(comparison: Comparison) -> str:
@@ -38,7 +38,7 @@ def _table(comparison: Comparison) -> str:
 
 
 def _panel(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table: its heading as plain text, and lines of cells as HTML."""
+    """A table with a heading of plain text and lines of HTML cells."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
     body = "".join(f"<tr>{''.join(line)}</tr>" for line in lines)
     table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
@@ -46,7 +46,7 @@ def _panel(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def _dotted(number: int, name: str) -> str:
-    """The name of a contestant in its colour."""
+    """The heading cell of a contestant, with a dot in its colour."""
     return f'<th class="c{number % _COLOURS}"><span class="dot"></span>{escape(name)}</th>'
 
 
@@ -55,7 +55,7 @@ def _cell(text: str) -> str:
 
 
 def _bars(comparison: Comparison) -> str:
-    """For each score its bars, the best first; lower is better for perplexities, higher for accuracies."""
+    """Bars of each score, best first; lower is better for perplexities, higher for accuracies."""
     panels = []
     for column in columns(comparison):
         known = [(i, row, spread) for i, row in enumerate(comparison.rows) if (spread := row.scores[column.key])]
@@ -75,12 +75,12 @@ def _bars(comparison: Comparison) -> str:
 
 
 def _share(value: float, most: float) -> float:
-    """A value in percent of the largest; nothing of one below zero, as a correlation may be."""
+    """A value in percent of the largest; 0 for negative values, such as correlations."""
     return 100 * max(0.0, value) / most if most > 0 else 0.0
 
 
 def _curves(comparison: Comparison) -> str:
-    """Held-out loss over the steps: a panel for each target, a line for each recipe, or each part of it (its first seed)."""
+    """Held-out loss over the steps of the first seed: a panel per target, a line per recipe or part of its mixture."""
     panels: dict[str, list[Line]] = {}
     for i, row in enumerate(comparison.rows):
         history = History.read(comparison.out / row.name / "seed-0")
@@ -93,8 +93,8 @@ def _curves(comparison: Comparison) -> str:
             )
             panels.setdefault(target, []).append(line)
     lead = (
-        "What each run measured of its own objective while it trained, with its own windows and masks: curves of one panel "
-        "share a target's name and not always its task. The table has what compares."
+        "Each run's held-out loss during training, with its own windows and masks: curves in one panel have the same target "
+        "name, but not always the same task. Only the table is comparable."
     )
     charts = "".join(_target_panel(target, lines) for target, lines in panels.items())
     return f'<p class="lead">{lead}</p><div class="grid">{charts}</div>'
@@ -102,14 +102,14 @@ def _curves(comparison: Comparison) -> str:
 
 def _target_panel(target: str, lines: Sequence[Line]) -> str:
     chart = line_chart(lines, title=f"held-out loss of {target}", width=640, height=340)
-    return f'<figure class="panel"><h3>Held-out loss, {escape(target)}, nats a prediction</h3>{chart}</figure>'
+    return f'<figure class="panel"><h3>Held-out loss, {escape(target)}, nats per prediction</h3>{chart}</figure>'
 
 
 def _probes(comparison: Comparison) -> str:
-    """How each probe was fine-tuned, what that took, and the scores on the way."""
+    """Settings, cost and score curves of each probe's fine-tuning."""
     lead = (
-        "Every run is fine-tuned with its own seed, read and pooled as its recipe declares; files and settings are the same "
-        "for all. What it takes is no part of the budget. Curves are of the first seed."
+        "Every run is fine-tuned with its own seed, using the visibility and pooling of its recipe; files and settings are "
+        "the same for all. Fine-tuning does not count against the budget. Curves show the first seed."
     )
     keys = dict.fromkeys(key for probe in comparison.probes for key in probe.settings)
     settings = [key.rpartition(".")[2].replace("_", " ") for key in keys]
@@ -136,7 +136,7 @@ def _measure(probe: ProbeColumn) -> str:
 
 
 def _spent(comparison: Comparison, row: Row) -> list[str]:
-    """What fine-tuning on each probe took."""
+    """FLOPs and seconds of fine-tuning on each probe."""
     found = [row.probes.get(probe.name) for probe in comparison.probes]
     texts = [(f"{one.flops:.2e}", f"{one.seconds:,.0f}") if one else (NOT_DEFINED,) * 2 for one in found]
     return [_cell(text) for pair in texts for text in pair]

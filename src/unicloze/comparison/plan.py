@@ -1,4 +1,4 @@
-"""What is compared: recipes made equal where they must be, and a budget turned into steps of each."""
+"""Plans a comparison: aligns the settings of its recipes, and converts a budget into steps for each."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ SAMPLED_STEPS = 24
 _WARMING_STEPS, _TIMED_STEPS = 3, 12
 
 _OWN = "data.segments", "model.generator_size", "model.layer_visibility"
-"""What an objective cannot do without; all else comes from the recipe that the others are to be like."""
+"""Settings that an objective depends on; `--like` takes all others from its recipe."""
 
 
 PLAN = "comparison.json"
 RESERVED_NAMES = {"data", "phrases", PLAN, "table.md", "index.html"}
-"""What else lies in the folder of a comparison."""
+"""Other names in the folder of a comparison."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Budget:
 
     Args:
         kind: `steps`, `tokens` of text, `flops` of the model (slots and predictions), or `time` in seconds of training.
-        amount: How many.
+        amount: The amount of that kind.
     """
 
     kind: BudgetKind
@@ -66,7 +66,7 @@ class Budget:
         """A budget such as `flops=2e14` or `steps=500`.
 
         Raises:
-            UsageError: It is none.
+            UsageError: The text is not a valid budget.
         """
         kind, _, amount = text.partition("=")
         try:
@@ -86,12 +86,12 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """One row of the table before it is run.
+    """A planned row of the table.
 
     Args:
-        recipe: Its recipe, with `training.steps` as the budget allows.
-        flops_per_step: Floating-point operations of a step, on average.
-        tokens_per_step: Text tokens of a step, on average.
+        recipe: The recipe, with the `training.steps` that the budget allows.
+        flops_per_step: Average floating-point operations per step.
+        tokens_per_step: Average text tokens per step.
     """
 
     recipe: Recipe
@@ -100,27 +100,27 @@ class Contestant:
 
 
 def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[str, Any]) -> list[Recipe]:
-    """The recipes to compare, on one backbone if a recipe is named to be like.
+    """The recipes to compare, on the same backbone if `like` is given.
 
     Args:
         names: Names or files of recipes.
-        like: Take sizes, tokenizer, text and training from this recipe, so that nothing but the objective differs.
-        overrides: Settings of all of them, by dotted name.
+        like: Recipe whose sizes, tokenizer, text and training all others take, so that only the objective differs.
+        overrides: Settings of all recipes, by dotted name.
 
     Raises:
-        UsageError: A recipe or setting cannot be, no recipe reads a setting, or two recipes have one name.
+        UsageError: A recipe or setting is invalid, no recipe uses a setting, or two recipes have the same name.
     """
     for key in ("training.steps", "training.decay_steps", "training.seed", "data.prepared"):
         if overrides.get(key) is not None:
-            raise UsageError(f"option --{key}: the comparison decides on that, by its budget, its seeds and its text.")
+            raise UsageError(f"option --{key}: the comparison sets this, from its budget, its seeds and its text.")
     if "name" in overrides:
-        raise UsageError("option --name: each recipe keeps its own, by which its rows and folders are called.")
+        raise UsageError("option --name: each recipe keeps its own name, which also names its row and folder.")
     refuse_not_of_pretraining("compare", overrides, "probe.")
     own = [load_recipe(name) for name in names]
     for recipe in own:
         if recipe.name in RESERVED_NAMES:
             raise UsageError(
-                f"a recipe is named {recipe.name}, as something of the comparison is: give it another name."
+                f"a recipe is named {recipe.name}, which the comparison uses itself: give it another name."
             )
     repeated = [recipe.name for recipe in own if [r.name for r in own].count(recipe.name) > 1]
     if repeated:
@@ -140,7 +140,7 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
 
 
 def _those_of(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a recipe has: all but those of other objectives."""
+    """The overrides that apply to a recipe: all except those of other objectives."""
     name = overrides.get("objective.name", recipe.objective.name)
     kind = OBJECTIVES[name].settings if name in OBJECTIVES else ObjectiveSettings
     own = keys_of("objective", kind)
@@ -148,10 +148,10 @@ def _those_of(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_foreign(recipes: Sequence[Recipe], overrides: Mapping[str, Any]) -> None:
-    """Refuse a setting of an objective that no recipe has.
+    """Reject a setting of an objective that no recipe has.
 
     Raises:
-        UsageError: There is one, and which objectives have it.
+        UsageError: There is such a setting; the message names the objectives that have it.
     """
     for key in overrides:
         if not any(key in _those_of(recipe, overrides) for recipe in recipes):
@@ -160,7 +160,7 @@ def _refuse_foreign(recipes: Sequence[Recipe], overrides: Mapping[str, Any]) -> 
 
 
 def _shared_settings(like: Recipe, own: Recipe) -> dict[str, Any]:
-    """Settings by dotted name that make a recipe equal to another in all but its objective."""
+    """Settings, by dotted name, that make a recipe equal to `like` in everything except its objective."""
     settings = {
         f"{section}.{name}": value
         for section in ("data", "tokenizer", "model", "training")
@@ -184,10 +184,10 @@ def _segments_needed(recipe: Recipe) -> int:
 
 
 def check_text(recipe: Recipe, prepared: Prepared, folder: Path) -> None:
-    """Refuse text that the recipe's objective can do nothing with, before anything is trained.
+    """Reject text that the recipe's objective cannot use, before training starts.
 
     Raises:
-        UsageError: What is missing from the text to train on or held out, and the cure.
+        UsageError: The training or held-out text lacks something that the objective needs.
     """
     phrases = phrases_for(recipe, prepared, folder, progress=False)
     try:
@@ -203,7 +203,7 @@ def check_text(recipe: Recipe, prepared: Prepared, folder: Path) -> None:
 
 
 def with_one_precision(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """The recipes with `auto` resolved to the same precision for all."""
+    """The recipes with the precision resolved to the same value for all."""
     training = recipes[0].training
     precision: Any = choose_precision(training, choose_device(training))
     return [
@@ -215,17 +215,17 @@ def with_one_precision(recipes: Sequence[Recipe]) -> list[Recipe]:
 def plan(
     recipe: Recipe, prepared: Prepared, budget: Budget, folder: Path, *, evaluate_every: int | None = None
 ) -> Contestant:
-    """Give a recipe the steps that a budget allows.
+    """Plan the steps of a recipe that a budget allows.
 
     Args:
-        recipe: Its `training.steps` do not matter.
-        prepared: The text.
-        budget: What it may spend.
-        folder: Where phrases are kept that its objective may need.
-        evaluate_every: Steps between evaluations; an eighth of all if not given.
+        recipe: The recipe; its `training.steps` are ignored.
+        prepared: The prepared text.
+        budget: What the recipe may spend.
+        folder: Folder for the phrases that some objectives need.
+        evaluate_every: Steps between evaluations; default: an eighth of all steps.
 
     Raises:
-        UsageError: It does not allow a single step.
+        UsageError: The budget does not allow a single step.
     """
     phrases = phrases_for(recipe, prepared, folder, progress=False)
 
@@ -254,7 +254,7 @@ def plan(
 
 
 def _cost_of_a_step(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf) -> tuple[float, float]:
-    """Floating-point operations and text tokens of a step, averaged over steps spread over every phase."""
+    """Floating-point operations and text tokens per step, averaged over a sample of steps from every phase."""
     model = build_model(recipe, prepared.tokenizer.vocabulary.size)
     flops = tokens = 0.0
     for phase, share in _phases(recipe):
@@ -266,7 +266,7 @@ def _cost_of_a_step(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf) -
 
 
 def _phases(recipe: Recipe) -> list[tuple[Phase, float]]:
-    """The phases that have steps, each with its share of all."""
+    """The phases that have steps, each with its share of all steps."""
     known = [(phase, phase.last_step - phase.first_step) for phase in phases(recipe)]
     return [(phase, steps / recipe.training.steps) for phase, steps in known if steps]
 
@@ -278,12 +278,12 @@ def _some_steps(recipe: Recipe, phase: Phase, sampler_of: SamplerOf) -> list[lis
 
 
 def flops_of(model: Model, examples: Examples) -> float:
-    """Floating-point operations of a training step on a block of rows, see `unicloze.model.flops`."""
+    """Floating-point operations of a training step on a block of rows; see `unicloze.model.flops`."""
     return model.flops(**measure_slots(examples, model.for_use().backbone.visibility))
 
 
 def measure_slots(examples: Examples, visibility: Sequence[str] = ("full",)) -> dict[str, Any]:
-    """What a block of rows asks a model to compute, see `UnifiedModel.flops`.
+    """The amounts of computation in a block of rows, as arguments of `UnifiedModel.flops`.
 
     Args:
         examples: The rows.
@@ -302,7 +302,7 @@ def measure_slots(examples: Examples, visibility: Sequence[str] = ("full",)) -> 
 
 
 def _predicting_slots(target: Target) -> int:
-    """Different slots of all rows that a target's predictions are made from."""
+    """Number of distinct slots, over all rows, that a target's predictions are made from."""
     slots = target.slots.reshape(*target.weights.shape, -1)
     there = (target.weights > 0)[:, :, None] & (slots >= 0)
     row = np.nonzero(there)[0]
@@ -310,13 +310,13 @@ def _predicting_slots(target: Target) -> int:
 
 
 def _mean_keys(intervals: Intervals, real: npt.NDArray[np.bool_]) -> float:
-    """Keys a slot reads, on average over those that are not padding."""
+    """Average number of keys that a slot reads, excluding padding."""
     bounds = intervals.astype(np.int64)[real]
     return float((bounds[:, 1] - bounds[:, 0] + bounds[:, 3] - bounds[:, 2]).mean()) if len(bounds) else 0.0
 
 
 def _seconds_of_a_step(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf) -> float:
-    """Wall-clock seconds of a training step, measured on throw-away weights in every phase."""
+    """Wall-clock seconds per training step, measured in every phase on temporary weights."""
     training = recipe.training
     device = choose_device(training)
     compute = Compute(device=device, precision=training.precision)

@@ -1,7 +1,7 @@
-"""Probes: tasks that every trained model is fine-tuned on in the same way, and what it is then worth there.
+"""Probes: tasks that every trained model of a comparison is fine-tuned on in the same way.
 
-A model is read and pooled as its own recipe declares (`use.visibility`, `use.pooling`); all else is the same for all: files,
-settings, the most tokens of a row, and for the runs with one seed the order of the records.
+Visibility and pooling follow each model's recipe (`use.visibility`, `use.pooling`); everything else is the same for all
+models: files, settings, the maximum tokens per row, and for runs with the same seed the order of the records.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from unicloze.training.changes import FREE_TO_CHANGE
 from unicloze.training.models import LoadedModel, check_smoothing, shape_model
 
 POOLED = "classification", "regression", "choice"
-"""Kinds of tasks with a slot that stands for a text; only these are pooled as the model's recipe says."""
+"""Kinds of tasks with a slot that represents a text; only these use the pooling of the model's recipe."""
 
 PREFIX = "probe."
-"""Of the options that are settings of the probes."""
+"""Prefix of the options that set the probes' settings."""
 
 SHARED = "task", "generation", "decoding", "finetuning", "training"
 """Sections that the probes of all models have in common."""
@@ -55,9 +55,9 @@ class Probe:
     """A task with its files, the same for every model.
 
     Args:
-        recipe: Of the task.
-        overridden: Dotted keys that were set for it.
-        files: The training and the development file.
+        recipe: Recipe of the task.
+        overridden: Dotted keys that were set explicitly.
+        files: Training and development file.
         records: Number of records in each.
     """
 
@@ -68,7 +68,7 @@ class Probe:
 
     @property
     def name(self) -> str:
-        """That of its recipe."""
+        """Name of the recipe."""
         return self.recipe.name
 
 
@@ -77,15 +77,15 @@ class FittedProbe(Probe):
     """A probe for the models of one comparison.
 
     Args:
-        fingerprints: Of its files, by what they are.
-        not_defined: By the name of a recipe why its model cannot do the task.
+        fingerprints: Fingerprints of the training and development files.
+        not_defined: Why a model cannot do the task, by the name of its recipe.
     """
 
     fingerprints: Mapping[str, str]
     not_defined: Mapping[str, str]
 
     def column(self, unit: str) -> ProbeColumn:
-        """What its scores are of."""
+        """The column of its scores."""
         name = self.recipe.task.metrics[0]
         return ProbeColumn(
             name=self.name,
@@ -101,24 +101,24 @@ class FittedProbe(Probe):
 
 
 def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any], progress: bool = True) -> Probe:
-    """A task and its records, all of them read and found labelled.
+    """A task with its files, checked for readable and labelled records.
 
     Args:
         task: Name or file of the recipe of a task.
         train: Records to train on.
-        dev: Records to measure on.
-        overrides: Settings of it by dotted name.
+        dev: Records to evaluate on.
+        overrides: Settings of the probe, by dotted name.
         progress: Print which columns were guessed.
 
     Raises:
-        UsageError: There is no such task or setting, or the comparison decides on it.
-        UniclozeError: A file is absent, or a record has no label or another that the metric cannot compare.
+        UsageError: The task or a setting does not exist, or the comparison determines the setting.
+        UniclozeError: A file is missing, or a record has no label or one that the metric cannot compare.
     """
     for key in overrides:
         if key in _DECIDED or (key.partition(".")[0] not in SHARED and key not in _DROPOUTS):
             raise UsageError(
-                f"option --{PREFIX}{key}: the comparison decides on that, by its seeds and by what each recipe declares; for "
-                f"probes there are settings of {', '.join(SHARED)}, and {' and '.join(_DROPOUTS)}."
+                f"option --{PREFIX}{key}: the comparison sets this, from its seeds and from each recipe; for "
+                f"probes give settings of {', '.join(SHARED)}, or {' and '.join(_DROPOUTS)}."
             )
     refuse_decided_in_task(overrides, f"option --{PREFIX}")
     with options_begin_with(PREFIX):
@@ -141,11 +141,11 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any], 
 
 
 def fit_probes(probes: Sequence[Probe], recipes: Sequence[Recipe], tokenizer: Tokenizer) -> list[FittedProbe]:
-    """The probes with rows that every model has positions for, each tried on every model's shape.
+    """The probes with rows short enough for every model, checked against every model's shape.
 
     Raises:
-        UsageError: Two probes have one name, or no model can do a task.
-        UniclozeError: A record cannot be used; the message names its line.
+        UsageError: Two probes have the same name, or no model can do a task.
+        UniclozeError: A record is unusable; the message names its line.
     """
     names = [probe.name for probe in probes]
     again = [name for name in names if names.count(name) > 1]
@@ -159,7 +159,7 @@ def fit_probes(probes: Sequence[Probe], recipes: Sequence[Recipe], tokenizer: To
 
 
 def _untrained(recipe: Recipe, tokenizer: Tokenizer) -> LoadedModel:
-    """The shape of the model that a recipe will have trained."""
+    """The shape of the model that a recipe trains."""
     with shapes_only():
         model = shape_model(recipe, tokenizer.vocabulary.size).for_use()
     return LoadedModel(model, tokenizer, recipe, Path(recipe.name), 0)
@@ -183,7 +183,7 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
     records = read_records(train, task)
     learned = dataclasses.replace(able[0], task=resolved(able[0].task, records))
     training = encoded(records, learned, tokenizer)
-    recipe = with_chosen(probe.recipe, starts[0].model.num_parameters(), len(training.rows))  # the same for all models
+    recipe = with_chosen(probe.recipe, starts[0].model.num_parameters(), len(training.rows))  # same for all models
     probe = dataclasses.replace(probe, recipe=recipe)
     fingerprints = {
         "training file": training.fingerprint,
@@ -194,9 +194,9 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
 
 
 def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
-    """The recipe that fine-tunes a model on a probe: read and pooled as that model's recipe declares.
+    """The recipe that fine-tunes a model on a probe, with the visibility and pooling of that model's recipe.
 
-    Seed, device and precision are those of its pre-training, the last two where the probe says nothing else.
+    Seed, device and precision are those of its pre-training, unless the probe sets device or precision.
 
     Args:
         probe: The task.
@@ -218,21 +218,21 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
 
 
 def agreed(probes: Sequence[FittedProbe], former: Mapping[str, Any], place: Path) -> dict[str, Any]:
-    """What is noted of all probes of a comparison, so that one that goes on does not mix two of one name.
+    """The notes on all probes of a comparison, checked so that no probe changes when it resumes.
 
     Args:
-        probes: Those asked for.
-        former: What was noted of those of before.
-        place: Where, for messages.
+        probes: Requested probes.
+        former: Notes on earlier probes.
+        place: Path of the notes, for messages.
 
     Raises:
-        UsageError: One of them has other files or settings than before.
+        UsageError: The files or settings of a probe have changed.
     """
     noted = {**former, **{probe.name: _noted(probe) for probe in probes}}
     for name in former:
         changes = _changes(former[name], noted[name])
         if changes:
-            raise UsageError(f"{place} has a probe {name} with {changes}: give another --out, or leave it as it was.")
+            raise UsageError(f"{place} has a probe {name} with {changes}: give another --out, or undo the change.")
     return noted
 
 
@@ -249,24 +249,24 @@ def _noted(probe: FittedProbe) -> dict[str, Any]:
 
 
 def _changes(former: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What differs between two notes of one probe, in words; empty if nothing does."""
+    """The difference between two notes on a probe, in words; empty if there is none."""
     old, new = former["settings"], now["settings"]
     changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     if changed:
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        return f"{changed[0]} {old.get(changed[0])}, this one asks for {new.get(changed[0])}{others}"
+        return f"{changed[0]} {old.get(changed[0])}, but this command sets {new.get(changed[0])}{others}"
     files = [what for what, fingerprint in now["files"].items() if former["files"].get(what) != fingerprint]
-    return f"another {' and another '.join(files)}, or one that has changed since" if files else ""
+    return f"another {' and another '.join(files)}, or one that has since changed" if files else ""
 
 
 def finetuning_flops(recipe: Recipe, train: Path, tokenizer: Tokenizer, steps: int) -> float:
     """Floating-point operations of a fine-tuning's training steps, from a sample of them.
 
     Args:
-        recipe: As the run saved it, with its steps and classes.
-        train: Its training file.
-        tokenizer: The model's.
-        steps: Steps that were taken.
+        recipe: Recipe saved by the run, with its steps and classes.
+        train: Training file.
+        tokenizer: Tokenizer of the model.
+        steps: Steps completed.
     """
     data = open_records(train, recipe, tokenizer)
     with shapes_only():

@@ -1,4 +1,4 @@
-"""What a comparison found of each recipe: what it scored and what it spent."""
+"""Results of a comparison: scores and costs of each recipe."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A figure over the seeds.
+    """Mean and standard deviation of a score over the seeds.
 
     Args:
-        mean: Its mean.
-        deviation: Its standard deviation over the seeds, None for a single one.
+        mean: The mean.
+        deviation: The sample standard deviation; None for a single seed.
     """
 
     mean: float
@@ -22,17 +22,17 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Mean and sample standard deviation."""
+        """Mean and sample standard deviation of values."""
         return cls(mean=statistics.fmean(values), deviation=statistics.stdev(values) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What fine-tuning on one probe took, the mean over the seeds.
+    """Cost of fine-tuning on one probe, averaged over the seeds.
 
     Args:
-        flops: Floating-point operations of its training steps.
-        seconds: Wall-clock time with its evaluations, over its starts.
+        flops: Floating-point operations of the training steps.
+        seconds: Wall-clock time including evaluations, summed over restarts.
     """
 
     flops: float
@@ -44,16 +44,16 @@ class Row:
     """One contestant's results.
 
     Args:
-        name: Of its recipe.
-        objective: What it trains on.
-        parameters: Weights that are trained, tied ones counted once.
-        steps: Optimiser steps.
-        text_tokens: Text tokens it was trained on.
-        flops: Floating-point operations spent: slots and predictions.
-        seconds: Wall-clock time of a run, over its starts.
-        scores: Figures by measure over the seeds; None where the objective does not define it.
-        reads: How it is fine-tuned on probes: who reads whom, and the pooled slot, as its recipe declares (`use`).
-        probes: By the name of a probe what fine-tuning on it took; no part of what stands above.
+        name: Name of the recipe.
+        objective: Description of the objective.
+        parameters: Number of trained weights, counting tied ones once.
+        steps: Optimizer steps.
+        text_tokens: Text tokens trained on.
+        flops: Floating-point operations spent on slots and predictions.
+        seconds: Wall-clock time of a run, summed over restarts.
+        scores: Scores over the seeds, by measure; None if the objective does not define a measure.
+        reads: Visibility and pooling used for probes, from the `use` section of its recipe.
+        probes: Cost of fine-tuning by probe, not included in the fields above.
     """
 
     name: str
@@ -70,17 +70,17 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeColumn:
-    """What the scores of a probe are of.
+    """The column of a probe's scores.
 
     Args:
-        name: Of the recipe of its task.
-        metric: What measures it.
-        value: The value of the metric that is the score.
-        unit: Its unit, empty for a plain number.
-        higher_is_better: Whether more of it is better.
-        files: The training and the development file, as they were given.
-        records: Number of records in each.
-        settings: Settings of the fine-tuning that are most asked for, by dotted name.
+        name: Name of the task recipe.
+        metric: Metric that measures it.
+        value: Value of the metric that is the score.
+        unit: Unit of the score; empty for a plain number.
+        higher_is_better: Whether a higher score is better.
+        files: Training and development file, as given.
+        records: Number of records in each file.
+        settings: Main fine-tuning settings, by dotted name.
         not_defined: Why a recipe has no score, by the name of the recipe.
     """
 
@@ -96,15 +96,15 @@ class ProbeColumn:
 
     @property
     def key(self) -> str:
-        """Its name among the scores of a row."""
+        """Key of its scores in a row."""
         return probe_key(self.name)
 
     @property
     def title(self) -> str:
-        """What its scores are called."""
+        """Title of its scores."""
         return f"{self.name}, {self.value} {self.unit}".rstrip()
 
 
 def probe_key(name: str) -> str:
-    """The name of a probe's score among those of a run."""
+    """Key of a probe's score among those of a run."""
     return f"probe.{name}"

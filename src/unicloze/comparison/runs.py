@@ -1,4 +1,4 @@
-"""One run of a comparison: trained, measured and fine-tuned on the probes; what is done is noted in its `scores.json`."""
+"""Trains, measures and fine-tunes one run of a comparison; its `scores.json` records what is done."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from unicloze.training.run import pretrain_run, tokens_per_byte
 SCHEMA = 2
 SCORES = "scores.json"
 PROBES = "probes"
-"""Folder of the fine-tunings of a run, and what files call their settings and scores."""
+"""Folder of a run's fine-tunings, and the key of their settings and scores in files."""
 
 
 Evaluator = Callable[[Path], Mapping[str, float | None]]
-"""More scores of a run, from its directory."""
+"""Computes additional scores of a run from its directory."""
 
 
 def run_once(
@@ -49,10 +49,10 @@ def run_once(
     evaluators: Mapping[str, Evaluator],
     progress: bool,
 ) -> dict[str, Any]:
-    """Train one run to its end and measure it, or read what was measured: what `scores.json` holds.
+    """Train and measure one run, unless `scores.json` has it already; returns the content of `scores.json`.
 
     Raises:
-        Interrupted: It was stopped by a signal; what is done is saved.
+        Interrupted: A signal stopped it; progress is saved.
     """
     scores_file = run / SCORES
     known = _read_scores(scores_file)
@@ -85,14 +85,14 @@ def run_once(
 
 
 def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bool) -> None:
-    """Fine-tune a trained run on a probe, or go on with that, and add to its scores what it is worth.
+    """Fine-tune a trained run on a probe, resuming if interrupted, and add the result to its scores.
 
     Raises:
-        Interrupted: It was stopped by a signal; what is done is saved.
+        Interrupted: A signal stopped it; progress is saved.
     """
     start, out, (train, dev) = load_model(run), run / PROBES / probe.name, probe.files
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecordsCut)  # the same for every run: said when the probe was fitted
+        warnings.simplefilter("ignore", RecordsCut)  # already shown when the probe was fitted
         result = finetune_run(recipe_for(probe, start), start, train, dev, out, progress=progress)
         if result.stopped_by:
             raise Interrupted(result.stopped_by, out)
@@ -108,16 +108,16 @@ def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bo
         "results": {name: dict(found.values) for name, found in result.scores.items()},
     }
     write_file(run / SCORES, json.dumps(known, indent=1))
-    shutil.rmtree(out / CHECKPOINTS)  # the best one stays, for `predict`
+    shutil.rmtree(out / CHECKPOINTS)  # the best one is kept for `predict`
 
 
 def _fingerprint(recipe: Recipe) -> str:
-    """Names a recipe, wherever its prepared text lies."""
+    """Fingerprint of a recipe, ignoring the path of its prepared text."""
     return digest(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, prepared=None)).to_dict())
 
 
 def _read_scores(path: Path) -> dict[str, Any]:
-    """What was measured of a run; nothing if the file is missing or damaged, so that it is measured again."""
+    """The recorded scores of a run; empty if the file is missing or damaged, so that it is measured again."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -126,22 +126,22 @@ def _read_scores(path: Path) -> dict[str, Any]:
 
 
 class Interrupted(UniclozeError):
-    """A signal stopped the comparison; the same command goes on with it.
+    """A signal stopped the comparison; the same command resumes it.
 
     Args:
-        number: The signal.
-        run: The run it stopped.
+        number: Number of the signal.
+        run: Directory of the run it stopped.
     """
 
     def __init__(self, number: int, run: Path) -> None:
-        super().__init__(f"stopped by signal {number} in {run}; run the same command again to go on.")
+        super().__init__(f"stopped by signal {number} in {run}; run the same command again to resume.")
         self.exit_code = 128 + number
 
 
 def scores_of(
     known: Mapping[str, Any], evaluators: Iterable[str], probes: Iterable[FittedProbe]
 ) -> dict[str, float | None]:
-    """The scores of a run by measure, out of what `scores.json` holds."""
+    """The scores of a run by measure, from the content of `scores.json`."""
     perplexities = {name: None if value is None else perplexity(value, 1) for name, value in known["nats"].items()}
     more = {key: value for name in evaluators for key, value in known["scores"][name].items()}
     probed = {probe_key(probe.name): known[PROBES].get(probe.name, {}).get("score") for probe in probes}

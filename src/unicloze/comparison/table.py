@@ -1,4 +1,4 @@
-"""A finished comparison and its table, as text for a terminal and as Markdown."""
+"""A finished comparison and its table, as terminal text and as Markdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TITLES: Mapping[str, str] = {
     "blimp_pseudo": "BLiMP, pseudo-log-likelihood %",
     "blimp_chain": "BLiMP, chain rule %",
 }
-"""How each score is called; others go by their own name."""
+"""Title of each score; others use their key."""
 
 _DECIMALS = {"bits_per_byte": 3}
 
@@ -31,13 +31,13 @@ class Comparison:
     """A finished comparison.
 
     Args:
-        out: Its folder.
-        budget: What each could spend.
+        out: Folder of the comparison.
+        budget: Budget of each run.
         seeds: Number of seeds.
-        windows: Held-out windows it was measured on.
-        window: Their length in tokens.
-        rows: One for each contestant, in the order given.
-        probes: The tasks that every model was fine-tuned on.
+        windows: Number of held-out windows used for measuring.
+        window: Length of a window in tokens.
+        rows: One row per contestant, in the given order.
+        probes: Tasks that every model was fine-tuned on.
     """
 
     out: Path
@@ -58,13 +58,13 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A score of the table.
+    """A score column of the table.
 
     Args:
-        key: Its name among the scores of a row.
-        title: How it is called.
-        decimals: How precisely it is given.
-        higher_is_better: Whether more of it is better.
+        key: Key of the score in a row.
+        title: Title of the column.
+        decimals: Number of decimals shown.
+        higher_is_better: Whether a higher score is better.
     """
 
     key: str
@@ -73,7 +73,7 @@ class Column:
     higher_is_better: bool
 
     def figure(self, spread: Spread | None) -> str:
-        """A score with its spread over the seeds."""
+        """A score with its standard deviation over the seeds."""
         if spread is None:
             return NOT_DEFINED
         said = f"{spread.mean:,.{self.decimals}f}"
@@ -81,7 +81,7 @@ class Column:
 
 
 def columns(comparison: Comparison) -> list[Column]:
-    """The scores, in order."""
+    """The score columns, in order."""
     probes = {probe.key: probe for probe in comparison.probes}
     found = []
     for key in comparison.rows[0].scores if comparison.rows else ():
@@ -95,7 +95,7 @@ def columns(comparison: Comparison) -> list[Column]:
 
 
 def cells(comparison: Comparison) -> list[list[str]]:
-    """The table with its heading."""
+    """The cells of the table, including the heading."""
     scores, probed = columns(comparison), bool(comparison.probes)
     spent = ["parameters", "steps", "text tokens", "FLOPs", "seconds"]
     spent += ["probes: read, pooled", "probes: FLOPs", "probes: seconds"] * probed
@@ -112,25 +112,25 @@ def _line(row: Row, scores: Sequence[Column], probed: bool) -> list[str]:
 
 
 def caption(comparison: Comparison) -> str:
-    """What the figures are."""
+    """Explanation of the figures."""
     spread = "mean ± standard deviation over" if comparison.seeds > 1 else "of"
     return " ".join([
         f"Budget {comparison.budget} for each run, {spread} {comparison.seeds} seed{'s' * (comparison.seeds != 1)}. "
         f"Measured on the same {comparison.windows:,} held-out windows of {comparison.window} tokens, with the same masks; "
-        f"{NOT_DEFINED}: the objective does not define it. FLOPs count slots and predictions, seconds the whole run with its "
-        "evaluations.",
+        f"{NOT_DEFINED}: the objective does not define it. FLOPs count slots and predictions; seconds cover the whole run "
+        "with its evaluations.",
         *_of_probes(comparison),
     ])  # fmt: skip
 
 
 def _of_probes(comparison: Comparison) -> list[str]:
-    """What is to be known of the probes, a sentence or two each."""
+    """Explanation of the probes, in a few sentences."""
     if not comparison.probes:
         return []
     said = [
-        f"Then every run was fine-tuned with its seed on {_list([probe.name for probe in comparison.probes])}, read and "
-        "pooled as its recipe declares; the score is that of the best evaluation on the development file. FLOPs and seconds "
-        "of the probes are those of all of them and no part of the budget."
+        f"Then every run was fine-tuned with its seed on {_list([probe.name for probe in comparison.probes])}, with the "
+        "visibility and pooling of its recipe; the score is that of the best evaluation on the development file. FLOPs and "
+        "seconds of the probes are totals over all probes and do not count against the budget."
     ]
     for probe in comparison.probes:
         why = [f"{name} ({reason.rstrip('.')})" for name, reason in probe.not_defined.items()]
@@ -143,7 +143,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def as_text(comparison: Comparison) -> str:
-    """For a terminal: one recipe a line, its objective left out."""
+    """The table for a terminal: one recipe per line, without its objective."""
     table = [[line[0], *line[2:]] for line in cells(comparison)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
@@ -154,7 +154,7 @@ def as_text(comparison: Comparison) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """For a repository."""
+    """The table as Markdown."""
     heading, *rest = cells(comparison)
     rule = ["---", "---", *("---:" for _ in heading[2:])]
     lines = ["| " + " | ".join(line) + " |" for line in (heading, rule, *rest)]

@@ -1,4 +1,4 @@
-"""Settings of a fine-tuning that follow from its model and its records, where the recipe leaves them `auto`."""
+"""Chooses the fine-tuning settings that a recipe leaves `auto`, from the model and the records."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import math
 from unicloze.settings import Recipe, chosen
 
 RATE_TIMES_WEIGHTS = 3.3e3
-"""Learning rate times weights of the model: 2e-3 for 1.5 M weights, 1.5e-4 for 22 M, 3e-5 for the 110 M of the papers."""
+"""Learning rate times number of weights: 2e-3 for 1.5 M weights, 1.5e-4 for 22 M, 3e-5 for the 110 M of the papers."""
 HIGHEST_RATE = 3e-3
-"""The learning rate of the smallest models."""
+"""Learning rate of the smallest models."""
 ROWS = 10_000
-"""Rows to learn from in all, where that takes neither too few epochs nor too many."""
+"""Target number of rows seen over all epochs, within the bounds of `EPOCHS`."""
 EPOCHS = 3, 10
 """Fewest and most epochs: the papers take 3 for large files, and 10 where there are few records (UniLMv2, Table 9)."""
 PAPER_WEIGHTS = 110_000_000
 """Weights of the base models for which the papers chose their rates."""
 MUCH_SMALLER = 10
-"""A model that has so many times fewer weights needs a higher rate."""
+"""How many times fewer weights a model must have to need a higher rate."""
 
 
 def learning_rate(weights: int) -> float:
-    """The peak learning rate for a model, to two digits."""
+    """The peak learning rate for a model, rounded to two significant digits."""
     return float(f"{min(HIGHEST_RATE, RATE_TIMES_WEIGHTS / weights):.1e}")
 
 
 def epochs(rows: int) -> int:
-    """Passes over so many rows."""
+    """Number of epochs for a number of rows."""
     fewest, most = EPOCHS
     return max(fewest, min(most, math.ceil(ROWS / max(1, rows))))
 
@@ -36,10 +36,10 @@ def with_chosen(recipe: Recipe, weights: int, rows: int, former: Recipe | None =
     """The recipe with a number for each `auto`.
 
     Args:
-        recipe: Of a task.
-        weights: Of the model that the run starts from.
-        rows: That it learns from.
-        former: The settings with which the run began that is resumed: it keeps what was chosen then.
+        recipe: Recipe of a task.
+        weights: Number of weights of the model.
+        rows: Number of training rows.
+        former: Recipe of the run to resume, whose values are kept.
     """
     training, finetuning = recipe.training, recipe.finetuning
     if training.learning_rate == "auto":
@@ -52,7 +52,7 @@ def with_chosen(recipe: Recipe, weights: int, rows: int, former: Recipe | None =
 
 
 def what_was_chosen(before: Recipe, after: Recipe, weights: int, rows: int) -> str:
-    """Each value that was `auto` and what it follows from, in words; empty if none was."""
+    """Each value chosen for `auto` and what it follows from, in words; empty if there is none."""
     said = []
     if before.training.learning_rate == "auto":
         extrapolated = ", extrapolated from the papers" if weights > PAPER_WEIGHTS / 2 else ""
@@ -63,11 +63,11 @@ def what_was_chosen(before: Recipe, after: Recipe, weights: int, rows: int) -> s
 
 
 def too_low_a_rate(recipe: Recipe, weights: int) -> str:
-    """A warning where the learning rate is one for much larger models; empty where it is not."""
+    """A warning if the learning rate suits only much larger models; otherwise empty."""
     rate, better = chosen(recipe.training.learning_rate), learning_rate(weights)
     if rate * MUCH_SMALLER > better or weights * MUCH_SMALLER > PAPER_WEIGHTS:
         return ""
     return (
-        f"the learning rate {rate:.2g} is one for models of about {PAPER_WEIGHTS:,} weights, and this one has {weights:,}: "
-        f"it may learn next to nothing; --training.learning_rate auto takes {better:.2g}"
+        f"the learning rate {rate:.2g} suits models of about {PAPER_WEIGHTS:,} weights, but this one has {weights:,}: "
+        f"it may learn almost nothing; --training.learning_rate auto uses {better:.2g}"
     )

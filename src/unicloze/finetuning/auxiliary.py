@@ -1,9 +1,9 @@
-"""The model's own pre-training objective on the texts of a task's rows, learned beside the task.
+"""Trains the model's pre-training objective on the texts of a task's rows, together with the task.
 
-So a model forgets less of what it was pre-trained for: UniLM v1 fine-tunes question answering on generated questions with its
-masked language model (Section 3.3), GPT its classifiers with its language model (Section 3.2 there). Every step has the rows
-of the task, and the same rows as the objective makes them; where both are the same rows, as those of a causal model, one
-pass learns both.
+This reduces forgetting: UniLM v1 fine-tunes question answering on generated questions together with masked language
+modelling (Section 3.3), GPT fine-tunes its classifiers together with its language model (Section 3.2 there). Every step
+has the rows of the task, and the same rows as laid out by the objective; if both are identical, as for a causal model, one
+forward pass serves both.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch
 
 SEQUENCE = 2**20 + 9
-"""Stream of the keys of sequences packed in a row."""
+"""Stream of the keys of sequences packed into one row."""
 OF_A_ROW = "ae", "par", "lm", "diffusion", "sbo"
-"""Targets that a row has by itself: neither how two segments relate nor what a generator replaced."""
+"""Targets that a single row has: neither segment-pair relations nor tokens replaced by a generator."""
 
 
 def auxiliary_objective(recipe: Recipe) -> ObjectiveSettings:
-    """The part of the objective that predicts the auxiliary targets under the visibility a task's rows have.
+    """The part of the objective that predicts the auxiliary targets with the visibility of the task's rows.
 
-    The first such part of a mixture: of UniLM v1's four the bidirectional one.
+    In a mixture this is the first such part, such as the bidirectional one of UniLM v1's four.
 
     Raises:
-        UsageError: There is none, or its rows are longer than the model has positions.
+        UsageError: There is none, or its rows need more positions than the model has.
     """
     wanted, reads = recipe.finetuning.auxiliary, recipe.use.visibility
     known: dict[str, None] = {}
@@ -50,15 +50,15 @@ def auxiliary_objective(recipe: Recipe) -> ObjectiveSettings:
         longest = positions(settings, recipe.task.max_length)
         if recipe.model.max_positions is not None and longest > recipe.model.max_positions:
             raise UsageError(
-                f"finetuning.auxiliary makes rows of {longest} positions out of {recipe.task.max_length} tokens, and the "
+                f"finetuning.auxiliary needs {longest} positions for rows of {recipe.task.max_length} tokens, but the "
                 f"model has {recipe.model.max_positions}: lower {option_of('task.max_length')}"
             )
         targets = [name for name in settings.targets if name in wanted]
         alone = dataclasses.replace(settings, targets=targets)
         return dataclasses.replace(alone, pairs="contiguous") if isinstance(alone, Pairs) else alone
-    cure = f"learn the task alone with {option_of('finetuning.auxiliary')} '{{}}'"
+    cure = f"train on the task alone with {option_of('finetuning.auxiliary')} '{{}}'"
     raise UsageError(
-        f"finetuning.auxiliary names {', '.join(wanted)}; the model's objective, read {reads}, has "
+        f"finetuning.auxiliary names {', '.join(wanted)}, but the model's objective with {reads} visibility has "
         f"{' and '.join(known) or 'no target that a single row has'}: {cure}, or start from a model that "
         "was pre-trained for it"
     )
@@ -71,21 +71,21 @@ def with_auxiliary(
     vocabulary: Vocabulary,
     keys: keyed.Bits,
 ) -> list[MicroBatch]:
-    """A micro-batch of a task, and its rows as an objective makes them.
+    """A micro-batch of a task, and its rows as an objective lays them out.
 
     Args:
-        batch: Of the task.
+        batch: Micro-batch of the task.
         objective: See `auxiliary_objective`.
-        weights: Factor of the loss of each of its targets.
-        vocabulary: Ids of the masks and of random tokens.
-        keys: Key of each row's draws. *Shape:* (rows,)
+        weights: Loss coefficient of each of its targets.
+        vocabulary: Vocabulary for the masks and random tokens.
+        keys: Random key of each row. *Shape:* (rows,)
 
     Returns:
-        Two micro-batches, or one with the targets of both where their rows are the same. Of a row that packs several
-        sequences, each is a row of its own in the second.
+        Two micro-batches, or one with the targets of both if their rows are the same. Sequences packed into one row are
+        separate rows in the second.
 
     Raises:
-        UsageError: The rows are no plain texts.
+        UsageError: The rows are not plain texts.
     """
     examples = make_examples(_windows(batch.examples, vocabulary, keys), vocabulary, objective)
     if not _alike(batch.examples, examples):
@@ -107,7 +107,7 @@ def _windows(examples: Examples, vocabulary: Vocabulary, keys: keyed.Bits) -> Wi
     at = row[:, None], np.minimum(slot[:, None] + inner, examples.input_ids.shape[1] - 1)
     plain = (examples.kinds[at] == Kind.CONTEXT) & (examples.position_ids[at] == inner)
     if lengths.sum() != examples.lengths.sum() or not plain[taken].all():
-        raise UsageError("finetuning.auxiliary learns plain texts, and the rows of this task hold more: leave it out")
+        raise UsageError("finetuning.auxiliary needs rows of plain text only, unlike those of this task: leave it out")
     token_ids = np.where(taken, examples.input_ids[at], vocabulary.pad).astype(np.int32)
     first = np.searchsorted(row, np.arange(len(examples)))
     return Windows(
@@ -122,7 +122,7 @@ def _windows(examples: Examples, vocabulary: Vocabulary, keys: keyed.Bits) -> Wi
 
 
 def _alike(one: Examples, other: Examples) -> bool:
-    """Whether two blocks hold the same slots that read the same slots; what stands in padding does not count."""
+    """Whether two blocks have the same slots with the same visibility, ignoring padding."""
     if one.local is not None or other.local is not None or not np.array_equal(one.lengths, other.lengths):
         return False
     real = np.arange(one.lengths.max(initial=0)) < one.lengths[:, None]

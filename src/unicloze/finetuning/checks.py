@@ -1,4 +1,4 @@
-"""What is refused before anything is learned: metrics that cannot measure, and a run that began otherwise."""
+"""Checks before training starts: usable metrics and labels, and resuming with the same model and records."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from unicloze.tasks import TASKS
 from unicloze.training.models import LoadedModel
 
 Origin = Mapping[str, str | None]
-"""Fingerprints of what a run began with; None of what it has not."""
+"""Fingerprints of the model and files that a run started with; None for those it lacks."""
 
 
 def check_metrics(recipe: Recipe) -> None:
-    """Refuse metrics that there are not, or that compare something else than the task predicts, and options of none of them.
+    """Reject unknown metrics, metrics that do not compare what the task predicts, and options that no metric has.
 
     Raises:
-        UsageError: One of `task.metrics` or `task.metric_options` is such.
+        UsageError: An entry of `task.metrics` or `task.metric_options` is invalid.
     """
     known = {option for each in METRICS.values() for option in each.options}
     named = [metric(name) for name in recipe.task.metrics]
     for option in recipe.task.metric_options:
         if option not in known:
-            raise UsageError(f"task.metric_options names {option}: metrics have {', '.join(sorted(known))}")
+            raise UsageError(f"task.metric_options names {option}: metrics have the options {', '.join(sorted(known))}")
         if not any(option in each.options for each in named):
             raise UsageError(
-                f"task.metric_options names {option}, which none of the metrics {', '.join(recipe.task.metrics)} has: leave "
+                f"task.metric_options names {option}, but none of the metrics {', '.join(recipe.task.metrics)} has it: leave "
                 f"it out ({option_of('task.metric_options')} '{{}}')"
             )
     allowed = TASKS[recipe.task.kind].compares
@@ -41,17 +41,17 @@ def check_metrics(recipe: Recipe) -> None:
         compares = metric(name).compares
         if allowed and compares not in allowed:
             raise UsageError(
-                f"task.metrics names {name}, which compares {compares}, and a task of the kind {recipe.task.kind} predicts "
+                f"task.metrics names {name}, which compares {compares}, but a {recipe.task.kind} task predicts "
                 f"{' or '.join(allowed)}: name another metric"
             )
         metric(name).check_options(options_of(name, recipe))
 
 
 def check_given_options(recipe: Recipe) -> None:
-    """Refuse options that no metric of the task has: for a caller who gives them.
+    """Reject explicitly given options that no metric of the task has.
 
     Raises:
-        UsageError: One of `task.metric_options` is such.
+        UsageError: An entry of `task.metric_options` is invalid.
     """
     for option in recipe.task.metric_options:
         if not any(option in metric(name).options for name in recipe.task.metrics):
@@ -62,32 +62,32 @@ def check_given_options(recipe: Recipe) -> None:
 
 
 def options_of(name: str, recipe: Recipe) -> dict[str, str]:
-    """The options of the task that a metric has."""
+    """Those of the task's metric options that apply to a metric."""
     return {key: value for key, value in recipe.task.metric_options.items() if key in metric(name).options}
 
 
 def check_labels(records: Sequence[Record], recipe: Recipe) -> None:
-    """Refuse training records of which one has no label: where the recipe names the classes, nothing else misses them.
+    """Reject unlabelled training records, which nothing else notices if the recipe names the classes.
 
     Raises:
-        UniclozeError: One has none; the message names its line.
+        UniclozeError: A record has no label; the message names its line.
     """
     for record in records:
         TASKS[recipe.task.kind].reference(record, recipe.task)
 
 
 def check_answers(dev: TaskData, recipe: Recipe) -> None:
-    """Refuse a development file without right answers, or whose answers the metrics cannot compare.
+    """Reject a development file without references, or with references that the metrics cannot compare.
 
     Raises:
-        UniclozeError: A record has no answer, two whose answers are compared by their id have the same, a library that a
-            metric needs is absent, or F1 finds no positive record.
+        UniclozeError: A record has no answer, an id is repeated where answers are compared by id, a library that a metric
+            needs is not installed, or F1 finds no positive record.
     """
     task = TASKS[recipe.task.kind]
     references = [task.reference(record, recipe.task) for record in dev.records]
     for name in recipe.task.metrics:
         compares = metric(name).compares
-        wanted = references[:1] if compares == "texts" else references  # some metrics of texts take long
+        wanted = references[:1] if compares == "texts" else references  # some metrics of texts are slow
         tried = [texts[0] for texts in wanted] if compares == "texts" else wanted
         if compares in ("texts", "labels", "numbers", "tags"):
             try:
@@ -101,7 +101,7 @@ def check_answers(dev: TaskData, recipe: Recipe) -> None:
 
 
 def origin_of(start: LoadedModel, train: TaskData, dev: TaskData | None) -> Origin:
-    """Fingerprints of what a run begins with, by what it is."""
+    """Fingerprints of the model and files of a new run."""
     return {
         "training file": train.fingerprint,
         "development file": None if dev is None else dev.fingerprint,
@@ -119,13 +119,13 @@ def model_fingerprint(model: LoadedModel) -> str:
 
 
 def refuse_other_origin(former: Origin, now: Origin, out: Path) -> None:
-    """Refuse to go on with a run on other records or from another model: its evaluations could not be compared.
+    """Reject resuming a run with other records or another model: its evaluations would not be comparable.
 
     Raises:
-        UniclozeError: One is another.
+        UniclozeError: A fingerprint differs.
     """
     other = next((what for what, fingerprint in now.items() if former.get(what) != fingerprint), None)
     if other is not None:
         raise UniclozeError(
-            f"{out} holds a run with another {other}, or with one that has changed since: give the new run another --out"
+            f"{out} holds a run with another {other}, or one that has changed since: give the new run another --out"
         )

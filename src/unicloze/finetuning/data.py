@@ -1,4 +1,4 @@
-"""A file of labelled records as the steps of training, and as blocks for prediction."""
+"""Turns a file of labelled records into training steps, and into blocks for prediction."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from unicloze.text.tokenizers import Tokenizer, Vocabulary
 from unicloze.training.batches import MicroBatch
 
 ROWS_SEEN = 256
-"""Rows that tell how many segments all have."""
+"""Number of rows checked to find how many segments rows have."""
 
 BLOCK_COST = {"cpu": 24, "cuda": 1 << 20}
-"""What attention to a block of its own costs, in slots: on a GPU a step is one block, whatever the padding."""
+"""Overhead of a separate attention block, in slots: so high on a GPU that a step is one block, whatever its padding."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class TaskData:
     """Labelled records and their rows.
 
     Args:
-        records: In the order of the file.
-        rows: Those of a record stand together.
+        records: Records in file order.
+        rows: Rows of the records; those of one record are consecutive.
         fingerprint: SHA-256 of the records.
     """
 
@@ -49,39 +49,39 @@ class TaskData:
 
 
 def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer, *, answers: bool = True) -> TaskData:
-    """Read and encode a file of records, or a folder of such files; arguments and errors as of `encoded`."""
+    """Read and encode a file of records, or a folder of such files; arguments and errors as for `encoded`."""
     records = read_records(path, recipe.task)
     return encoded(records, recipe, tokenizer, answers=answers)
 
 
 def reading_columns(recipe: Recipe, records: Sequence[Record], progress: bool) -> Recipe:
-    """The recipe with the columns that hold text and label; what was guessed is printed.
+    """The recipe with the columns of text and label; guessed columns are reported.
 
     Args:
-        recipe: Of the task.
-        records: Of the training file.
-        progress: Whether to print it.
+        recipe: Recipe of the task.
+        records: Records of the training file.
+        progress: Whether to report guessed columns on stderr.
     """
     task = with_columns(recipe.task, records)
     guessed = {role: name for role, name in task.fields.items() if recipe.task.fields.get(role) != name}
     if guessed and progress:
         each = ", ".join(f"{role} from '{name}'" for role, name in guessed.items())
-        tqdm.write(f"reading {each} ({option_of('task.fields')} says otherwise)", file=sys.stderr)
+        tqdm.write(f"reading {each} (set {option_of('task.fields')} to change)", file=sys.stderr)
     return dataclasses.replace(recipe, task=task)
 
 
 def encoded(records: Sequence[Record], recipe: Recipe, tokenizer: Tokenizer, *, answers: bool = True) -> TaskData:
-    """Records with their rows.
+    """Encode records as rows.
 
     Args:
         records: The records.
-        recipe: Of the task.
-        tokenizer: The model's.
-        answers: Whether they are learned from or measured; if not, what they hold as answers is not even looked at.
+        recipe: Recipe of the task.
+        tokenizer: Tokenizer of the model.
+        answers: Whether the answers are needed, to train or to evaluate; if not, they are ignored.
 
     Raises:
         UsageError: `task.fields` names a role that the task does not read.
-        UniclozeError: A record cannot be used; the message names its line.
+        UniclozeError: A record is unusable; the message names its line.
     """
     task = TASKS[recipe.task.kind]
     if not answers:
@@ -91,12 +91,12 @@ def encoded(records: Sequence[Record], recipe: Recipe, tokenizer: Tokenizer, *, 
 
 
 def records_fingerprint(records: Sequence[Record]) -> str:
-    """SHA-256 of what records hold."""
+    """SHA-256 of the ids and fields of records."""
     return digest([[record.id, dict(record.fields)] for record in records])
 
 
 def sample(data: TaskData, count: int | None) -> TaskData:
-    """So many of the records with their rows, evenly spread; all if there are no more."""
+    """`count` of the records with their rows, evenly spaced; all if there are no more or `count` is None."""
     if count is None or count >= len(data.records):
         return data
     chosen = [place * len(data.records) // count for place in range(count)]
@@ -106,23 +106,23 @@ def sample(data: TaskData, count: int | None) -> TaskData:
 
 
 def segments_of(data: TaskData, recipe: Recipe, vocabulary: Vocabulary) -> int:
-    """Segments that rows have, seen in the first ones: an export must know whether pairs told their parts apart."""
+    """Number of segments in the first rows; an export needs to know whether the parts of pairs differ in segment."""
     rows = data.rows[:ROWS_SEEN]
     return int(TASKS[recipe.task.kind].lay_out(rows, vocabulary, recipe, None).segment_ids.max()) + 1
 
 
 def steps_per_epoch(rows: int, batch_size: int) -> int:
-    """Steps in which every row is seen once; the last one may have fewer rows."""
+    """Steps in which every row is seen once; the last step may have fewer rows."""
     return -(-rows // batch_size)
 
 
 def finetuning_steps(
     data: TaskData, recipe: Recipe, vocabulary: Vocabulary, device: str, first_step: int
 ) -> Iterator[list[MicroBatch]]:
-    """The micro-batches of each step from `first_step` to the last; a function of the seed and the step alone.
+    """The micro-batches of each step from `first_step` to the last; a function of the seed and the step only.
 
-    The rows of a step are those of a random order of the epoch. They are laid end to end in blocks of like length, which
-    changes the padding and not the gradient.
+    Each epoch visits the rows in a random order. The rows of a step are packed end to end in blocks of similar length,
+    which changes the padding but not the gradient.
     """
     batch_size, seed = recipe.training.batch_size, recipe.training.seed
     weights = recipe.finetuning.auxiliary
@@ -146,17 +146,17 @@ def finetuning_steps(
 
 
 def block_sizes(lengths: npt.NDArray[np.integer], cost: int) -> list[int]:
-    """Cut rows into the blocks that cost least, padding and a constant for each block counted.
+    """Divide rows into blocks at the lowest cost, counting padding and a constant per block.
 
     Args:
-        lengths: Slots of each row, the longest first. *Shape:* (rows,)
-        cost: Of a block, in slots.
+        lengths: Slots of each row, longest first. *Shape:* (rows,)
+        cost: Constant cost of a block, in slots.
 
     Returns:
-        Rows of each block.
+        Number of rows in each block.
     """
     least, best = np.zeros(len(lengths) + 1), np.zeros(len(lengths) + 1, dtype=np.int64)
-    for end in range(1, len(lengths) + 1):  # the cheapest way to cut the longest `end` rows
+    for end in range(1, len(lengths) + 1):  # the cheapest way to divide the longest `end` rows
         starts = np.arange(end)
         options = least[starts] + (end - starts) * lengths[starts] + cost
         best[end] = options.argmin()
@@ -169,7 +169,7 @@ def block_sizes(lengths: npt.NDArray[np.integer], cost: int) -> list[int]:
 
 
 def blocks_by_length(rows: Sequence[Any], most_slots: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Numbers of all rows, the longest first, in blocks of at most so many slots with their padding."""
+    """Indices of all rows, longest first, in blocks of at most `most_slots` slots including padding."""
     lengths = np.array([row.slots for row in rows])
     order, first = np.argsort(-lengths, kind="stable"), 0
     while first < len(order):

@@ -1,4 +1,4 @@
-"""Predictions that are generated, and what the right ones would have cost."""
+"""Generates predictions, and computes the loss of the reference targets."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from unicloze.training.tree import share
 
 
 def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
-    """The recipe of a task that generates, with no longer texts than its model has room for.
+    """The recipe of a generation task, with `decoding.max_length` limited to the positions of its model.
 
     Raises:
-        UsageError: The settings of decoding contradict each other, or the model cannot generate.
+        UsageError: The decoding settings contradict each other, or the model cannot generate.
     """
     check_steps(recipe.model)
     longest = min(recipe.decoding.max_length, generation.room(recipe)[1])
@@ -40,23 +40,23 @@ def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
 
 
 def generated(model: TaskModel, data: TaskData, *, first: int = 0, progress: bool = False) -> Iterator[Part]:
-    """What is generated for each record; see `generate_parts`.
+    """Generate for each record; see `generate_parts`.
 
     Args:
-        model: Fine-tuned to generate.
+        model: A model fine-tuned for generation.
         data: The records.
-        first: Number of the first record to generate for; those before it are done.
+        first: Index of the first record to generate for; earlier ones are skipped.
         progress: Show progress on stderr.
 
     Raises:
-        UsageError: The settings of decoding contradict each other, or leave a source no room.
+        UsageError: The decoding settings contradict each other, or leave no room for a source.
     """
     tokenizer, decoding = model.tokenizer, model.recipe.decoding
-    sources = {row.record: row.source for row in data.rows}  # a record with several targets has as many rows
+    sources = {row.record: row.source for row in data.rows}  # a record with several targets has one row for each
     longest = max(map(len, sources.values()), default=0) + generation.SOURCE_SPECIALS
     if longest + decoding.max_length > model.model.max_positions:
         raise UsageError(
-            f"decoding.max_length is {decoding.max_length}, and beside a source of {longest} tokens the model has positions "
+            f"decoding.max_length is {decoding.max_length}, but with a source of {longest} tokens the model has positions "
             f"for {model.model.max_positions - longest}: give no more"
         )
     layout = with_token_ids(layout_of(model.recipe, tokenizer.vocabulary), decoding, tokenizer)
@@ -70,10 +70,10 @@ def predictions_of(
     """The predictions for the next records, after every few batches.
 
     Args:
-        parts: What is generated.
-        records: For which.
-        recipe: Of the model.
-        tokenizer: Of the model.
+        parts: Generated token sequences.
+        records: The records they are generated for.
+        recipe: Recipe of the model.
+        tokenizer: Tokenizer of the model.
     """
     left = iter(records)
     for part in parts:
@@ -85,14 +85,14 @@ def predictions_of(
 
 
 def prediction_of(record: Record, recipe: Recipe, texts: Sequence[tuple[str, float]]) -> Prediction:
-    """The best of the texts generated for a record; with others and the scores of all where there are several.
+    """The best text generated for a record; if there are several, also all candidates with their scores.
 
-    That of a turn of CoQA names its story and turn, as the official file does.
+    For a CoQA turn it includes story and turn number, as in the official file.
 
     Args:
         record: The record.
-        recipe: Of the model.
-        texts: Each with its score, the best first.
+        recipe: Recipe of the model.
+        texts: Texts with their scores, best first.
     """
     prediction: Prediction = {"id": record.id, "prediction": texts[0][0], **turn_of(record, recipe.task)}
     if len(texts) > 1:
@@ -101,7 +101,7 @@ def prediction_of(record: Record, recipe: Recipe, texts: Sequence[tuple[str, flo
 
 
 def target_loss(model: TaskModel, data: TaskData) -> MetricResult:
-    """What the right targets cost, token by token, each from the true ones before it."""
+    """Mean loss per token of the reference targets, each token predicted from the reference tokens before it."""
     task, own = TASKS[model.recipe.task.kind], []
     world, blocks = model.compute.world, list(blocks_by_length(data.rows, SLOTS_AT_ONCE))
     model.model.eval()
@@ -119,5 +119,5 @@ def target_loss(model: TaskModel, data: TaskData) -> MetricResult:
     mean = total / max(tokens, 1.0)
     values = {"loss": mean, "perplexity": math.exp(min(mean, 700.0))}
     return MetricResult(
-        metric="loss", values=values, items=len(data.rows), units={"loss": "nats a token", "perplexity": ""}
+        metric="loss", values=values, items=len(data.rows), units={"loss": "nats per token", "perplexity": ""}
     )

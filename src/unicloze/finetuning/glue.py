@@ -1,4 +1,4 @@
-"""All tasks of GLUE that a folder holds, one after the other: the score, and the files that the benchmark's server takes."""
+"""Fine-tunes on every GLUE task in a folder: the score, and the files for the benchmark's server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES: Mapping[str, str] = {
     "cola": "CoLA", "sst-2": "SST-2", "mrpc": "MRPC", "sts-b": "STS-B", "qqp": "QQP", "mnli": "MNLI", "qnli": "QNLI",
     "rte": "RTE", "wnli": "WNLI",
 }  # fmt: skip
-"""Folders of the tasks, and of the files for the server."""
+"""Names of the task folders and of the files for the server."""
 
 GRID: Mapping[str, Sequence[float]] = {
     "training.batch_size": (16, 32),
@@ -44,7 +44,7 @@ GRID: Mapping[str, Sequence[float]] = {
     "training.weight_decay": (0.01, 0.1),
     "finetuning.epochs": (10, 15),
 }
-"""What UniLMv2 searches (Table 9)."""
+"""Settings that UniLMv2 searches (Table 9)."""
 
 _TRAIN = "train.tsv", "msr_paraphrase_train.tsv", "msr_paraphrase_train.txt", "sts-train.csv"
 _DEV = "dev.tsv", "dev_matched.tsv", "dev_in.tsv", "sts-dev.csv"
@@ -54,25 +54,25 @@ _TESTS: Mapping[str, tuple[str, ...]] = {
     "-m": ("test_matched.tsv",),
     "-mm": ("test_mismatched.tsv",),
 }
-"""Files without labels, by what stands behind the task's name in that of the file for the server."""
+"""Unlabelled files, by the suffix of the file name for the server."""
 _AX = "diagnostic/diagnostic.tsv", "diagnostic.tsv", "AX/AX.tsv", "AX/diagnostic.tsv"
 RESULTS, LEADERBOARD, _DRAWS = "glue.json", "leaderboard", 11
 
 RecipeOf = Callable[[str, Mapping[str, Any]], Recipe]
-"""The recipe of a task by its name, with some settings changed."""
+"""Gives the recipe of a task by name, with some settings changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlueTaskResult:
-    """What one task came to.
+    """Result of one task.
 
     Args:
-        name: As the benchmark calls it.
-        values: Of the development file, by name: the mean of the seeds of the best setting.
-        score: The mean of these.
-        error: Its standard error, as there are only so many development records: the mean of those of the values.
-        settings: What the best setting differs in from the recipe.
-        tried: Settings that were tried.
+        name: Name in the benchmark.
+        values: Values on the development file, by name: means over the seeds of the best setting.
+        score: Mean of the values.
+        error: Standard error from the number of development records: the mean of those of the values.
+        settings: The best setting's differences from the recipe.
+        tried: Number of settings tried.
         out: Folder of its runs.
     """
 
@@ -87,13 +87,13 @@ class GlueTaskResult:
 
 @dataclass(frozen=True, kw_only=True)
 class GlueSummary:
-    """What a run over GLUE came to.
+    """Result of a run over GLUE.
 
     Args:
         out: Its folder.
-        tasks: One for each task that was there.
-        files: For the benchmark's server.
-        stopped_by: The signal that stopped it, 0 if none did.
+        tasks: One result for each task found.
+        files: Files for the benchmark's server.
+        stopped_by: Number of the signal that stopped it; 0 if none did.
     """
 
     out: Path
@@ -103,17 +103,17 @@ class GlueSummary:
 
     @property
     def score(self) -> float:
-        """The mean of the tasks that were there."""
+        """Mean score of the tasks found."""
         return statistics.fmean(task.score for task in self.tasks) if self.tasks else math.nan
 
     @property
     def error(self) -> float:
-        """Its standard error; the tasks' are independent."""
+        """Standard error of the score, assuming independent tasks."""
         return math.hypot(*(task.error for task in self.tasks)) / max(1, len(self.tasks))
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal that stopped it."""
+        """Process exit code: 128 + the signal that stopped it, or 0."""
         return 128 + self.stopped_by if self.stopped_by else 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class GlueSummary:
             of = f"; best of {task.tried} settings: {said or 'that of the recipe'}" if task.tried > 1 else ""
             lines.append(f"{task.name:<6} {task.score:6.2f} (standard error {task.error:.2f}): {values}{of}")
         if self.stopped_by:
-            lines.append(f"{self.out}: stopped and saved; the same command goes on from there")
+            lines.append(f"{self.out}: stopped and saved; the same command resumes from there")
         elif self.tasks:
             missing = len(NAMES) - len(self.tasks)
             without = f", {missing} of GLUE's {len(NAMES)} tasks missing" if missing else ""
@@ -155,24 +155,24 @@ def finetune_glue(
     grid_budget: int = 1,
     progress: bool = True,
 ) -> GlueSummary:
-    """Fine-tune on every task of GLUE that a folder holds, or go on where it was stopped.
+    """Fine-tune on every GLUE task in a folder; resumes if stopped.
 
     Args:
         recipe_of: Gives the recipe of a task for the model.
         start: The model.
-        folder: Has a folder for each task, with its training and development file and perhaps its test file.
+        folder: Has a folder for each task, with its training and development files and optionally its test file.
         out: Folder of the runs.
         seeds: Runs of each setting.
-        grid_budget: Settings of `GRID` to try for each task, the recipe's own first, the others drawn.
+        grid_budget: Number of settings to try for each task: that of the recipe, then random ones of `GRID`.
         progress: Show progress on stderr.
 
     Raises:
-        UniclozeError: The folder holds no task, or a record or the model cannot be used.
+        UniclozeError: The folder holds no task, or a record or the model is unusable.
     """
     found = list(_found(folder))
     if not found:
         raise UniclozeError(
-            f"{folder} holds no task of GLUE: give a folder with {', '.join(NAMES.values())}, or some of them, each with "
+            f"{folder} holds no GLUE task: give a folder with some of the folders {', '.join(NAMES.values())}, each with "
             "train.tsv and dev.tsv"
         )
     results: list[GlueTaskResult] = []
@@ -191,11 +191,11 @@ def finetune_glue(
 
 
 def grid(recipe: Recipe, budget: int) -> list[dict[str, float]]:
-    """So many settings: that of the recipe, then others of `GRID` in a drawn order.
+    """Up to `budget` settings: that of the recipe, then others of `GRID` in random order.
 
     Args:
-        recipe: Of the task; its seed names the draws.
-        budget: Most settings.
+        recipe: Recipe of the task; its seed determines the order.
+        budget: Maximum number of settings.
     """
     every = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
     places = np.arange(len(every))
@@ -206,7 +206,7 @@ def grid(recipe: Recipe, budget: int) -> list[dict[str, float]]:
 
 
 def _found(folder: Path) -> Iterator[tuple[str, Path, Path]]:
-    """The tasks that are there, with their training and development file."""
+    """The tasks found, with their training and development files."""
     for task, name in NAMES.items():
         place = folder / name
         if not place.is_dir():
@@ -214,7 +214,7 @@ def _found(folder: Path) -> Iterator[tuple[str, Path, Path]]:
         train, dev = _first(place, _TRAIN), _first(place, _DEV)
         if train is None or dev is None:
             lacks = "training" if train is None else "development"
-            warnings.warn(f"{place} has no {lacks} file: {name} is left out", stacklevel=3)
+            warnings.warn(f"{place} has no {lacks} file: skipping {name}", stacklevel=3)
             continue
         yield task, train, dev
 
@@ -235,7 +235,7 @@ def _task(
     budget: int,
     progress: bool,
 ) -> tuple[GlueTaskResult | None, FinetuneResult]:
-    """The result of the best setting, none if a signal stopped it, and the run of its best seed."""
+    """The result of the best setting, None if stopped by a signal, and the run of its best seed."""
     settings = grid(recipe_of(task, {}), budget)
     tried: list[tuple[dict[str, float], FinetuneSummary, Path]] = []
     for number, changes in enumerate(settings):
@@ -267,7 +267,7 @@ def _task(
 
 
 def _measured(run: FinetuneResult, file: Path) -> MetricResult:
-    """What the best checkpoint of a run is worth on another file."""
+    """Accuracy of the best checkpoint of a run on another file."""
     loaded = load_model(run.out)
     data = open_records(file, loaded.recipe, loaded.tokenizer)
     said = predict(load_task_model(loaded), data)
@@ -279,7 +279,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _values(task: str, run: FinetuneResult) -> dict[str, float]:
-    """The values that the benchmark averages, of one run."""
+    """The values of one run that the benchmark averages."""
     known = {name: value for result in run.scores.values() for name, value in result.values.items()}
     return {name: known[name] for name in GLUE[task].values}
 
@@ -289,7 +289,7 @@ def _score(task: str, summary: FinetuneSummary) -> float:
 
 
 def _files_for_server(task: str, run: FinetuneResult, folder: Path, out: Path, progress: bool) -> list[Path]:
-    """Predictions for the files without labels; those of MNLI also for the diagnostic set."""
+    """Write predictions for the unlabelled files, and with MNLI also for the diagnostic set."""
     place, written = folder / NAMES[task], []
     tests = {f"{NAMES[task]}{ending}": _first(place, names) for ending, names in _TESTS.items()}
     if task == "mnli":

@@ -1,4 +1,4 @@
-"""A file of JSON lines that takes long to make: written as they come, and gone on with where it was left."""
+"""Writes a file of JSON lines incrementally; interrupted work resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Line = dict[str, Any]
 
 
 class PartFile:
-    """A file that stands as NAME.part beside its place until all its lines are there, and is renamed then.
+    """A file that is written as NAME.part and renamed once all its lines are there.
 
-    NAME.part.json says what the part was begun with. A part that was begun with the same is gone on with, behind its last
-    whole line; another is begun anew with the first new lines, and a warning says so before. What is left when an error or a
-    signal ends the work stays, and a warning says that too.
+    NAME.part.json holds the fingerprints of what the lines depend on. If they match, writing resumes after the last
+    complete line; otherwise a warning is printed and the part is replaced when the first new lines are written. After an
+    error or a signal the part is kept, with a warning.
 
     Args:
-        path: Where the file goes.
-        total: Lines of the whole.
-        begun_with: Fingerprints of all that the lines depend on, by what they are of.
-        fits: Whether the line of a number can be that line.
+        path: The file.
+        total: Number of lines of the complete file.
+        begun_with: Fingerprints of everything the lines depend on, by what they identify.
+        fits: Whether a line can have a given number.
 
     Raises:
-        UniclozeError: Another process writes the part, or something else has its name.
+        UniclozeError: Another process is writing the part, or it was not made by this command.
         OSError: It cannot be written.
     """
 
@@ -44,7 +44,7 @@ class PartFile:
         self._part = path.with_name(f"{path.name}.part")
         self._about = path.with_name(f"{path.name}.part.json")
         self.lines: list[Line] = []
-        """Those that are done, in their order."""
+        """The lines written so far, in order."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -56,20 +56,20 @@ class PartFile:
         return self
 
     def _begin(self) -> None:
-        """Take over what was left, if it fits."""
+        """Take over an earlier part if it fits."""
         self._file.seek(0)
         raw = self._file.read()
         if raw and not self._about.is_file():
-            raise UniclozeError(f"{self._part} was not begun by this command: move it away, or give another --out")
+            raise UniclozeError(f"{self._part} was not started by this command: move it away, or give another --out")
         kept, other = raw[: raw.rfind(b"\n") + 1], self._other()
         self.lines = [] if other else self._read(kept)
         if raw and not self.lines:
-            why = f"was begun with another {other}" if other else "holds no such lines"
-            warnings.warn(f"{self._part} {why}, and is begun anew", stacklevel=2)
+            why = f"was started with another {other}" if other else "has other lines"
+            warnings.warn(f"{self._part} {why}, and is started again", stacklevel=2)
         self._size: int | None = len(kept) if self.lines else 0
 
     def _other(self) -> str | None:
-        """What the part was begun with that is another now, in words."""
+        """The first thing that has changed since the part was started; None if nothing has."""
         try:
             former = json.loads(self._about.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -78,7 +78,7 @@ class PartFile:
         return next((what for what, now in self._begun_with.items() if former.get(what) != now), None)
 
     def _read(self, raw: bytes) -> list[Line]:
-        """The lines of a part, none if one of them cannot be of this file."""
+        """The lines of a part; empty if one of them cannot belong to this file."""
         try:
             lines = [json.loads(line) for line in raw.splitlines()]
         except ValueError:
@@ -89,7 +89,7 @@ class PartFile:
         return lines if fit else []
 
     def append(self, lines: Sequence[Line]) -> None:
-        """Write the next lines and hand them to the disk."""
+        """Write the next lines and flush them to disk."""
         self._settle()
         self._file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
         self._file.flush()
@@ -97,7 +97,7 @@ class PartFile:
         self.lines += lines
 
     def _settle(self) -> None:
-        """Once, cut off what is not gone on with: not before there is something in its stead."""
+        """Once, truncate what is not kept, but not before there is something to replace it."""
         if self._size is not None:
             self._file.truncate(self._size)
             self._size = None
@@ -110,7 +110,7 @@ class PartFile:
         with self._held:
             if error is None:
                 self._settle()
-            self._file.close()  # some systems rename no open file
+            self._file.close()  # some systems cannot rename an open file
             self._leave(finished=error is None)
 
     def _leave(self, *, finished: bool) -> None:
@@ -118,12 +118,12 @@ class PartFile:
             self._part.replace(self._path)
             self._about.unlink(missing_ok=True)
         else:
-            done = self._part.read_bytes().count(b"\n")  # a signal may have come between writing and counting
+            done = self._part.read_bytes().count(b"\n")  # a signal may have arrived between writing and counting
             if not done:
                 self._part.unlink()
                 self._about.unlink(missing_ok=True)
             elif self.lines or self._size is None:
                 warnings.warn(
-                    f"{self._part} holds {done:,} of {self._total:,} lines; the same command goes on from there",
+                    f"{self._part} has {done:,} of {self._total:,} lines; the same command resumes from there",
                     stacklevel=2,
                 )

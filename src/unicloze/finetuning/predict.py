@@ -1,4 +1,4 @@
-"""Predictions of a model of a task, and how they are written."""
+"""Predicts the records of a task and writes the predictions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from unicloze.tasks.task import Outputs, Prediction
 from unicloze.training.tree import share
 
 OTHER_FORMAT = "give an --out that ends in .jsonl, or --format jsonl"
-"""The cure where predictions do not fit in the lines of a table."""
+"""Advice if predictions do not fit a table."""
 
 
 def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list[Prediction]:
-    """A prediction for each record, in their order."""
+    """One prediction for each record, in order."""
     task = TASKS[model.recipe.task.kind]
     if task.predict is None:
 
@@ -42,10 +42,10 @@ def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list
 
 
 def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = False) -> list[Outputs]:
-    """What the heads say of each row, without what is padding.
+    """Outputs of the task heads for each row, without padding.
 
     Raises:
-        UniclozeError: They say nan.
+        UniclozeError: An output is NaN.
     """
     task, vocabulary = TASKS[model.recipe.task.kind], model.tokenizer.vocabulary
     own: dict[str, torch.Tensor] = {}
@@ -71,31 +71,31 @@ def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = Fal
 
 
 def as_json_lines(predictions: Sequence[Prediction]) -> str:
-    """A JSON object a line."""
+    """One JSON object per line."""
     return "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
 
 
 def as_glue(predictions: Sequence[Prediction]) -> str:
-    """What GLUE's server takes: lines of "index, tab, prediction" under a header.
+    """The format of the GLUE server: lines of "index, tab, prediction" under a header.
 
     Raises:
-        UsageError: A prediction is no class, no quantity and no text, or holds a tab or the end of a line, as an id may.
+        UsageError: A prediction is not a class, a quantity or a text, or it or its id contains a tab or a newline.
     """
     lines = ["index\tprediction\n"]
     for prediction in predictions:
         name, answer = prediction["id"], prediction["prediction"]
         if not isinstance(answer, str | int | float):
-            raise UsageError(f"the prediction of {name} is no class, no quantity and no text: {OTHER_FORMAT}")
+            raise UsageError(f"the prediction of {name} is not a class, a quantity or a text: {OTHER_FORMAT}")
         cells = name, f"{answer:.3f}" if isinstance(answer, float) else str(answer)
         for what, cell in zip(("the id", "the prediction of"), cells, strict=True):
             if not {"\t", "\n", "\r"}.isdisjoint(cell):
-                raise UsageError(f"{what} {name!r} holds a tab or the end of a line: {OTHER_FORMAT}")
+                raise UsageError(f"{what} {name!r} contains a tab or a newline: {OTHER_FORMAT}")
         lines.append("\t".join(cells) + "\n")
     return "".join(lines)
 
 
 def as_official(predictions: Sequence[Prediction]) -> str:
-    """What the official scripts read: of CoQA's turns a list of answers, else the answers by id, as SQuAD's does.
+    """The format of the official scripts: a list of answers for CoQA's turns, otherwise answers by id, as for SQuAD.
 
     Raises:
         UsageError: Two predictions have the same id.
@@ -106,7 +106,7 @@ def as_official(predictions: Sequence[Prediction]) -> str:
     answers = {said["id"]: said["prediction"] for said in predictions}
     if len(answers) < len(predictions):
         again = Counter(said["id"] for said in predictions).most_common(1)[0][0]
-        raise UsageError(f"two records have the id '{again}', by which json keeps predictions: give another --format")
+        raise UsageError(f"two records have the id '{again}', which json uses as the key: give another --format")
     return json.dumps(answers, ensure_ascii=False) + "\n"
 
 
@@ -115,17 +115,17 @@ PREDICTION_FORMATS: Mapping[str, Callable[[Sequence[Prediction]], str]] = {
     "json": as_official,
     "glue": as_glue,
 }
-"""How predictions are written."""
+"""Writers of predictions, by format."""
 
 ENDINGS: Mapping[str, str] = {".jsonl": "jsonl", ".json": "json", ".tsv": "glue"}
-"""The format that a file's name tells."""
+"""Format of each file extension."""
 
 
 def format_of(out: Path | None, format: str | None) -> str:
-    """The format that is given, or that the name of a file tells; `jsonl` where there is neither.
+    """The given format, or that of the file extension; `jsonl` if neither is given.
 
     Raises:
-        UsageError: There is no such format, or the name tells none.
+        UsageError: The format or the extension is unknown.
     """
     if format is not None and format not in PREDICTION_FORMATS:
         raise UsageError(f"format is {format!r}: give one of {', '.join(PREDICTION_FORMATS)}.")
@@ -133,27 +133,27 @@ def format_of(out: Path | None, format: str | None) -> str:
         return format or "jsonl"
     if out.suffix not in ENDINGS:
         raise UsageError(
-            f"{out}: the name tells no format of predictions: end it in {', '.join(ENDINGS)}, or give --format "
+            f"{out}: its extension is not a format of predictions: use one of {', '.join(ENDINGS)}, or give --format "
             f"{', '.join(PREDICTION_FORMATS)}."
         )
     return ENDINGS[out.suffix]
 
 
 def check_format(format: str, recipe: Recipe, records: Sequence[Record]) -> None:
-    """Refuse a format that can hold no prediction of a task, or not those of some records, before anything is predicted.
+    """Reject a format that cannot hold the predictions of a task or of these records, before predicting.
 
     Raises:
-        UsageError: It cannot.
+        UsageError: The predictions do not fit the format.
     """
     if format == "glue" and "tags" in TASKS[recipe.task.kind].compares:
-        raise UsageError(f"the tags of a sentence are no class, no quantity and no text: {OTHER_FORMAT}")
+        raise UsageError(f"the tags of a sentence are not a class, a quantity or a text: {OTHER_FORMAT}")
     PREDICTION_FORMATS[format]([{"id": one.id, "prediction": "", **turn_of(one, recipe.task)} for one in records])
 
 
 def write_predictions(predictions: Sequence[Prediction], path: Path, format: str) -> None:
     """Write predictions in one of `PREDICTION_FORMATS`.
 
-    Beside a `json` of questions that may have no answer, `NAME.na_probabilities.json` holds how sure the model is of that.
+    For unanswerable questions, the format `json` also writes the no-answer probabilities to `NAME.na_probabilities.json`.
 
     Raises:
         UsageError: The predictions do not fit the format.

@@ -1,4 +1,4 @@
-"""A fine-tuning run: a model, a task and a directory; interrupted anywhere, it goes on where it was."""
+"""Fine-tuning runs: a model, a task and a directory; an interrupted run resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -78,22 +78,22 @@ from unicloze.training.process import RunProcess, pinned_threads
 from unicloze.training.world import World
 
 OF_THE_BEST = DEV_PREDICTIONS, DEV_SAMPLES
-"""Files that lie in the best checkpoint and, where people look for them, in the run's directory."""
+"""Files of the best checkpoint that are also copied to the run directory."""
 
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """What became of a fine-tuning run.
+    """Outcome of a fine-tuning run.
 
     Args:
-        out: Its directory; `load_model` reads the best checkpoint.
-        step: Steps done.
-        best_step: Steps done at the best evaluation; the last step where nothing was evaluated.
-        stopped_by: The signal that stopped it, 0 if none did.
-        scores: What the best checkpoint is worth on the development file, by metric, with standard errors.
-        chosen_by: The value of the first of these that chose it; none where nothing was evaluated.
-        baseline: What answers without a model are worth there; none where nothing was evaluated or the task has no such.
-        verdict: What the scores mean, in words.
+        out: The run directory; `load_model` reads its best checkpoint.
+        step: Steps completed.
+        best_step: Step of the best evaluation; the last step if nothing was evaluated.
+        stopped_by: Number of the signal that stopped the run; 0 if none did.
+        scores: Scores of the best checkpoint on the development file, by metric, with standard errors.
+        chosen_by: Value of the first metric that selected the checkpoint; empty if nothing was evaluated.
+        baseline: Scores of a baseline without a model; None if nothing was evaluated or the task has none.
+        verdict: Interpretation of the scores, in words.
     """
 
     out: Path
@@ -109,18 +109,18 @@ class FinetuneResult:
 def finetune_run(
     recipe: Recipe, start: LoadedModel, train: Path, dev: Path | None, out: Path, *, progress: bool = True
 ) -> FinetuneResult:
-    """Fine-tune a model on a task, or go on with the run that is in the directory.
+    """Fine-tune a model on a task, or resume the run in the directory.
 
     Args:
-        recipe: Of the task and this model, see `task_recipe`.
+        recipe: Recipe of the task for this model; see `task_recipe`.
         start: The model to start from.
         train: Records to train on.
-        dev: Records to evaluate on; the last checkpoint counts as the best if there are none.
-        out: The run's directory; nothing is written outside it.
+        dev: Records to evaluate on; if None, the last checkpoint counts as the best.
+        out: The run directory; nothing is written outside it.
         progress: Show progress on stderr.
 
     Raises:
-        UniclozeError: A record, the directory or a checkpoint cannot be used, or the loss is not finite.
+        UniclozeError: A record, the directory or a checkpoint is unusable, or the loss is not finite.
         UsageError: The directory holds a run with other settings.
     """
     with joined() as world, hold_run(out, world), pinned_threads(recipe.training, world):
@@ -149,14 +149,14 @@ def finetune_run(
             if changes and progress:
                 tqdm.write(changes, file=sys.stderr)
         recipe = with_steps(recipe, len(training.rows))
-        validate(recipe)  # with its steps: what is saved must be read again
+        validate(recipe)  # with its steps, since the saved recipe is validated when loaded
         origin = origin_of(start, training, development)
-        world.same("the model or the records", digest(origin), "give all the same files")
+        world.same("the model or the records", digest(origin), "give all processes the same files")
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
         if checkpoint is not None and former is not None:
-            former = dataclasses.replace(former, task=resolved(former.task, records))  # an older version left more open
+            former = dataclasses.replace(former, task=resolved(former.task, records))  # from an older version
             recipe = with_precision(recipe, former.training.precision)
-            refuse_changes(former, recipe, out, "leave the changed setting out to go on")
+            refuse_changes(former, recipe, out, "leave out the changed setting to resume")
             refuse_other_origin(checkpoint.state.get("origin", {}), origin, out)
         precision = world.only_first(lambda: choose_precision(recipe.training, choose_device(recipe.training)))
         recipe = with_precision(recipe, precision)
@@ -168,7 +168,7 @@ def finetune_run(
 
 
 def _write_settings(recipe: Recipe, start: LoadedModel, out: Path, checkpoint: Checkpoint | None) -> None:
-    """Make the directory ready for the run."""
+    """Write the tokenizer and the recipe, after setting aside any checkpoints newer than the one to resume from."""
     if checkpoint is not None:
         set_aside_newer(checkpoint.path)
     start.tokenizer.save(out)
@@ -176,7 +176,7 @@ def _write_settings(recipe: Recipe, start: LoadedModel, out: Path, checkpoint: C
 
 
 def with_steps(recipe: Recipe, rows: int) -> Recipe:
-    """The recipe with its epochs in steps."""
+    """The recipe with its number of epochs converted to steps."""
     each_epoch = steps_per_epoch(rows, recipe.training.batch_size)
     steps = max(1, math.ceil(chosen(recipe.finetuning.epochs) * each_epoch))
     settings = dataclasses.replace(
@@ -189,7 +189,7 @@ def with_steps(recipe: Recipe, rows: int) -> Recipe:
 
 
 class _Run(RunProcess):
-    """One process's work on a fine-tuning run."""
+    """One process's part of a fine-tuning run."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class _Run(RunProcess):
         self.measured = dev and sample(dev, recipe.task.evaluate_records)
         if dev and self.measured and len(self.measured.records) < len(dev.records):
             warnings.warn(
-                f"{len(self.measured.records)} of the {len(dev.records):,} development records are measured, evenly spread "
+                f"evaluating on {len(self.measured.records)} of the {len(dev.records):,} development records, evenly spaced "
                 "(task.evaluate_records)",
                 stacklevel=2,
             )
@@ -229,7 +229,7 @@ class _Run(RunProcess):
         self.segments = segments_of(train, recipe, self.tokenizer.vocabulary)
 
     def _optimizers(self, model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-        """Says how much of the model never learns, if gradual unfreezing does not come down to its embeddings."""
+        """The optimizers; warns if gradual unfreezing never reaches some of the lower layers."""
         settings, training = recipe.finetuning, recipe.training
         each_epoch = steps_per_epoch(len(self.train_data.rows), training.batch_size)
         every = (settings.unfreeze_epochs or 0.0) * each_epoch
@@ -238,8 +238,8 @@ class _Run(RunProcess):
         never = sum(first >= training.steps for first in first_steps)
         if never:
             warnings.warn(
-                f"the lowest {never} of {len(first_steps)} layers never learn: one more learns every "
-                f"{settings.unfreeze_epochs:g} epochs, and there are {chosen(settings.epochs):g} "
+                f"the lowest {never} of {len(first_steps)} layers stay frozen: one layer is unfrozen every "
+                f"{settings.unfreeze_epochs:g} epochs, and training lasts {chosen(settings.epochs):g} "
                 "(finetuning.unfreeze_epochs)",
                 stacklevel=2,
             )
@@ -247,7 +247,7 @@ class _Run(RunProcess):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """That of the model."""
+        """The tokenizer of the model."""
         return self.start.tokenizer
 
     def train(self) -> FinetuneResult:
@@ -275,7 +275,7 @@ class _Run(RunProcess):
             lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
             self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.measured.records, self.recipe)
         chosen_by = metric(self.recipe.task.metrics[0]).headline if self.scores else ""
-        verdict = "not judged: there is no development file" if self.dev is None else ""
+        verdict = "not assessed: there is no development file" if self.dev is None else ""
         if self.scores:
             verdict = verdict_on(self.scores, self.headlines, self.baseline, self.recipe)
         if not stopped and not ended:
@@ -285,7 +285,7 @@ class _Run(RunProcess):
         )
 
     def _resume(self, checkpoint: Checkpoint) -> tuple[bool, bool]:
-        """Take over a checkpoint; returns whether all has been learned, and whether the ledger says so."""
+        """Restore a checkpoint; returns whether training is complete, and whether the ledger records its end."""
         self.take_over(checkpoint)
         events = [event for event in self.former_events() if event.get("step", 0) <= self.state.step]
         evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
@@ -302,7 +302,7 @@ class _Run(RunProcess):
             self._evaluate(self.state)
         done = step >= training.steps or self._is_enough()
         if done:
-            warnings.warn(f"{self.out} is trained to its end: give another --out to train anew", stacklevel=2)
+            warnings.warn(f"{self.out} is already fully trained: give another --out to train again", stacklevel=2)
         return done, done and any(event["event"] == "end" for event in events)
 
     def _is_enough(self) -> bool:
@@ -332,7 +332,7 @@ class _Run(RunProcess):
         )
 
     def _evaluate(self, state: TrainState) -> bool:
-        """Measure, keep the best, save; says whether to stop early."""
+        """Measure, keep the best checkpoint, save; returns whether to stop early."""
         if self.dev is not None and self.measured is not None:
             model = TaskModel(state.model.for_use(), self.tokenizer, self.recipe, self.compute)
             recipe, predictions = with_best_threshold(self.recipe, self.measured, predict(model, self.measured))
@@ -343,7 +343,7 @@ class _Run(RunProcess):
             if self._compare_with_best(value, state.step):
                 self.scores = results
                 self._keep_best(recipe, predictions)
-            self.ledger.write(  # only now: a run that goes on takes what stands there for kept
+            self.ledger.write(  # only now: a resumed run assumes that recorded evaluations are saved
                 "evaluate",
                 step=state.step,
                 headline=value,
@@ -359,7 +359,7 @@ class _Run(RunProcess):
         return self._is_enough()
 
     def _drop_other_bests(self) -> None:
-        """Remove what was kept before the best, or by a run that was stopped before it had saved as much itself."""
+        """Remove earlier bests, and those of an interrupted run that were never recorded."""
         if not self.world.first:
             return
         for path in list_checkpoints(self.out / BEST):
@@ -377,18 +377,18 @@ class _Run(RunProcess):
             shown = samples(answered, self.measured.records, self.recipe.task)
             for file, lines in zip(more, (answered, shown), strict=True):
                 replace_file(file, as_json_lines(lines))
-        self.write_checkpoint(BEST, [], folder / RECIPE, self._facts(), keep=2, more=more)  # till this one is saved
+        self.write_checkpoint(BEST, [], folder / RECIPE, self._facts(), keep=2, more=more)  # until saved
         for file in more if self.world.first else ():
             file.replace(self.out / file.name)
 
     def _show_best(self) -> None:
-        """Put the predictions of the best checkpoint in the place of those of an evaluation that was lost."""
+        """Restore the predictions of the best checkpoint, in case those there are of a lost evaluation."""
         for name in OF_THE_BEST if self.world.first else ():
             if self.best is None:
                 (self.out / name).unlink(missing_ok=True)
                 continue
             kept = self.out / BEST / checkpoint_name(self.best[1]) / name
-            if kept.is_file():  # older versions have no such file
+            if kept.is_file():  # not written by older versions
                 replace_file(self.out / name, kept.read_text(encoding="utf-8"))
 
     def _save(self, _state: TrainState) -> None:

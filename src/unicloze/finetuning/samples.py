@@ -1,4 +1,4 @@
-"""Predictions beside what is right, and some of them for people to look at: the wrong ones first."""
+"""Predictions with their references, and a sample of them for inspection: wrong ones first."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from unicloze.tasks.task import Prediction
 SAMPLES = 20
 MOST_WRONG = 12
 LONGEST_TEXT = 600
-"""Characters of a field that are kept."""
+"""Characters after which a field is truncated."""
 
 
 def with_references(
     predictions: Sequence[Prediction], records: Sequence[Record], settings: TaskSettings
 ) -> list[Prediction]:
-    """Each prediction with its `reference`, fit for JSON."""
+    """Each prediction with its `reference`, JSON-serialisable."""
     task = TASKS[settings.kind]
     return [
         {**prediction, "reference": _plain(task.reference(record, settings))}
@@ -31,20 +31,20 @@ def with_references(
 
 
 def samples(answered: Sequence[Prediction], records: Sequence[Record], settings: TaskSettings) -> list[dict[str, Any]]:
-    """At most twenty predictions with the texts of their records, up to twelve wrong ones first.
+    """Up to twenty predictions with the texts of their records, beginning with up to twelve wrong ones.
 
-    Both kinds are taken evenly over the file; of quantities those that are farthest off come first.
+    Both kinds are spread evenly over the file. For quantities the largest errors come first.
 
     Args:
         answered: Predictions with their references.
-        records: The records they are of.
+        records: The records they belong to.
         settings: Which fields the task reads.
 
     Returns:
-        For each its `id`, `fields`, `prediction`, `reference`, `right` (None of quantities and of texts that were written,
-        which are near or far) and `confidence`, the probability of the prediction, where there is one.
+        For each: `id`, `fields`, `prediction`, `reference`, `right` (None for quantities and generated texts, which are
+        not simply right or wrong) and `confidence`, the probability of the prediction, or None.
     """
-    generated = metric(settings.metrics[0]).compares == "texts"  # there are many good ones
+    generated = metric(settings.metrics[0]).compares == "texts"  # a text can be good without matching the reference
     rights = [None if generated else is_right(one["prediction"], one["reference"]) for one in answered]
     wrong = [number for number, right in enumerate(rights) if right is False]
     other = [number for number, right in enumerate(rights) if right is not False]
@@ -57,7 +57,7 @@ def samples(answered: Sequence[Prediction], records: Sequence[Record], settings:
 
 
 def is_right(prediction: Any, reference: Any) -> bool | None:
-    """Whether a prediction is the reference or one of several; None of a quantity, which is only near or far."""
+    """Whether a prediction equals the reference or one of several; None for a quantity."""
     if isinstance(prediction, float):
         return None
     reference = _answers(reference)
@@ -67,19 +67,19 @@ def is_right(prediction: Any, reference: Any) -> bool | None:
 
 
 def _answers(reference: Any) -> Any:
-    """Those of a question, without what else is known of it."""
+    """The answers of a question, without its other fields."""
     return reference["answers"] if isinstance(reference, Mapping) and "answers" in reference else reference
 
 
 def _error(one: Mapping[str, Any]) -> float:
-    """How far off a quantity is; 0 of anything else."""
+    """Absolute error of a quantity; 0 for anything else."""
     prediction, reference = one["prediction"], one["reference"]
     numbers = isinstance(prediction, float) and isinstance(reference, float)
     return abs(prediction - reference) if numbers else 0.0
 
 
 def _evenly(numbers: Sequence[int], most: int) -> list[int]:
-    """At most so many of them, as far apart as can be."""
+    """At most `most` of the numbers, evenly spaced."""
     count = min(most, len(numbers))
     return [numbers[place * len(numbers) // count] for place in range(count)]
 
@@ -108,7 +108,7 @@ def _is_texts(value: Any) -> bool:
 
 
 def _cut(value: Any) -> Any:
-    """What people can read of it; a number stays one."""
+    """The value as truncated text or texts; a number is kept."""
     if isinstance(value, int | float):
         return value
     if _is_texts(value):

@@ -1,4 +1,4 @@
-"""What predictions are worth, by the metrics of their task: those of a model, or of a file beside the records it is of."""
+"""Scores predictions with the metrics of their task: those of a model, or of a file."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ BY_ID: Mapping[str, Callable[[Any], Any]] = {
     "squad": lambda texts: texts,
     "coqa": lambda answers: Gold(**answers) if isinstance(answers, Mapping) else Gold(answers=answers),
 }
-"""Metrics that compare answers by the id of their question, and what they compare a task's reference as."""
+"""Metrics that compare answers by question id, and how each takes a task's reference."""
 
 
 def measure(predictions: Sequence[Prediction], records: Sequence[Record], recipe: Recipe) -> Mapping[str, MetricResult]:
-    """What predictions are worth, by the metrics of the task.
+    """Score predictions with the metrics of the task.
 
     Raises:
-        UsageError: There is no such metric (`task.metrics`).
-        UniclozeError: A record has no answer, two of those whose answers are compared by their id have the same, or a
-            library that the metric needs is absent.
+        UsageError: A metric in `task.metrics` does not exist.
+        UniclozeError: A record has no answer, an id is repeated where answers are compared by id, or a library that a
+            metric needs is not installed.
     """
     answers, references = _answers(predictions), _references(records, recipe)
     return {
@@ -60,7 +60,7 @@ def _compared(
 def with_errors(
     results: Mapping[str, MetricResult], predictions: Sequence[Prediction], records: Sequence[Record], recipe: Recipe
 ) -> Mapping[str, MetricResult]:
-    """The results with the standard errors of their values, where they have one that is quickly found."""
+    """The results with the standard errors of those values for which they are quick to compute."""
     references, answers = _references(records, recipe), _answers(predictions)
     errors = {
         name: standard_errors(name, answers, references, **options_of(name, recipe)) for name in recipe.task.metrics
@@ -78,10 +78,10 @@ def _answers(predictions: Sequence[Prediction]) -> list[Any]:
 
 @dataclass(frozen=True)
 class TaskScores:
-    """What predictions of a task are worth.
+    """Scores of the predictions of a task.
 
     Args:
-        results: By metric.
+        results: Results by metric.
     """
 
     results: Mapping[str, MetricResult]
@@ -101,24 +101,24 @@ def measure_file(
     name: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> TaskScores:
-    """What a file of predictions is worth, beside the records of its task, with standard errors.
+    """Score a file of predictions against labelled records, with standard errors.
 
     Args:
-        predictions: .jsonl or .tsv as `predict` writes it, or .txt with a prediction a line.
-        references: The labelled records, in the same order, as fine-tuning takes them.
-        recipe: Of the task.
-        name: The metric; those of the task if not given.
-        options: Options of the metrics, beside those of the task.
+        predictions: A .jsonl or .tsv file as `predict` writes it, or .txt with one prediction per line.
+        references: The labelled records in the same order, in a format that fine-tuning reads.
+        recipe: Recipe of the task.
+        name: The metric; default: those of the task.
+        options: Options of the metrics, in addition to those of the task.
 
     Raises:
-        UsageError: The recipe is of no task, or there is no such metric or option.
-        UniclozeError: A file cannot be read, a line is broken, or the lines do not match.
+        UsageError: The recipe has no task, or a metric or option does not exist.
+        UniclozeError: A line is malformed, or the lines of the files do not match.
     """
     if not recipe.task.kind:
-        raise UsageError(f"{recipe.name} is no recipe of a task: see `unicloze recipes`.")
+        raise UsageError(f"{recipe.name} is not a task recipe: see `unicloze recipes`.")
     names = measurable(recipe.task.metrics) if name is None else [name]
     if not names:
-        raise UsageError(f"The recipe {recipe.name} names no metric: name one.")
+        raise UsageError(f"The recipe {recipe.name} has no metric: name one.")
     used = {option: value for name in names for option, value in options_of(name, recipe).items()}
     recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, metrics=names, metric_options=used))
     check_metrics(recipe)
@@ -129,7 +129,7 @@ def measure_file(
     for name in names:
         compares = metric(name).compares
         answers = [value_of(item, compares) for item in items]
-        # the number of a choice is read as a text, as the name of a class is, and white space around it does not count
+        # labels and numbers of choices are compared as text, without surrounding white space
         comparable = [str(label).strip() for label in right] if compares == "labels" else right
         given = {**options_of(name, recipe), **(options or {})}
         result = _compared(name, answers, comparable, records, given)
@@ -138,8 +138,8 @@ def measure_file(
 
 
 def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:
-    """The one number that chooses the best checkpoint: more is better."""
+    """The value that selects the best checkpoint; higher is better."""
     first = metric(recipe.task.metrics[0])
     value = results[recipe.task.metrics[0]].values[first.headline]
-    # A correlation of constant predictions is no number: nothing is worse.
+    # The correlation of constant predictions is NaN, which counts as the worst value.
     return -np.inf if np.isnan(value) else value if first.higher_is_better else -value

@@ -1,4 +1,4 @@
-"""One fine-tuning several times over, with seeds of their own: mean and spread of what it is worth."""
+"""Repeats a fine-tuning with several seeds: mean and standard deviation of its scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unicloze.settings import Recipe
 from unicloze.training.models import LoadedModel
 
 FEW = 4
-"""So many values of metrics stand in one line."""
+"""Number of metric values that fit in one line."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Spread:
 
     Args:
         mean: The mean.
-        deviation: The sample's standard deviation; None with one seed.
+        deviation: The sample standard deviation; None with one seed.
     """
 
     mean: float
@@ -42,12 +42,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class FinetuneSummary:
-    """What became of all seeds.
+    """Outcome of a fine-tuning over all seeds.
 
     Args:
-        out: The folder; with one seed the run's own.
-        runs: A result each.
-        scores: By metric and value.
+        out: The folder; with one seed the run directory.
+        runs: One result per seed.
+        scores: Spread of each value, by metric.
     """
 
     out: Path
@@ -79,16 +79,16 @@ class FinetuneSummary:
 
     @property
     def exit_code(self) -> int:
-        """Of a process that ends with it: 128 + the signal that stopped the last run."""
+        """Process exit code: 128 + the signal that stopped the last run, or 0."""
         stopped = self.runs[-1].stopped_by
         return 128 + stopped if stopped else 0
 
     def __str__(self) -> str:
-        """A line for each seed and one for all; where there are many values, below in tables."""
+        """A line per seed and one for all; many values follow in tables."""
         lines, several = [], len(self.runs) > 1
         for run in self.runs:
             if run.stopped_by:
-                lines.append(f"{run.out}: stopped and saved at step {run.step:,}; the same command goes on from there")
+                lines.append(f"{run.out}: stopped and saved at step {run.step:,}; the same command resumes from there")
                 continue
             said = {name: _with_errors(result) for name, result in run.scores.items()}
             values = _chosen_first(said, run.chosen_by)
@@ -116,7 +116,7 @@ def _with_errors(result: MetricResult) -> dict[str, str]:
 
 
 def _chosen_first(values: Mapping[str, Mapping[str, str]], chosen: str) -> list[str]:
-    """The values of all metrics, before the others the one of the first metric that chose the checkpoint."""
+    """The values of all metrics; the one that selected the checkpoint comes first."""
     each = [f"{key} {value}" for of_metric in values.values() for key, value in of_metric.items()]
     of_first = list(next(iter(values.values()), {}))
     if chosen in of_first:
@@ -125,7 +125,7 @@ def _chosen_first(values: Mapping[str, Mapping[str, str]], chosen: str) -> list[
 
 
 def _in_line(values: Sequence[str]) -> str:
-    """What the rest of a line says of values: all, or of many the first."""
+    """The values as the end of a line: all of them, or only the first of many."""
     shown = values if len(values) <= FEW else values[:1]
     return f": {', '.join(shown)}" if shown else ""
 
@@ -140,12 +140,12 @@ def finetune_seeds(
     seeds: int = 1,
     progress: bool = True,
 ) -> FinetuneSummary:
-    """Fine-tune with `seeds` seeds from `training.seed` on, in a folder each if there are several; resumes if stopped.
+    """Fine-tune with `seeds` consecutive seeds from `training.seed`, each in its own folder if several; resumes if stopped.
 
     Raises:
-        UsageError: The folder holds runs that the results would not tell of: of one seed instead of several, or the
-            other way round, or of seeds that are not among these.
-        UniclozeError: As `finetune_run`.
+        UsageError: The folder holds runs that the results would leave out: of one seed instead of several, or the other
+            way round, or of other seeds.
+        UniclozeError: As for `finetune_run`.
     """
     _refuse_others(out, recipe.training.seed, seeds)
     runs: list[FinetuneResult] = []
@@ -163,10 +163,10 @@ def finetune_seeds(
 
 
 def _refuse_others(out: Path, first: int, seeds: int) -> None:
-    """Refuse to leave runs in the folder that its results do not tell of.
+    """Reject a folder with runs that its results would leave out.
 
     Raises:
-        UsageError: The run of one seed would stand beside those of several, or there is one of another seed.
+        UsageError: A single run and runs of several seeds would share the folder, or it has a run of another seed.
     """
     names = [path.parent.name.removeprefix("seed-") for path in out.glob(f"seed-*/{RECIPE}")]
     there = sorted(int(name) for name in names if name.isdecimal())
@@ -176,14 +176,14 @@ def _refuse_others(out: Path, first: int, seeds: int) -> None:
     elif seeds > 1 and (out / RECIPE).is_file():
         what = "a run without --seeds"
     elif others:
-        what = f"the run of seed {others[0]}, which is none of this command's {seeds} from {first} on"
+        what = f"the run of seed {others[0]}, which is not one of this command's {seeds} seeds from {first} on"
     else:
         return
     raise UsageError(f"{out} holds {what}: give {'the runs' if seeds > 1 else 'the run'} of this command another --out")
 
 
 def _spreads(runs: Sequence[FinetuneResult]) -> Mapping[str, Mapping[str, Spread]]:
-    """Of the values that all runs have: a class that only one of them predicts has no F1 in the others."""
+    """Spread of the values that all runs have: a class that only one run predicts has no F1 in the others."""
     found: dict[str, dict[str, Spread]] = {}
     for name in runs[0].scores if runs else ():
         each = [run.scores[name].values for run in runs if name in run.scores]

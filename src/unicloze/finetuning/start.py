@@ -1,4 +1,4 @@
-"""What a fine-tuning starts from: a recipe of a task for one model, and that model's weights."""
+"""Prepares a fine-tuning: the recipe of a task for one model, and the initial weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unicloze.training.initial import POSITION_ROWS, repeated, said_of_positions
 from unicloze.training.models import LoadedModel
 
 FREE = "dropout", "attention_dropout", "initializer_range"
-"""Settings of `model` that are a task's own: nothing that is trained depends on them."""
+"""`model` settings that a task may change, as no trained weight depends on them."""
 LEFT_OUT = "generator_size", "memory", "pooler"
 """Parts of a model that no task uses."""
 
@@ -34,19 +34,19 @@ def task_recipe(
     overridden: Sequence[str] = (),
     objective: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """A recipe of a task for one model: data, tokenizer, objective and model are the model's.
+    """The recipe of a task for one model, with the data, tokenizer, objective and model settings of that model.
 
     The model gets as many positions as the rows of the task need, unless `model.max_positions` is overridden.
 
     Args:
-        recipe: Of the task.
-        start: The model.
-        overridden: Dotted keys that the recipe keeps, such as `model.dropout`.
-        objective: Settings of the model's objective by dotted key, which only the model tells.
+        recipe: Recipe of the task.
+        start: The model to start from.
+        overridden: Dotted keys whose values in the recipe are kept, such as `model.dropout`.
+        objective: Changed settings of the model's objective, by dotted key.
 
     Raises:
-        UsageError: The recipe has no task, an overridden setting is the model's own, the model has no such auxiliary
-            objective or its objective no such setting, or what stands for a text has not read it.
+        UsageError: The recipe has no task, an overridden setting is fixed by the model, the auxiliary objective or an
+            objective setting does not exist, or the pooled slot has not read the text.
     """
     if not recipe.task.kind:
         raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
@@ -73,7 +73,7 @@ def task_recipe(
     if recipe.finetuning.auxiliary:
         auxiliary = auxiliary_objective(recipe)
         if not hasattr(start.model, "token_head"):
-            raise UsageError(f"{start.path} has no head that predicts tokens: leave finetuning.auxiliary out")
+            raise UsageError(f"{start.path} has no head that predicts tokens: leave out finetuning.auxiliary")
         longest = max(longest, positions(auxiliary, longest))
     if asked is None:
         model = dataclasses.replace(recipe.model, max_positions=max(longest, start.model.max_positions))
@@ -82,10 +82,10 @@ def task_recipe(
 
 
 def _refuse_other_models(recipe: Recipe, start: LoadedModel, overridden: Sequence[str]) -> None:
-    """Refuse settings of which the model has its own: another shape would leave weights newly initialised.
+    """Reject settings that differ from those the model fixes: a different shape would leave weights newly initialised.
 
     Raises:
-        UsageError: One has another value.
+        UsageError: A setting differs.
     """
     for key in overridden:
         section, _, name = key.partition(".")
@@ -93,8 +93,8 @@ def _refuse_other_models(recipe: Recipe, start: LoadedModel, overridden: Sequenc
             asked, own = recipe.model.max_positions, start.model.max_positions
             if asked is not None and asked < own:
                 raise UsageError(
-                    f"{key} is {asked}, and the model {start.path} has {own} positions, all of which it keeps: give {own} or "
-                    "more, and for shorter rows --task.max_length"
+                    f"{key} is {asked}, but the model {start.path} has {own} positions and keeps all of them: give {own} or "
+                    "more, or set --task.max_length for shorter rows"
                 )
             continue
         if section not in ("data", "tokenizer", "model") or name in FREE:
@@ -102,13 +102,13 @@ def _refuse_other_models(recipe: Recipe, start: LoadedModel, overridden: Sequenc
         asked, own = (getattr(getattr(each, section), name) for each in (recipe, start.recipe))
         if asked != own:
             raise UsageError(
-                f"{key} is {asked}, and the model {start.path} was made with {own}: leave it out; of the model a fine-tuning "
-                f"sets {', '.join(f'model.{one}' for one in (*FREE, 'max_positions'))}"
+                f"{key} is {asked}, but the model {start.path} was trained with {own}: leave it out; fine-tuning can change "
+                f"only {', '.join(f'model.{one}' for one in (*FREE, 'max_positions'))} of the model"
             )
 
 
 def changed_settings(recipe: Recipe, start: LoadedModel) -> dict[str, tuple[Any, Any]]:
-    """Settings of the model that a task changes, by dotted name: the value it has there, and the new one."""
+    """Model settings that a task changes, by dotted name: old and new value."""
     own = dataclasses.replace(start.recipe.model, max_positions=start.model.max_positions)
     names = [field.name for field in dataclasses.fields(own) if field.name not in LEFT_OUT]
     pairs = {f"model.{name}": (getattr(own, name), getattr(recipe.model, name)) for name in names}
@@ -116,7 +116,7 @@ def changed_settings(recipe: Recipe, start: LoadedModel) -> dict[str, tuple[Any,
 
 
 def what_changed(changed: Mapping[str, tuple[Any, Any]], start: LoadedModel) -> str:
-    """The same in words; empty if nothing changes."""
+    """The changes of `changed_settings` in words; empty if there are none."""
     said = []
     for key, (former, now) in changed.items():
         if key == "model.max_positions" and POSITION_ROWS in start.model.state_dict():
@@ -127,10 +127,10 @@ def what_changed(changed: Mapping[str, tuple[Any, Any]], start: LoadedModel) -> 
 
 
 def _pooled(recipe: Recipe) -> Recipe:
-    """The recipe with a slot for words and answers that has read them, where it names none.
+    """The recipe with a default `task.pooling` that suits how the model reads.
 
     Raises:
-        UsageError: A model that reads from left to right is to predict from its first slot, which is alike in all rows.
+        UsageError: A left-to-right model would predict from its first slot, which is the same in all rows.
     """
     task, causal = recipe.task, recipe.use.visibility == "left_to_right"
     if not isinstance(task, Headed):
@@ -143,7 +143,7 @@ def _pooled(recipe: Recipe) -> Recipe:
     if causal and task.kind != "tagging" and pooling_of(recipe) == "first":
         key = "use.pooling" if task.pooling is None else "task.pooling"
         raise UsageError(
-            f"{key} is first, and the model reads from left to right, so that its first slot has read nothing of a text: set "
+            f"{key} is first, but the model reads from left to right, so its first slot has not read the text: set "
             f"{option_of('task.pooling')} last"
         )
     return recipe
@@ -154,13 +154,13 @@ def _labels(task: TaskSettings) -> list[str] | None:
 
 
 def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings) -> list[str]:
-    """Copy a trained model's weights into a model of a task, its pooler into the task's dense layers.
+    """Copy a trained model's weights into a task model, and its pooler into the dense layers of the task heads.
 
-    Where the task has more positions, those of the trained model are repeated, as UniLM's released code does. The output
-    layers of a model that was fine-tuned before are copied where they tell the same classes apart.
+    If the task needs more positions, those of the trained model are repeated, as in UniLM's released code. The output
+    layers of an already fine-tuned model are copied if its classes are the same.
 
     Returns:
-        Names of the weights that stay as drawn.
+        Names of the newly initialised weights.
     """
     own, theirs = model.state_dict(), start.model.state_dict()
     if POSITION_ROWS in theirs:

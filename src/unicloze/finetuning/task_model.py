@@ -1,4 +1,4 @@
-"""A model with the task it was fine-tuned on."""
+"""A fine-tuned model with its task."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from unicloze.training.loop import Compute
 from unicloze.training.models import LoadedModel
 
 SLOTS_AT_ONCE = 8192
-"""Slots of a forward pass of records, padding counted."""
+"""Slots in one forward pass over records, including padding."""
 
 
 @dataclass(frozen=True)
 class TaskModel:
-    """A model of a task, ready to predict.
+    """A fine-tuned model, ready to predict.
 
     Args:
-        model: Has the heads of the task.
-        tokenizer: Its tokenizer.
-        recipe: Has the task.
-        compute: Where and how to compute.
+        model: The model with the task heads.
+        tokenizer: Tokenizer of the model.
+        recipe: Recipe with the task.
+        compute: Device and precision to compute with.
     """
 
     model: UnifiedModel
@@ -36,8 +36,8 @@ def load_task_model(loaded: LoadedModel) -> TaskModel:
     """A fine-tuned model, ready to predict.
 
     Raises:
-        UsageError: It has no task.
+        UsageError: The model was not fine-tuned.
     """
     if not loaded.recipe.task.kind:
-        raise UsageError(f"{loaded.path} is no fine-tuned model: give the --out of `unicloze finetune`")
+        raise UsageError(f"{loaded.path} is not a fine-tuned model: give the --out of `unicloze finetune`")
     return TaskModel(loaded.model, loaded.tokenizer, loaded.recipe, loaded.compute)

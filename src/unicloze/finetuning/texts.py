@@ -1,4 +1,4 @@
-"""Texts for records, by any model that can generate: fine-tuned for it, or as it was pre-trained."""
+"""Generates texts for records with any fine-tuned or pre-trained model that can generate."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from unicloze.version import __version__
 def generate_for_records(
     model: LoadedModel, records: Sequence[Record], *, first: int = 0, progress: bool = False
 ) -> Iterator[list[Prediction]]:
-    """The texts that a trained model generates for records, by the settings of its recipe's `decoding`.
+    """Texts that a trained model generates for records, with the `decoding` settings of its recipe.
 
     Args:
-        model: Fine-tuned to generate, or pre-trained to turn one text into another or to go on with one.
-        records: Hold what the source is made of (`generation.source`).
-        first: Number of the first record to generate for; those before it are done.
+        model: Fine-tuned for generation, or pre-trained for sequence-to-sequence or causal language modelling.
+        records: Records with the fields of the source (`generation.source`).
+        first: Index of the first record to generate for; earlier ones are skipped.
         progress: Show progress on stderr.
 
     Returns:
-        The predictions for the next records, after every few batches.
+        Lists of predictions for the next records, after every few batches.
 
     Raises:
         UsageError: The model cannot generate, or the settings contradict it.
-        UniclozeError: A record lacks a part of its source; the message names its line.
+        UniclozeError: A record lacks a field of its source; the message names its line.
     """
     parts = _parts(model, records, first=first, progress=progress)
     return predictions_of(parts, records[first:], model.recipe, model.tokenizer)
 
 
 def stream_for_record(model: LoadedModel, record: Record) -> Iterator[str]:
-    """The text for one record piece by piece, as soon as each is settled; see `generate_for_records`.
+    """The text for one record, piece by piece as each becomes final; see `generate_for_records`.
 
     Raises:
-        UsageError: As `generate_for_records`, or the settings ask for several texts.
+        UsageError: As for `generate_for_records`, or the settings ask for several texts.
     """
     several = model.recipe.decoding.num_results
     if several > 1:
-        raise UsageError(f"num_results is {several}, but a stream is one text: set it to 1, or do not stream")
+        raise UsageError(f"num_results is {several}, but only one text can be streamed: set it to 1, or do not stream")
     return stream_text(_parts(model, [record]), model.tokenizer)
 
 
 def _parts(model: LoadedModel, records: Sequence[Record], *, first: int = 0, progress: bool = False) -> Iterator[Part]:
     recipe = model.recipe
     if recipe.task.kind:
-        layout_of(recipe, model.tokenizer.vocabulary)  # refuses other tasks before their records are read
+        layout_of(recipe, model.tokenizer.vocabulary)  # rejects other tasks before reading their records
         data = encoded(records, recipe, model.tokenizer, answers=False)
         return generated(load_task_model(model), data, first=first, progress=progress)
     prompts = [record.text(recipe.task, recipe.generation.source[0]) for record in records]
@@ -67,14 +67,14 @@ def _parts(model: LoadedModel, records: Sequence[Record], *, first: int = 0, pro
 
 
 def as_text(predictions: Sequence[Prediction]) -> str:
-    """The text of the only prediction; if it has several candidates, each with its score."""
+    """The text of a single prediction; if it has several candidates, each with its score."""
     (prediction,) = predictions
     several = prediction.get("candidates", [])
     return "\n".join(f"{each['score']:9.3f}  {each['text']}" for each in several) or str(prediction["prediction"])
 
 
 def with_field(records: Iterable[Record], predictions: Sequence[Prediction], into: str | None) -> list[Prediction]:
-    """The predictions, or the first records, as many, with what is predicted in a field."""
+    """The predictions; with `into`, the records instead, each with its prediction in that field."""
     if into is None:
         return list(predictions)
     return [
@@ -86,17 +86,17 @@ def with_field(records: Iterable[Record], predictions: Sequence[Prediction], int
 def generate_into(
     path: Path, model: LoadedModel, records: Sequence[Record], into: str | None, *, progress: bool = False
 ) -> list[Prediction]:
-    """What `generate_for_records` gives, as `with_field` puts it, a JSON object a line in a file that is written on the way.
+    """Generate texts for records into a file with one JSON object per line, written as they come.
 
-    What an interrupted call has left, from the same model, settings and records, is not generated again; see `PartFile`.
+    An interrupted call resumes if model, settings and records are the same; see `PartFile`.
 
     Raises:
-        UsageError: As `generate_for_records`.
-        UniclozeError: As `generate_for_records`, or another process writes the file.
+        UsageError: As for `generate_for_records`.
+        UniclozeError: As for `generate_for_records`, or another process is writing the file.
         OSError: The file cannot be written.
     """
     settings = model.recipe.to_dict()
-    settings["decoding"].pop("batch_size")  # nothing that is generated depends on it
+    settings["decoding"].pop("batch_size")  # does not affect the texts
     settings |= {"into": into, "device": model.compute.device.type, "version": __version__}
     begun_with = {
         "model": model_fingerprint(model),
@@ -109,7 +109,7 @@ def generate_into(
         if into is None:
             return line.get("id") == record.id
         expected = {**record.fields, into: line.get(into)}
-        return json.dumps(line) == json.dumps(expected)  # as text NaN equals itself
+        return json.dumps(line) == json.dumps(expected)  # as text, since NaN differs from itself
 
     with PartFile(path, len(records), begun_with, fits) as part:
         for made in generate_for_records(model, records, first=len(part.lines), progress=progress):

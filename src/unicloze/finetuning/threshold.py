@@ -1,4 +1,4 @@
-"""From which score on a question is held to be unanswerable, chosen on the development file."""
+"""Chooses on the development file the score threshold above which a question counts as unanswerable."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from unicloze.tasks.task import Prediction
 def with_best_threshold(
     recipe: Recipe, data: TaskData, predictions: Sequence[Prediction]
 ) -> tuple[Recipe, Sequence[Prediction]]:
-    """The recipe with the threshold of the best F1, halfway to the next margin, and the predictions under it.
+    """The recipe with the no-answer threshold of the best F1, halfway to the next margin, and its predictions.
 
-    Both are as they were where the task has no unanswerable questions or the recipe its threshold.
+    Both are returned unchanged if the task has no unanswerable questions or the recipe already has a threshold.
 
     Args:
-        recipe: Of the task.
-        data: What was predicted.
+        recipe: Recipe of the task.
+        data: The records and their rows.
         predictions: One for each record.
     """
     task = recipe.task
@@ -42,6 +42,6 @@ def with_best_threshold(
 
 
 def _f1_if_kept(prediction: Prediction, right: Sequence[str]) -> float:
-    """F1 of the best answer, whatever the score of none."""
+    """F1 of the best answer, ignoring the no-answer score."""
     text = prediction["n_best"][0]["text"] if prediction["n_best"] else ""
     return max(token_f1(text, wanted) for wanted in right or [""])

@@ -1,4 +1,4 @@
-"""What the scores of a fine-tuning mean, in a sentence: against a baseline, and against its own earlier evaluations."""
+"""Interprets the scores of a fine-tuning: against a baseline, and against its earlier evaluations."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from unicloze.tasks import TASKS
 from unicloze.training.verdict import STANDARD_ERRORS
 
 RISE = 0.5
-"""A last rise counts from so many points on."""
+"""Points that the last evaluation must gain to count as still improving."""
 FALL = 2.0
-"""A fall from the best evaluation to the last one counts from so many points on."""
+"""Points from the best to the last evaluation that count as a decline."""
 
 
 @dataclass(frozen=True)
 class BaselineScores:
-    """What a baseline is worth on the development file.
+    """Scores of a baseline on the development file.
 
     Args:
-        name: What it does.
-        results: By metric.
+        name: Description of the baseline.
+        results: Results by metric.
     """
 
     name: str
@@ -38,7 +38,7 @@ class BaselineScores:
 
 
 def baseline_scores(train: Sequence[Record], dev: Sequence[Record], recipe: Recipe) -> BaselineScores | None:
-    """What the baseline of a task is worth; None where the task has none for these records."""
+    """Scores of a task's baseline; None if the task has none for these records."""
     baseline = TASKS[recipe.task.kind].baseline(train, dev, recipe)
     if baseline is None:
         return None
@@ -49,13 +49,13 @@ def baseline_scores(train: Sequence[Record], dev: Sequence[Record], recipe: Reci
 def verdict_on(
     scores: Mapping[str, MetricResult], headlines: Sequence[float], baseline: BaselineScores | None, recipe: Recipe
 ) -> str:
-    """What the scores of the best evaluation mean, in words.
+    """Interpretation of the scores of the best evaluation, in words.
 
     Args:
-        scores: By metric, with standard errors where they are known.
-        headlines: What each evaluation was worth by the metric that chooses the checkpoint, in order: more is better.
-        baseline: What a model has to beat; none where there is none.
-        recipe: Of the task.
+        scores: Scores by metric, with standard errors where known.
+        headlines: Value of each evaluation by the metric that selects the checkpoint, in order; higher is better.
+        baseline: The baseline to beat, if any.
+        recipe: Recipe of the task.
     """
     first = recipe.task.metrics[0]
     key = metric(first).headline
@@ -79,7 +79,7 @@ def _against(value: float, error: float, baseline: BaselineScores, recipe: Recip
 
 
 def _course(headlines: Sequence[float]) -> str:
-    """What the evaluations suggest to change."""
+    """Advice from the course of the evaluations; may be empty."""
     if len(headlines) < 2:
         return ""
     best, last = max(headlines), headlines[-1]

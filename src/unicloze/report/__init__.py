@@ -1,4 +1,4 @@
-"""What people look at: one example as the model is fed it, and one page about a run.
+"""Shows one example as the model sees it, and writes a page about a run.
 
     Examples, answers -> example_view -> JSON, text
                               |
@@ -12,5 +12,5 @@
                                         |
                                      charts
 
-`example_view` and `picture` are what `unicloze inspect` shows, `page` is what `unicloze report` writes.
+`unicloze inspect` shows `example_view` and `picture`; `unicloze report` writes `page`.
 """

@@ -1,4 +1,4 @@
-"""How the answer of a prediction is said: most are tokens, some are how two segments relate or a question."""
+"""Puts the labels of predictions into words: mostly tokens, but also segment-pair relations and yes-no questions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _relations(labels: Labels) -> list[str]:
 
 
 def _questions(labels: Labels) -> list[str]:
-    """Only the model knows which tokens it replaced: the labels of an example are the tokens of the text."""
+    """A question, as the labels are the original tokens and only the model knows which ones it replaced."""
     return ["replaced?"] * len(labels)
 
 
@@ -28,24 +28,24 @@ WITHOUT_TOKENS: Mapping[str, Callable[[Labels], list[str]]] = {
     "sop": _relations,
     "rtd": _questions,
 }
-"""How the answers are said by target, for the targets whose answer is no token."""
+"""Functions that put labels into words, for targets whose labels are not tokens."""
 
 
 def spell(target: str, labels: Labels, tokenizer: Tokenizer) -> list[str]:
-    """The answers of one target in words.
+    """The labels of one target in words.
 
     Args:
-        target: Its name.
-        labels: The answers. *Shape:* (predictions,)
-        tokenizer: Spells those that are tokens.
+        target: Name of the target.
+        labels: The labels. *Shape:* (predictions,)
+        tokenizer: Converts ids to tokens.
     """
     return WITHOUT_TOKENS.get(target, tokenizer.tokens)(labels)
 
 
 def is_token(target: str) -> bool:
-    """Whether a target's answers are tokens, so that its loss has a perplexity and bits per byte.
+    """Whether a target's labels are tokens, so that its loss has a perplexity and bits per byte.
 
     Args:
-        target: Its name, with that of a part in front (`bidirectional.nsp`) or without.
+        target: Name of the target, with or without its part as a prefix (`bidirectional.nsp`).
     """
     return target.rpartition(".")[2] not in WITHOUT_TOKENS

@@ -1,4 +1,4 @@
-"""What the pages about runs are built of: cards, panels, how a run stands, its recipe, its footer."""
+"""Building blocks of the pages about runs: cards, panels, tables, status, recipe and footer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from unicloze.report.curves import series_class
 from unicloze.report.history import History, mapping, number
 
 REPORT = "report.html"
-"""The page of a run, in its directory."""
+"""File name of the page in a run directory."""
 
 
 def card(name: str, value: str, more: str, target: str | None = None) -> str:
     """A figure at the top of a page, as HTML; all arguments are plain text.
 
     Args:
-        name: What it is.
-        value: How much of it.
-        more: What stands below.
-        target: The target whose colour it has.
+        name: Name of the figure.
+        value: The figure.
+        more: Note below it.
+        target: Target whose colour to use.
     """
     style = f" {series_class(target)}" if target else ""
     return (
@@ -33,22 +33,22 @@ def card(name: str, value: str, more: str, target: str | None = None) -> str:
 
 
 def panel(title: str, content: str) -> str:
-    """A framed part of a page.
+    """A framed part of a page, as HTML.
 
     Args:
-        title: Its heading, as plain text.
-        content: As HTML.
+        title: Heading, as plain text.
+        content: Content, as HTML.
     """
     return f'<figure class="panel"><h3>{escape(title)}</h3>{content}</figure>'
 
 
 def score_table(heads: Sequence[str], rows: Sequence[str], names: int) -> str:
-    """A table of scores.
+    """A table of scores, as HTML.
 
     Args:
-        heads: Of the columns, as plain text.
-        rows: Made by `score_row`.
-        names: How many of the first columns hold no numbers.
+        heads: Column headings, as plain text.
+        rows: Rows made by `score_row`.
+        names: Number of leading columns without numbers.
     """
     head = "".join(
         f'<th scope="col" class="{"number" if place >= names else ""}">{escape(name)}</th>'
@@ -58,34 +58,34 @@ def score_table(heads: Sequence[str], rows: Sequence[str], names: int) -> str:
 
 
 def score_row(names: Sequence[str], numbers: Sequence[str], *, bold: bool = False) -> str:
-    """A row of it: names as HTML, numbers as plain text."""
+    """A row of a table of scores; names are HTML, numbers plain text."""
     cells = [f"<td>{name}</td>" for name in names]
     cells += [f'<td class="number">{escape(number)}</td>' for number in numbers]
     return f"<tr{' class=best' if bold else ''}>{''.join(cells)}</tr>"
 
 
 def origin_of(history: History) -> str:
-    """The paper and the place in it that the recipe's values come from."""
+    """The paper that the recipe's values come from, and the place in it."""
     provenance = mapping(history.recipe.get("provenance"))
     return ". ".join(str(provenance[key]) for key in ("paper", "place") if provenance.get(key))
 
 
 def machine_card(history: History) -> str:
-    """What it was computed on."""
+    """Card with device, precision and threads."""
     start, threads = history.start, history.start.get("threads")
     parts = start.get("precision"), f"{threads} thread{'s' * (threads != 1)}" if threads else None
     return card("device", str(start.get("device", "-")), ", ".join(str(part) for part in parts if part))
 
 
 def time_card(history: History) -> str:
-    """How long it ran."""
-    starts = f"over {history.processes} starts of the program"
+    """Card with the running time."""
+    starts = f"over {history.processes} starts"
     once = "from the first start to the last entry"
     return card("time", duration(history.seconds), starts if history.processes > 1 else once)
 
 
 def duration(seconds: float) -> str:
-    """As people say it: 3 min 5 s."""
+    """A duration in words, such as 3 min 5 s."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -94,7 +94,7 @@ def duration(seconds: float) -> str:
 
 
 def status_of(history: History) -> str:
-    """How the run stands, in a few words."""
+    """The status of the run, in a few words."""
     last, planned = history.last, history.planned_steps
     if last.get("event") == "failed":
         return f"failed after step {history.step:,}: {last.get('message')}"
@@ -106,7 +106,7 @@ def status_of(history: History) -> str:
 
 
 def colophon(history: History) -> str:
-    """When the run was last heard of, and what it was trained with."""
+    """The footer: time of the last ledger entry, and software versions."""
     versions = ", ".join(f"{name} {version}" for name, version in mapping(history.start.get("versions")).items())
     when = number(history.last.get("time"))
     day = f"Last entry of the ledger: {datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M} UTC. " if when else ""
@@ -114,17 +114,15 @@ def colophon(history: History) -> str:
 
 
 def recipe_section(history: History) -> str:
-    """What the recipe leaves to say, and all its settings."""
+    """The recipe's note and all its settings."""
     note = mapping(history.recipe.get("provenance")).get("note")
     text = yaml.safe_dump(_plain(history.recipe), sort_keys=False, allow_unicode=True, width=110)
     lead = f'<p class="lead">{escape(str(note))}</p>' if note else ""
-    return (
-        f"{lead}<details open><summary>Every setting, as it was resolved</summary><pre>{escape(text)}</pre></details>"
-    )
+    return f"{lead}<details open><summary>All settings, as resolved</summary><pre>{escape(text)}</pre></details>"
 
 
 def _plain(value: object) -> object:
-    """The same with numbers YAML can spell and read back."""
+    """The value with everything that YAML cannot represent converted to strings."""
     if isinstance(value, dict):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What a model said against what is right, as inline SVG: a confusion matrix, a scatter plot, lengths."""
+"""Charts of predictions against references as inline SVG: confusion matrix, scatter plot, lengths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unicloze.report.blocks import score_row, score_table
 from unicloze.report.curves import Axis, drawable, left_out, nice_ticks, short, tick
 
 MOST_LABELS = 20
-"""Rows of a confusion matrix; with more labels the most frequent confusions are listed."""
+"""Maximum rows of a confusion matrix; with more labels, the most frequent confusions are listed."""
 MOST_CONFUSIONS = 15
 MOST_DOTS = 3000
 _LETTER = 6.6
@@ -21,12 +21,12 @@ _LONGEST_NAME = 18
 
 
 def confusion(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> str:
-    """How often each right label was predicted as each label, shaded by its share of the row.
+    """A confusion matrix with one row per reference label, shaded by the share of the row.
 
     Args:
-        predictions: The labels.
-        references: The right ones.
-        labels: The order of rows and columns; labels that are missing here come behind.
+        predictions: Predicted labels.
+        references: Reference labels.
+        labels: Order of rows and columns; missing labels are appended.
     """
     if not references:
         return '<p class="nothing">Nothing to compare.</p>'
@@ -61,7 +61,7 @@ def confusion(predictions: Sequence[str], references: Sequence[str], labels: Seq
 
 
 def _cell(place: tuple[float, float, float, float], right: str, said: str, found: int, of: int) -> str:
-    """A cell of a confusion matrix: its count, if there is room for it, on the share of its row."""
+    """A cell of a confusion matrix, shaded by its share of the row, with its count if there is room."""
     x, y, width, height = place
     share = found / of if of else 0.0
     box = {"x": x + 1, "y": y + 1, "width": width - 2, "height": height - 2, "rx": 4}
@@ -77,7 +77,7 @@ def _cell(place: tuple[float, float, float, float], right: str, said: str, found
 
 
 def _confusions(counts: Counter[tuple[str, str]]) -> str:
-    """The most frequent errors as a table, where there are too many labels for a matrix."""
+    """A table of the most frequent errors, for too many labels for a matrix."""
     wrong = [(pair, count) for pair, count in counts.most_common() if pair[0] != pair[1]][:MOST_CONFUSIONS]
     rows = "".join(
         f'<tr><td>{html.escape(right)}</td><td>{html.escape(said)}</td><td class="number">{count:,}</td></tr>'
@@ -89,7 +89,7 @@ def _confusions(counts: Counter[tuple[str, str]]) -> str:
 
 
 def scatter(predictions: Sequence[float], references: Sequence[float]) -> str:
-    """Predicted quantities over right ones, with the line on which they are equal; what cannot be drawn is counted."""
+    """Predicted over reference quantities, with the line of equality; values that cannot be drawn are counted."""
     pairs = _drawable(predictions, references)
     note = left_out(len(references) - len(pairs))
     if not pairs:
@@ -111,13 +111,13 @@ def scatter(predictions: Sequence[float], references: Sequence[float]) -> str:
 
 
 def _drawable(predictions: Sequence[float], references: Sequence[float]) -> list[tuple[float, float]]:
-    """Right and predicted quantities of which both can be drawn."""
+    """Pairs of reference and predicted quantities that can both be drawn."""
     pairs = zip(references, predictions, strict=True)
     return [(right, said) for right, said in pairs if drawable(right) and drawable(said)]
 
 
 def lengths(predictions: Sequence[int], references: Sequence[int]) -> str:
-    """How many predictions and references have how many words."""
+    """A histogram of the lengths of predictions and references in words."""
     if not predictions:
         return '<p class="nothing">Nothing to compare.</p>'
     longest = max(*predictions, *references, 1)
@@ -150,7 +150,7 @@ def lengths(predictions: Sequence[int], references: Sequence[int]) -> str:
 
 
 def by_class(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> str:
-    """Precision, recall and F1 of each class in percent, the most frequent ones if there are many."""
+    """Precision, recall and F1 of each class in percent, or of the most frequent ones if there are many."""
     counts, rows, columns = (
         Counter(zip(references, predictions, strict=True)),
         Counter(references),
@@ -170,7 +170,7 @@ def by_class(predictions: Sequence[str], references: Sequence[str], labels: Sequ
 
 
 def deviations(predictions: Sequence[float], references: Sequence[float]) -> str:
-    """How far predicted quantities are off, and where both lie; of those that can be drawn, the others are counted."""
+    """Errors, means and deviations of predicted and reference quantities that can be drawn; the others are counted."""
     pairs = _drawable(predictions, references)
     note = left_out(len(references) - len(pairs))
     if not pairs:
@@ -179,17 +179,17 @@ def deviations(predictions: Sequence[float], references: Sequence[float]) -> str
     off = [said - right for right, said in pairs]
     lines = [
         ("mean absolute error", statistics.fmean(map(abs, off))),
-        ("root of the mean squared error", math.hypot(*off) / math.sqrt(len(off))),
-        ("mean error, predicted less gold", statistics.fmean(off)),
+        ("root mean squared error", math.hypot(*off) / math.sqrt(len(off))),
+        ("mean error, predicted minus gold", statistics.fmean(off)),
         ("mean predicted", statistics.fmean(predicted)),
         ("mean gold", statistics.fmean(gold)),
-        ("deviation of the predicted", statistics.pstdev(predicted)),
-        ("deviation of the gold", statistics.pstdev(gold)),
+        ("standard deviation, predicted", statistics.pstdev(predicted)),
+        ("standard deviation, gold", statistics.pstdev(gold)),
     ]
     return score_table(["", ""], [score_row([name], [f"{value:.4g}"]) for name, value in lines], names=1) + note
 
 
 def _picture(content: Iterable[str], width: float, height: float, title: str) -> str:
-    """A picture that is scaled down where there is no room, and never up."""
+    """A picture that is scaled down if necessary, but never up."""
     style = f"max-width:{width:.0f}px"
     return svg.picture(content, title=title, width=width, height=height, class_="chart own-size", style=style)

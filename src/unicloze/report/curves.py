@@ -1,4 +1,4 @@
-"""Line charts as inline SVG; colours come from the page's style sheet."""
+"""Line charts as inline SVG, coloured by the page's style sheet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unicloze.report import svg
 Points = Sequence[tuple[float, float]]
 
 LARGEST, SMALLEST = 1e300, 1e-300
-"""Values farther from 0 cannot be drawn, as the ends of an axis overflow; nearer ones cannot be told from 0."""
+"""Larger magnitudes would overflow an axis and are not drawn; smaller ones are treated as 0."""
 _MOST_POINTS = 600
 _LOG_FROM = 4.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 74.0, 14.0, 40.0
@@ -28,10 +28,10 @@ class Line:
     """One curve.
 
     Args:
-        name: Stands at its end.
-        style: Class of its colour; that of its target if not given.
-        points: (x, y) by rising x; values that cannot be drawn are left out and counted.
-        smooth: Draw a running mean over the pale curve itself, if it has enough points.
+        name: Label at its end.
+        style: Style class; default: that of its target.
+        points: (x, y) with increasing x; values that cannot be drawn are left out and counted.
+        smooth: Draw a running mean over the curve, which becomes pale, if it has enough points.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Line:
 
     @property
     def classes(self) -> str:
-        """Class of what is drawn of it."""
+        """Style class of the curve."""
         return self.style or series_class(self.name)
 
 
 def series_class(name: str) -> str:
-    """Class of a series in the style sheet, by its target: `s-ae` for `ae` and for `one part.ae`."""
+    """Style class of a series, by its target: `s-ae` for `ae` and for `one part.ae`."""
     return "s-" + re.sub(r"[^\w-]", "-", name.rpartition(".")[2])
 
 
@@ -59,15 +59,15 @@ def line_chart(
     logarithmic: bool = False,
     mark: tuple[float, str] | None = None,
 ) -> str:
-    """Curves over the steps, each named at its end, with its last value.
+    """Curves over the steps, each labelled at its end with name and last value.
 
     Args:
         lines: The curves.
-        title: For those who cannot see it.
-        width: In SVG's units; the page scales it.
-        height: Likewise.
-        logarithmic: Take a logarithmic y axis if the values are positive and span a factor of four or more.
-        mark: A step to mark, and what to call it.
+        title: Alternative text.
+        width: Width in SVG units; the page scales it.
+        height: Height in SVG units.
+        logarithmic: Use a logarithmic y axis if the values are positive and span a factor of four or more.
+        mark: A step to mark, with its label.
 
     Returns:
         An `<svg>` element, or a sentence in a `<p>` if there is no value to draw.
@@ -119,19 +119,19 @@ def drawable(value: float) -> bool:
 
 
 def left_out(values: int) -> str:
-    """What stands below a chart that cannot show so many of its values, as HTML."""
+    """A note, as HTML, on the number of values that a chart cannot show; empty for 0."""
     if not values:
         return ""
     return f'<p class="note">{values:,} value{"s" * (values > 1)} left out: infinite, undefined or too large</p>'
 
 
 def tick(x: float, y: float, text: str, anchor: str) -> str:
-    """A label of an axis; `anchor` is SVG's text-anchor."""
+    """An axis label; `anchor` is SVG's text-anchor."""
     return svg.text(text, x, y, "tick", anchor=anchor)
 
 
 def _curve(line: Line, points: Points, smoothed: Points | None, x_axis: Axis, y_axis: Axis) -> str:
-    """A line, or a pale one under its running mean; few points are dots that tell their value."""
+    """A line, or a pale line under its running mean; a short line has dots with tooltips."""
     parts = [svg.line(_places(thin(points), x_axis, y_axis), "line pale" if smoothed else "line")]
     if smoothed:
         parts.append(svg.line(_places(thin(smoothed), x_axis, y_axis), "line"))
@@ -143,7 +143,7 @@ def _curve(line: Line, points: Points, smoothed: Points | None, x_axis: Axis, y_
 
 
 def thin(points: Points) -> Points:
-    """At most 600 points that keep every peak: the lowest and the highest of each stretch, and the last."""
+    """At most 600 points that preserve all peaks: the lowest and highest of each stretch, and the last."""
     if len(points) <= _MOST_POINTS:
         return points
     stretches = _MOST_POINTS // 2 - 1
@@ -155,10 +155,10 @@ def thin(points: Points) -> Points:
 
 
 def running_mean(points: Points) -> Points:
-    """The mean of about a thirtieth of the points around each, of fewer towards the ends."""
+    """The mean over a centred window of about a thirtieth of the points, smaller towards the ends."""
     reach = max(2, len(points) // 60)
     width, values = 2 * reach + 1, [y for _, y in points]
-    # Sums within blocks, to be added only: from one sum over all a peak would never be subtracted exactly.
+    # Sums within blocks, which are only added: subtracting a peak from a total cumulative sum would be inexact.
     blocks = [values[first : first + width] for first in range(0, len(values), width)]
     up_to = [total for block in blocks for total in itertools.accumulate(block)]
     onwards = [total for block in blocks for total in [*itertools.accumulate(block[::-1])][::-1]]
@@ -166,14 +166,14 @@ def running_mean(points: Points) -> Points:
     for i, (x, _) in enumerate(points):
         near = min(reach, i, len(points) - 1 - i)
         first, last = i - near, i + near
-        inner = up_to[last] + (onwards[first] if first % width else 0.0)  # where the window is a block wide
+        inner = up_to[last] + (onwards[first] if first % width else 0.0)  # if the window is as wide as a block
         total = inner if near == reach else sum(values[first : last + 1])
         smoothed.append((x, total / (2 * near + 1)))
     return smoothed
 
 
 def short(value: float) -> str:
-    """A number as short as an axis wants it: 0.003, 12.5, 1,500, 20k, 1.5M."""
+    """A number in short form for an axis: 0.003, 12.5, 1,500, 20k, 1.5M."""
     if math.isinf(value):
         return "∞"
     if abs(value) >= 1e15:
@@ -187,7 +187,7 @@ def short(value: float) -> str:
 
 
 def apart(values: Sequence[float]) -> list[str]:
-    """`short` labels, or with as many digits as tell all values apart."""
+    """`short` labels, with more digits if necessary to distinguish all values."""
     labels = [short(value) for value in values]
     digits = 4
     while len(set(labels)) < len(values) and digits < 12:
@@ -197,7 +197,7 @@ def apart(values: Sequence[float]) -> list[str]:
 
 
 def nice_ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) from `low` to `high`, about `most` of them."""
+    """About `most` round numbers from `low` to `high`, 1, 2 or 5 times a power of ten apart."""
     span = high - low
     rough = span / max(1, most)
     exponent = math.floor(math.log10(rough))
@@ -208,7 +208,7 @@ def nice_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers from `low` to `high` for a logarithmic axis; those of an ordinary one if there are too few."""
+    """Round numbers from `low` to `high` for a logarithmic axis; those of a linear axis if there are too few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5)):
         ticks = [factor * 10.0**power for power in powers for factor in factors]
@@ -219,14 +219,14 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 class Axis:
-    """From values to places.
+    """Maps values to positions.
 
     Args:
-        low: The lowest value.
-        high: The highest.
-        start: Where the lowest stands, in SVG's units.
-        end: Where the highest stands.
-        logarithmic: Equal factors are equally far apart.
+        low: Lowest value.
+        high: Highest value.
+        start: Position of the lowest value, in SVG units.
+        end: Position of the highest value, in SVG units.
+        logarithmic: Use a logarithmic scale.
     """
 
     def __init__(self, low: float, high: float, start: float, end: float, *, logarithmic: bool = False) -> None:
@@ -236,14 +236,14 @@ class Axis:
         self.low, self.high, self.start, self.end, self.logarithmic = low, high, start, end, logarithmic
 
     def at(self, value: float) -> float:
-        """Where a value stands."""
+        """Position of a value."""
         low, high, value = (math.log(v) for v in (self.low, self.high, value)) if self.logarithmic else (
             self.low, self.high, value
         )  # fmt: skip
         return self.start + (self.end - self.start) * (value - low) / (high - low)
 
     def ticks(self, most: int) -> list[float]:
-        """Round values on the axis, about `most` of them."""
+        """About `most` round values on the axis."""
         return (log_ticks if self.logarithmic else nice_ticks)(self.low, self.high, most)
 
 
@@ -259,7 +259,7 @@ def _places(points: Points, x_axis: Axis, y_axis: Axis) -> Points:
 
 
 def _apart(places: list[float], floor: float) -> list[float]:
-    """Sorted places moved apart so that labels there do not overlap, none below `floor`."""
+    """Sorted positions moved apart so that labels do not overlap, none below `floor`."""
     moved: list[float] = []
     for place in places:
         moved.append(max(place, moved[-1] + _LABELS_APART) if moved else place)

@@ -26,10 +26,10 @@ COLOURS = {
     "pseudo": ("#8557e6", "#a583f7"),
     "memory": ("#c0637e", "#d57f98"),
 }
-"""Each role's colour in light and in dark surroundings; told apart with the common colour blindnesses too."""
+"""Colour of each role in light and dark mode; distinguishable with common colour blindness."""
 
 MONO_WIDTH, SANS_WIDTH = 0.605, 0.56
-"""Width of a character in ems: exact in the fixed-width fonts, an upper average in the others."""
+"""Width of a character in ems: exact for fixed-width fonts, an upper average for others."""
 
 _MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 _SANS = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
@@ -42,13 +42,13 @@ class Label:
     """A line of text.
 
     Args:
-        x: Where its anchor is.
-        y: Middle of its height.
+        x: Horizontal position of the anchor.
+        y: Vertical centre.
         text: The text.
-        size: Size of the font.
-        role: Its colour.
-        anchor: Which end is at (x, y).
-        upwards: Turned by a quarter to be read from below.
+        size: Font size.
+        role: Role that determines its colour.
+        anchor: Part of the text at (x, y).
+        upwards: Rotated by 90 degrees to read upwards.
         mono: In a fixed-width font.
         bold: In bold.
     """
@@ -66,14 +66,14 @@ class Label:
 
 @dataclass
 class Drawing:
-    """What to draw, in this order: rectangles (x, y, width, height, role), lines (their points, role), labels.
+    """Shapes drawn in this order: rectangles (x, y, width, height, role), lines (points, role), labels.
 
-    A notebook shows it where it is the value of a cell, as PNG if Pillow is there to make one, else as SVG.
+    Notebooks display it as PNG if Pillow is installed, otherwise as SVG.
 
     Args:
-        width: In SVG's units; a PNG has twice as many pixels.
-        height: Likewise.
-        title: For those who cannot see it.
+        width: Width in SVG units; a PNG has twice as many pixels.
+        height: Height in SVG units.
+        title: Alternative text.
     """
 
     width: float
@@ -84,7 +84,7 @@ class Drawing:
     labels: list[Label] = field(default_factory=list)
 
     def to_svg(self) -> str:
-        """As one `<svg>` element that needs nothing else; its styles touch nothing around it."""
+        """The drawing as a self-contained `<svg>` element whose styles do not affect the rest of a page."""
         styles = svg.element("style", _style(sorted({role for _, role in self.lines})))
         parts = [styles, svg.element("rect", class_="paper", width=self.width, height=self.height, rx=10)]
         for role, run in _runs(self.rectangles):
@@ -97,7 +97,7 @@ class Drawing:
         )  # fmt: skip
 
     def to_png(self) -> bytes:
-        """As PNG, in light colours.
+        """The drawing as PNG, in light colours.
 
         Raises:
             UniclozeError: Pillow is not installed.
@@ -135,14 +135,14 @@ class Drawing:
         return buffer.getvalue()
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str | bytes]:
-        """What IPython asks for; one format, as a notebook keeps all it gets."""
+        """The IPython display hook; returns only one format, since notebooks store all they get."""
         if importlib.util.find_spec("PIL") is None:
             return {"image/svg+xml": self.to_svg()}
         return {"image/png": self.to_png()}
 
 
 def _font(label: Label) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """DejaVu where the system has it, for its many scripts; else the font inside Pillow."""
+    """DejaVu, which covers many scripts, if the system has it; otherwise Pillow's built-in font."""
     from PIL import ImageFont
 
     size = label.size * _PIXELS
@@ -154,7 +154,7 @@ def _font(label: Label) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def _style(lined: Iterable[str]) -> str:
-    """Colours of all roles, and of those that lines have, as the colours of lines."""
+    """CSS with the fill colours of all roles, and the stroke colours of roles used by lines."""
     light, dark = (
         "".join(f".unicloze .{role}{{fill:{colours[i]}}}" for role, colours in COLOURS.items())
         + "".join(f".unicloze .line.{role}{{fill:none;stroke:{COLOURS[role][i]}}}" for role in lined)
@@ -176,7 +176,7 @@ def _runs(
 
 
 def _rectangle(x: float, y: float, width: float, height: float) -> str:
-    """As a part of a path."""
+    """A rectangle as part of a path."""
     return f"M{svg.number(x)} {svg.number(y)}h{svg.number(width)}v{svg.number(height)}h{svg.number(-width)}z"
 
 

@@ -1,4 +1,4 @@
-"""One example as the model is fed it: its slots, who reads whom, what is predicted; as JSON and as text."""
+"""One example as the model sees it: slots, visibility and predictions, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _GROUPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One slot in words.
+    """Description of one slot.
 
     Args:
-        slot: Its number in the row, from 0.
-        token: What it shows.
-        position: The position of the window it stands for, from 0; [SOS] stands at 0.
+        slot: Its index in the row, from 0.
+        token: The token it shows.
+        position: Its position in the window, from 0; [SOS] is 0.
         segment: The segment of that position.
         kind: Name of its `Kind`, in lower case.
-        step: Factorization step it is predicted in, from 1 as in the paper; None if it is not masked.
-        random: Whether it shows a random token in the place of a mask.
+        step: Factorization step in which it is predicted, from 1 as in the paper; None if it is not masked.
+        random: Whether it shows a random token instead of a mask.
     """
 
     slot: int
@@ -58,12 +58,12 @@ class Slot:
 
     @property
     def group(self) -> str:
-        """C, O or P of the paper; M for a memory."""
+        """Group of the paper: C, O or P; M for memory and `-` for padding."""
         return _GROUPS[Kind[self.kind.upper()]]
 
     @property
     def holds(self) -> str:
-        """Its kind, or `random` where it shows a random token."""
+        """Its kind, or `random` if it shows a random token."""
         return "random" if self.random else self.kind
 
     @property
@@ -74,11 +74,11 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The predictions of one target, one after the other.
+    """The predictions of one target.
 
     Args:
-        slots: The slot each stands on, or the several slots.
-        labels: What to predict, see `unicloze.report.answers`.
+        slots: The slot, or list of slots, from which each prediction is made.
+        labels: The label of each prediction in words; see `unicloze.report.answers`.
     """
 
     slots: list[Any]
@@ -87,16 +87,16 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleView:
-    """One row of a block of examples, in words and without its padding.
+    """Description of one row of a block of examples, without padding.
 
     Args:
-        title: What it is, in one line.
+        title: One-line title.
         slots: Its slots.
-        intervals: Who reads whom, see `unicloze.visibility`. *Shape:* (slots, 4)
-        targets: Its predictions by name.
-        local: Who reads whom in the layers that read nearby slots only; None if there are none. *Shape:* (slots, 4)
-        layers: Visibility of each layer, `full` or `local`; empty if it is not known.
-        picture: The file it was drawn into, if it was.
+        intervals: Visibility of each slot, see `unicloze.visibility`. *Shape:* (slots, 4)
+        targets: Its predictions, by target.
+        local: Visibility in local layers, which read nearby slots only; None if there are none. *Shape:* (slots, 4)
+        layers: Visibility of each layer, `full` or `local`; empty if unknown.
+        picture: File of its picture, if it was drawn.
     """
 
     title: str
@@ -118,15 +118,15 @@ class ExampleView:
         plain: Examples | None = None,
         layers: Sequence[str] = (),
     ) -> ExampleView:
-        """Look at one row of a block.
+        """Describe one row of a block.
 
         Args:
             examples: The block.
-            tokenizer: Spells its ids.
-            row: Number of the row.
-            title: What it is, in one line; see `example_title`.
-            plain: The same block as it would be without random tokens; where it differs, one is shown.
-            layers: Visibility of each layer.
+            tokenizer: Converts its ids to tokens.
+            row: Index of the row.
+            title: One-line title; see `example_title`.
+            plain: The same block without random tokens; slots that differ show a random token.
+            layers: Visibility of each layer, `full` or `local`.
         """
         length = int(examples.lengths[row])
         columns = (examples.position_ids, examples.segment_ids, examples.kinds, examples.steps)
@@ -157,13 +157,13 @@ class ExampleView:
 
     @property
     def visible(self) -> npt.NDArray[np.bool_]:
-        """Which slot reads which. *Shape:* (slots, slots)"""
+        """Whether the slot of a row reads the slot of a column. *Shape:* (slots, slots)"""
         mask: npt.NDArray[np.bool_] = visibility.bool_mask(self.intervals, len(self.slots))
         return mask
 
     @property
     def visibilities(self) -> dict[str, visibility.Intervals]:
-        """Who reads whom, by the layers in which it holds, in words; a single one if all layers read alike."""
+        """Visibility intervals by a description of their layers; a single entry with the key "" if all layers are alike."""
         if self.local is None:
             return {"": self.intervals}
         both = {"full": self.intervals, "local": self.local}
@@ -179,14 +179,14 @@ class ExampleView:
 
     @property
     def groups(self) -> list[tuple[str, int]]:
-        """The groups in order, each with its number of slots: C, O and P for UniLMv2."""
+        """The groups in order with their numbers of slots: C, O and P for UniLMv2."""
         return [(name, len(list(members))) for name, members in groupby(slot.group for slot in self.slots)]
 
     @property
     def order(self) -> str:
-        """The factorization order by position of the answers, such as `4 5 -> 2`; `none` if nothing is masked.
+        """The factorization order as positions of the answers, such as `4 5 -> 2`; `none` if nothing is masked.
 
-        A pseudo mask may stand elsewhere than its answer: MASS predicts the first token of a span from the place before.
+        The position of a pseudo mask may differ: MASS predicts the first token of a span from the position before it.
         """
         masked = sorted(
             {(slot.step, slot.position) for slot in self.slots if slot.step is not None and slot.kind != "pseudo"}
@@ -196,7 +196,7 @@ class ExampleView:
 
     @property
     def predictions(self) -> dict[int, str]:
-        """What each predicting slot should say, such as `par: list`, by slot."""
+        """The answer expected of each predicting slot, such as `par: list`, by slot."""
         said: dict[int, list[str]] = {}
         for name, answers in self.targets.items():
             for slots, label in zip(answers.slots, answers.labels, strict=True):
@@ -205,9 +205,9 @@ class ExampleView:
         return {slot: ", ".join(words) for slot, words in said.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The example as plain dictionaries and lists, fit for JSON. Slots and positions count from 0, steps from 1.
+        """The example as a JSON-serialisable dictionary. Slots and positions count from 0, steps from 1.
 
-        Where some layers read nearby slots only, `visible_local` is what they read, and `layers` says which layers these are.
+        If there are local layers, `visible_local` is their visibility and `layers` names the visibility of each layer.
         """
         local: dict[str, Any] = {}
         if self.local is not None:
@@ -221,7 +221,7 @@ class ExampleView:
         }
 
     def __str__(self) -> str:
-        """The title, the order, a table of the slots, and the visibility as lines of 0 and 1; the picture if there is one."""
+        """Title, order, a table of the slots and the visibility as lines of 0 and 1; or the path of the picture."""
         if self.picture is not None:
             return str(self.picture)
         says = self.predictions
@@ -239,7 +239,7 @@ class ExampleView:
         ]
         names = [f"{slot.label:<5}" for slot in self.slots]
         if any(slot.random for slot in self.slots):
-            lines += ["", "* shows a random token in the place of a mask"]
+            lines += ["", "* shows a random token instead of a mask"]
         heading = "reads".ljust(max(map(len, names), default=0)) + "  "
         heading += " ".join(name.ljust(size) for name, size in self.groups).rstrip()
         sizes = [size for _, size in self.groups]
@@ -251,14 +251,14 @@ class ExampleView:
 
 
 def example_title(recipe: Recipe) -> str:
-    """Recipe, objective and targets in one line; of a mixture the first part, with its label."""
+    """Recipe, objective and targets in one line; for a mixture those of its first part, with its label."""
     part = parts(recipe.objective)[0]
     name = f"{recipe.name}, {part.label}" if recipe.objective.mixture else recipe.name
     return f"{name}: objective {part.settings.name}, targets {' + '.join(part.settings.targets)}"
 
 
 def view_of(recipe: Recipe, token_ids: npt.NDArray[np.int32], seed: int, tokenizer: Tokenizer) -> ExampleView:
-    """One row made of token ids, in words; arguments and errors as of `example_of`."""
+    """Description of one row made of token ids; arguments and errors as for `example_of`."""
     part, plain = parts(recipe.objective)[0].settings, None
     if isinstance(part, Corruption) and part.random_share:
         objective = dataclasses.replace(part, random_share=0.0, mixture=[])
@@ -276,7 +276,7 @@ def part_of(recipe: Recipe, label: str) -> Recipe:
     """The recipe with one part of its mixture as its whole objective.
 
     Raises:
-        UsageError: It has no such part.
+        UsageError: The recipe has no such part.
     """
     known = {part.label: part.settings for part in parts(recipe.objective)}
     if label not in known:
@@ -287,28 +287,28 @@ def part_of(recipe: Recipe, label: str) -> Recipe:
 def inspect_example(
     recipe: Recipe, text: str, seed: int = 0, tokenizer: Tokenizer | None = None
 ) -> tuple[Examples, Tokenizer]:
-    """Make one example of a text, as a run of the recipe would; what is cut or replaced is said on stderr.
+    """Make one example of a text, as a run of the recipe would; cuts and replacements are reported on stderr.
 
     Args:
-        recipe: Decides on the window, its segments and the objective; of a mixture the first part is taken.
-        text: Becomes one window; what does not fit is cut off.
-        seed: Names all draws.
-        tokenizer: Splits the text; it is split on white space if not given.
+        recipe: Determines window, segments and objective; for a mixture, its first part is used.
+        text: Text of the window; what does not fit is cut off.
+        seed: Random seed.
+        tokenizer: Tokenizer of the text; default: split on white space.
 
     Returns:
-        One row, and the tokenizer that spells it.
+        One row, and the tokenizer of its ids.
 
     Raises:
         UsageError: The text has fewer tokens than the window has segments.
     """
     if tokenizer is None:
-        print("no tokenizer is built for this recipe yet: the text is split on white space", file=sys.stderr)
+        print("this recipe has no tokenizer yet: the text is split on white space", file=sys.stderr)
         tokenizer = whitespace_tokenizer(text, recipe.tokenizer.extra_tokens)
     token_ids = tokenizer.encode_batch([text])[0]
     room = recipe.data.window - 1 - recipe.data.segments
     if len(token_ids) > room:
         print(
-            f"the text has {len(token_ids)} tokens, a window of {recipe.data.window} has room for {room}: "
+            f"the text has {len(token_ids)} tokens, but a window of {recipe.data.window} has room for {room}: "
             "the rest is cut off (--data.window)",
             file=sys.stderr,
         )
@@ -316,7 +316,7 @@ def inspect_example(
 
 
 def example_of(recipe: Recipe, token_ids: npt.NDArray[np.int32], seed: int, tokenizer: Tokenizer) -> Examples:
-    """One row made of token ids without special tokens, see `inspect_example`.
+    """One row made of token ids without special tokens; see `inspect_example`.
 
     Raises:
         UsageError: There are fewer tokens than segments.
@@ -324,7 +324,7 @@ def example_of(recipe: Recipe, token_ids: npt.NDArray[np.int32], seed: int, toke
     segments = recipe.data.segments
     if len(token_ids) < segments:
         raise UsageError(
-            f"the text has {len(token_ids)} token(s) and the window {segments} segment(s): "
+            f"the text has {len(token_ids)} token(s), but the window has {segments} segment(s): "
             "give --text at least that many words."
         )
     kept = token_ids[: recipe.data.window - 1 - segments]

@@ -1,4 +1,4 @@
-"""What a run feeds its model, as HTML: the mask picture of one row, and words for what stands in it."""
+"""What the model of a run sees, as HTML: the mask picture of one row, with an explanation."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _SENTENCE = "A cloze test hides some words of a text and asks for them back, one
 
 _CONTEXT: Mapping[tuple[bool, bool], str] = {
     (False, False): "C is the text",
-    (False, True): "C is the text that is given",
+    (False, True): "C is the given text",
     (True, False): "C is the text with its masked positions",
     (True, True): "C is the text with its masked positions",
 }
-"""By whether it has masked positions and whether other groups stand beside it."""
+"""Meaning of C, by whether it has masked positions and whether there are other groups."""
 _ORIGINALS: Mapping[tuple[bool, bool], str] = {
     (False, False): "O the same text without masks",
-    (False, True): "O the original tokens of what is predicted, for later steps to read",
-    (True, False): "O the text to be written, token by token: each predicts the next",
-    (True, True): "O the text to be written, token by token: each predicts the next",
+    (False, True): "O the original tokens of what is predicted, visible to later steps",
+    (True, False): "O the text to generate, token by token: each predicts the next",
+    (True, True): "O the text to generate, token by token: each predicts the next",
 }
-"""By whether they predict and whether they have steps."""
+"""Meaning of O, by whether its slots predict and whether they have steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,8 @@ class Fed:
 
     Args:
         view: The row.
-        caption: Where its text is from, and what part of a mixture it is of.
-        noisy: Whether masked positions show a random token or themselves at times, as they do in training only.
+        caption: Origin of its text, and its part of a mixture.
+        noisy: Whether masked positions may show a random or the original token, which happens in training only.
     """
 
     view: ExampleView
@@ -54,10 +54,10 @@ class Fed:
 
     @classmethod
     def of(cls, history: History) -> Fed:
-        """A row of the first tokens of a held-out sample, or of a sentence where there is none.
+        """A row of the first tokens of a held-out sample, or of a sentence if there is none.
 
         Raises:
-            UniclozeError: The run's recipe or tokenizer cannot be read, or no row can be made.
+            UniclozeError: The recipe or tokenizer of the run is unusable, or the text is too short.
         """
         recipe = load_recipe(history.run / RECIPE)
         trained_on = recipe.data.window
@@ -70,10 +70,12 @@ class Fed:
         text, origin = _sample_text(history, tokenizer)
         token_ids = tokenizer.encode_batch([text])[0]
         view = view_of(recipe, token_ids, recipe.training.seed, tokenizer)
-        caption = f"{origin}, cut to {window} tokens; this recipe trains on windows of {trained_on}."
+        caption = f"{origin}, cut to {window} tokens; this recipe trains on windows of {trained_on} tokens."
         part, *others = parts(recipe.objective)
         if others:
-            caption += f" The row is of the part {part.label}; others are {', '.join(other.label for other in others)}."
+            caption += (
+                f" The row is from the part {part.label}; others are {', '.join(other.label for other in others)}."
+            )
         noisy = isinstance(part.settings, Shown) and part.settings.mask_share < 1
         if isinstance(part.settings, Shown) and noisy:
             noise = [dataclasses.replace(part.settings, mask_share=share, random_share=0.0) for share in (0.0, 1.0)]
@@ -87,8 +89,8 @@ class Fed:
         return cls(view=view, caption=caption, noisy=noisy)
 
     def to_html(self) -> str:
-        """The picture between what its groups are and where its text is from."""
-        lead = f"A row of the matrix is a slot that reads, a column a slot that is read. {groups_in_words(self.view)}"
+        """The picture, with an explanation of its groups above and the origin of its text below."""
+        lead = f"Each row of the matrix is a slot that reads, each column a slot that is read. {groups_in_words(self.view)}"
         return (
             f'<p class="lead">{escape(lead)}</p><figure class="panel">'
             f'<div class="picture">{draw_mask(self.view).to_svg()}</div>'
@@ -97,7 +99,7 @@ class Fed:
 
 
 def groups_in_words(view: ExampleView) -> str:
-    """What the groups of a row are, as far as it has them."""
+    """Explanation of the groups that a row has."""
     says = view.predictions
     masked = any(slot.kind == "mask" for slot in view.slots)
     names = [name for name, _ in view.groups]
@@ -107,20 +109,20 @@ def groups_in_words(view: ExampleView) -> str:
     said = {
         "C": _CONTEXT[masked, len(set(names)) > 1],
         "O": _ORIGINALS[predicting, stepped],
-        "P": "P the mask that predicts its first token" if predicting else "P the pseudo masks that predict them",
-        "M": "M a memory of the text before",
+        "P": "P the mask that predicts its first token" if predicting else "P the pseudo masks that predict those",
+        "M": "M a memory of the preceding text",
     }
     words = f"{', '.join(said[name] for name in said if name in names)}."
     if names == ["C", "O", "P"]:
         words += (
-            " O and P stand in the order in which the steps predict them. A pseudo mask reads the context, the originals "
+            " O and P are in the order in which the steps predict them. A pseudo mask reads the context, the originals "
             "of earlier steps and the pseudo masks of its own step."
         )
     return words
 
 
 def _sample_text(history: History, tokenizer: Tokenizer) -> tuple[str, str]:
-    """The held-out sample whose beginning has the most words, with the truth in its masks; else a sentence."""
+    """The held-out sample with the most words at its start, unmasked, or else a sentence; with its origin."""
     texts = []
     for sample in next(iter(history.samples.values()), []):
         tokens = [str(token) for token in sequence(sample.get("tokens"))]
@@ -132,8 +134,8 @@ def _sample_text(history: History, tokenizer: Tokenizer) -> tuple[str, str]:
         texts.append(tokenizer.decode([i for i in ids if i is not None], skip_special=True))
     best = max(texts, key=_words_at_start, default="")
     if _words_at_start(best) >= _FEW_WORDS:
-        return best, "The beginning of a held-out window"
-    return _SENTENCE, "A sentence, as there is no held-out sample of so many words"
+        return best, "The start of a held-out window"
+    return _SENTENCE, "An example sentence, as no held-out sample has enough words"
 
 
 def _words_at_start(text: str) -> int:

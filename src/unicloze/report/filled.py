@@ -1,4 +1,4 @@
-"""Filled samples as HTML: the truth beside what the model said before and after training."""
+"""Filled samples as HTML: the original tokens beside the model's fillings before and after training."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from unicloze.report.history import Event, History, mapping, number, sequence
 _MOST_SAMPLES = 8
 _KNOWN = {"position", "step", "truth"}
 _SPACES = "Ġ", "\u2581"
-"""The space before a word, as byte-level BPE and as Unigram vocabularies spell it."""
+"""How byte-level BPE and Unigram vocabularies write the space before a word."""
 
 Places = dict[tuple[str, int], dict[int, Event]]
-"""The masked positions of each sample, which is named by its document and how often that came before."""
+"""The masked positions of each sample; its key is the document and the number of earlier samples of that document."""
 
 
 def filled_samples(history: History) -> str:
-    """The samples of the newest pass, each beside its twin from before training.
+    """The newest samples, each beside the same sample before training.
 
-    Hits are marked by a tick, misses by nothing: no meaning hangs on colour alone.
+    Hits are marked by a tick, so that colour alone carries no meaning.
     """
     after_step = max(history.samples, default=0)
     if not history.samples:
-        return '<p class="nothing">No samples yet: they are taken before the first step and after the last.</p>'
+        return '<p class="nothing">No samples yet: they are filled before the first step and after the last.</p>'
     trained = after_step > 0
     before = _by_place(history.samples.get(0, [])) if trained else {}
     after = history.samples[after_step]
     if not _targets(_by_place(after)):
-        return '<p class="nothing">Nothing is filled in: what this objective predicts does not stand at masked positions.</p>'
+        return '<p class="nothing">Nothing is filled in: this objective does not predict masked positions.</p>'
     columns = [("before", before)] * bool(before) + [("after" if trained else "untrained", _by_place(after))]
     keys = list(columns[-1][1])
     shown = [number for number, key in enumerate(keys) if _worth_showing(columns[-1][1][key])][:_MOST_SAMPLES]
@@ -49,7 +49,7 @@ def _by_place(samples: list[Event]) -> Places:
 
 
 def _marked(masked: dict[int, Event], tokens: list[str]) -> dict[int, Event]:
-    """The places, those within a row of one repeated token marked as such: an underline is easily told."""
+    """The places, each with a flag whether it lies in a run of repeated tokens, which are easy to guess."""
     whole = {**dict(enumerate(tokens)), **{at: str(place.get("truth")) for at, place in masked.items()}}
 
     def repeated(at: int) -> bool:
@@ -60,12 +60,12 @@ def _marked(masked: dict[int, Event], tokens: list[str]) -> dict[int, Event]:
 
 
 def _worth_showing(masked: dict[int, Event]) -> bool:
-    """Whether anything but repeated tokens is masked, or nothing is."""
+    """Whether a sample has masked tokens outside runs of repeated ones, or none at all."""
     return not masked or not all(place["repeated"] for place in masked.values())
 
 
 def _is_word(place: Event) -> bool:
-    """Whether the truth is a word or a piece of one; older ledgers do not say."""
+    """Whether the original token is a word or part of one; guessed for older ledgers, which do not record it."""
     word = place.get("word")
     return word if isinstance(word, bool) else any(map(str.isalpha, str(place.get("truth", "")).lstrip("\u0120\u2581")))
 
@@ -77,7 +77,7 @@ def _targets(places: Places) -> list[str]:
 
 
 def _score(columns: list[tuple[str, Places]], step: int) -> str:
-    """How many of all are right, words apart from the rest and without repeated tokens."""
+    """Table of the numbers of right fillings, separately for words and other tokens, without repeated tokens."""
     rows = []
     for when, places in columns:
         everything = [place for masked in places.values() for place in masked.values() if not place["repeated"]]
@@ -91,7 +91,7 @@ def _score(columns: list[tuple[str, Places]], step: int) -> str:
                 f'<tr><th scope="row">{name}, {escape(target)}</th><td class="bar"><div class="track">{fill}</div></td>'
                 f'<td class="number">{hits} of {len(words)}</td><td class="number">{other_hits} of {len(others)}</td></tr>'
             )
-    caption = "<caption>Masked tokens whose most likely filling is the truth</caption>"
+    caption = "<caption>Masked tokens whose most likely filling is right</caption>"
     kinds = "".join(f'<th class="number" scope="col">{kind}</th>' for kind in ("words", "other signs"))
     heads = f'<th></th><th class="bar"></th>{kinds}'
     return f'<table class="score">{caption}<thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
@@ -125,13 +125,13 @@ def _sample(sample: Event, key: tuple[str, int], columns: list[tuple[str, Places
 
 
 def _name(document: str) -> str:
-    """The document without the folders before its file."""
+    """The document without the folders in its path."""
     file, comma, rest = document.partition(",")
     return file.replace("\\", "/").rpartition("/")[2] + comma + rest
 
 
 def _running_text(tokens: list[str], masked: dict[int, Event]) -> str:
-    """The tokens as words, each masked one as the truth in a box with its step."""
+    """The tokens as running text, with each masked token in a box with its step."""
     parts = []
     spaced = any(token.startswith(_SPACES) for token in tokens)
     for position, token in enumerate(tokens):
@@ -149,14 +149,14 @@ def _running_text(tokens: list[str], masked: dict[int, Event]) -> str:
 
 
 def _spell(token: str, *, spaced: bool) -> tuple[bool, str]:
-    """Whether a piece continues the word before it, and how it reads; `spaced` if pieces begin with the space before them."""
+    """Whether a token continues the previous word, and its text; `spaced` if tokens include a leading space."""
     if spaced:
         return not token.startswith(_SPACES), token.removeprefix("Ġ").removeprefix("\u2581")
     return (True, token[2:]) if token.startswith("##") and len(token) > 2 else (False, token)
 
 
 def _cell(place: Event, target: str, *, whole: bool) -> str:
-    """What a target said of a place: its first guess, and if `whole` its probability and the next ones where known."""
+    """A target's best guess for a masked position; if `whole`, with its probability and the next guesses, if known."""
     style = "" if whole else "before"
     if target not in place:
         return f'<td class="{style}"></td>'

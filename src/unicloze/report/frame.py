@@ -1,4 +1,4 @@
-"""The frame of every page: one static HTML file that needs no network, no script and no other file."""
+"""The common frame of all pages: a self-contained static HTML file."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def frame(
     """A page as HTML.
 
     Args:
-        name: Its heading, as plain text.
-        window_title: What the browser calls it, as plain text.
-        status: Stands beside the heading, as plain text.
-        subtitle: Stands below it, as plain text.
-        sections: Heading and content of each, as HTML.
-        verdict: What the figures mean, as plain text.
-        cards: Figures at the top, as HTML.
-        footer: Its last line, as plain text.
-        styles: Style sheets beside that of all pages.
+        name: Heading, as plain text.
+        window_title: Title of the browser window, as plain text.
+        status: Text beside the heading, as plain text.
+        subtitle: Text below the heading, as plain text.
+        sections: Heading and content of each section, as HTML.
+        verdict: Interpretation of the figures, as plain text.
+        cards: Cards at the top, as HTML.
+        footer: Last line, as plain text.
+        styles: Additional style sheets.
     """
     style = "".join(
         resources.files(package).joinpath(sheet).read_text("utf-8") for package, sheet in (PAGE_STYLE, *styles)

@@ -1,4 +1,4 @@
-"""What a run did, read from its ledger, whatever state a kill left that in."""
+"""Reads the history of a run from its ledger, even if the run was killed."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _CHECKPOINT = re.compile(r"step-(\d+)")
 
 @dataclass
 class History:
-    """The events of a run that count: where steps were done twice, the later ones.
+    """The effective events of a run: of repeated steps only the latest.
 
     Args:
-        run: The run's directory.
-        start: The newest start of the program on this run.
-        processes: How often it was started.
-        seconds: Time it ran, over all starts.
-        steps: Logged steps by number.
-        evaluations: Evaluations by step.
-        samples: Filled samples by step.
-        checkpoint: Name of the newest checkpoint, None if none was saved.
-        end: How it came to its end, nothing if it did not.
+        run: The run directory.
+        start: Event of the newest start of the run.
+        processes: Number of starts.
+        seconds: Running time, summed over all starts.
+        steps: Events of logged steps, by step.
+        evaluations: Events of evaluations, by step.
+        samples: Filled samples, by step.
+        checkpoint: Name of the newest checkpoint; None if none was saved.
+        end: Event of the end of the run; empty if it has not ended.
         last: The newest event.
     """
 
@@ -49,17 +49,17 @@ class History:
 
     @classmethod
     def read(cls, run: Path) -> History:
-        """Reads `RUN/ledger.jsonl`; torn lines and unknown events are passed over.
+        """Read `RUN/ledger.jsonl`, skipping incomplete lines and unknown events.
 
         Raises:
-            UniclozeError: The directory is no run, or its ledger cannot be read or holds no start.
+            UniclozeError: The directory is not a run, or its ledger has no start.
         """
         ledger = run / LEDGER
         cure = "give the directory that `unicloze pretrain` wrote to (--out)."
         if not run.is_dir():
             raise UniclozeError(f"There is no run at {run}: {cure}")
         if not ledger.is_file():
-            raise UniclozeError(f"{run} is no run, it has no ledger.jsonl: {cure}")
+            raise UniclozeError(f"{run} is not a run: it has no ledger.jsonl; {cure}")
         history = cls(run=run, start={})
         try:
             for event in read_ledger(ledger):
@@ -68,7 +68,7 @@ class History:
             raise UniclozeError(f"{ledger}: cannot read it: {error.strerror}.") from error
         if not history.start:
             raise UniclozeError(
-                f"{ledger} holds no start of a run: it was cut off or is no ledger; train into {run} again."
+                f"{ledger} has no start of a run: it is truncated or not a ledger; train into {run} again."
             )
         for kept in (history.steps, history.evaluations, history.samples):
             ordered = sorted(kept.items())
@@ -98,7 +98,7 @@ class History:
         self.last = event
 
     def _begin(self, event: Event) -> None:
-        """What an earlier process did after the checkpoint this one goes on from is forgotten."""
+        """Handle a start: drop what earlier processes did after the checkpoint from which this one resumes."""
         resumed = _CHECKPOINT.fullmatch(str(event.get("resumed_from")))
         first = int(resumed[1]) if resumed else -1
         for kept in (self.steps, self.evaluations, self.samples):
@@ -111,43 +111,43 @@ class History:
 
     @property
     def recipe(self) -> Event:
-        """The recipe as the newest start recorded it."""
+        """The recipe recorded at the newest start."""
         return mapping(self.start.get("recipe"))
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Steps completed."""
         started = self.start.get("step")
         return max([*self.steps, *self.evaluations, started if isinstance(started, int) else 0], default=0)
 
     @property
     def planned_steps(self) -> int | None:
-        """Steps the recipe asks for."""
+        """Steps that the recipe sets."""
         steps = mapping(self.recipe.get("training")).get("steps")
         return steps if isinstance(steps, int) else None
 
     @property
     def verdict(self) -> str:
-        """What its figures mean, as the run said at its end; empty while it goes on, and of older runs."""
+        """The verdict recorded at the end of the run; empty for unfinished and older runs."""
         return str(self.end.get("verdict") or "") if self.end.get("step") == self.step else ""
 
     @property
     def trained(self) -> list[str]:
-        """Names of the targets of the training steps; one name for all parts of a mixture that have it."""
+        """Names of the targets in training; parts of a mixture with the same target share its name."""
         return _targets(self.steps.values())
 
     @property
     def evaluated(self) -> list[str]:
-        """Names of the targets that were measured; with the part in front (`bidirectional.ae`) where it is one of several."""
+        """Names of the evaluated targets, prefixed with their part (`bidirectional.ae`) in a mixture."""
         return _targets(self.evaluations.values())
 
     def curve(self, key: str, target: str | None = None, *, evaluated: bool = False) -> Points:
-        """A measure over the steps; steps without it are left out, infinite values are kept.
+        """A measure over the steps, without steps that lack it; infinite values are kept.
 
         Args:
             key: Name of the measure in the ledger.
-            target: Name of the target, for measures that are taken of each.
-            evaluated: Of the evaluations instead of the training steps.
+            target: Name of the target, for measures recorded per target.
+            evaluated: Take it from the evaluations instead of the training steps.
         """
         points = []
         for step, event in (self.evaluations if evaluated else self.steps).items():
@@ -167,17 +167,17 @@ def _targets(events: Iterable[Event]) -> list[str]:
 
 
 def number(value: Any) -> float | None:
-    """A number of the ledger, None for what is none."""
+    """A ledger value as a number; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         return None
     return float(value)
 
 
 def mapping(value: Any) -> Event:
-    """A mapping of the ledger, empty for what is none."""
+    """A ledger value as a mapping; empty if it is not one."""
     return value if isinstance(value, dict) else {}
 
 
 def sequence(value: Any) -> list[Any]:
-    """A list of the ledger, empty for what is none."""
+    """A ledger value as a list; empty if it is not one."""
     return value if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""How a run learned, in one picture: its held-out perplexities over the steps."""
+"""Draws the held-out perplexities of a run over its steps."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _COLOURS = {"ae": "mask", "par": "pseudo"}
 
 
 def draw_learning(run: str | os.PathLike[str]) -> Drawing:
-    """The held-out perplexity of each target over the steps of a run, finished or not, on a logarithmic axis.
+    """The held-out perplexity of each target over the steps of a finished or unfinished run, on a logarithmic axis.
 
     Args:
         run: Directory of a pre-training run.
 
     Raises:
-        UniclozeError: There is no run, or it measured no perplexity yet.
+        UniclozeError: There is no run, or it has no perplexity yet.
     """
     history = History.read(Path(run))
     curves: dict[str, Points] = {}
@@ -35,7 +35,7 @@ def draw_learning(run: str | os.PathLike[str]) -> Drawing:
         if points:
             curves[name] = points
     if not curves:
-        raise UniclozeError(f"{run} has no held-out perplexity to draw: it was not evaluated yet.")
+        raise UniclozeError(f"{run} has no held-out perplexity to draw: it has not been evaluated yet.")
     ends = {name: f"{name} {short(points[-1][1])}" for name, points in curves.items()}
     right = _WIDTH - 18 - 13 * SANS_WIDTH * max(map(len, ends.values()))
     values = [y for points in curves.values() for _, y in points]
@@ -51,7 +51,7 @@ def draw_learning(run: str | os.PathLike[str]) -> Drawing:
         places = [(steps.at(x), perplexities.at(y)) for x, y in points]
         drawing.lines.append((places, colour))
         across, down = places[-1]
-        if len(places) == 1:  # a line through one point is not seen
+        if len(places) == 1:  # a line through one point is invisible
             drawing.rectangles.append((across - _DOT / 2, down - _DOT / 2, _DOT, _DOT, colour))
         lowest = max(down, lowest + _LETTERS_APART)
         drawing.labels.append(Label(x=right + 8, y=lowest, text=ends[name], size=13, role=colour, bold=True))

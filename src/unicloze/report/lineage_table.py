@@ -12,10 +12,10 @@ _NUMBER = ' class="number"'
 
 
 def lineage_table(lineage: Event) -> str:
-    """What the data was made from, as `lineage.json` says; what it leaves out is shown as a dash."""
+    """The origin of the data, from `lineage.json`; missing values are shown as a dash."""
     sources = [source for source in sequence(lineage.get("sources")) if isinstance(source, dict)]
     if not sources:
-        return '<p class="nothing">The ledger holds no lineage of the data.</p>'
+        return '<p class="nothing">The ledger has no lineage of the data.</p>'
     heads = _heads("source", "files", "documents", "duplicates", "part", "documents", "tokens", "bytes")
     table = (
         f'<table class="sources"><thead><tr>{heads}</tr></thead><tbody>{"".join(map(_rows, sources))}</tbody></table>'
@@ -34,7 +34,7 @@ def lineage_table(lineage: Event) -> str:
 
 
 def count(value: Any) -> str:
-    """A number with thousands separated, a dash for what is none."""
+    """A number with thousands separators, or a dash if it is not a number."""
     counted = number(value)
     return "-" if counted is None else f"{counted:,.0f}"
 
@@ -70,7 +70,7 @@ def _files(source: Event) -> str:
 
 
 def _heads(*names: str) -> str:
-    """Column heads; numbers stand on the right."""
+    """Column headings; those of numbers are right-aligned."""
     numbers = {"files", "documents", "duplicates", "tokens", "bytes"}
     return "".join(f'<th scope="col"{_NUMBER if name in numbers else ""}>{name}</th>' for name in names)
 

@@ -1,4 +1,4 @@
-"""One static HTML page about a run; it needs no network, no script and no other file."""
+"""Writes a self-contained static HTML page about a run, without network access or scripts."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from unicloze.run_files import LEDGER, RECIPE
 
 
 def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write the page about a run, finished or not.
+    """Write the page about a finished or unfinished run.
 
-    Of a folder with a fine-tuning run for each of several seeds, a page for each of them, and one about all.
+    For a folder of fine-tuning runs with several seeds, write a page for each run and one about all of them.
 
     Args:
-        run: The run's directory.
-        out: The file; `RUN/report.html` if not given. A file there is replaced whole or left as it was.
+        run: The run directory.
+        out: The file; default: `RUN/report.html`. An existing file is replaced atomically.
 
     Returns:
-        The file.
+        Path of the page.
 
     Raises:
-        UniclozeError: The directory is no run, or the page cannot be written.
+        UniclozeError: The directory is not a run, or the page cannot be written.
     """
     folder = Path(run)
     page = Path(out) if out is not None else folder / REPORT
@@ -82,9 +82,9 @@ def _page(history: History) -> str:
         noisy, picture = fed.noisy, fed.to_html()
     sections = [
         ("Curves", _curves(history, noisy=noisy)),
-        ("What the model is fed", picture),
+        ("What the model sees", picture),
         ("Filled samples", filled_samples(history)),
-        ("Use it, go on with it", _commands(history)),
+        ("Use or continue the run", _commands(history)),
         ("Data", lineage_table(mapping(history.start.get("lineage")))),
         ("Recipe", recipe_section(history)),
     ]
@@ -113,7 +113,7 @@ def _cards(history: History) -> str:
         card("parameters", count(start.get("parameters")), size),
         card("steps", f"{history.step:,}", done),
         card("text tokens", short(tokens[-1]) if tokens else "-", "seen in training"),
-        card("speed", f"{statistics.median(speeds):,.0f}" if speeds else "-", "text tokens a second, median"),
+        card("speed", f"{statistics.median(speeds):,.0f}" if speeds else "-", "text tokens per second, median"),
         time_card(history),
         machine_card(history),
     ]
@@ -121,7 +121,7 @@ def _cards(history: History) -> str:
 
 
 def _target_card(history: History, target: str) -> str:
-    """Perplexity and bits per byte of a target that predicts tokens, the mean loss of another."""
+    """Card with perplexity and bits per byte of a target that predicts tokens, or the mean loss of another target."""
     tokens = is_token(target)
     measure = "perplexity" if tokens else "loss"
     value = history.latest(measure, target)
@@ -134,7 +134,7 @@ def _target_card(history: History, target: str) -> str:
     bits = history.latest("bits_per_byte", target)
     more = _counts(history) if tokens and event.get("part") == "held-out" else []
     more += [f"{short(bits)} bits per byte"] if tokens and bits is not None else []
-    more += [] if tokens else ["nats a prediction"]
+    more += [] if tokens else ["nats per prediction"]
     predictions = number(mapping(event.get("predictions")).get(target))
     window = f"in {count(event.get('windows'))} windows of {count(event.get('window'))} tokens"
     more += [f"{count(predictions)} predictions {window}, after step {step:,}"]
@@ -142,7 +142,7 @@ def _target_card(history: History, target: str) -> str:
 
 
 def _counts(history: History) -> list[str]:
-    """The perplexities that counts give; nothing of a run that did not count."""
+    """Perplexities of the count baselines; empty for a run without them."""
     baselines = mapping(history.start.get("baselines"))
     known = {name: number(value) for name, value in mapping(baselines.get("perplexity")).items()}
     said = ", ".join(f"{name} counts {_perplexity(value)}" for name, value in known.items() if value is not None)
@@ -152,7 +152,7 @@ def _counts(history: History) -> list[str]:
 
 
 def _words_card(history: History) -> list[str]:
-    """How many content words were guessed at the end, beside counts; no card of a run that did not ask."""
+    """Card with the share of content words guessed at the end, against counts; none for a run that did not measure it."""
     score, step = mapping(history.end.get("content_words")), history.end.get("step")
     shares = [number(score.get(name)) for name in ("top_5", "top_1", "counts_top_5", "counts_top_1")]
     words = number(score.get("words"))
@@ -172,24 +172,24 @@ def _perplexity(value: float) -> str:
 
 
 def _curves(history: History, *, noisy: bool) -> str:
-    """Curves of training by target, held-out ones by target of each part; losses of what has no perplexity apart."""
+    """Training curves by target, held-out curves by target and part; targets without perplexity have their own chart."""
     losses = [Line(name=target, points=history.curve("loss", target), smooth=True) for target in history.trained]
     tokens = [target for target in history.evaluated if is_token(target)]
     others = [target for target in history.evaluated if not is_token(target)]
     perplexities = [Line(name=name, points=history.curve("perplexity", name, evaluated=True)) for name in tokens]
     heldout = [Line(name=name, points=history.curve("loss", name, evaluated=True)) for name in others]
     large = [
-        panel("Training loss, nats a prediction", line_chart(losses, title="training loss over steps")),
+        panel("Training loss, nats per prediction", line_chart(losses, title="training loss over steps")),
         panel(
             "Held-out perplexity", line_chart(perplexities, title="held-out perplexity over steps", logarithmic=True)
         ),
     ]
     if heldout:
-        large.append(panel("Held-out loss, nats a prediction", line_chart(heldout, title="held-out loss over steps")))
+        large.append(panel("Held-out loss, nats per prediction", line_chart(heldout, title="held-out loss over steps")))
     measures = (
-        ("text_tokens_per_second", "Text tokens a second", True),
+        ("text_tokens_per_second", "Text tokens per second", True),
         ("learning_rate", "Learning rate", False),
-        ("gradient_norm", "Norm of the gradient", True),
+        ("gradient_norm", "Gradient norm", True),
     )
     small = [
         panel(
@@ -198,11 +198,11 @@ def _curves(history: History, *, noisy: bool) -> str:
         )
         for key, title, smooth in measures
     ]
-    lead = "Held-out documents are set aside after deduplication and measured on the same windows each time."
+    lead = "Held-out documents are set aside after deduplication; every evaluation uses the same windows of them."
     if noisy:
         lead += (
-            " There a mask stands at every masked position; in training some masked positions show a random token or "
-            "themselves."
+            " In evaluations every masked position shows a mask; in training some show a random token or the original "
+            "token."
         )
     grids = f'<div class="grid">{"".join(large)}</div><div class="grid small">{"".join(small)}</div>'
     return f'<p class="lead">{lead}</p>{grids}'
@@ -219,7 +219,7 @@ def _commands(history: History) -> str:
         lines.append(("Score a text", f'unicloze score --model {run} --text "The elements of a list are integers."'))
     planned = history.planned_steps
     if planned is not None and history.step < planned:
-        lines.insert(0, ("Go on with this run", f"unicloze pretrain --out {run}"))
+        lines.insert(0, ("Continue this run", f"unicloze pretrain --out {run}"))
     else:
         lines.append(("Train on", f"unicloze pretrain --out {run} --training.steps {2 * (planned or history.step)}"))
     checkpoint = history.checkpoint
@@ -233,7 +233,7 @@ def _commands(history: History) -> str:
 
 
 def _abilities(history: History) -> set[str]:
-    """What the run's objective defines; nothing if its recipe cannot be read."""
+    """Abilities that the run's objective defines; empty if its recipe cannot be read."""
     try:
         objective = objective_of(load_recipe(history.run / RECIPE))
     except UniclozeError:

@@ -1,4 +1,4 @@
-"""The mask picture: which slot of one example reads which, as SVG or PNG."""
+"""Draws the mask picture, which shows the visibility between the slots of one example, as SVG or PNG."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TICKS_APART = 12.0
 _LEGEND = {
     "context": "context token",
     "mask": "masked position",
-    "random": "random token in the place of a mask",
+    "random": "random token instead of a mask",
     "original": "original token (O)",
     "pseudo": "pseudo mask (P)",
     "memory": "memory",
@@ -31,15 +31,15 @@ _LEGEND = {
 
 
 def save_picture(view: ExampleView, path: str | Path) -> None:
-    """Write the mask picture of one example; the name decides on SVG or PNG.
+    """Write the mask picture of one example, as SVG or PNG depending on the extension.
 
     Args:
         view: The example.
         path: A file ending in .svg or .png.
 
     Raises:
-        UsageError: The name ends in something else.
-        UniclozeError: The file cannot be written, or it is a PNG and Pillow is not installed.
+        UsageError: The extension is neither .svg nor .png.
+        UniclozeError: The file cannot be written, or a PNG is requested and Pillow is not installed.
     """
     place = Path(path)
     if place.suffix.lower() == ".svg":
@@ -47,7 +47,7 @@ def save_picture(view: ExampleView, path: str | Path) -> None:
     elif place.suffix.lower() == ".png":
         content = draw_mask(view).to_png()
     else:
-        raise UsageError(f"--picture {place}: the name of a picture ends in .svg or .png.")
+        raise UsageError(f"--picture {place}: give a name that ends in .svg or .png.")
     try:
         place.write_bytes(content)
     except OSError as error:
@@ -55,14 +55,14 @@ def save_picture(view: ExampleView, path: str | Path) -> None:
 
 
 def draw_mask(view: ExampleView) -> Drawing:
-    """A matrix with a row for each slot that reads and a column for each slot that is read.
+    """Draw a matrix with a row for each slot that reads and a column for each slot that is read.
 
-    A cell is filled where the row reads the column, in the colour of what the column holds. Gaps part C, O and P,
-    smaller ones the factorization steps. Where layers read differently, there is a matrix for each way. Tokens, steps and
-    predictions are spelled out as long as they are legible.
+    A cell is filled if the row reads the column, in the colour of the column's kind. Gaps separate C, O and P, smaller gaps
+    the factorization steps. If layers differ in visibility, there is a matrix for each kind. Tokens, steps and predictions
+    are shown if they are legible.
 
     Args:
-        view: The example; its title is the headline.
+        view: The example; its title becomes the headline.
     """
     slots = view.slots
     cell = _cell(len(slots))
@@ -109,7 +109,7 @@ def _cell(slots: int) -> float:
 
 
 def _offsets(slots: list[Slot], cell: float) -> npt.NDArray[np.float64]:
-    """Where each slot's row and column begin."""
+    """Start of each slot's row and column."""
     gaps = [0.0]
     for before, slot in pairwise(slots):
         if before.group != slot.group:
@@ -131,7 +131,7 @@ def _fill(
     left: float,
     top: float,
 ) -> None:
-    """The cells: a block for each pair of unbroken stretches, then those that are read, then a grid over all."""
+    """Draw the cells: the background between gaps, then the filled cells, then a grid on top."""
     stretches = _stretches(offsets, cell)
     for y0, y1 in stretches:
         for x0, x1 in stretches:
@@ -155,7 +155,7 @@ def _stretches(offsets: npt.NDArray[np.float64], cell: float) -> list[tuple[floa
 def _filled(
     view: ExampleView, intervals: Intervals, offsets: npt.NDArray[np.float64], cell: float
 ) -> Iterator[tuple[float, float, float, float, str]]:
-    """Blocks of equal colour, merged along rows and then down columns."""
+    """Blocks of equal colour, merged along rows and then along columns: x, y, width, height, kind."""
     kinds = np.array([slot.holds for slot in view.slots])
     apart = np.diff(offsets, prepend=-np.inf) > cell + 1e-6
     fresh = apart.copy()
@@ -180,7 +180,7 @@ def _filled(
 
 
 def _runs(reads: npt.NDArray[np.bool_], columns: list[npt.NDArray[np.intp]]) -> Iterator[tuple[int, int]]:
-    """First and last column of each run that is read, within columns of one kind that stand together."""
+    """First and last column of each consecutive run that is read, within adjacent columns of one kind."""
     for members in columns:
         read = members[reads[members]]
         for run in np.split(read, np.flatnonzero(np.diff(read) > 1) + 1):
@@ -216,7 +216,7 @@ def _name_slots(
     font: float,
     place: tuple[float, float, float],
 ) -> None:
-    """Position and token beside each row and above each column, the step next to it, the prediction at the far end."""
+    """Label rows and columns with position, token and step, and the ends of rows with predictions."""
     left, top, side = place
     right = left + side + 8
     step_width = 2.6 * font
@@ -246,7 +246,7 @@ def _name_slots(
 def _name_ticks(
     drawing: Drawing, slots: list[Slot], offsets: npt.NDArray[np.float64], cell: float, left: float, top: float
 ) -> None:
-    """Where no token is legible: some positions of the context."""
+    """If tokens would not be legible, label some positions of the context instead."""
     apart = next(step for step in (8, 16, 32, 64, 128, 256, 512, 1024) if step * cell >= 2.2 * _TICKS_APART)
     for slot, offset in zip(slots, offsets, strict=True):
         if slot.group == "C" and slot.position % apart == 0:
@@ -258,7 +258,7 @@ def _name_ticks(
 
 
 def _legend(drawing: Drawing, view: ExampleView, y: float) -> float:
-    """What the colours mean, in as many lines as it takes; returns where it ends."""
+    """Draw the legend of the colours, in as many lines as necessary; returns its lower end."""
     x, size = _MARGIN, 12.0
     present = {slot.holds for slot in view.slots}
     for kind, words in _LEGEND.items():

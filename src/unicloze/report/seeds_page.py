@@ -1,4 +1,4 @@
-"""The page about one fine-tuning with several seeds: mean and spread, and how the seeds differ."""
+"""The page about a fine-tuning with several seeds: means, deviations and the scores of each seed."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ MOST_CURVES = len(STYLES)
 
 
 def seed_folders(folder: Path) -> list[Path]:
-    """The runs of a folder of seeds, by seed; none if it holds none."""
+    """The run directories in a folder of seeds, ordered by seed; may be empty."""
     ledgers = [path / LEDGER for path in folder.glob("seed-*")]
     found = [ledger.parent for ledger in ledgers if ledger.is_file() and ledger.stat().st_size]
     return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
 def seeds_page(folder: Path, runs: Sequence[TaskRun], place: Path) -> str:
-    """The page of all seeds as HTML; each seed's own page is linked to.
+    """The page of all seeds as HTML, with links to the page of each seed.
 
     Args:
-        folder: Holds the runs.
-        runs: One for each seed.
-        place: The folder of the page, from which links to theirs begin.
+        folder: Folder of the runs.
+        runs: One run per seed.
+        place: Folder of the page, to which the links are relative.
     """
     first = runs[0]
     sections = [
@@ -68,12 +68,12 @@ def seeds_page(folder: Path, runs: Sequence[TaskRun], place: Path) -> str:
 
 
 def _values(runs: Sequence[TaskRun], metric: str, key: str) -> list[float]:
-    """One value of the best checkpoint of each seed that has one."""
+    """One value at the best checkpoint of every seed that has it."""
     return [values[key] for run in runs if key in (values := run.values(metric))]
 
 
 def _deviation(values: Sequence[float]) -> float | None:
-    """That of the sample; None where there is none, of one value or of infinite ones."""
+    """Sample standard deviation; None for a single value or non-finite values."""
     return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
 
 
@@ -126,12 +126,12 @@ def _scores(runs: Sequence[TaskRun], place: Path) -> str:
     rows.append(score_row(["mean and deviation"], ["", *means], bold=True))
     keys = [key if len(first.metrics) == 1 else f"{metric}: {key}" for metric, key in columns]
     table = score_table(["seed", "best step", *keys], rows, names=1)
-    lead = "Each at its own best step; in percent unless a unit says otherwise. The deviation is the sample's."
+    lead = "Each seed at its own best step; in percent unless a unit is given; sample standard deviation."
     return f'<p class="lead">{lead}</p><div class="panel scroll">{table}</div>'
 
 
 def _curves(runs: Sequence[TaskRun]) -> str:
-    """One line a seed, of the first few."""
+    """Charts with one line per seed, for the first few seeds."""
     drawn = list(zip(runs, STYLES, strict=False))[:MOST_CURVES]
     panels, targets = [], runs[0].history.trained
     size = chart_size(len(runs[0].metrics) + len(targets))

@@ -1,4 +1,4 @@
-"""SVG as text: the only writer of its elements, which escapes what they say and shortens their numbers."""
+"""Writes SVG elements as text, with escaping and rounded numbers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import html
 from collections.abc import Iterable
 
 Attribute = str | float | None
-"""Text, a number in SVG's units, or None for none."""
+"""A string, a number in SVG units, or None to omit the attribute."""
 
 
 def element(name: str, *content: str, **attributes: Attribute) -> str:
     """An element.
 
     Args:
-        name: Its name.
-        content: The elements and the escaped text within, without anything between them.
-        attributes: By name, with `_` for `-`, or behind a name that Python reserves.
+        name: Name of the element.
+        content: Child elements and escaped text, joined without separators.
+        attributes: Attributes by name, with `_` for `-`, and a trailing `_` after reserved words.
     """
     given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
     written = "".join(
@@ -33,15 +33,15 @@ def picture(
     own_size: bool = False,
     **attributes: Attribute,
 ) -> str:
-    """A whole picture, an element on each line.
+    """An `<svg>` element with one child element per line.
 
     Args:
-        content: What it shows.
-        title: For those who cannot see it.
-        width: Of its content.
-        height: Likewise.
-        own_size: Show it at this size; else it is scaled to the place it stands in.
-        attributes: More of the `<svg>` element.
+        content: Child elements.
+        title: Alternative text.
+        width: Width of the content.
+        height: Height of the content.
+        own_size: Show it at this size instead of scaling it to its container.
+        attributes: Further attributes of the `<svg>` element.
     """
     attributes["viewBox"] = f"0 0 {number(width)} {number(height)}"
     attributes |= {"width": width, "height": height} if own_size else {}
@@ -67,16 +67,16 @@ def text(
     """A line of text.
 
     Args:
-        content: As plain text.
-        x: Where its anchor is.
-        y: Middle of its height.
-        class_: Its class in the style sheet.
-        size: Of the font, that of the style sheet if not given.
-        anchor: `start`, `middle` or `end`: which part of it is at (x, y).
+        content: The text, as plain text.
+        x: Horizontal position of the anchor.
+        y: Vertical centre.
+        class_: Class in the style sheet.
+        size: Font size; default: that of the style sheet.
+        anchor: Part of the text at (x, y): `start`, `middle` or `end`.
         bold: In bold.
-        turned: Degrees clockwise around (x, y).
+        turned: Rotation around (x, y), in degrees clockwise.
     """
-    # Not dominant-baseline, which many renderers do not know.
+    # Not dominant-baseline, which many renderers do not support.
     return element(
         "text",
         escape(content),
@@ -92,7 +92,7 @@ def text(
 
 
 def escape(content: str) -> str:
-    """Text without what XML reads as its own, and without the control characters that it forbids."""
+    """Escape text for XML, with control characters replaced by spaces."""
     return html.escape("".join(character if character >= " " else " " for character in content))
 
 

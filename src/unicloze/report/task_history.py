@@ -1,4 +1,4 @@
-"""What a fine-tuning run did and said, read from its directory, whatever state a kill left that in."""
+"""Reads the history and predictions of a fine-tuning run, even if the run was killed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Answers = Sequence[Event]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRun:
-    """What a fine-tuning run left behind.
+    """The recorded data of a fine-tuning run.
 
     Args:
-        history: Its ledger.
-        answers: Predictions of the best checkpoint on the development file, each with its reference; none where there is
-            no such file.
-        samples: Some of them with their records.
+        history: The ledger's history.
+        answers: Predictions of the best checkpoint on the development file, with references; empty if there is no such
+            file.
+        samples: A sample of them with their records.
     """
 
     history: History
@@ -36,50 +36,50 @@ class TaskRun:
 
     @classmethod
     def read(cls, run: Path) -> TaskRun:
-        """Reads a run's directory, finished or not.
+        """Read the directory of a finished or unfinished run.
 
         Raises:
-            UniclozeError: It is no run.
+            UniclozeError: The directory is not a run.
         """
         return cls.of(History.read(run))
 
     @classmethod
     def of(cls, history: History) -> TaskRun:
-        """The run of a ledger."""
+        """The run of a history."""
         answers = [one for one in _lines(history.run / DEV_PREDICTIONS) if "prediction" in one and "reference" in one]
         return cls(history=history, answers=answers, samples=_lines(history.run / DEV_SAMPLES))
 
     @property
     def metrics(self) -> list[str]:
-        """Its metrics, the one that chooses the best checkpoint first."""
+        """Its metrics; the first one selects the best checkpoint."""
         return [str(name) for name in sequence(mapping(self.history.recipe.get("task")).get("metrics"))]
 
     @property
     def best_step(self) -> int | None:
-        """The step of the checkpoint that was kept; None if nothing was evaluated."""
+        """Step of the best checkpoint; None if nothing was evaluated."""
         values = {step: number(event.get("headline")) for step, event in self.history.evaluations.items()}
         found = {step: value for step, value in values.items() if value is not None}
         return max(found, key=lambda step: found[step]) if found else None
 
     @property
     def best(self) -> Event:
-        """Its evaluation."""
+        """The best evaluation."""
         return self.history.evaluations.get(self.best_step or 0, {})
 
     def values(self, metric: str, event: Event | None = None) -> dict[str, float]:
-        """What an evaluation says by one metric; the best evaluation if none is given."""
+        """The values of one metric in an evaluation; default: the best evaluation."""
         results = mapping((self.best if event is None else event).get("results"))
         found = {str(key): number(value) for key, value in mapping(mapping(results.get(metric)).get("values")).items()}
         return {key: value for key, value in found.items() if value is not None}
 
     @property
     def verdict(self) -> str:
-        """What its scores mean, as the run said at its end; empty before."""
+        """The verdict recorded at the end of the run; empty before."""
         return str(self.history.last.get("verdict") or "")
 
     @property
     def baseline(self) -> Event:
-        """What answers without a model are worth: their `name` and `results` as of an evaluation; empty if unknown."""
+        """The baseline without a model: its `name`, and `results` as in an evaluation; empty if unknown."""
         return mapping(self.history.start.get("baseline"))
 
     def unit(self, metric: str, key: str) -> str:
@@ -88,11 +88,11 @@ class TaskRun:
         return str(mapping(result.get("units")).get(key, "%"))
 
     def errors(self, metric: str) -> dict[str, float]:
-        """Standard error of each value of a metric, as far as it is known."""
+        """Standard errors of a metric's values, where known."""
         pairs = [one["prediction"] for one in self.answers], [one["reference"] for one in self.answers]
         try:
             return standard_errors(metric, *pairs, **self._options(metric)) if self.answers else {}
-        except UniclozeError:  # the extra that measured it is not installed here
+        except UniclozeError:  # the extra for this metric is not installed
             return {}
 
     def _options(self, metric: str) -> dict[str, str]:
@@ -107,18 +107,18 @@ class TaskRun:
 
 
 def headline_of(metric: str, values: Mapping[str, Any]) -> str:
-    """The value that stands for a metric."""
+    """The name of a metric's main value."""
     known = METRICS.get(metric)
     return known.headline if known and known.headline in values else next(iter(values), "")
 
 
 def shown(value: float, unit: str = "%") -> str:
-    """A value with its unit, if that is none of the usual percent."""
+    """A value with its unit, which is omitted for percent."""
     return f"{value:.2f}" if unit == "%" else f"{value:.4g} {unit}".rstrip()
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a .jsonl file; nothing if it is not there, and torn lines are passed over."""
+    """The objects of a .jsonl file, skipping incomplete lines; empty if the file is missing."""
     if not path.is_file():
         return []
     found = []

@@ -1,4 +1,4 @@
-"""The page about a fine-tuning run: how it learned, what it is worth, what it says and gets wrong."""
+"""The page about a fine-tuning run: scores, curves, predictions and errors."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from unicloze.report.task_history import TaskRun, headline_of, shown
 from unicloze.run_files import BEST, CHECKPOINTS, DEV_PREDICTIONS
 
 STYLES = "s-plain", "s-par", "s-ae", "s-lm", "s-pair", "s-rtd"
-"""Of curves that stand in one chart."""
+"""Style classes of the curves in one chart."""
 SMALL, LARGE = (380, 220), (560, 300)
-"""Width and height of a chart that has a third or half of the page."""
+"""Width and height of a chart that takes a third or half of the page."""
 
 
 def task_page(run: TaskRun) -> str:
@@ -78,7 +78,7 @@ def _cards(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
             card(key, shown(values[key], run.unit(metric, key)), f"{spread}{count(run.best.get('records'))} records")
         )
     planned = history.planned_steps
-    best = "nothing evaluated yet" if run.best_step is None else f"of {history.step:,}, the checkpoint that is kept"
+    best = "nothing evaluated yet" if run.best_step is None else f"of {history.step:,}; its checkpoint is kept"
     done = f"{history.step:,}" + (f" of {planned:,} planned" if planned not in (None, history.step) else "")
     epochs = number(mapping(history.recipe.get("finetuning")).get("epochs"))
     passes = f"{epochs or 0:g} epoch{'s' * (epochs != 1)}"
@@ -99,13 +99,13 @@ def _cards(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _short_path(value: Any) -> str:
-    """The run a checkpoint is of."""
+    """The last folders of a model's path, without those of its checkpoints."""
     parts = [part for part in Path(str(value)).parts if part not in (CHECKPOINTS, BEST)]
     return "/".join(parts[-3:-1]) or "-"
 
 
 def scores(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
-    """Every value of every metric at the best step and at the last one."""
+    """Table of all values of all metrics at the best and the last step."""
     if not run.best:
         return '<p class="nothing">Nothing was evaluated: there is no development file, or no evaluation yet.</p>'
     last_step, last = next(reversed(run.history.evaluations.items()))
@@ -130,7 +130,7 @@ def scores(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
     table = score_table(heads, rows, names=2)
     notes = [str(mapping(mapping(run.best.get("results")).get(metric)).get("note") or "") for metric in run.metrics]
     said = "".join(f'<p class="note">{escape(note)}</p>' for note in notes if note)
-    lead = "In percent unless a unit says otherwise; the value in bold chose the checkpoint that is kept."
+    lead = "In percent unless a unit is given; the value in bold selected the best checkpoint."
     if run.baseline:
         lead += f" Without a model: {run.baseline.get('name')}."
     if run.verdict:
@@ -158,8 +158,8 @@ def _curves(run: TaskRun) -> str:
     small = []
     for key, title, smooth in (
         ("learning_rate", "Learning rate", False),
-        ("gradient_norm", "Norm of the gradient", True),
-        ("text_tokens_per_second", "Tokens a second", True),
+        ("gradient_norm", "Gradient norm", True),
+        ("text_tokens_per_second", "Tokens per second", True),
     ):
         line = Line(name="", points=history.curve(key), smooth=smooth)
         small.append(panel(title, line_chart([line], title=title, width=wide, height=high)))
@@ -167,17 +167,17 @@ def _curves(run: TaskRun) -> str:
 
 
 def chart_size(charts: int) -> tuple[int, int]:
-    """Three charts, or six, are small ones: they fill their rows."""
+    """Size of a chart: small if the number of charts is a multiple of three, which fills rows of three."""
     return SMALL if charts % 3 == 0 else LARGE
 
 
 def chart_grid(panels: Sequence[str]) -> str:
-    """Panels with charts of that size in rows of two or three."""
+    """Panels with charts of `chart_size`, in rows of two or three."""
     return f'<div class="grid{" small" if chart_size(len(panels)) == SMALL else ""}">{"".join(panels)}</div>'
 
 
 def metric_chart(run: TaskRun, metric: str, mark: tuple[float, str] | None, size: tuple[int, int]) -> str:
-    """The values of a metric over the steps, the headline and at most three more."""
+    """The values of a metric over the steps: the main one and at most three more."""
     keys = list(run.values(metric))
     first = headline_of(metric, dict.fromkeys(keys))
     lines = [
@@ -190,7 +190,7 @@ def metric_chart(run: TaskRun, metric: str, mark: tuple[float, str] | None, size
 
 
 def answers_chart(runs: Sequence[TaskRun]) -> str:
-    """What was said against what is right, over all runs: in the form that fits what the first metric compares."""
+    """Predictions against references over all runs, in charts that fit what the first metric compares."""
     answers = [one for run in runs for one in run.answers]
     if not answers:
         return '<p class="nothing">No predictions are kept: there is no development file, or no evaluation yet.</p>'
@@ -217,28 +217,28 @@ def answers_chart(runs: Sequence[TaskRun]) -> str:
 
 
 def _quantity(value: Any) -> float:
-    """A number, nan for what is none."""
+    """The value as a number; NaN if it is not one."""
     found = number(value)
     return math.nan if found is None else found
 
 
 def _beside(wide: tuple[str, str], narrow: tuple[str, str]) -> str:
-    """Two panels, each of a title and its content as HTML."""
+    """Two panels side by side, each given as title and HTML content."""
     return f'<div class="beside">{panel(*wide)}{panel(*narrow)}</div>'
 
 
 def _text(value: Any) -> str:
-    """A text, the first of several, or nothing."""
+    """The value as a text: the first of several, or empty."""
     several = mapping(value).get("answers", value)
     first = next(iter(several), "") if isinstance(several, list) else several
     return str(first)
 
 
 def samples(run: TaskRun) -> str:
-    """Predictions with their records, the wrong ones first; a word says which are right, not colour alone."""
+    """Predictions with their records, wrong ones first; ticks and crosses mark them besides colours."""
     if not run.samples:
         return '<p class="nothing">No samples are kept: there is no development file, or no evaluation yet.</p>'
-    lead = "Of the development file, by the checkpoint that is kept; what is wrong or farthest off stands first."
+    lead = "Predictions of the best checkpoint on the development file; wrong or least accurate ones come first."
     return f'<p class="lead">{lead}</p><div class="answers">{"".join(map(_sample, run.samples))}</div>'
 
 
@@ -265,10 +265,10 @@ def _row(name: str, value: Any, more: str = "", style: str = "") -> str:
 def _commands(run: TaskRun) -> str:
     folder, kept = shlex.quote(str(run.history.run)), shlex.quote(str(run.history.run / DEV_PREDICTIONS))
     predicting = f"unicloze predict --model {folder} --file records.jsonl --out said.jsonl"
-    lines = [("Predict for records of your own", predicting)]
+    lines = [("Predict your own records", predicting)]
     metric = METRICS.get(run.metrics[0]) if run.metrics else None
     if run.answers and metric is not None and metric.compares in ("labels", "numbers", "texts", "tags"):
         measuring = f"unicloze measure {run.metrics[0]} --predictions {kept} --references {kept}"
-        lines.append(("Measure what it said of the development file, by this metric or another", measuring))
+        lines.append(("Measure its predictions on the development file, with this or another metric", measuring))
     commands = "".join(f"<p>{title}</p><pre>{escape(command)}</pre>" for title, command in lines)
     return f'<div class="panel">{commands}</div>'

@@ -1,4 +1,4 @@
-"""Which settings a run may be continued with."""
+"""Checks that a run is resumed with settings that may change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradients of a step's leaves, summed in the order of their tree."""
+"""Sums the gradients of a step's leaves in tree order."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ BUCKET = 1 << 24
 """Weights whose gradients are exchanged at once: 64 MB in fp32."""
 
 Gradients = list[Tensor | None]
-"""The gradient of each weight; None where a weight was not used."""
+"""Gradient of each weight; None if the weight was not used."""
 
 
 class GradientSums:
-    """Adds up what leaves leave at the weights.
+    """Collects and sums the gradients that the leaves of a step leave in `weight.grad`.
 
     Args:
-        weights: Those of the model.
-        leaves: Of the step.
-        buffers: Memory for the gradients of large tables, see `lookups`: that of what was added to another is free again.
+        weights: Weights of the model.
+        leaves: Number of leaves in the step.
+        buffers: Memory for the gradients of large tables, see `lookups`; reused once added to another gradient.
     """
 
     def __init__(self, weights: Sequence[nn.Parameter], leaves: int, buffers: dict[nn.Parameter, Tensor]) -> None:
@@ -31,7 +31,7 @@ class GradientSums:
         self._large: set[nn.Parameter] = set()
 
     def take(self, leaf: int) -> None:
-        """Take the gradients at the weights as those of a leaf; the weights then have none."""
+        """Take the weights' gradients as those of a leaf, and clear them."""
         gradients: Gradients = []
         for weight in self.weights:
             gradients.append(weight.grad)
@@ -42,14 +42,14 @@ class GradientSums:
         self.sums.push(Node(0, leaf), gradients)
 
     def give(self, total: Gradients) -> None:
-        """Put gradients at the weights."""
+        """Set the gradients of the weights."""
         for weight, gradient in zip(self.weights, total, strict=True):
             weight.grad = gradient
             if weight in self._large and gradient is not None:
                 self._buffers[weight] = gradient
 
     def _add(self, left: Gradients, right: Gradients) -> Gradients:
-        """Left and right, in the memory of the left."""
+        """The sum of left and right, in the memory of left."""
         both = [(one, other) for one, other in zip(left, right, strict=True) if one is not None and other is not None]
         if both:
             torch._foreach_add_([one for one, _ in both], [other for _, other in both])
@@ -60,7 +60,7 @@ class GradientSums:
 
 
 def flatten(gradients: Gradients, bucket: list[int], weights: Sequence[nn.Parameter], into: Tensor) -> None:
-    """Gradients one after the other; where there is none, -0.0, which changes nothing that it is added to."""
+    """Write gradients one after the other; a missing one as -0.0, which leaves unchanged whatever it is added to."""
     start = 0
     for number in bucket:
         gradient, size = gradients[number], weights[number].numel()
@@ -73,10 +73,10 @@ def flatten(gradients: Gradients, bucket: list[int], weights: Sequence[nn.Parame
 
 
 def buckets(sizes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """Numbers of weights, in groups of at most `BUCKET` elements where none is larger alone.
+    """Indices of weights, in groups of at most `BUCKET` elements, or of one larger weight.
 
     Args:
-        sizes: The number of each weight and its elements.
+        sizes: Index and number of elements of each weight.
     """
     bucket: list[int] = []
     held = 0

@@ -1,4 +1,4 @@
-"""LAMB: Adam whose update of each tensor is as large as the tensor, for very large batches (You et al. 2020, Algorithm 2)."""
+"""LAMB: Adam with each update scaled to the norm of its tensor, for very large batches (You et al. 2020, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 
 
 class Lamb(torch.optim.Optimizer):
-    """A step moves a tensor by the learning rate times its norm, in the direction of Adam's update plus the decay.
+    """Moves each tensor by the learning rate times its norm, in the direction of Adam's update plus weight decay.
 
-    The norm of a tensor is taken as it is (phi is the identity), and where a norm is 0 the update keeps its own. A group with
-    `adapt` false has Adam's update as it is: ALBERT's released code leaves out biases and normalisations.
+    Norms are not clipped (phi is the identity); if either norm is 0, the update is not scaled. Groups with `adapt` false
+    use Adam's unscaled update: ALBERT's released code excludes biases and normalisations from scaling.
 
     Args:
-        params: Weights, or groups of them.
+        params: Weights, or groups of weights.
         lr: Learning rate.
         betas: Decay rates of the moments.
-        eps: Added to the root of the second moment.
-        weight_decay: Factor of the weights that are added to the update.
+        eps: Added to the square root of the second moment.
+        weight_decay: Factor of the weights added to the update.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Change every weight that has a gradient."""
+        """Update every weight that has a gradient."""
         if closure is not None:
             with torch.enable_grad():
                 closure()

@@ -1,9 +1,9 @@
-"""One run on many processes: what they agree on and what they exchange. The only module that knows torch.distributed.
+"""Distributes one run over several processes; the only module that uses torch.distributed.
 
 torchrun starts the processes. Each holds all weights and computes its own leaves of every step (see `tree`); then they
-exchange sums of gradients and all take the same update. The first process alone writes: the lock, the ledger, checkpoints,
-prepared data. What fails on one process fails on all: whoever waits for others looks every quarter of a second whether one
-has failed.
+exchange sums of gradients and all apply the same update. Only the first process writes: the lock, the ledger, checkpoints
+and prepared data. A failure on one process fails all: a process that waits for others checks every quarter of a second
+whether one has failed.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ from unicloze.version import __version__
 T = TypeVar("T")
 
 JOINING = 300.0
-"""Seconds that processes wait for all to join."""
+"""Seconds to wait for all processes to join."""
 PATIENCE = 600.0
-"""Seconds that a process waits for others in an exchange."""
+"""Seconds to wait for other processes in an exchange."""
 LONGEST_PAUSE = 0.005
-"""Seconds that a process sleeps at most before it looks whether what it waits for has come."""
+"""Longest time in seconds between two checks of what a process waits for."""
 LOOK = 0.25
-"""Seconds between two looks whether another process has failed."""
+"""Seconds between two checks whether another process has failed."""
 WATCH = 1.0
-"""Seconds between two looks whether stacks are asked for."""
+"""Seconds between two checks whether stack traces are requested."""
 ENDED = "another process of the run ended or lost its connection: the same command resumes from the last checkpoint"
 
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""Its name since torch 2.13, and its older one."""
+"""Its name since torch 2.13, or its older one."""
 
 
 class Group(World):
-    """Several processes that meet in a store and in collectives.
+    """Several processes that communicate through a store and collectives.
 
     Args:
-        store: Where they leave notes for each other.
+        store: Key-value store shared by the processes.
         rank: Number of this process.
-        size: How many there are.
-        patience: Seconds to wait for others in an exchange.
+        size: Number of processes.
+        patience: Seconds to wait for other processes in an exchange.
     """
 
     def __init__(self, store: Store, rank: int, size: int, patience: float) -> None:
@@ -86,16 +86,16 @@ class Group(World):
         number, there = launch.local_rank(), torch.cuda.device_count()
         if number >= there:
             raise UniclozeError(
-                f"process {self.rank} is number {number} of its machine, which has {there} CUDA devices: start one process a "
-                "device (torchrun --nproc-per-node)"
+                f"process {self.rank} has local rank {number}, but its machine has {there} CUDA devices: start one process "
+                "per device (torchrun --nproc-per-node)"
             )
         torch.cuda.set_device(number)
         return torch.device("cuda", number)
 
-    # Notes in the store: rare, and without a limit on time where the first process works.
+    # Messages through the store: rare, and without a time limit while the first process works.
 
     def only_first(self, do: Callable[[], T]) -> T:
-        """What the first process does alone; a failure there is one here."""
+        """Run `do` on the first process only; its failure fails the others."""
         self._turn += 1
         key = f"turn-{self._turn}"
         if self.first:
@@ -107,7 +107,7 @@ class Group(World):
         return result
 
     def in_turn(self, do: Callable[[], T]) -> T:
-        """What all do, the first before the others."""
+        """Run `do` on all processes, on the first one before the others."""
         if self.first:
             value = do()
             self.only_first(lambda: None)
@@ -116,19 +116,19 @@ class Group(World):
         return do()
 
     def same(self, what: str, fingerprint: str, cure: str) -> None:
-        """Refuse to go on where fingerprints differ."""
+        """Reject differing fingerprints."""
         found = self.gather(fingerprint)
         for number, other in enumerate(found):
             if other != found[0]:
                 raise UniclozeError(
-                    f"{what} of process {number} is not that of process 0 (fingerprints {other[:16]} and {found[0][:16]}): "
+                    f"{what} of process {number} and process 0 differ (fingerprints {other[:16]} and {found[0][:16]}): "
                     f"{cure}"
                 )
 
     # Collectives.
 
     def gather(self, value: Any) -> list[Any]:
-        """A value of every process, as JSON."""
+        """The values of all processes, sent as JSON."""
         return [json.loads(each) for each in self._gather(json.dumps(value).encode())]
 
     def share_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -147,11 +147,11 @@ class Group(World):
         return [row[:size].numpy().tobytes() for row, size in rows]
 
     def begin_step(self, step: int) -> None:
-        """Remember which step may be left, and since when it is computed."""
+        """Record the step that processes may leave, and its start time."""
         self._step, self._began = step, time.monotonic()
 
     def leaving(self) -> bool:
-        """Whether a process has left a note that it leaves this step."""
+        """Whether a process has announced that it leaves this step."""
         return bool(self._store.check([self._leave]))
 
     @property
@@ -159,7 +159,7 @@ class Group(World):
         return f"leave-{self._step}"
 
     def meet(self, report: StepReport, received: Callable[[], int]) -> list[StepReport]:
-        """Exchange reports; a signal that comes while this process waits asks the others to leave the step."""
+        """Exchange reports; a signal that arrives while waiting asks the other processes to leave the step."""
         report.signal = received()
         report.seconds = time.monotonic() - self._began
         if report.left or report.problem is not None:
@@ -177,7 +177,7 @@ class Group(World):
         return reports
 
     def add(self, sums: PartialSums[Gradients], leaves: int, weights: Sequence[nn.Parameter]) -> Gradients:
-        """Exchange sums of gradients, a few weights at a time."""
+        """Exchange and sum gradients, one bucket of weights at a time."""
         self._say_traffic(leaves)
         mine = [gradients for _, gradients in sums.nodes]
         used = torch.tensor([any(one[number] is not None for one in mine) for number in range(len(weights))])
@@ -194,11 +194,11 @@ class Group(World):
         return total
 
     def _say_traffic(self, leaves: int) -> None:
-        """Say once if this number of processes exchanges more than it must."""
+        """Warn once if this number of processes exchanges more than necessary."""
         if leaves != self._said and (factor := traffic(leaves, self.size)) > 1:
             warnings.warn(
-                f"{self.size} processes send {factor:g} times the bytes of a ring all-reduce: they or the {leaves} groups of "
-                "micro-batches (at most training.leaves) are no power of 2",
+                f"{self.size} processes send {factor:g} times the bytes of a ring all-reduce: use powers of 2 for the "
+                f"number of processes and that of groups of micro-batches, now {leaves} (at most training.leaves)",
                 stacklevel=2,
             )
         self._said = leaves
@@ -206,7 +206,7 @@ class Group(World):
     def _add_flat(
         self, mine: list[Gradients], bucket: list[int], leaves: int, weights: Sequence[nn.Parameter]
     ) -> Tensor:
-        """The sum of some gradients as one vector: each process adds one slice of it."""
+        """The sum of a bucket of gradients as one vector; each process adds up one slice of it."""
         like, length = weights[bucket[0]], sum(weights[number].numel() for number in bucket)
         slice_size = -(-length // self.size)
         whole = like.new_empty(slice_size * self.size, requires_grad=False)
@@ -236,15 +236,15 @@ class Group(World):
 
         Raises:
             FailedElsewhere: Another process has failed.
-            UniclozeError: Another process has ended without a word.
+            UniclozeError: Another process has ended without reporting an error.
         """
         self._exchange += 1
         try:
             work = collective(*arguments, **named, async_op=True)
             self._wait(work.is_completed, f"exchange {self._exchange}", limit=self._patience)
             work.wait()
-        except RuntimeError as error:  # a connection that broke
-            time.sleep(2 * LOOK)  # whoever broke it may be about to say why
+        except RuntimeError as error:  # a connection was lost
+            time.sleep(2 * LOOK)  # the other process may be about to report why
             self.look()
             raise UniclozeError(ENDED) from error
 
@@ -266,7 +266,7 @@ class Group(World):
                 self._give_up(whom, limit)
 
     def _give_up(self, whom: str, limit: float) -> None:
-        """Name who did not come, and have every process print what it is doing.
+        """Name the late processes, and have every process print its stack traces.
 
         Raises:
             UniclozeError: Always.
@@ -278,16 +278,16 @@ class Group(World):
             n for n, key in enumerate(keys) if not self._store.check([key]) or self._store.get(key) != whom.encode()
         ]
         raise UniclozeError(
-            f"process {', '.join(map(str, late))} did not come to {whom} within {limit:g} s, where process {self.rank} "
-            "waited: the stacks of all are above; run the same command again to resume"
+            f"process {', '.join(map(str, late))} did not reach {whom} within {limit:g} s, where process {self.rank} "
+            "waited: the stack traces of all are above; run the same command again to resume"
         )
 
     def look(self) -> None:
-        """See whether another process has failed.
+        """Check whether another process has failed.
 
         Raises:
-            FailedElsewhere: One has.
-            UniclozeError: The store is gone, and with it the process that held it.
+            FailedElsewhere: Another process has failed.
+            UniclozeError: The store is gone, as is the process that hosted it.
         """
         try:
             said = self._store.get("failed") if self._store.check(["failed"]) else None
@@ -298,7 +298,7 @@ class Group(World):
             raise FailedElsewhere(f"process {rank} of {self.size}: {message}")
 
     def fail(self, error: BaseException) -> bool:
-        """Tell the others of an error; returns whether this process is one to print it."""
+        """Report an error to the other processes; returns whether this process should print it."""
         if isinstance(error, FailedElsewhere):
             return True
         message = str(error) or type(error).__name__
@@ -308,7 +308,7 @@ class Group(World):
         return bool(json.loads(self._store.get("failed"))[1] != message)
 
     def part(self) -> None:
-        """Leave in order: the first process ends last of its work, and goes last where it holds the store."""
+        """Leave in order: the others wait for the first process to finish; it leaves last, as it may host the store."""
         self.only_first(lambda: None)
         self._store.set(f"gone-{self.rank}", "1")
         if self.first:
@@ -318,11 +318,11 @@ class Group(World):
 
 @contextmanager
 def joined(*, joining: float | None = None, patience: float | None = None) -> Iterator[World]:
-    """The processes that torchrun started, for one run; one alone where it started none.
+    """The processes that torchrun started for one run; a single process without torchrun.
 
     Args:
-        joining: Seconds to wait for all to join.
-        patience: Seconds to wait for others in an exchange.
+        joining: Seconds to wait for all processes to join.
+        patience: Seconds to wait for other processes in an exchange.
 
     Raises:
         UniclozeError: Another process does not join, has other code, or fails.
@@ -345,10 +345,10 @@ def joined(*, joining: float | None = None, patience: float | None = None) -> It
                 timeout=timedelta(seconds=group._patience + 60),
             )
             stack.callback(dist.destroy_process_group)
-            sys.excepthook = hook  # torch's writes the rank before every line
+            sys.excepthook = hook  # torch's hook prefixes every line with the rank
             if rank:
                 stack.enter_context(warnings.catch_warnings())
-                warnings.simplefilter("ignore")  # the first process says the same
+                warnings.simplefilter("ignore")  # the first process prints the same
             yield group
             group.part()
         except BaseException as error:
@@ -358,7 +358,7 @@ def joined(*, joining: float | None = None, patience: float | None = None) -> It
 
 
 def _say(group: Group, error: BaseException) -> bool:
-    """Tell the others of an error, if the store is still there; whether to print it here."""
+    """Report an error to the other processes if the store still exists; returns whether to print it here."""
     try:
         return group.fail(error)
     except RuntimeError:
@@ -369,7 +369,7 @@ _JOINED = 0
 
 
 def _store(joining: float) -> tuple[Store, int, int]:
-    """The store of this attempt: after a restart, that of torchrun still holds the addresses of processes that are gone."""
+    """The store of this attempt; a prefix keeps it apart from entries of processes before a restart."""
     global _JOINED
     _JOINED += 1
     rank, size = launch.rank(), launch.processes()
@@ -382,7 +382,7 @@ def _store(joining: float) -> tuple[Store, int, int]:
     except (RuntimeError, ValueError) as error:
         raise UniclozeError(
             f"process {rank} of {size} could not reach {host or 'MASTER_ADDR'}:{port or 'MASTER_PORT'} within {joining:g} s: "
-            "start all with torchrun, and let the port through between their machines "
+            "start all processes with torchrun, and open the port between their machines "
             f"({' '.join(str(error).split())[:200]})"
         ) from error
     attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}.{_JOINED}"
@@ -390,10 +390,10 @@ def _store(joining: float) -> tuple[Store, int, int]:
 
 
 def _meet_all(store: Store, rank: int, size: int, joining: float) -> None:
-    """Wait until all processes have said who they are.
+    """Wait until all processes have joined, and compare their versions.
 
     Raises:
-        UniclozeError: One does not come, or has other code.
+        UniclozeError: A process does not join, or runs different code.
     """
     version = f"unicloze {__version__}, torch {torch.__version__}"
     said = {"code": code_fingerprint(), "version": version, "host": socket.gethostname()}
@@ -404,7 +404,7 @@ def _meet_all(store: Store, rank: int, size: int, joining: float) -> None:
             late = [str(process) for process, key in enumerate(keys) if not store.check([key])]
             raise UniclozeError(
                 f"process {', '.join(late)} of {size} did not join within {joining:g} s: start as many processes as torchrun "
-                "was told, with the same rendezvous"
+                "expects, with the same rendezvous"
             )
         time.sleep(0.02)
     all_said = [json.loads(store.get(key)) for key in keys]
@@ -414,12 +414,12 @@ def _meet_all(store: Store, rank: int, size: int, joining: float) -> None:
             raise UniclozeError(
                 f"process {number} on {other['host']} runs other code than process 0 on {one['host']} ({other['version']}, "
                 f"fingerprint {other['code'][:16]}, and {one['version']}, fingerprint {one['code'][:16]}): install the same "
-                "on all machines"
+                "version on all machines"
             )
 
 
 def backends() -> list[str]:
-    """What processes can communicate by: gloo on CPUs, NCCL on GPUs."""
+    """Available communication backends: gloo for CPUs, NCCL for GPUs."""
     if not dist.is_available():
         return []
     there = {"gloo": dist.is_gloo_available(), "NCCL": dist.is_nccl_available() and torch.cuda.is_available()}
@@ -428,7 +428,7 @@ def backends() -> list[str]:
 
 @functools.cache
 def code_fingerprint() -> str:
-    """SHA-256 of this package's files and torch's version."""
+    """SHA-256 of this package's source files and the version of torch."""
     package = Path(__file__).parents[1]
     files = {str(file.relative_to(package)): file.read_text("utf-8") for file in sorted(package.rglob("*.py"))}
     return digest([files, str(torch.__version__)])
@@ -436,11 +436,11 @@ def code_fingerprint() -> str:
 
 @contextmanager
 def _watched(store: Store, rank: int) -> Iterator[None]:
-    """Print the stacks of this process when one that waited too long asks all for them."""
+    """Print the stack traces of this process when another one that waited too long requests them."""
     ended = threading.Event()
 
     def watch() -> None:
-        with contextlib.suppress(RuntimeError):  # the store is gone: so is the run
+        with contextlib.suppress(RuntimeError):  # the store is gone, and so is the run
             while not ended.wait(WATCH):
                 if store.check(["stacks"]):
                     print(f"process {rank}:", file=sys.stderr, flush=True)

@@ -1,9 +1,9 @@
-"""Sums over the micro-batches of a step whose rounding does not depend on how many processes compute them.
+"""Sums over the micro-batches of a step, with rounding that does not depend on the number of processes.
 
-The micro-batches of a step are grouped into leaves. A leaf is the sum of its micro-batches one after the other; leaves are
-summed in a binary tree whose shape depends on their number alone. A process computes a contiguous range of leaves and adds
-up the subtrees that lie wholly within it; what is left is added in the tree's order, whoever computed it. Nothing here
-communicates.
+The micro-batches of a step are grouped into leaves. A leaf is the sequential sum of its micro-batches; leaves are summed in
+a binary tree whose shape depends only on their number. A process computes a contiguous range of leaves and adds up the
+subtrees that lie entirely within it; the remaining nodes are added in tree order, whichever process computed them. Nothing
+here communicates.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the tree: leaf `index` at level 0, else the sum of nodes 2 `index` and 2 `index` + 1 one level down.
+    """A node of the tree: leaf `index` at level 0, otherwise the sum of nodes 2 `index` and 2 `index` + 1 one level down.
 
-    A node without a right sibling stands for itself one level up.
+    A node without a right sibling moves up one level unchanged.
     """
 
     level: int
@@ -28,15 +28,15 @@ class Node:
 
     @property
     def first(self) -> int:
-        """Number of its first leaf."""
+        """Index of its first leaf."""
         return self.index << self.level
 
 
 class PartialSums(Generic[T]):
-    """Sums of consecutive leaves, as few as the tree allows.
+    """Sums of consecutive leaves, merged into as few nodes as the tree allows.
 
     Args:
-        leaves: Leaves of the whole tree.
+        leaves: Number of leaves in the whole tree.
         add: The sum of a left and a right value; may change and return either.
     """
 
@@ -45,13 +45,13 @@ class PartialSums(Generic[T]):
         self.nodes: list[tuple[Node, T]] = []
 
     def push(self, node: Node, value: T) -> None:
-        """Add the node that begins where the last one ended."""
+        """Append the node that starts where the last one ended."""
         self.nodes.append((node, value))
         while self._merge():
             pass
 
     def _merge(self) -> bool:
-        """Bring the last node one level up, if that can be done without the nodes of others."""
+        """Move the last node one level up if its sibling is here; returns whether it moved."""
         node, value = self.nodes[-1]
         up = Node(node.level + 1, node.index // 2)
         if node.index % 2:
@@ -65,18 +65,18 @@ class PartialSums(Generic[T]):
         return True
 
     def total(self) -> T:
-        """The sum of all leaves, once all are there."""
+        """The sum of all leaves, once all have been pushed."""
         ((_, value),) = self.nodes
         return value
 
 
 def share(number: int, of: int, count: int) -> range:
-    """The contiguous range of `count` things that is share `number` of so many, as even as can be; empty if there are few."""
+    """Share `number` of `of` nearly equal contiguous ranges that divide `count` items; it may be empty."""
     return range(count * number // of, count * (number + 1) // of)
 
 
 def nodes_of(owned: range, leaves: int) -> list[Node]:
-    """The nodes that are left of a range of leaves when all that can be summed within it is."""
+    """The nodes that remain of a range of leaves after everything within it has been summed."""
     sums: PartialSums[None] = PartialSums(leaves, lambda left, right: None)
     for leaf in owned:
         sums.push(Node(0, leaf), None)
@@ -84,14 +84,14 @@ def nodes_of(owned: range, leaves: int) -> list[Node]:
 
 
 def leaves_of(parts: Sequence[int], most: int) -> list[list[int]]:
-    """The numbers of a step's micro-batches by leaf.
+    """The indices of a step's micro-batches by leaf.
 
-    The parts of a mixture are spread evenly over the leaves: equal numbers of micro-batches are unequal work where they are
-    of different parts.
+    The parts of a mixture are spread evenly over the leaves, because micro-batches of different parts take different
+    amounts of work.
 
     Args:
-        parts: For each micro-batch the part of the mixture that it is of.
-        most: Leaves at most; there are no more than micro-batches.
+        parts: Index of the mixture part of each micro-batch.
+        most: Maximum number of leaves; there are never more leaves than micro-batches.
     """
     counts = {part: parts.count(part) for part in set(parts)}
     seen = dict.fromkeys(counts, 0)
@@ -105,16 +105,16 @@ def leaves_of(parts: Sequence[int], most: int) -> list[list[int]]:
 
 
 def rounds(leaves: int, processes: int) -> Iterator[list[tuple[int, Node]]]:
-    """What processes exchange, in turns: in each, every process with a node left sends it; with that process's number."""
+    """The rounds of an exchange: in each, every process with a node left sends one; pairs of process and node."""
     owned = [nodes_of(share(process, processes, leaves), leaves) for process in range(processes)]
     for turn in range(max(map(len, owned), default=0)):
         yield [(process, nodes[turn]) for process, nodes in enumerate(owned) if turn < len(nodes)]
 
 
 def traffic(leaves: int, processes: int) -> float:
-    """Bytes that the busiest process sends in a step, as a multiple of those of a ring all-reduce.
+    """Bytes sent by the busiest process in a step, as a multiple of those of a ring all-reduce.
 
-    It is 1 where the number of processes divides that of the leaves and both are powers of two.
+    It is 1 if the number of processes divides the number of leaves and both are powers of two.
     """
     most = sum(1 for _ in rounds(leaves, processes))
     return (most + 1) / 2

@@ -1,4 +1,4 @@
-"""What the processes of a run agree on and exchange, as a single process does it: it has nobody to wait for."""
+"""The interface through which the processes of a run agree and exchange data, implemented for a single process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 @dataclass
 class StepReport:
-    """What a process did of a step.
+    """A process's report on a step.
 
     Args:
-        means: Mean losses of its micro-batches, by number.
-        left: It left the step before its last micro-batch.
-        problem: Number of a micro-batch with a loss that is not finite, and the message.
-        signal: The signal it received; 0 if none.
-        seconds: That it computed.
+        means: Mean losses of its micro-batches, by index.
+        left: Whether it left the step before its last micro-batch.
+        problem: Index of a micro-batch with a non-finite loss, and the message.
+        signal: Number of the signal it received; 0 if none.
+        seconds: Its computing time in seconds.
     """
 
     means: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -35,60 +35,60 @@ class StepReport:
 
 
 class World:
-    """The processes of a run: here a single one, which has nobody to wait for."""
+    """The processes of a run; this base class is a single process, which never waits."""
 
     rank, size = 0, 1
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        """Seconds that each process computed in the last step; none in a single process."""
+        """Computing time of each process in the last step; empty for a single process."""
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes."""
+        """Whether this is the process that writes files."""
         return self.rank == 0
 
     def device(self, device: torch.device) -> torch.device:
-        """The device of this process, given the one that is asked for."""
+        """The device of this process, given the requested one."""
         return device
 
     def leaves(self, parts: Sequence[int], most: int) -> dict[int, list[int]]:
-        """The leaves of a step that this process computes, with the numbers of their micro-batches; see `leaves_of`."""
+        """The leaves of a step that this process computes, with the indices of their micro-batches; see `leaves_of`."""
         found = leaves_of(parts, most)
         return {leaf: found[leaf] for leaf in share(self.rank, self.size, len(found))}
 
     def gather(self, value: Any) -> list[Any]:
-        """A value of every process, in their order, to all; it must be fit for JSON."""
+        """Send a JSON-serialisable value to all processes; returns the values of all, in order."""
         return [value]
 
     def only_first(self, do: Callable[[], T]) -> T:
-        """What the first process alone does; the others wait and get its result, which must be fit for JSON."""
+        """Run `do` on the first process only; the others wait and get its JSON-serialisable result."""
         return do()
 
     def in_turn(self, do: Callable[[], T]) -> T:
-        """What all processes do, the others once the first has finished: it finds and writes what they only read."""
+        """Run `do` on all processes, on the first one before the others, which then only read what it wrote."""
         return do()
 
     def same(self, what: str, fingerprint: str, cure: str) -> None:
-        """Refuse to go on where processes differ.
+        """Check that all processes have the same fingerprint.
 
         Raises:
-            UniclozeError: They do; the message has two fingerprints.
+            UniclozeError: They differ; the message has two fingerprints.
         """
 
     def begin_step(self, step: int) -> None:
-        """A step begins."""
+        """Mark the beginning of a step."""
 
     def leaving(self) -> bool:
-        """Whether another process left this step."""
+        """Whether a process has left this step."""
         return False
 
     def meet(self, report: StepReport, received: Callable[[], int]) -> list[StepReport]:
-        """What every process did of the step, in their order.
+        """Exchange the reports on a step; returns those of all processes, in order.
 
         Args:
-            report: Of this one.
-            received: The signal it has received by now.
+            report: Report of this process.
+            received: Returns the signal received so far; 0 if none.
         """
         return [report]
 
@@ -96,12 +96,12 @@ class World:
         """The gradients of all leaves.
 
         Args:
-            sums: Those of this process's leaves.
-            leaves: Of all processes.
-            weights: What they are the gradients of.
+            sums: Sums over the leaves of this process.
+            leaves: Number of leaves of all processes.
+            weights: Weights that the gradients belong to.
         """
         return sums.total()
 
     def share_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Named tensors of all processes, to all; each name is known to one of them."""
+        """Send named tensors to all processes; returns those of all. Each name is used by one process only."""
         return tensors
