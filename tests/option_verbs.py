@@ -208,7 +208,7 @@ REFUSED = {
     f"{INSPECT} {{mixture.yaml}} --part two --objective.mask_rate 0.9": "each entry of objective.mixture sets it",
     f"{COMPARE} --finetuning.epochs 3": "give --probe.finetuning.epochs",
     f"{COMPARE} --use.pooling mean": "only probes read it",
-    f"{COMPARE} --training.decay_steps 3": "the comparison decides on that",
+    f"{COMPARE} --training.decay_steps 3": "the comparison sets this",
     f"{COMPARE} --objective.noise delete": "no effect without objective.name denoising",
     f"{COMPARE} {PROBED} --probe.task.stride 3": "--probe.task.stride: it has no effect without task.kind extraction",
     f"{COMPARE} {PROBED} --probe.training.evaluate_every 3": "--probe.training.evaluate_every is not set for a fine-tuning",

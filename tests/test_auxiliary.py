@@ -263,12 +263,12 @@ def test_a_model_without_a_head_for_tokens_is_refused(start: LoadedModel, tmp_pa
     finetune_run(
         recipe_for(start, "squad-v2", finetuning__epochs=1), start, train, None, tmp_path / "run", progress=False
     )
-    with pytest.raises(UsageError, match=r"no head that predicts tokens: leave finetuning.auxiliary out"):
+    with pytest.raises(UsageError, match=r"no head that predicts tokens: leave out finetuning.auxiliary"):
         recipe_for(load_model(tmp_path / "run"), "squad-v2-generated")
 
 
 @pytest.mark.parametrize(("weights", "message"), [
-    ({"lm": 0.5}, "names lm; the model's objective, read bidirectional, has ae and par"),
+    ({"lm": 0.5}, "names lm, but the model's objective with bidirectional visibility has ae and par"),
     ({"nsp": 0.5}, "names nsp"),
 ])  # fmt: skip
 def test_what_the_model_never_learned_is_refused(start: LoadedModel, weights: dict[str, float], message: str) -> None:

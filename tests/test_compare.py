@@ -109,11 +109,11 @@ def test_what_is_done_is_not_done_again(corpus: Path, tmp_path: Path, monkeypatc
 def test_another_comparison_is_not_gone_on_with(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
     for options in ({"budget": "steps=3"}, {"overrides": {"model.num_layers": 1}}, {"names": NAMES[1:2]}):
-        with pytest.raises(UsageError, match="is the plan of another comparison"):
+        with pytest.raises(UsageError, match="belongs to another comparison"):
             run(corpus, tmp_path / "c", **({"budget": "steps=2", "names": NAMES[:1]} | options))  # type: ignore[arg-type]
     plan = tmp_path / "c" / "comparison.json"
     plan.write_text(plan.read_text().replace('"schema": 2', '"schema": 1'))
-    with pytest.raises(UsageError, match="written by another version of unicloze, whose recipes hold other settings"):
+    with pytest.raises(UsageError, match="written by another version of unicloze, with other recipe settings"):
         run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
     plan.write_text("{")
     with pytest.raises(UniclozeError, match=r"comparison.json is damaged"):
@@ -275,7 +275,7 @@ def test_a_loss_that_overflows_is_an_infinite_perplexity() -> None:
 
 @pytest.mark.parametrize("key", ["training.steps", "training.seed", "data.prepared"])
 def test_what_the_comparison_decides_is_not_to_be_given(key: str, corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"--{key}: the comparison decides"):
+    with pytest.raises(UsageError, match=f"--{key}: the comparison sets this"):
         run(corpus, tmp_path / "c", "steps=2", overrides={key: 3})
 
 
@@ -291,7 +291,7 @@ def test_a_budget_that_is_none_is_refused(text: str) -> None:
     ("names", "more", "message"),
     [
         ((NAMES[0], NAMES[0]), {}, "two recipes are named"),
-        (NAMES[:1], {"data.heldout_share": 0.0}, "nothing is held out to measure on"),
+        (NAMES[:1], {"data.heldout_share": 0.0}, "no text is held out to measure on"),
         (("unilmv2-ablation-ae", "no-such"), {}, "No recipe is named 'no-such'"),
     ],
 )

@@ -94,7 +94,7 @@ def test_every_run_is_fine_tuned_and_that_is_told(done: Comparison) -> None:
     heading, _, line = cells(done)
     assert line[heading.index("probes: read, pooled")] == "left_to_right, last"
     text = as_text(done)
-    assert "no part of the budget" in text and "classification, accuracy %" in as_markdown(done)
+    assert "do not count against the budget" in text and "classification, accuracy %" in as_markdown(done)
     html = page(done)
     assert "<h2>Probes</h2>" in html and html.count("on the development file</h3><svg") == 1
     assert "<h3>classification, accuracy % <small>higher is better</small>" in html
@@ -187,8 +187,8 @@ def test_a_stopped_comparison_goes_on_and_does_nothing_twice(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"probe_overrides": FAST | {"finetuning.epochs": 1}}, r"finetuning.epochs 2.0, this one asks for 1.0: give"),
-        ({"probe_overrides": FAST | {"model.dropout": 0.0}}, r"model.dropout None, this one asks for 0.0"),
+        ({"probe_overrides": FAST | {"finetuning.epochs": 1}}, r"finetuning.epochs 2.0, but this one has 1.0: give"),
+        ({"probe_overrides": FAST | {"model.dropout": 0.0}}, r"model.dropout None, but this one has 0.0"),
         ({"train": 23}, r"another training file, or one that has changed since"),
         ({"dev": 9}, r"another development file, or one that has changed"),
     ],
@@ -216,7 +216,7 @@ def test_columns_of_other_names_are_found_as_by_finetune(
         write(tmp_path / f"{name}.jsonl", records)
     probe = open_probe("classification", tmp_path / "train.jsonl", tmp_path / "dev.jsonl", {})
     assert probe.recipe.task.fields == {"text": "sentence"}
-    assert "reading text from 'sentence' (--probe.task.fields says otherwise)" in capsys.readouterr().err
+    assert "reading text from 'sentence' (set --probe.task.fields to change)" in capsys.readouterr().err
     unlabelled = write(tmp_path / "new.jsonl", [{"sentence": "the old man"}])
     with pytest.raises(UniclozeError, match=r"the field 'label' is missing .*--probe\.task\.fields"):
         open_probe("classification", tmp_path / "train.jsonl", unlabelled, {})
@@ -241,8 +241,8 @@ SECTIONS = "task, generation, decoding, finetuning, training"
         ("classification", None, None, {"training.batch_size": "x"}, "option --probe.training.batch_size: "),
         ("classification", None, None, {"finetuning.epochs": 0}, "option --probe.finetuning.epochs: "),
         ("classification", None, None, {"use.pooling": "mean"}, f"--probe.use.pooling: the comparison .* {SECTIONS}"),
-        ("classification", None, None, {"task.pooling": "mean"}, "--probe.task.pooling: the comparison decides"),
-        ("classification", None, None, {"training.seed": 3}, "--probe.training.seed: the comparison decides"),
+        ("classification", None, None, {"task.pooling": "mean"}, "--probe.task.pooling: the comparison sets this"),
+        ("classification", None, None, {"training.seed": 3}, "--probe.training.seed: the comparison sets this"),
         ("classification", None, None, {"task.metrics": ["squad"]}, "task.metrics names squad"),
         ("classification", UNLABELLED, None, {}, r"say where it is with --probe\.task\.fields '{label: NAME}'"),
         ("classification", None, [{"text": "a", "label": "2"}], {}, r"fine-tune with --probe\.task\.labels that name all"),

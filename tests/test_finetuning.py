@@ -113,7 +113,7 @@ def test_an_interrupted_run_ends_like_an_unbroken_one(start: LoadedModel, tmp_pa
     for folder in ("checkpoints/step-00000008", f"best/step-{whole.best_step:08d}"):
         one, other = (load_checkpoint(tmp_path / run / folder) for run in ("whole", "broken"))
         assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
-    with pytest.warns(UserWarning, match="trained to its end"):
+    with pytest.warns(UserWarning, match="already fully trained"):
         again = finetune_run(recipe, start, train, dev, tmp_path / "broken", progress=False)
     assert (again.best_step, again.scores) == (whole.best_step, whole.scores)
     with pytest.raises(UsageError, match="learning_rate"):
@@ -274,5 +274,5 @@ def test_an_unseen_label_is_refused_with_its_line(start: LoadedModel, tmp_path: 
 
 
 def test_a_pretrained_model_does_not_predict(start: LoadedModel, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no fine-tuned model"):
+    with pytest.raises(UsageError, match="not a fine-tuned model"):
         verbs.predict(start, write(tmp_path / "x.jsonl", pairs(2)), quiet=True)

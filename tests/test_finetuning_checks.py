@@ -42,7 +42,7 @@ def recipe_for(start: LoadedModel, **settings: Any) -> Recipe:
     ("metric", "message"),
     [
         ("acuracy", "did you mean accuracy"),
-        ("squad", "squad, which compares squad, and a task of the kind classification predicts labels"),
+        ("squad", "squad, which compares squad, but a classification task predicts labels"),
         ("f1", "does not fit the development file: No reference has the label 1"),
     ],
 )
@@ -60,7 +60,7 @@ def test_an_option_that_no_metric_has_is_refused_and_one_of_another_metric_left_
 ) -> None:
     train, dev = files(tmp_path)
     recipe = recipe_for(start, task__metric_options={"positive": "a"})
-    with pytest.raises(UsageError, match="names positive, which none of the metrics accuracy has: leave it out"):
+    with pytest.raises(UsageError, match="names positive, but none of the metrics accuracy has it: leave it out"):
         finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
     recipe = recipe_for(start, finetuning__epochs=1, task__metrics=["f1"], task__metric_options={"positive": "a"})
     finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
@@ -94,7 +94,9 @@ def test_a_development_file_without_labels_is_refused_before_anything_is_learned
 def test_a_setting_that_is_the_models_own_is_not_changed(start: LoadedModel, key: str, value: Any, own: str) -> None:
     """A layer more would start as it is drawn, and nobody would be told."""
     dotted = key.replace("__", ".")
-    with pytest.raises(UsageError, match=f"{dotted} is {value}, and the model none was made with {own}: leave it out"):
+    with pytest.raises(
+        UsageError, match=f"{dotted} is {value}, but the model none was trained with {own}: leave it out"
+    ):
         recipe_for(start, **{key: value})
     section, name = dotted.split(".")
     recipe_for(start, **{key: getattr(getattr(start.recipe, section), name)})

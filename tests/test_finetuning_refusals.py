@@ -90,9 +90,9 @@ def test_a_run_does_not_go_on_without_a_setting_it_began_with(
     given = {"finetuning__epochs": 1, "task__metrics": ["accuracy", "f1"]}
     train, dev = (nlu_toys.write(file, records(count, labels="01")) for file, count in ((train, 24), (dev, 9)))
     finetune_run(recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "run", progress=False)
-    with pytest.raises(UsageError, match=f"holds a run with {re.escape(key)}, this one asks for None: give the new"):
+    with pytest.raises(UsageError, match=f"holds a run with {re.escape(key)}, but this one has None: give the new"):
         finetune_run(recipe_for(start, **given), start, train, dev, tmp_path / "run", progress=False)
-    with pytest.raises(UsageError, match=f"{key.split()[0]} None, this one asks for {key.split()[1]}"):
+    with pytest.raises(UsageError, match=f"{key.split()[0]} None, but this one has {key.split()[1]}"):
         finetune_run(recipe_for(start, **given), start, train, dev, tmp_path / "bare", progress=False)
         finetune_run(
             recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "bare", progress=False
@@ -153,9 +153,11 @@ def test_a_folder_holds_one_run_or_those_of_several_seeds(start: LoadedModel, tm
     ):
         tune("one", 2)
     assert former == {name: (tmp_path / name / "results.json").read_bytes() for name in former}
-    with pytest.warns(UserWarning, match="trained to its end"):
+    with pytest.warns(UserWarning, match="already fully trained"):
         assert tune("several", 3) == ["seed-0", "seed-1", "seed-2"] and tune("one", 1) == ["one"]
-    with pytest.raises(UsageError, match="holds the run of seed 2, which is none of this command's 2 from 0 on"):
+    with pytest.raises(
+        UsageError, match="holds the run of seed 2, which is not one of this command's 2 seeds from 0 on"
+    ):
         tune("several", 2)
 
 
@@ -166,7 +168,7 @@ def test_what_chose_the_checkpoint_is_said_first_and_many_values_stand_below(
         values = {**{f"value_{n}": 10.0 * n for n in range(count)}, headline: 50.0}
         scores = {
             name: MetricResult(metric=name, values=values, items=3, errors={headline: 2.5}),
-            "loss": MetricResult(metric="loss", values={"loss": 2.0}, items=3, units={"loss": "nats a token"}),
+            "loss": MetricResult(metric="loss", values={"loss": 2.0}, items=3, units={"loss": "nats per token"}),
         }
         return FinetuneResult(Path(out), 1200, 800, 0, scores, headline)
 
@@ -184,7 +186,7 @@ def test_what_chose_the_checkpoint_is_said_first_and_many_values_stand_below(
         *(f"value_{n} {10 * n}.00 %" for n in range(4)),
         "rouge2 50.00 % (standard error 2.50)",
         "loss of 3 items",
-        "loss 2.0000 nats a token",
+        "loss 2.0000 nats per token",
     ]
     both = said(result("rouge", 4, "rouge2", "run/seed-0"), result("rouge", 4, "rouge2", "run/seed-1"))
     assert [line.partition(":")[0] for line in both[:3]] == ["run/seed-0", "run/seed-1", "run"]
@@ -217,7 +219,7 @@ def test_a_model_of_any_objective_learns_a_task_and_is_read_again(tmp_path: Path
     recipe = recipe_for(start, finetuning__epochs=1, training__batch_size=4)
     finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
     assert len(verbs.predict(tmp_path / "run", dev, quiet=True)) == 9
-    with pytest.warns(UserWarning, match="trained to its end"):
+    with pytest.warns(UserWarning, match="already fully trained"):
         finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
 
 
@@ -256,6 +258,6 @@ def test_a_refusal_names_the_setting_that_others_follow_from() -> None:
         for epochs, warmup in ((1, 0), (3, 1))
     )
     with pytest.raises(
-        UsageError, match=r"^out holds a run with finetuning\.epochs 1.*, this one asks for 3[^a]*: give"
+        UsageError, match=r"^out holds a run with finetuning\.epochs 1.*, but this one has 3[^a]*: give"
     ):
         refuse_changes(former, asked, Path("out"), "leave it out")

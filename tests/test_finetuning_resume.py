@@ -78,7 +78,7 @@ def test_a_kill_at_any_place_of_the_last_evaluation_changes_nothing(
         patch.setattr(run_class, "_evaluate", last)
         with pytest.raises(Killed):
             run("broken")
-    with pytest.warns(UserWarning, match="trained to its end"):
+    with pytest.warns(UserWarning, match="already fully trained"):
         assert run("broken").best_step == 9
     one, other = load_model(tmp_path / "whole"), load_model(tmp_path / "broken")
     assert one.step == other.step == 9
@@ -262,7 +262,7 @@ def test_a_run_that_patience_ended_stays_ended_whatever_its_ledger_lost(
     events = [json.loads(line)["event"] for line in lines]
     assert events[-3:] == ["evaluate", "save", "end"]
     (out / "ledger.jsonl").write_text("".join(lines[: len(lines) - lost]))
-    with pytest.warns(UserWarning, match="trained to its end"):
+    with pytest.warns(UserWarning, match="already fully trained"):
         again = finetune_run(recipe, start, train, dev, out, progress=False)
     assert (again.step, again.best_step, again.scores) == (6, 3, ended.scores)
     assert load_model(out).step == 3 and (out / "checkpoints" / "step-00000006").is_dir()

@@ -98,7 +98,9 @@ def test_a_stream_is_the_text(objective: str, tokenizer: Any) -> None:
 def test_where_one_text_is_written_no_others_are_dropped(tmp_path: Path) -> None:
     """A stream, and a field of a record."""
     model, three = loaded(), {"decoding.beams": 3, "decoding.num_results": 3, "decoding.max_length": 6}
-    with pytest.raises(UsageError, match="num_results is 3, but a stream is one text: set it to 1, or do not stream"):
+    with pytest.raises(
+        UsageError, match="num_results is 3, but only one text can be streamed: set it to 1, or do not stream"
+    ):
         list(verbs.stream(model, SOURCES[0], overrides=three))
     (tmp_path / "s.txt").write_text("the list")
     for out in (None, tmp_path / "o.jsonl"):

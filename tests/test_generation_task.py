@@ -372,7 +372,7 @@ def test_the_loss_of_the_right_targets_is_a_mean_over_tokens(start: LoadedModel)
 def test_a_part_of_the_development_file_is_said_to_be_one(start: LoadedModel, tmp_path: Path) -> None:
     file = write(tmp_path / "pairs.jsonl", pairs())
     recipe = recipe_for(start, finetuning__epochs=1, task__evaluate_records=5, decoding__max_length=2)
-    with pytest.warns(UserWarning, match=r"5 of the 16 development records are measured.*task\.evaluate_records"):
+    with pytest.warns(UserWarning, match=r"evaluating on 5 of the 16 development records.*task\.evaluate_records"):
         result = finetune_run(recipe, start, file, file, tmp_path / "run", progress=False)
     assert result.scores["coco"].items == 5
 

@@ -57,7 +57,7 @@ def glue(folder: Path) -> Path:
 
 def test_the_tasks_that_are_there_give_a_score_and_files_for_the_server(start: LoadedModel, tmp_path: Path) -> None:
     folder = glue(tmp_path / "glue")
-    with pytest.warns(UserWarning, match="CoLA has no development file: CoLA is left out"):
+    with pytest.warns(UserWarning, match="CoLA has no development file: skipping CoLA"):
         found = verbs.finetune("glue", start, folder, out=tmp_path / "out", quiet=True, overrides=QUICK)
     assert [task.name for task in found.tasks] == ["STS-B", "MNLI", "RTE"]
     stsb, mnli, rte = found.tasks
@@ -93,7 +93,7 @@ def test_the_grid_is_that_of_the_paper_and_the_recipe_comes_first() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the learning rate .* is one for models of about")
+@pytest.mark.filterwarnings("ignore:the learning rate .* suits models of about")
 def test_the_best_of_a_grid_is_kept(start: LoadedModel, tmp_path: Path) -> None:
     folder = glue(tmp_path / "glue") / "RTE"
     alone = tmp_path / "alone"
@@ -123,7 +123,7 @@ def test_what_makes_no_sense_is_refused(start: LoadedModel, tmp_path: Path) -> N
         with pytest.raises((UsageError, UniclozeError), match=message):
             verbs.finetune(**{**arguments, **given})
 
-    refused("holds no task of GLUE: give a folder with CoLA, SST-2", train=tmp_path / "empty")
+    refused("holds no GLUE task: give a folder with some of the folders CoLA, SST-2", train=tmp_path / "empty")
     refused(r"option --dev: each task of GLUE has its development file", dev=folder / "RTE" / "dev.tsv")
     refused(r"option --task\.labels: each task of GLUE has its own", overrides={"task.labels": ["a", "b"]})
     refused(r"option --grid-budget: UniLM v1 names one setting", task="glue-v1", grid_budget=2)

@@ -74,7 +74,7 @@ def test_random_tokens_are_marked() -> None:
         assert slot.random == (slot.token != LONG.split()[slot.position - 1]), slot
     assert all(slot in masked for slot in random)
     lines = str(view).splitlines()
-    assert "* shows a random token in the place of a mask" in lines
+    assert "* shows a random token instead of a mask" in lines
     assert sum("mask*" in line or "pseudo*" in line for line in lines) == len(random)
     assert [slot["random"] for slot in view.to_dict()["slots"]] == [slot.random for slot in view.slots]
     assert "random token" not in str(view_of(recipe(**PLAIN), tokenizer.encode(LONG), 0, tokenizer))

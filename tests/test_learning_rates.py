@@ -215,10 +215,10 @@ def test_layers_that_never_learn_are_said(start: LoadedModel, tmp_path: Path) ->
     train = records(tmp_path / "train.jsonl")
     total = start.model.settings.num_layers + 2
     recipe = recipe_for(start, **{"finetuning.epochs": 1.5})
-    with pytest.warns(UserWarning, match=f"the lowest {total - 2} of {total} layers never learn"):
+    with pytest.warns(UserWarning, match=f"the lowest {total - 2} of {total} layers stay frozen"):
         finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)
     recipe = recipe_for(start, **{"finetuning.epochs": 1})
-    with pytest.warns(UserWarning, match=f"the lowest {total - 1} of {total} layers never learn"):
+    with pytest.warns(UserWarning, match=f"the lowest {total - 1} of {total} layers stay frozen"):
         finetune_run(recipe, start, train, None, tmp_path / "short", progress=False)
 
 

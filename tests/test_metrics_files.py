@@ -229,10 +229,10 @@ def test_how_sure_an_answer_is_may_be_a_whole_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"task": "quickstart"}, "quickstart is no recipe of a task"),
+        ({"task": "quickstart"}, "quickstart is not a task recipe"),
         (
             {"task": "glue-mrpc", "metric": "rouge"},
-            "compares texts, and a task of the kind classification predicts labels",
+            "compares texts, but a classification task predicts labels",
         ),
         ({"task": "glue-mrpc", "overrides": {"task.labels": ["a"]}}, "task.labels cannot be changed here"),
         ({"task": "classification"}, "t.jsonl, line 2 the id b: bring both files into the same order"),

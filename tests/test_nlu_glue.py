@@ -255,7 +255,7 @@ def test_standard_errors_of_the_best_checkpoint(model: LoadedModel, tmp_path: Pa
     expected = binomial_error(accuracy.values["accuracy"], 64)
     assert accuracy.errors["accuracy"] == pytest.approx(expected, rel=0.25)
     assert f"(standard error {accuracy.errors['accuracy']:.2f})" in str(accuracy)
-    with pytest.warns(UserWarning, match="trained to its end"):
+    with pytest.warns(UserWarning, match="already fully trained"):
         again = finetune_run(recipe, model, train, train, tmp_path / "run", progress=False)
     assert again.scores == result.scores
 

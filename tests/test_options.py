@@ -201,7 +201,7 @@ def test_a_setting_may_be_given_in_a_section(world: World) -> None:
     assert load_recipe(run.out / "recipe.yaml").model.dropout == 0.3
     with pytest.raises(UsageError, match=r"data\.window is not set for a fine-tuning"):
         verbs.finetune("classification", model, train, quiet=True, overrides={"data": {"window": 12}})
-    with pytest.raises(UsageError, match=r"option --training\.steps: the comparison decides"):
+    with pytest.raises(UsageError, match=r"option --training\.steps: the comparison sets this"):
         verbs.compare([world.place / "unilmv2.yaml"], "steps=2", quiet=True, overrides={"training": {"steps": 3}})
 
 

@@ -196,7 +196,7 @@ def test_a_process_whose_weights_differ_is_found_before_they_are_saved(crew: Cre
     whole = job(place, "drift", **{"training.save_every": 2})
     answers = crew.run([whole, {**whole, "wrong": "drift", "at": 1}])
     for answer in answers:
-        assert answer and "the model of process 1 is not that of process 0" in answer["error"], answers
+        assert answer and "the model of process 1 differs from that of process 0" in answer["error"], answers
     assert not (place / "drift" / "checkpoints").exists()
 
 
@@ -211,7 +211,9 @@ def test_a_full_disk_of_the_first_process_stops_all(crew: Crew, place: Path) -> 
 def test_processes_with_other_settings_are_refused_with_both_fingerprints(crew: Crew, place: Path) -> None:
     answers = crew.run([job(place, "other"), job(place, "other", **{"training.seed": 3})])
     for answer in answers:
-        assert answer and "the recipe of process 1 is not that of process 0 (fingerprints " in answer["error"], answers
+        assert answer and "the recipe of process 1 differs from that of process 0 (fingerprints " in answer["error"], (
+            answers
+        )
     assert not (place / "other" / "checkpoints").exists()
 
 
@@ -224,7 +226,9 @@ def test_processes_with_other_data_are_refused_with_both_fingerprints(crew: Crew
         prepare_data(settings.data, settings.tokenizer, folder / "prepared", progress=False)
         jobs.append({**job(place, "data", **{"data.prepared": "prepared"}), "folder": str(folder)})
     for answer in crew.run(jobs):
-        assert answer and "the data of process 1 is not that of process 0 (fingerprints " in answer["error"], answer
+        assert answer and "the data of process 1 differs from that of process 0 (fingerprints " in answer["error"], (
+            answer
+        )
 
 
 def test_processes_with_other_code_are_refused_with_both_fingerprints(crew: Crew, place: Path) -> None:
@@ -243,7 +247,7 @@ def test_a_process_that_never_joins_is_named(crew: Crew, place: Path) -> None:
 def test_a_process_that_hangs_is_named(crew: Crew, place: Path) -> None:
     whole = {**job(place, "hung"), "patience": 1.0}
     answers = crew.run([whole, {**whole, "wrong": "hang", "at": 1, "seconds": 3.0}])
-    assert answers[0] and answers[0]["error"].startswith("process 1 did not come to exchange"), answers
+    assert answers[0] and answers[0]["error"].startswith("process 1 did not reach exchange"), answers
     assert answers[1] and answers[1]["kind"] == "FailedElsewhere", answers
 
 

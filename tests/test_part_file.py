@@ -79,7 +79,7 @@ def test_an_interrupted_file_is_gone_on_with_as_in_one_go(
     with monkeypatch.context() as patch:
         stop_at(patch, 5, KeyboardInterrupt())
         with (
-            pytest.warns(UserWarning, match=r"out.jsonl.part holds 8 of 15 lines; the same command goes on from there"),
+            pytest.warns(UserWarning, match=r"out.jsonl.part has 8 of 15 lines; the same command resumes from there"),
             pytest.raises(KeyboardInterrupt),
         ):
             generate(out=out)
@@ -137,13 +137,13 @@ def test_what_was_begun_with_something_else_is_begun_anew(
     for what, changed in changes.items():
         interrupt()
         given = {"model": model, "file": sources, "overrides": DRAWN, **changed}
-        with pytest.warns(UserWarning, match=f"out.jsonl.part was begun with another {what}, and is begun anew"):
+        with pytest.warns(UserWarning, match=f"out.jsonl.part was started with another {what}, and is started again"):
             found = verbs.generate(out=out, quiet=True, **given)
         assert found == verbs.generate(quiet=True, **given) == lines_of(out)
         assert len(lines_of(out)) == 15 + (what == "file of records") and not part.exists()
     interrupt()
     part.write_text(part.read_text().replace('"r1"', '"r2"'))
-    with pytest.warns(UserWarning, match="holds no such lines, and is begun anew"):
+    with pytest.warns(UserWarning, match="has other lines, and is started again"):
         found = verbs.generate(model, file=sources, out=out, quiet=True, overrides=DRAWN)
     assert found == verbs.generate(model, file=sources, quiet=True, overrides=DRAWN)
 
@@ -163,7 +163,7 @@ def test_a_part_is_not_lost_before_there_is_something_in_its_stead(
         verbs.generate(model, file=sources, out=tmp_path / "new.jsonl", quiet=True, overrides={"decoding.beams": 0})
     assert not list(tmp_path.glob("new*"))
     (tmp_path / "mine.jsonl.part").write_text("mine")
-    with pytest.raises(UniclozeError, match=r"mine.jsonl.part was not begun by this command: move it away, or give"):
+    with pytest.raises(UniclozeError, match=r"mine.jsonl.part was not started by this command: move it away, or give"):
         verbs.generate(model, file=sources, out=tmp_path / "mine.jsonl", quiet=True, overrides=DRAWN)
     assert (tmp_path / "mine.jsonl.part").read_text() == "mine"
 
@@ -212,7 +212,7 @@ def test_ctrl_c_says_what_stays_in_one_sentence(
         stop_at(patch, 4, KeyboardInterrupt())
         assert cli.main(words) == 130
     assert capsys.readouterr().err.splitlines() == [
-        f"unicloze: warning: {out}.part holds 8 of 15 lines; the same command goes on from there",
+        f"unicloze: warning: {out}.part has 8 of 15 lines; the same command resumes from there",
         "unicloze: error: Stopped by Ctrl-C.",
     ]
     assert cli.main(words) == 0 and capsys.readouterr().err == ""

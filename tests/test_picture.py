@@ -74,7 +74,7 @@ def test_random_tokens_and_local_layers_are_drawn() -> None:
     shown = view_of(load_recipe("quickstart", noisy), tokenizer.encode(text), 3, tokenizer)
     assert any(slot.random for slot in shown.slots)
     drawing = draw_mask(shown)
-    assert "random token in the place of a mask" in [label.text for label in drawing.labels]
+    assert "random token instead of a mask" in [label.text for label in drawing.labels]
     assert "random" in {role for *_, role in drawing.rectangles}
     local = {"objective.local_width": 2, "model.num_layers": 4}
     drawing = draw_mask(view_of(load_recipe("gpt-3-small", local), tokenizer.encode(text), 0, tokenizer))

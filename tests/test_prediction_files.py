@@ -163,7 +163,7 @@ def test_answers_that_are_compared_by_their_id_need_one_each(generator: LoadedMo
     twice = nlu_toys.write(tmp_path / "twice.jsonl", [{"id": "x", "source": "anna", "target": "eva"}] * 2)
     for name, lines, says in (
         ("said.json", twice, "two records have the id 'x'"),
-        ("said.tsv", records, "holds a tab"),
+        ("said.tsv", records, "contains a tab"),
     ):
         if name == "said.tsv":
             lines = nlu_toys.write(tmp_path / "tabs.jsonl", [{"id": "x\ty", "source": "anna"}])
@@ -202,16 +202,18 @@ def test_options_that_no_metric_takes_are_refused(options: dict[str, str], says:
 
 @pytest.mark.parametrize("name", ["said.csv", "said.txt", "said", "said.jsonl.gz"])
 def test_a_name_that_tells_no_format_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"the name tells no format .*: end it in \.jsonl, \.json, \.tsv, or give"):
+    with pytest.raises(
+        UsageError, match=r"its extension is not a format .*: use one of \.jsonl, \.json, \.tsv, or give"
+    ):
         verbs.predict("no model", tmp_path / "no file", out=tmp_path / name)
 
 
 def test_what_a_table_cannot_hold_is_refused(start: LoadedModel, tmp_path: Path) -> None:
     for name, said, message in (
-        ("3", ["O"], "the prediction of 3 is no class, no quantity and no text: give an --out that ends in .jsonl"),
-        ("3", "two\twords", "the prediction of '3' holds a tab"),
-        ("3", "two\nlines", "the prediction of '3' holds a tab or the end of a line"),
-        ("a\tb", "yes", r"the id 'a\\tb' holds a tab"),
+        ("3", ["O"], "the prediction of 3 is not a class, a quantity or a text: give an --out that ends in .jsonl"),
+        ("3", "two\twords", "the prediction of '3' contains a tab"),
+        ("3", "two\nlines", "the prediction of '3' contains a tab or a newline"),
+        ("a\tb", "yes", r"the id 'a\\tb' contains a tab"),
     ):
         with pytest.raises(UsageError, match=message):
             as_glue([{"id": name, "prediction": said}])

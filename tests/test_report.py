@@ -35,12 +35,12 @@ def test_a_whole_run(tmp_path: Path) -> None:
         "parameters 1,478,848",
         "steps 100 of 100 planned",
         "text tokens 410k",
-        "text tokens a second, median",
+        "text tokens per second, median",
         "time 2 min 10 s",
         "device cpu (test) fp32, 2 threads",
     ):
         assert expected in cards(page)
-    headings = ["Curves", "What the model is fed", "Filled samples", "Data", "Recipe"]
+    headings = ["Curves", "What the model sees", "Filled samples", "Data", "Recipe"]
     assert [text for text in page.texts if text in headings] == headings
     assert f"unicloze fill --model {run}" in page.words
     assert f"unicloze pretrain --out {run} --training.steps 200" in page.words
@@ -171,7 +171,7 @@ def test_the_picture_is_of_the_heldout_text_with_the_truth_in_its_masks(tmp_path
     assert "Factorization steps" in str(pictures[0]["aria-label"])
     assert "1 the" in page.texts
     assert any(re.fullmatch(r"(\d+ |ae: |par: )value", text) for text in page.texts)
-    assert "The beginning of a held-out window, cut to 28 tokens; this recipe trains on windows of 64." in page.words
+    assert "The start of a held-out window, cut to 28 tokens; this recipe trains on windows of 64 tokens." in page.words
 
 
 def test_recipe_and_lineage_are_shown_whole(tmp_path: Path) -> None:
@@ -236,37 +236,37 @@ def test_cards_and_curves_of_a_mixture_have_the_names_that_were_measured(tmp_pat
     )
     assert "Nothing measured yet." not in page.words
     assert any(text.startswith("unilm-v1-base, bidirectional: objective masked") for text in page.texts)
-    assert "The row is of the part bidirectional; others are sequence-to-sequence, left-to-right" in page.words
+    assert "The row is from the part bidirectional; others are sequence-to-sequence, left-to-right" in page.words
 
 
 @pytest.mark.parametrize(("name", "target"), [("bert-base", "nsp"), ("albert-base", "sop"), ("electra-small", "rtd")])
 def test_what_predicts_no_tokens_has_a_loss_and_no_bits(tmp_path: Path, name: str, target: str) -> None:
     page = page_of(finished(tmp_path / "run", name, {"ae": 4.0, target: 0.6789}))
-    assert f"held-out loss, {target} 0.679 nats a prediction; 100 predictions in 256 windows" in cards(page)
+    assert f"held-out loss, {target} 0.679 nats per prediction; 100 predictions in 256 windows" in cards(page)
     assert "held-out perplexity, ae 54.6 1 bits per byte" in cards(page)
     assert cards(page).count("bits per byte") == 1
     assert f"perplexity, {target}" not in page.words
-    assert "Held-out loss, nats a prediction" in page.texts
+    assert "Held-out loss, nats per prediction" in page.texts
 
 
-NOTHING_TO_FILL = "Nothing is filled in: what this objective predicts does not stand at masked positions."
-NOISE = "in training some masked positions show a random token or themselves"
-STEPPED = "O and P stand in the order in which the steps predict them"
+NOTHING_TO_FILL = "Nothing is filled in: this objective does not predict masked positions."
+NOISE = "in training some show a random token or the original token"
+STEPPED = "O and P are in the order in which the steps predict them"
 
 
 @pytest.mark.parametrize(
     ("name", "target", "groups", "noise"),
     [
         ("gpt", "lm", "C is the text.", False),
-        ("t5-base", "lm", "C is the text with its masked positions, O the text to be written, token by token", False),
-        ("prefix-lm-base", "lm", "C is the text that is given, O the text to be written, token by token", False),
-        ("mass-base", "lm", "O the text to be written, token by token: each predicts the next, P the mask", True),
+        ("t5-base", "lm", "C is the text with its masked positions, O the text to generate, token by token", False),
+        ("prefix-lm-base", "lm", "C is the given text, O the text to generate, token by token", False),
+        ("mass-base", "lm", "O the text to generate, token by token: each predicts the next, P the mask", True),
         ("bert-base", "ae", "C is the text with its masked positions.", True),
         ("mdlm-base", "diffusion", "C is the text", False),
         ("bd3lm-base", "diffusion", "C is the text with its masked positions, O the same text without masks.", False),
-        ("xlnet-base", "par", f"C is the text that is given, O the original tokens of what is predicted, for later steps "
-         f"to read, P the pseudo masks that predict them. {STEPPED}", False),
-        ("quickstart", "ae", f"P the pseudo masks that predict them. {STEPPED}", True),
+        ("xlnet-base", "par", f"C is the given text, O the original tokens of what is predicted, visible to later "
+         f"steps, P the pseudo masks that predict those. {STEPPED}", False),
+        ("quickstart", "ae", f"P the pseudo masks that predict those. {STEPPED}", True),
     ],
 )  # fmt: skip
 def test_words_are_of_the_groups_and_masks_there_are(
@@ -276,14 +276,14 @@ def test_words_are_of_the_groups_and_masks_there_are(
     assert groups in page.words
     assert (NOISE in page.words) is noise
     assert (STEPPED in page.words) is (STEPPED in groups)
-    assert "The beginning of a held-out window, cut to 28 tokens" in page.words
+    assert "The start of a held-out window, cut to 28 tokens" in page.words
 
 
 def test_where_nothing_is_filled_there_are_no_empty_tables(tmp_path: Path) -> None:
     run = finished(tmp_path / "run", "gpt", {"lm": 4.0})
     page = page_of(run)
     assert NOTHING_TO_FILL in page.words
-    assert "Masked tokens whose most likely filling is the truth" not in page.words
+    assert "Masked tokens whose most likely filling is right" not in page.words
     assert not {"score", "fillings"} & {attributes.get("class") for _, attributes in page.tags}
     assert NOTHING_TO_FILL not in page_of(make_run(tmp_path / "other", whole())).words
 
@@ -300,7 +300,7 @@ def test_a_comparison_has_one_panel_for_each_target(tmp_path: Path) -> None:
     text = comparison_page(Comparison(out=tmp_path, budget="steps=2", seeds=1, windows=1, window=64, rows=rows))
     page = Page(text)
     panels = [text for text in page.texts if text.startswith("Held-out loss")]
-    assert panels == ["Held-out loss, ae, nats a prediction", "Held-out loss, par, nats a prediction"]
+    assert panels == ["Held-out loss, ae, nats per prediction", "Held-out loss, par, nats per prediction"]
     ae = " ".join(page.texts[page.texts.index(panels[0]) : page.texts.index(panels[1])])
     for label in ("quickstart 4", "unilm-v1-base, bidirectional 5", "unilm-v1-base, left-to-right 6"):
         assert label in ae
@@ -330,7 +330,7 @@ def test_later_steps_count_and_lost_ones_are_forgotten(tmp_path: Path) -> None:
     assert history.evaluations == {}
     assert (history.step, history.processes) == (25, 2)
     assert history.seconds == pytest.approx(40 + 5)
-    assert "over 2 starts of the program" in page_of(tmp_path / "run").words
+    assert "over 2 starts" in page_of(tmp_path / "run").words
 
 
 def test_a_start_from_nothing_forgets_everything(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_the_page_says_how_it_ended(tmp_path: Path, event: dict[str, Any], statu
 def test_a_run_without_tokenizer_or_with_a_broken_recipe(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", whole())
     (run / "tokenizer.json").unlink()
-    assert "A sentence, as there is no held-out sample of so many words" in page_of(run).words
+    assert "An example sentence, as no held-out sample has enough words" in page_of(run).words
     (run / "recipe.yaml").write_text("data: [", encoding="utf-8")
     page = page_of(run)
     assert "No picture can be drawn" in page.words
@@ -409,7 +409,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         build_report(tmp_path)
     for content in ("", "no ledger at all\n", json.dumps(step(1, 3.0)) + "\n", "\x00\xff\n"):
         (tmp_path / "ledger.jsonl").write_text(content, encoding="latin-1")
-        with pytest.raises(UniclozeError, match=r"ledger\.jsonl holds no start of a run"):
+        with pytest.raises(UniclozeError, match=r"ledger\.jsonl has no start of a run"):
             build_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
 

@@ -135,7 +135,7 @@ def test_quantities_are_dots_and_their_deviations() -> None:
     assert scatter([1.0] * 9000, list(range(9000))).count("<circle") == 3000
     assert scatter([2.0], [2.0]).count("<circle") == 1
     words = Page(deviations([1.0, 4.0], [2.0, 2.0])).words
-    assert "mean absolute error 1.5" in words and "root of the mean squared error 1.581" in words
+    assert "mean absolute error 1.5" in words and "root mean squared error 1.581" in words
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, 1e308, -1.7e308])

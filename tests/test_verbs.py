@@ -405,7 +405,7 @@ def test_a_comparison_refuses_what_it_cannot_measure(tmp_path: Path) -> None:
     (tmp_path / "tiny.txt").write_text("hello world how are you\n", encoding="utf-8")
     overrides = {**toy_overrides(), "data.corpus": str(tmp_path / "tiny.txt")}
     del overrides["training.steps"]
-    with pytest.raises(UsageError, match="too little is held out to measure on"):
+    with pytest.raises(UsageError, match="too little text is held out to measure on"):
         verbs.compare(
             ["unilmv2-ablation-ae", "unilmv2-ablation-par"],
             "steps=1",

@@ -190,7 +190,7 @@ def test_a_run_chooses_tells_what_it_has_to_beat_and_resumes(tmp_path: Path) -> 
     assert result.verdict in str(summary)
     assert json.loads((tmp_path / "run" / "results.json").read_text())["runs"][0]["verdict"] == result.verdict
     assert escape(f"Verdict: {result.verdict}. ") in task_page(TaskRun.read(tmp_path / "run"))
-    with pytest.warns(UserWarning, match="trained to its end"):
+    with pytest.warns(UserWarning, match="already fully trained"):
         again = finetune_run(recipe, model, train, train, tmp_path / "run", progress=False)
     assert again.verdict == result.verdict
 
@@ -198,7 +198,7 @@ def test_a_run_chooses_tells_what_it_has_to_beat_and_resumes(tmp_path: Path) -> 
 def test_a_rate_for_much_larger_models_is_warned_of(tmp_path: Path) -> None:
     model = start()
     train = write(tmp_path / "train.jsonl", labelled(6))
-    with pytest.warns(UserWarning, match="--training.learning_rate auto takes 0.003"):
+    with pytest.warns(UserWarning, match="--training.learning_rate auto uses 0.003"):
         finetune_run(
             recipe_for(model, "classification", training__learning_rate=2e-5, finetuning__epochs=1),
             model, train, None, tmp_path / "run", progress=False,
@@ -234,7 +234,7 @@ def test_guessed_columns_are_printed_and_kept(tmp_path: Path, capfd: pytest.Capt
     recipe = recipe_for(model, "classification", finetuning__epochs=1)
     finetune_run(recipe, model, table, table, tmp_path / "run")
     assert (
-        "reading text from 'sentence', label from 'sentiment' (--task.fields says otherwise)" in capfd.readouterr().err
+        "reading text from 'sentence', label from 'sentiment' (set --task.fields to change)" in capfd.readouterr().err
     )
     saved = load_recipe(tmp_path / "run" / "recipe.yaml").task
     assert (saved.fields, saved.labels) == ({"text": "sentence", "label": "sentiment"}, ["0", "1"])

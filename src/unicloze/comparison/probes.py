@@ -254,7 +254,7 @@ def _changes(former: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     if changed:
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        return f"{changed[0]} {old.get(changed[0])}, but this command sets {new.get(changed[0])}{others}"
+        return f"{changed[0]} {old.get(changed[0])}, but this one has {new.get(changed[0])}{others}"
     files = [what for what, fingerprint in now["files"].items() if former["files"].get(what) != fingerprint]
     return f"another {' and another '.join(files)}, or one that has since changed" if files else ""
 

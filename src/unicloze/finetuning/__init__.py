@@ -1,1 +1,1 @@
-"""Fine-tuning: a trained model and labelled records to a model of a task, its predictions and its scores."""
+"""Fine-tuning: trains a model on a task with labelled records, predicts and scores."""

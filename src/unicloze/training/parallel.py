@@ -121,8 +121,8 @@ class Group(World):
         for number, other in enumerate(found):
             if other != found[0]:
                 raise UniclozeError(
-                    f"{what} of process {number} and process 0 differ (fingerprints {other[:16]} and {found[0][:16]}): "
-                    f"{cure}"
+                    f"{what} of process {number} differs from that of process 0 (fingerprints {other[:16]} and "
+                    f"{found[0][:16]}): {cure}"
                 )
 
     # Collectives.
