@@ -241,7 +241,7 @@ def test_from_the_files_of_a_task_to_its_submission(model: LoadedModel, tmp_path
 
 def test_quantities_and_other_predictions_as_glue() -> None:
     assert as_glue([{"id": "3", "prediction": 2.34567}]) == "index\tprediction\n3\t2.346\n"
-    with pytest.raises(UsageError, match="the prediction of 3 is no class"):
+    with pytest.raises(UsageError, match="the prediction of 3 is not a class"):
         as_glue([{"id": "3", "prediction": ["O"]}])
 
 

@@ -109,7 +109,7 @@ def test_predictions_of_a_task_that_generates_are_gone_on_with(
     whole = verbs.predict(model, sources, quiet=True)
     with monkeypatch.context() as patch:
         stop_at(patch, 5, KeyboardInterrupt())
-        with pytest.warns(UserWarning, match=r"out.jsonl.part holds 8 of 15"), pytest.raises(KeyboardInterrupt):
+        with pytest.warns(UserWarning, match=r"out.jsonl.part has 8 of 15"), pytest.raises(KeyboardInterrupt):
             verbs.predict(model, sources, out, quiet=True)
     assert lines_of(tmp_path / "out.jsonl.part") == whole[:DONE]
     assert verbs.predict(model, sources, out, quiet=True) == whole == lines_of(out)
@@ -123,7 +123,7 @@ def test_what_was_begun_with_something_else_is_begun_anew(
     def interrupt() -> None:
         with monkeypatch.context() as patch:
             stop_at(patch, 4, KeyboardInterrupt())
-            with pytest.warns(UserWarning, match="holds 8 of 15"), pytest.raises(KeyboardInterrupt):
+            with pytest.warns(UserWarning, match="has 8 of 15"), pytest.raises(KeyboardInterrupt):
                 verbs.generate(model, file=sources, out=out, quiet=True, overrides=DRAWN)
 
     longer = nlu_toys.write(tmp_path / "longer.jsonl", [*lines_of(sources), {"source": "eva"}])
@@ -153,7 +153,7 @@ def test_a_part_is_not_lost_before_there_is_something_in_its_stead(
 ) -> None:
     model, out, part = tuned(start), tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     stop_at(monkeypatch, 4, KeyboardInterrupt())
-    with pytest.warns(UserWarning, match="holds 8 of 15"), pytest.raises(KeyboardInterrupt):
+    with pytest.warns(UserWarning, match="has 8 of 15"), pytest.raises(KeyboardInterrupt):
         verbs.generate(model, file=sources, out=out, quiet=True, overrides=DRAWN)
     former = part.read_bytes()
     with pytest.warns(UserWarning, match="another setting"), pytest.raises(UsageError, match="beams is 0"):
@@ -174,7 +174,7 @@ def test_what_does_not_fit_in_memory_may_be_gone_on_with_in_smaller_batches(
     model, out = tuned(start), tmp_path / "out.jsonl"
     with monkeypatch.context() as patch:
         stop_at(patch, 4, MemoryError())
-        with pytest.warns(UserWarning, match="holds 8 of 15"), pytest.raises(MemoryError):
+        with pytest.warns(UserWarning, match="has 8 of 15"), pytest.raises(MemoryError):
             verbs.generate(model, file=sources, out=out, quiet=True, overrides=DRAWN)
     whole = verbs.generate(model, file=sources, quiet=True, overrides=DRAWN)
     smaller = verbs.generate(model, file=sources, out=out, quiet=True, overrides={**DRAWN, "decoding.batch_size": 1})
@@ -227,7 +227,7 @@ def test_a_signal_while_lines_are_written_loses_none(tmp_path: Path, monkeypatch
         patch.setattr("os.fsync", interrupt)
         patch.setattr("unicloze.finetuning.part_file.replace_file", lambda path, text: path.write_text(text))
         with (
-            pytest.warns(UserWarning, match="holds 1 of 2 lines"),
+            pytest.warns(UserWarning, match="has 1 of 2 lines"),
             pytest.raises(KeyboardInterrupt),
             PartFile(tmp_path / "out.jsonl", 2, {"model": "x"}, lambda *_: True) as part,
         ):

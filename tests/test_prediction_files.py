@@ -219,7 +219,7 @@ def test_what_a_table_cannot_hold_is_refused(start: LoadedModel, tmp_path: Path)
             as_glue([{"id": name, "prediction": said}])
     file = nlu_toys.write(tmp_path / "x.jsonl", [{"tokens": ["anna"]}])
     model = tuned(start, "tagging", task__labels=["O", "B-X"])
-    with pytest.raises(UsageError, match="the tags of a sentence are no class"):
+    with pytest.raises(UsageError, match="the tags of a sentence are not a class"):
         verbs.predict(model, file, out=tmp_path / "said.tsv", quiet=True)
 
 

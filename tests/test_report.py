@@ -405,7 +405,7 @@ def test_a_run_without_tokenizer_or_with_a_broken_recipe(tmp_path: Path) -> None
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UniclozeError, match=r"There is no run at .*absent: give .*pretrain"):
         build_report(tmp_path / "absent")
-    with pytest.raises(UniclozeError, match=r"it has no ledger\.jsonl: give .*pretrain"):
+    with pytest.raises(UniclozeError, match=r"it has no ledger\.jsonl; give .*pretrain"):
         build_report(tmp_path)
     for content in ("", "no ledger at all\n", json.dumps(step(1, 3.0)) + "\n", "\x00\xff\n"):
         (tmp_path / "ledger.jsonl").write_text(content, encoding="latin-1")

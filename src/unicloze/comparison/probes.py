@@ -256,7 +256,7 @@ def _changes(former: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         return f"{changed[0]} {old.get(changed[0])}, but this one has {new.get(changed[0])}{others}"
     files = [what for what, fingerprint in now["files"].items() if former["files"].get(what) != fingerprint]
-    return f"another {' and another '.join(files)}, or one that has since changed" if files else ""
+    return f"another {' and another '.join(files)}, or one that has changed since" if files else ""
 
 
 def finetuning_flops(recipe: Recipe, train: Path, tokenizer: Tokenizer, steps: int) -> float:
