@@ -265,8 +265,8 @@ STEPPED = "O and P are in the order in which the steps predict them"
         ("mdlm-base", "diffusion", "C is the text", False),
         ("bd3lm-base", "diffusion", "C is the text with its masked positions, O the same text without masks.", False),
         ("xlnet-base", "par", f"C is the given text, O the original tokens of what is predicted, visible to later "
-         f"steps, P the pseudo masks that predict those. {STEPPED}", False),
-        ("quickstart", "ae", f"P the pseudo masks that predict those. {STEPPED}", True),
+         f"steps, P the pseudo masks that predict them. {STEPPED}", False),
+        ("quickstart", "ae", f"P the pseudo masks that predict them. {STEPPED}", True),
     ],
 )  # fmt: skip
 def test_words_are_of_the_groups_and_masks_there_are(

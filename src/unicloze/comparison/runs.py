@@ -92,7 +92,7 @@ def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bo
     """
     start, out, (train, dev) = load_model(run), run / PROBES / probe.name, probe.files
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecordsCut)  # already shown when the probe was fitted
+        warnings.simplefilter("ignore", RecordsCut)  # shown when the probe was fitted
         result = finetune_run(recipe_for(probe, start), start, train, dev, out, progress=progress)
         if result.stopped_by:
             raise Interrupted(result.stopped_by, out)

@@ -154,7 +154,7 @@ def finetune_run(
         world.same("the model or the records", digest(origin), "give all processes the same files")
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
         if checkpoint is not None and former is not None:
-            former = dataclasses.replace(former, task=resolved(former.task, records))  # from an older version
+            former = dataclasses.replace(former, task=resolved(former.task, records))  # older versions resolved less
             recipe = with_precision(recipe, former.training.precision)
             refuse_changes(former, recipe, out, "leave out the changed setting to resume")
             refuse_other_origin(checkpoint.state.get("origin", {}), origin, out)
@@ -275,7 +275,7 @@ class _Run(RunProcess):
             lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
             self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.measured.records, self.recipe)
         chosen_by = metric(self.recipe.task.metrics[0]).headline if self.scores else ""
-        verdict = "not assessed: there is no development file" if self.dev is None else ""
+        verdict = "not judged: there is no development file" if self.dev is None else ""
         if self.scores:
             verdict = verdict_on(self.scores, self.headlines, self.baseline, self.recipe)
         if not stopped and not ended:
@@ -359,7 +359,7 @@ class _Run(RunProcess):
         return self._is_enough()
 
     def _drop_other_bests(self) -> None:
-        """Remove earlier bests, and those of an interrupted run that were never recorded."""
+        """Remove all but the recorded best checkpoint, including unrecorded ones of an interrupted run."""
         if not self.world.first:
             return
         for path in list_checkpoints(self.out / BEST):
@@ -377,12 +377,12 @@ class _Run(RunProcess):
             shown = samples(answered, self.measured.records, self.recipe.task)
             for file, lines in zip(more, (answered, shown), strict=True):
                 replace_file(file, as_json_lines(lines))
-        self.write_checkpoint(BEST, [], folder / RECIPE, self._facts(), keep=2, more=more)  # until saved
+        self.write_checkpoint(BEST, [], folder / RECIPE, self._facts(), keep=2, more=more)  # two until saved
         for file in more if self.world.first else ():
             file.replace(self.out / file.name)
 
     def _show_best(self) -> None:
-        """Restore the predictions of the best checkpoint, in case those there are of a lost evaluation."""
+        """Restore the predictions of the best checkpoint, which an unrecorded evaluation may have overwritten."""
         for name in OF_THE_BEST if self.world.first else ():
             if self.best is None:
                 (self.out / name).unlink(missing_ok=True)

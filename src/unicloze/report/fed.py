@@ -109,7 +109,7 @@ def groups_in_words(view: ExampleView) -> str:
     said = {
         "C": _CONTEXT[masked, len(set(names)) > 1],
         "O": _ORIGINALS[predicting, stepped],
-        "P": "P the mask that predicts its first token" if predicting else "P the pseudo masks that predict those",
+        "P": "P the mask that predicts its first token" if predicting else "P the pseudo masks that predict them",
         "M": "M a memory of the preceding text",
     }
     words = f"{', '.join(said[name] for name in said if name in names)}."

@@ -14,7 +14,7 @@ from unicloze.evaluation.metrics.spread import standard_errors
 from unicloze.report.history import Event, History, mapping, number, sequence
 from unicloze.run_files import DEV_PREDICTIONS, DEV_SAMPLES
 
-"""Files of a run; repeated from `unicloze.finetuning.run`."""
+"""Names of the files of a run come from `unicloze.run_files`."""
 
 Answers = Sequence[Event]
 

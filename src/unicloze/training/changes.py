@@ -33,7 +33,7 @@ Corpus and tokenizer may have moved; the fingerprint decides whether they are th
 
 
 def refuse_changes(former: Recipe, recipe: Recipe, out: Path, instead: str) -> None:
-    """Refuse to resume a run with other settings.
+    """Reject resuming a run with other settings.
 
     Args:
         former: Settings of the run.

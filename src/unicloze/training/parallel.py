@@ -99,7 +99,7 @@ class Group(World):
         self._turn += 1
         key = f"turn-{self._turn}"
         if self.first:
-            value = do()  # if it fails, `joined` tells the others
+            value = do()  # if it fails, `joined` informs the others
             self._store.set(key, json.dumps(value))
             return value
         self._wait(lambda: self._store.check([key]), "the first process", limit=math.inf)
