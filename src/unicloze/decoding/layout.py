@@ -1,4 +1,4 @@
-"""How a model generates: as its task or a part of its objective lays out what it writes."""
+"""Chooses how a model generates, from its task or a part of its objective."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def layout_of(recipe: Recipe, vocabulary: Vocabulary, place: str = "DIR") -> Gen
 
 
 def find_layout(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout | None:
-    """As `layout_of`, None if the model cannot generate."""
+    """As `layout_of`, but None if the model cannot generate."""
     if recipe.task.kind:
         return _of_task(recipe, vocabulary) if recipe.task.kind == "generation" else None
     options = (_of_part(part.settings, vocabulary) for part in parts(objective_of(recipe)))
@@ -56,7 +56,7 @@ def _of_part(settings: ObjectiveSettings, vocabulary: Vocabulary) -> GenerationL
 
 
 def _of_task(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout:
-    """How a fine-tuned model generates: as `unicloze.tasks.generation` lays out its rows."""
+    """Layout of a fine-tuned model, as `unicloze.tasks.generation` lays out its rows."""
     by_next = generation.learning_of(recipe) == "next"
     own = generation.pseudo_token(recipe, vocabulary) == "own"
     source, target = generation.segments_of(recipe)
