@@ -1,4 +1,4 @@
-"""What a model can be asked: the abilities its objective defines, or a part of it where it is a mixture."""
+"""The abilities a model's objective defines; for a mixture, those of its parts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["Ability", "lacks", "objective_of", "part_with", "read_as"]
 
 
 def objective_of(recipe: Recipe) -> ObjectiveSettings:
-    """What a model was trained by: the objective of the last phase."""
+    """The objective a model was trained with: that of the last phase."""
     return phases(recipe)[-1].recipe.objective
 
 
 def read_as(recipe: Recipe) -> Reading:
-    """How a model reads a text with nothing masked, in the direction its recipe says.
+    """How a model reads an unmasked text, in the direction set by its recipe.
 
-    Segments and the width of layers that read nearby slots only are those of the objective's part that reads in that
-    direction, of its first part if none does.
+    Segments and the width of local attention are those of the part of the objective that reads in that direction, or of
+    its first part if none does.
     """
     wanted = recipe.use.visibility
     found = [part.settings.reading for part in parts(objective_of(recipe))]
@@ -34,11 +34,11 @@ def part_with(objective: ObjectiveSettings, ability: Ability) -> ObjectiveSettin
 
 
 def lacks(objective: ObjectiveSettings, ability: Ability, what: str) -> str:
-    """Why a model cannot do something, as a sentence without its full stop.
+    """Why a model cannot do something, as a sentence without a full stop.
 
     Args:
-        objective: Does not define the ability.
-        ability: Which one.
+        objective: An objective that does not define the ability.
+        ability: The missing ability.
         what: What it would be used for, as in "a pseudo-log-likelihood".
     """
     names = dict.fromkeys(_name(part.settings, ability) for part in parts(objective))
@@ -48,7 +48,7 @@ def lacks(objective: ObjectiveSettings, ability: Ability, what: str) -> str:
 
 
 def _name(settings: ObjectiveSettings, ability: Ability) -> str:
-    """With the targets only where other targets would define it."""
+    """Name of the objective, with its targets if other targets would define the ability."""
     if getattr(OBJECTIVES[settings.name], ability) is None:
         return settings.name
     return f"{settings.name} with the target{'s' * (len(settings.targets) > 1)} {' and '.join(settings.targets)}"

@@ -1,7 +1,7 @@
-"""How likely answers are in the blanks of texts: what zero- and few-shot prompting asks of a model.
+"""Scores answers in the blanks of texts, for zero- and few-shot prompting.
 
-A causal model gives the answer, and what follows it, from what stands before. A model that predicts step by step (PAR) gives
-the answer from both sides, token by token from left to right, with a mask at each token that is not yet known.
+A causal model predicts the answer and the text after it from the text before it. A model that predicts step by step (PAR)
+predicts the answer from both sides, token by token from left to right, with a mask at each token not yet known.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ Flags = npt.NDArray[np.bool_]
 By = Literal["par", "chain"]
 
 TEXTS_AT_ONCE = 1000
-"""Texts that are encoded together: what the tokenizer says of each takes far more room than what is kept of it."""
+"""Texts encoded together: the tokenizer's output takes far more memory than the part that is kept."""
 
 ABILITIES: dict[By, Ability] = {"par": "stepwise", "chain": "causal"}
-"""How a blank is filled, the better way first."""
+"""Ability needed for each way to fill a blank, preferred way first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blank:
-    """A text and the answer in it.
+    """A text with an answer in it.
 
     Args:
-        before: What stands before the answer; it does not end in white space, which belongs to the answer.
+        before: Text before the answer, without trailing white space, which belongs to the answer.
         answer: The answer.
-        after: What stands behind it.
-        place: Where it is from, for messages.
+        after: Text after the answer.
+        place: Its origin, for messages.
     """
 
     before: str
@@ -55,12 +55,12 @@ class Blank:
 
 @dataclass(frozen=True, kw_only=True)
 class Filled:
-    """How likely an answer is.
+    """Likelihood of an answer.
 
     Args:
-        logs: log p of each token that is asked, in nats; nan for one the model never predicts ([UNK]). Of a causal model
-            those of the answer and of what follows it, [UNK] there left out, else those of the answer. *Shape:* (tokens,)
-        greedy: Whether each is the likeliest of all ordinary tokens at its place. *Shape:* (tokens,)
+        logs: log p of each scored token, in nats; nan for a token the model never predicts ([UNK]). A causal model scores
+            the answer and the text after it, except [UNK] there; other models score the answer. *Shape:* (tokens,)
+        greedy: Whether each is the likeliest of all ordinary tokens at its position. *Shape:* (tokens,)
     """
 
     logs: npt.NDArray[np.float64]
@@ -68,10 +68,10 @@ class Filled:
 
 
 def way_of(recipe: Recipe) -> By:
-    """How a model fills blanks.
+    """How a model fills blanks: `par` if its objective defines it, else `chain`.
 
     Raises:
-        UsageError: Its objective defines neither way.
+        UsageError: The objective defines neither.
     """
     objective = objective_of(recipe)
     found = next((by for by, ability in ABILITIES.items() if part_with(objective, ability) is not None), None)
@@ -91,19 +91,19 @@ def fill_blanks(
     never_first: Ints | None = None,
     progress: Callable[[int], object] = lambda _: None,
 ) -> list[Filled]:
-    """How likely each answer is; what stands before it is cut from the left where the model reads no more, said once.
+    """Score each answer; texts too long for the model lose their beginning, with one warning.
 
     A score depends neither on the other blanks nor on `batch_size`, up to rounding.
 
     Args:
-        model: Predicts step by step or from left to right.
+        model: A model that predicts step by step or from left to right.
         blanks: Texts with their answers.
-        batch_size: Most rows of one forward pass.
-        never_first: Tokens that cannot be the likeliest one at an answer's first token; their probability is as it is.
-        progress: Is told how many blanks were filled, after each forward pass.
+        batch_size: Maximum number of rows per forward pass.
+        never_first: Tokens not counted as the likeliest at an answer's first token; their probability is unchanged.
+        progress: Called after each forward pass with the number of blanks filled.
 
     Raises:
-        UsageError: The model's objective defines neither way.
+        UsageError: The model's objective defines neither.
         UniclozeError: An answer has no tokens, or more than the model reads at once; the message names its place. Or the
             model predicts nan.
     """
@@ -137,7 +137,7 @@ def fill_blanks(
 
 
 def _rows(model: LoadedModel, blanks: Sequence[Blank], by: By) -> list[tuple[Ints, Flags]]:
-    """Tokens of each text as far as the model reads them, and which of them are asked."""
+    """Tokens of each text, cut to what the model reads, and which of them are scored."""
     limit, cut, unknown = longest_text(model), 0, model.tokenizer.vocabulary.unk
     for blank in blanks:
         check_text(blank.answer, f"the answer of {blank.place}")
@@ -151,11 +151,11 @@ def _rows(model: LoadedModel, blanks: Sequence[Blank], by: By) -> list[tuple[Int
             raise UniclozeError(f"{blank.place}: the answer '{blank.answer}' has no tokens: give it a word")
         if over > int(asked.argmax()):
             raise UniclozeError(
-                f"{blank.place}: the answer and what follows it have {len(tokens) - int(asked.argmax())} tokens, and the "
+                f"{blank.place}: the answer and what follows it have {len(tokens) - int(asked.argmax())} tokens, but the "
                 f"model reads {limit} at once: shorten them"
             )
         cut += over > 0
-        rows.append((tokens[max(0, over) :].copy(), asked[max(0, over) :].copy()))  # so that what was cut is freed
+        rows.append((tokens[max(0, over) :].copy(), asked[max(0, over) :].copy()))  # copied to free the cut part
     if cut:
         warnings.warn(
             f"{cut:,} of {len(blanks):,} texts are longer than the {limit} tokens the model reads at once and lose their "
@@ -166,7 +166,7 @@ def _rows(model: LoadedModel, blanks: Sequence[Blank], by: By) -> list[tuple[Int
 
 
 def _encoded(model: LoadedModel, blanks: Sequence[Blank]) -> Iterator[tuple[Blank, tuple[Ints, Ints]]]:
-    """Each with tokens and offsets of its text, some at a time: candidates repeat what stands around them."""
+    """Each blank with the tokens and offsets of its text, encoded in groups to bound memory."""
     for first in range(0, len(blanks), TEXTS_AT_ONCE):
         part = blanks[first : first + TEXTS_AT_ONCE]
         texts = [blank.before + blank.answer + blank.after for blank in part]
@@ -174,7 +174,7 @@ def _encoded(model: LoadedModel, blanks: Sequence[Blank]) -> Iterator[tuple[Blan
 
 
 def _lay_out(model: LoadedModel, windows: Windows, asked: Flags, settings: ObjectiveSettings, by: By) -> Examples:
-    """Rows whose predictions are the asked tokens, from left to right."""
+    """Examples that predict the scored tokens, from left to right."""
     vocabulary = model.tokenizer.vocabulary
     if by == "par":
         steps = np.where(asked, np.cumsum(asked, axis=1) - 1, -1).astype(np.int32)

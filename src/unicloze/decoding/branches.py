@@ -1,8 +1,8 @@
-"""The hypotheses of each source as a tree over one cache.
+"""Keeps the hypotheses of each source as a tree in one cache.
 
-A row of the model is a source, encoded once and never copied. Its hypotheses are slots of that row: every token they were
-given is written behind the source once, and each hypothesis reads the source and its own ancestors. So choosing among
-hypotheses changes a boolean matrix and moves no keys. Tokens that no hypothesis descends from are swept out now and then.
+Each batch row is a source, encoded once and never copied. Its hypotheses share that row: every generated token is written
+once after the source, and each hypothesis reads the source and its own ancestors. So selecting hypotheses changes a boolean
+matrix and moves no keys. Tokens that no hypothesis descends from are removed from time to time.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from unicloze.model.inference_model import IncrementalModel
 from unicloze.visibility_masks import hypothesis_mask, with_pseudo_masks
 
 STEPS_AT_ONCE = 16
-"""Steps a cache has room for before it is swept or grows."""
+"""Steps a cache has room for before it is compacted or grown."""
 
 
 class Branches:
-    """Some sources and the hypotheses of each.
+    """A batch of sources and their hypotheses.
 
     Args:
         model: Predicts the next tokens.
-        layout: How it does.
+        layout: The generation layout.
         sources: Token ids of each source, or of the beginning of each text.
-        count: Hypotheses of each source.
+        count: Number of hypotheses per source.
         max_length: Tokens of the longest hypothesis.
 
     Raises:
@@ -48,7 +48,7 @@ class Branches:
     ) -> None:
         self._model, self._layout, self.count = model, layout, count
         self._steps_left = max_length
-        self._written = 0  # tokens of each hypothesis
+        self._written = 0  # tokens written per hypothesis
         room = self._slots_of(min(max_length, STEPS_AT_ONCE))
         self._sources = Sources(model, layout, sources, max_length=max_length, room=room)
         self._ancestors = torch.zeros(len(sources), count, 0, dtype=torch.bool, device=model.device)
@@ -67,11 +67,11 @@ class Branches:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor, parents: Tensor | None) -> Tensor:
-        """Go on with new hypotheses: some of those before, each with one more token.
+        """Extend hypotheses by one token each.
 
         Args:
             tokens: *Shape:* (rows, hypotheses)
-            parents: Which hypothesis each one continues; its own place if None. *Shape:* (rows, hypotheses)
+            parents: Index of the hypothesis each one continues; None: the same index. *Shape:* (rows, hypotheses)
 
         Returns:
             Logits of the next token of each. *Shape:* (rows, hypotheses, vocabulary)
@@ -103,16 +103,16 @@ class Branches:
 
     @torch.inference_mode()
     def keep(self, rows: Tensor) -> None:
-        """Go on with these sources only. *Shape:* (rows kept,)"""
+        """Keep only these sources. *Shape:* (rows kept,)"""
         self._sources.keep(rows)
         self._ancestors = self._ancestors[rows]
 
     def _slots_of(self, steps: int) -> int:
-        """Slots that so many steps take up, the pseudo masks of the last included."""
+        """Slots taken up by `steps` steps, including the pseudo masks of the last."""
         return self.count * (steps + (self._layout.predicts == "pseudo"))
 
     def _make_room(self) -> None:
-        """See that the next step fits: forget the tokens no hypothesis descends from if they are many, else grow."""
+        """Make the next step fit: drop tokens that no hypothesis descends from if there are many, else grow the cache."""
         cache, needed = self._sources.cache, self._slots_of(1)
         if cache.filled + needed <= cache.capacity:
             return

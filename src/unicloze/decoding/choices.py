@@ -1,4 +1,4 @@
-"""What may follow a text: tokens that are ruled out, and the likely ones a token is drawn from."""
+"""Restricts the next token: excluded tokens, and sampling from the likely ones."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ NEVER = -torch.inf
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules out tokens by giving them log-probability -inf; what is left is not scaled to add up to 1.
+    """Excludes tokens by setting their log-probability to -inf; the rest is not renormalised.
 
     Args:
-        settings: Minimum length and repetition.
-        layout: Tokens that end a text, never occur, or may repeat.
+        settings: Settings of minimum length and repetition.
+        layout: Names the tokens that end a text, never occur, or may repeat.
     """
 
     settings: DecodingSettings
     layout: GenerationLayout
 
     def apply(self, logs: Tensor, tokens: Tensor) -> Tensor:
-        """Rule out, in place, what may not follow each text. Where nothing may, the text may end.
+        """Exclude, in place, the tokens that may not follow each text. If that leaves none, the text may end.
 
         Args:
             logs: Log-probabilities of the next token. *Shape:* (rows, texts, vocabulary)
@@ -48,15 +48,15 @@ class Rules:
 
 
 def repeats(tokens: Tensor, size: int, may_repeat: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Tokens that would complete a sequence that occurs in a text already.
+    """Tokens that would repeat an n-gram that already occurs in a text.
 
     Args:
         tokens: Texts. *Shape:* (texts, tokens)
-        size: Tokens of a sequence.
-        may_repeat: A sequence that holds one of these may repeat.
+        size: Length of the n-grams in tokens.
+        may_repeat: N-grams that contain one of these tokens may repeat.
 
     Returns:
-        Numbers of the texts, and the tokens.
+        Row number and token of each repetition.
     """
     length = tokens.shape[1]
     grams = tokens.unfold(1, size, 1)
@@ -70,9 +70,9 @@ def repeats(tokens: Tensor, size: int, may_repeat: Sequence[int]) -> tuple[Tenso
 
 
 def draw(logs: Tensor, settings: DecodingSettings, uniform: Tensor) -> Tensor:
-    """A token for each text, drawn from the likely ones.
+    """Sample one token for each text.
 
-    The temperature is applied first, then `top_k`, then `top_p` to what that left.
+    The temperature is applied first, then `top_k`, then `top_p` to the remaining tokens.
 
     Args:
         logs: Log-probabilities. *Shape:* (texts, vocabulary)
@@ -85,7 +85,7 @@ def draw(logs: Tensor, settings: DecodingSettings, uniform: Tensor) -> Tensor:
     logs = logs.double()
     logs = (
         logs - logs.amax(dim=1, keepdim=True)
-    ) / settings.temperature  # the likeliest stays finite however low it is
+    ) / settings.temperature  # the maximum is 0, which stays finite at any temperature
     order = None
     if settings.top_k is not None:
         logs, order = logs.topk(min(settings.top_k, logs.shape[1]), dim=1)

@@ -1,4 +1,4 @@
-"""Texts to vectors: the encoder's last hidden states, pooled."""
+"""Embeds texts: the encoder's last hidden states, pooled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unicloze.visibility import bidirectional_rows, left_to_right_rows, nearby
 def embed(
     model: LoadedModel, texts: Sequence[str], *, pooling: Pooling | None = None, batch_size: int = 32
 ) -> npt.NDArray[np.float32]:
-    """The vector of each text, read with nothing masked, in the direction the model's recipe says (`use.visibility`).
+    """Embed each text, read unmasked in the direction set by the model's recipe (`use.visibility`).
 
     A text's vector depends neither on the other texts nor on `batch_size`, up to rounding. Texts longer than the model
     reads at once are cut into consecutive windows.
@@ -30,17 +30,17 @@ def embed(
     Args:
         model: The model.
         texts: The texts; names of special tokens in them are plain text.
-        pooling: `mean` over the last hidden states of all tokens of all windows, [SOS] and [EOS] included; `first`
-            takes that of the first window's [SOS], `last` that of the last window's [EOS]. As the recipe says
-            (`use.pooling`) if not given.
-        batch_size: Most rows of one forward pass.
+        pooling: `mean` averages the last hidden states of all tokens of all windows, including [SOS] and [EOS]; `first`
+            takes that of the first window's [SOS], `last` that of the last window's [EOS]. Default: `use.pooling` of the
+            recipe.
+        batch_size: Maximum number of rows per forward pass.
 
     Returns:
         Not normalised. *Shape:* (texts, hidden size)
 
     Raises:
         UsageError: A text is blank, `pooling` is unknown or `batch_size` is below 1.
-        UniclozeError: The vectors are no numbers.
+        UniclozeError: The model outputs nan.
     """
     if pooling is not None and pooling not in get_args(Pooling):
         raise UsageError(f"pooling is {pooling!r}: give one of {', '.join(get_args(Pooling))}")
@@ -69,7 +69,7 @@ def embed(
 
 
 def rows_to_encode(windows: Windows, recipe: Recipe) -> Examples:
-    """Windows as they are, to be read by a model in the direction its recipe says; nothing is predicted."""
+    """Examples of unmasked windows, read in the direction set by the recipe; nothing is predicted."""
     reading = read_as(recipe)
     rows, width = windows.token_ids.shape
     slot = np.broadcast_to(np.arange(width, dtype=np.int32), (rows, width))

@@ -1,4 +1,4 @@
-"""Sources to texts."""
+"""Generates a text for each source."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from unicloze.training.precision import choose_precision
 Ids = npt.NDArray[np.integer]
 
 BATCHES_OF_A_PART = 64
-"""Sources are sorted by length among so many batches, which pads about as little as among all of them."""
+"""Sources are sorted by length within groups of this many batches, which pads about as little as sorting all of them."""
 STEEPEST = 10
-"""Largest exponent of a length penalty; that of far larger ones is no number any more."""
+"""Largest exponent of a length penalty; much larger ones overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Candidate:
         tokens: Its token ids, without [EOS].
         log_probability: See `Hypothesis`.
         score: See `Hypothesis`.
-        ended: Whether it ended by itself; otherwise it was cut off at the maximum length.
+        ended: Whether it ended with [EOS]; otherwise it was cut off at the maximum length.
     """
 
     text: str
@@ -58,11 +58,11 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """What was generated for a source.
+    """The texts generated for a source.
 
     Args:
         source: The source as given.
-        candidates: The best first; drawn ones in the order they were drawn.
+        candidates: Best first; sampled ones in the order they were drawn.
     """
 
     source: str
@@ -83,12 +83,12 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one step of generating for several sources gives.
+    """Output of one generation step for several sources.
 
     Args:
-        settled: Tokens that no later step changes, with the number of their source.
-        ended: How many sources are finished by it.
-        results: The hypotheses of the next sources, in the order of the sources; after every few batches.
+        settled: Source number and tokens that no later step changes.
+        ended: Number of sources this step finishes.
+        results: Hypotheses of the next sources, in source order; empty except after each group of batches.
     """
 
     settled: Settled = dataclasses.field(default_factory=list)
@@ -97,10 +97,10 @@ class Part:
 
 
 def check_settings(settings: DecodingSettings, layout: GenerationLayout) -> None:
-    """Refuse settings that contradict each other, or the way a model generates.
+    """Reject settings that contradict each other or the way the model generates.
 
     Raises:
-        UsageError: They do.
+        UsageError: The settings are inconsistent or out of range.
     """
     for name in ("beams", "max_length", "num_results", "batch_size", "top_k", "parallel"):
         value = getattr(settings, name)
@@ -122,29 +122,29 @@ def check_settings(settings: DecodingSettings, layout: GenerationLayout) -> None
     for name, silent in (("temperature", 1.0), ("top_k", None), ("top_p", None), ("seed", 0)):
         if not settings.sample and getattr(settings, name) != silent:
             raise UsageError(
-                f"{name} is {getattr(settings, name)} and nothing is drawn: set sample to true (--decoding.sample true), or "
-                f"leave {name} out"
+                f"{name} is {getattr(settings, name)}, but nothing is sampled: set sample to true (--decoding.sample true) "
+                f"or leave out {name}"
             )
     if settings.early_stop != "exact" and settings.beams == 1:
         raise UsageError(
-            f"early_stop is {settings.early_stop}, but beams is 1: give 2 beams or more, or leave early_stop out"
+            f"early_stop is {settings.early_stop}, but beams is 1: give 2 or more beams, or leave out early_stop"
         )
     if settings.may_repeat and not settings.no_repeat_ngram:
         raise UsageError(
-            f"may_repeat is {settings.may_repeat}, but no_repeat_ngram is 0: set it, or leave may_repeat out"
+            f"may_repeat is {settings.may_repeat}, but no_repeat_ngram is 0: set it, or leave out may_repeat"
         )
     if settings.sample and settings.beams > 1:
-        raise UsageError(f"sample draws texts and beams is {settings.beams}, a search: set one of them only")
+        raise UsageError(f"sample draws texts, but beams {settings.beams} is a beam search: set only one of them")
     if not settings.sample and settings.num_results > settings.beams:
         raise UsageError(
-            f"num_results is {settings.num_results} and beams {settings.beams}: give as many beams, or sample"
+            f"num_results is {settings.num_results}, but beams is {settings.beams}: give as many beams, or sample"
         )
     if settings.parallel is not None:
         if settings.sample or settings.beams > 1 or settings.no_repeat_ngram:
-            raise UsageError("parallel fills positions in any order: leave sample, beams and no_repeat_ngram out")
+            raise UsageError("parallel fills positions in any order: leave out sample, beams and no_repeat_ngram")
         if layout.predicts != "pseudo" or layout.decoder_only:
             raise UsageError(
-                "parallel needs a model that predicts by pseudo masks behind a source, such as unilmv2 with the target par: "
+                "parallel needs a model that predicts with pseudo masks after a source, such as unilmv2 with the target par: "
                 "leave it out"
             )
 
@@ -158,19 +158,18 @@ def generate_parts(
     first: int = 0,
     progress: bool = False,
 ) -> Iterator[Part]:
-    """Generate a target for each source. What is generated for one depends neither on the others nor on the batch size.
+    """Generate a target for each source, independent of the other sources and of the batch size.
 
     Args:
-        model: A model that predicts tokens, where it is.
-        sources: Token ids of each, without special tokens.
-        settings: How.
-        layout: Where source and target stand and what predicts.
-        first: Number of the first source to generate for; those before it are done.
+        model: A model that predicts tokens; it stays on its device.
+        sources: Token ids of each source, without special tokens.
+        settings: Decoding settings.
+        layout: Positions of source and target, and which slots predict.
+        first: Number of the first source to generate for; earlier ones are done.
         progress: Show progress on stderr.
 
     Returns:
-        Parts whose `results` are, for each source from the first on, `settings.num_results` hypotheses, or fewer if there are
-        no more; the best first.
+        Parts whose `results` hold, for each source from `first` on, up to `settings.num_results` hypotheses, best first.
 
     Raises:
         UsageError: The settings contradict each other or the model, or a source is too long for it.
@@ -212,7 +211,7 @@ def _batch(
     layout: GenerationLayout,
     numbers: Sequence[int],
 ) -> Generator[Part, None, list[list[Hypothesis]]]:
-    """The steps of one batch."""
+    """Generate for one batch, step by step."""
     rules = Rules(settings, layout)
     if settings.parallel is not None:
         steps = fill_in_parallel(model, sources, rules)
@@ -238,14 +237,14 @@ def generate(
 ) -> list[Generation]:
     """Generate a text for each source.
 
-    Sources too long for the model are cut; a warning says so once.
+    Sources too long for the model are truncated, with one warning.
 
     Args:
         model: The model.
         sources: The sources; names of special tokens in them are plain text.
-        settings: How; greedily if not given.
-        keep: What stays of a source that is too long; if not given the beginning, or the end if the model only goes on
-            with a text.
+        settings: Decoding settings; default: greedy search.
+        keep: Which end of a source that is too long is kept; default: the beginning, or the end if the model only
+            continues a text.
         progress: Show progress on stderr.
 
     Raises:
@@ -262,13 +261,13 @@ def generate(
 
 
 def stream_text(parts: Iterable[Part], tokenizer: Tokenizer) -> Iterator[str]:
-    """The text for a lone source piece by piece, as soon as each is settled.
+    """Yield the text for a single source in pieces, each as soon as it is settled.
 
-    In beam search a token is settled once all hypotheses agree on it; with `parallel` the whole text is at the end.
+    In beam search a token is settled once all hypotheses agree on it; with `parallel` the whole text comes at the end.
 
     Args:
-        parts: Of one source and one hypothesis, as `generate_parts` gives them.
-        tokenizer: Of the model.
+        parts: Output of `generate_parts` for one source and one hypothesis.
+        tokenizer: The model's tokenizer.
     """
     ids: list[int] = []
     said = ""
@@ -286,10 +285,10 @@ def ready(
     settings: DecodingSettings,
     keep: Literal["beginning", "end"] | None = None,
 ) -> tuple[GenerationLayout, list[Ids]]:
-    """How a model generates, and the sources as tokens cut to what it can read; see `generate`.
+    """The model's generation layout, and the token ids of each source, truncated to what it can read; see `generate`.
 
     Raises:
-        UsageError: As `generate`.
+        UsageError: As for `generate`.
     """
     if isinstance(sources, str):
         raise UsageError("sources is one string: give a list of texts")
@@ -301,7 +300,7 @@ def ready(
     room = model.model.max_positions - settings.max_length - layout.specials
     if room < 1:
         raise UsageError(
-            f"max_length is {settings.max_length} and the model has {model.model.max_positions} positions for source and "
+            f"max_length is {settings.max_length}, but the model has {model.model.max_positions} positions for source and "
             f"target: give a max_length of at most {model.model.max_positions - layout.specials - 1}"
         )
     tokens: list[Ids] = list(model.tokenizer.encode_batch(sources))
@@ -310,17 +309,17 @@ def ready(
     if long:
         warnings.warn(
             f"sources longer than the {room} tokens the model can read before {settings.max_length} of target ({long} of "
-            f"{len(tokens)}) are cut off, the {keep} stays",
+            f"{len(tokens)}) are truncated, keeping the {keep}",
             stacklevel=3,
         )
     return layout, [ids[-room:] if keep == "end" else ids[:room] for ids in tokens]
 
 
 def with_token_ids(layout: GenerationLayout, settings: DecodingSettings, tokenizer: Tokenizer) -> GenerationLayout:
-    """The layout with the ids of the tokens that the settings name.
+    """The layout with the ids of the tokens named in `settings.may_repeat`.
 
     Raises:
-        UsageError: The vocabulary lacks one.
+        UsageError: A token is not in the vocabulary.
     """
     may_repeat = *layout.may_repeat, *(_token(name, tokenizer) for name in settings.may_repeat)
     return dataclasses.replace(layout, may_repeat=may_repeat)
@@ -329,7 +328,7 @@ def with_token_ids(layout: GenerationLayout, settings: DecodingSettings, tokeniz
 def _token(name: str, tokenizer: Tokenizer) -> int:
     found = tokenizer.token_id(name)
     if found is None:
-        raise UsageError(f"may_repeat names {name!r}, which the vocabulary lacks: give tokens as it spells them")
+        raise UsageError(f"may_repeat names {name!r}, which is not in the vocabulary: give tokens as it spells them")
     return found
 
 

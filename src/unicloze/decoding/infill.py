@@ -1,4 +1,4 @@
-"""Filling masks in a text: all at once (by AE), or step by step in any order (by PAR)."""
+"""Fills masks in a text: all at once (AE), or step by step in any order (PAR)."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _SIGNS = _SIGNS_OF_LINES | str.maketrans({" ": "\u2423", "\xa0": "\u2423"})
 
 @dataclass(frozen=True, kw_only=True)
 class MaskFill:
-    """What a mask was filled with.
+    """A filled mask.
 
     Args:
         start: First character of the mask in the given text.
-        end: First character after it.
-        position: Number of its token in the text, [SOS] being 0.
-        step: The factorization step in which it was filled.
-        token: What it was filled with, as the vocabulary spells it.
-        top: The most likely tokens at that step with their probabilities, the most likely first.
-        readable: The same tokens for people: a piece of a word has ## before it, white space alone has a visible sign.
+        end: First character after the mask.
+        position: Index of its token in the text, where [SOS] is 0.
+        step: Factorization step in which it was filled.
+        token: Token it was filled with, as spelled in the vocabulary.
+        top: Most likely tokens at that step with their probabilities, most likely first.
+        readable: The same tokens for display: a word piece is prefixed with ##, bare white space shows as a visible sign.
     """
 
     start: int
@@ -59,12 +59,12 @@ class FillResult:
     """A text and its filled masks.
 
     Args:
-        text: As given.
-        filled: The same text, unchanged but for its masks.
-        target: What predicted, such as `ae` or `par`.
-        order: In which order; None where all masks were filled at once.
-        masks: From left to right.
-        note: What to know of the text, if anything.
+        text: Text as given.
+        filled: The text with its masks filled and nothing else changed.
+        target: Prediction target used, such as `ae` or `par`.
+        order: Filling order; None if all masks were filled at once.
+        masks: The masks, from left to right.
+        note: Caveat about the text, if any.
     """
 
     text: str
@@ -92,20 +92,20 @@ class FillResult:
 def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | None = None) -> FillResult:
     """Fill every mask of a text with its most likely token.
 
-    Without an order each mask is predicted from the text alone (by AE). In an order the masks are predicted step by step
-    (by PAR), each from the text and what was filled before (paper equations 4 and 6): `confidence` fills the most certain
+    Without an order, each mask is predicted from the text alone (AE). With an order, masks are predicted step by step
+    (PAR), each from the text and the masks filled before (paper equations 4 and 6): `confidence` fills the most certain
     mask next, `left-to-right` one mask after the other, `span` all adjacent masks in one step. Special tokens are never
-    predicted. A text longer than the model reads at once is read through a window centred at each mask, and a warning
-    says so.
+    predicted. If the text is longer than the model's window, each mask is filled from a window centred on it, with a
+    warning.
 
     Args:
         model: The model.
-        text: One or more words of it are `[MASK]`, or the tokenizer's own mask.
+        text: Text with one or more `[MASK]`, or the tokenizer's own mask token.
         top_k: Number of tokens to list for each mask.
-        order: In which order to predict; all at once if not given and the model's objective defines it, else `confidence`.
+        order: Prediction order; default: all at once if the model's objective defines it, else `confidence`.
 
     Raises:
-        UsageError: There is nothing to fill, the order is unknown or not defined by the model's objective, or `top_k` is
+        UsageError: The text has no mask, the order is unknown or not defined by the model's objective, or `top_k` is
             below 1.
         UniclozeError: The tokenizer splits masks, or the model predicts nan.
     """
@@ -124,7 +124,7 @@ def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | None =
         )
     if order is not None and in_order is None:
         raise UsageError(
-            f"{lacks(objective, 'stepwise', 'an order')}, all masks are filled at once: leave order {order!r} out"
+            f"{lacks(objective, 'stepwise', 'an order')}, all masks are filled at once: leave out order {order!r}"
         )
     if at_once is None and order is None:
         order = "confidence"
@@ -164,9 +164,9 @@ def _note(tokens: npt.NDArray[np.int32], tokenizer: Tokenizer) -> str | None:
     if not unknown:
         return None
     what = (
-        "1 token that the vocabulary cannot spell is"
+        "1 token not in the vocabulary is"
         if unknown == 1
-        else (f"{unknown} tokens that the vocabulary cannot spell are")
+        else (f"{unknown} tokens not in the vocabulary are")
     )
     return f"{what} read as {tokenizer.tokens([tokenizer.vocabulary.unk])[0]}"
 
@@ -177,10 +177,10 @@ class _Cloze:
 
     Args:
         text: The text.
-        spans: Characters of each mask.
-        tokens: Of the whole text. *Shape:* (tokens,)
-        places: Number of each mask's token.
-        spaced: Tokens begin with the space before them, so that a mask stands for the space before it as well.
+        spans: First character of each mask and first character after it.
+        tokens: Token ids of the whole text. *Shape:* (tokens,)
+        places: Index of each mask's token.
+        spaced: Whether tokens include the preceding space, so that a mask covers the space before it as well.
     """
 
     text: str
@@ -200,7 +200,7 @@ class _Cloze:
         return cls(text, spans, tokens, places, tokenizer.spaced)
 
     def readable(self, token: int, start: int, tokenizer: Tokenizer) -> str:
-        """A token for people, in place of the mask that starts at a character of the text."""
+        """A token formatted for display, as it would appear in place of the mask at character `start`."""
         if not self.spaced:
             return tokenizer.tokens([token])[0]
         surface = _surface(tokenizer, [token])
@@ -213,7 +213,7 @@ class _Cloze:
         return ("##" if is_piece else "") + word.translate(_SIGNS_OF_LINES)
 
     def runs(self) -> list[list[int]]:
-        """Numbers of the masks by runs of adjacent ones."""
+        """Indices of the masks, grouped into runs of adjacent masks."""
         runs = [[0]]
         for i, (left, right) in enumerate(pairwise(self.places), start=1):
             if right == left + 1:
@@ -223,13 +223,13 @@ class _Cloze:
         return runs
 
     def splice(self, fills: Sequence[int], tokenizer: Tokenizer) -> str:
-        """The text with a token in place of each mask, and not a character of the rest changed but white space.
+        """The text with each mask replaced by a token; of the rest, only white space changes.
 
-        A piece of a word is glued to what stands left of it.
+        A word piece is joined to the text on its left.
         """
         filled, last = "", 0
         for run in self.runs():
-            # Bytes of one character may be spread over the tokens of a run: it is decoded as one.
+            # The bytes of one character may be spread over several tokens, so a run is decoded as a whole.
             for part in [run] if self.spaced else [[i] for i in run]:
                 between = self.text[last : self.spans[part[0]][0]]
                 surface = _surface(tokenizer, [fills[i] for i in part])
@@ -248,25 +248,25 @@ class _Cloze:
 
 
 def _surface(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """What tokens add to a text that ends in a word: with a space in front if they begin a word of their own."""
+    """Text that tokens add after a word: with a leading space if they begin a new word."""
     anchor = tokenizer.encode("x").tolist()[-1:]
     return tokenizer.decode([*anchor, *ids]).removeprefix(tokenizer.decode(anchor))
 
 
 def _spells(character: str) -> bool:
-    """Whether a character belongs to words that are written with spaces between them."""
+    """Whether a character belongs to a script that separates words with spaces."""
     return character.isalnum() and unicodedata.east_asian_width(character) not in ("W", "F")
 
 
 class _Filler:
-    """The state of filling one text.
+    """State of filling one text.
 
     Args:
         loaded: The model.
         cloze: The text.
-        top_k: Guesses to keep of each mask.
-        settings: The objective to predict by.
-        stepwise: Predict step by step, else all at once.
+        top_k: Number of guesses to keep for each mask.
+        settings: Objective that defines the predictions.
+        stepwise: Predict step by step; otherwise all at once.
     """
 
     def __init__(
@@ -279,12 +279,12 @@ class _Filler:
         self.lay_out: LayOut = lay_out
         self.target = ""
         self.limit = longest_text(loaded)
-        self.tokens = cloze.tokens.copy()  # as filled so far
-        self.steps = np.full(len(self.tokens), -1, dtype=np.int32)  # in which each token was filled
-        self.guesses: dict[int, Guesses] = {}  # by token number; final once it is filled
+        self.tokens = cloze.tokens.copy()  # with the masks filled so far
+        self.steps = np.full(len(self.tokens), -1, dtype=np.int32)  # step that filled each token; -1: none
+        self.guesses: dict[int, Guesses] = {}  # by token index; final once the mask is filled
         if len(self.tokens) > self.limit:
             warnings.warn(
-                f"the text has {len(self.tokens)} tokens and the model reads {self.limit} at once: each mask is filled "
+                f"the text has {len(self.tokens)} tokens, but the model reads {self.limit} at once: each mask is filled "
                 "from the tokens around it",
                 stacklevel=3,
             )
@@ -324,12 +324,12 @@ class _Filler:
             outdated = [p for p in remaining if 0 <= surest - self._start(p, p) < self.limit]
 
     def _start(self, first: int, last: int) -> int:
-        """First token of the window centred at some tokens."""
+        """Index of the first token of the window centred on tokens `first` to `last`."""
         centred = (first + last + 1) // 2 - self.limit // 2
         return max(0, min(centred, len(self.tokens) - self.limit))
 
     def _windows(self, places: Iterable[int]) -> dict[int, list[int]]:
-        """The masks each window predicts, by its first token."""
+        """The masks to predict in each window, by the window's first token."""
         windows: dict[int, list[int]] = {}
         for place in places:
             windows.setdefault(self._start(place, place), []).append(place)
@@ -341,12 +341,12 @@ class _Filler:
             self.steps[place] = step
 
     def _predict(self, windows: Mapping[int, list[int]], *, step: int, alone: bool = False) -> None:
-        """Guess masks: those filled before are known, those asked for are this step's, all others a later one's.
+        """Guess the requested masks from those filled before; all other open masks belong to a later step.
 
         Args:
-            windows: The masks to guess, by the first token of the window they are guessed from.
+            windows: Masks to guess, by the first token of the window they are guessed from.
             step: Number of this step.
-            alone: Each mask is guessed as if it were the only one of this step.
+            alone: Guess each mask as if it were the only one in this step.
         """
         steps = self.steps.copy()
         asked = [place for places in windows.values() for place in places]
@@ -365,7 +365,7 @@ class _Filler:
             self.guesses.update(zip(places, row_of_guesses, strict=False))
 
     def _examples(self, starts: Sequence[int], steps: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], Examples]:
-        """Steps of the windows that start at some tokens, *Shape:* (rows, window), and their rows."""
+        """Steps, *Shape:* (rows, window), and examples of the windows that start at the given tokens."""
         vocabulary = self.loaded.tokenizer.vocabulary
         windows = one_segment([self.tokens[start : start + self.limit] for start in starts], vocabulary)
         row_steps = np.full(windows.token_ids.shape, -1, dtype=np.int32)
@@ -373,7 +373,7 @@ class _Filler:
         return row_steps, self.lay_out(windows, row_steps, vocabulary, self.settings)
 
     def _guesses(self, examples: Examples) -> list[list[Guesses]]:
-        """The most likely ordinary tokens of each prediction of each row."""
+        """The most likely ordinary tokens for each prediction of each row."""
         ordinary = torch.from_numpy(self.loaded.tokenizer.vocabulary.ordinary).long()
         logits = logits_of(self.loaded, examples)[0].float().cpu()
         best = torch.softmax(logits[:, :, ordinary], dim=-1).topk(min(self.top_k, len(ordinary)), dim=-1)
@@ -386,7 +386,7 @@ class _Filler:
 
 
 def _part_step_mates(examples: Examples, step: int) -> None:
-    """Tokens of a step that read each other's masks read their own only: each is predicted as if it were alone."""
+    """Restrict each token of a step to its own mask, so that it is predicted as if it were alone in the step."""
     row, slot = np.nonzero(examples.steps == step)
     first, last = examples.intervals[row, slot, 2:].T
     mates = (first <= slot) & (slot < last)
@@ -395,7 +395,7 @@ def _part_step_mates(examples: Examples, step: int) -> None:
 
 
 def _predictions(target: Target, steps: npt.NDArray[np.int32], positions: Sequence[Sequence[int]]) -> Target:
-    """Those predictions of a target, which stand by step and position, that predict the given positions of each row."""
+    """The predictions of a target, ordered by step and position, for the given positions of each row."""
     most = max(map(len, positions))
     slots = np.zeros((len(positions), most, *target.slots.shape[2:]), dtype=np.int32)
     weights = np.zeros((len(positions), most), dtype=np.float32)

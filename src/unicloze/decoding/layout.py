@@ -1,4 +1,4 @@
-"""How a model generates: as its task or a part of its objective lays out what it writes."""
+"""Chooses how a model generates, from its task or a part of its objective."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["GenerationLayout", "find_layout", "layout_of"]
 
 
 def layout_of(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout:
-    """How a model trained by a recipe generates, by the first part of its objective that can.
+    """The generation layout of a model trained by a recipe, from the first part of its objective that can generate.
 
-    A model fine-tuned to generate does as it learned. Of other models, those trained by sequence-to-sequence objectives come
-    before those that go on with a text.
+    A model fine-tuned to generate uses the layout of its task. For other models, sequence-to-sequence objectives take
+    precedence over those that continue a text.
 
     Raises:
-        UsageError: No part of its objective can generate, or it is fine-tuned for another task.
+        UsageError: No part of the objective can generate, or the model is fine-tuned for another task.
     """
     found = find_layout(recipe, vocabulary)
     if found is not None:
@@ -39,7 +39,7 @@ def layout_of(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout:
 
 
 def find_layout(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout | None:
-    """As `layout_of`, None if the model cannot generate."""
+    """As `layout_of`, but None if the model cannot generate."""
     if recipe.task.kind:
         return _of_task(recipe, vocabulary) if recipe.task.kind == "generation" else None
     options = (_of_part(part.settings, vocabulary) for part in parts(objective_of(recipe)))
@@ -52,7 +52,7 @@ def _of_part(settings: ObjectiveSettings, vocabulary: Vocabulary) -> GenerationL
 
 
 def _of_task(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout:
-    """How a fine-tuned model generates: as `unicloze.tasks.generation` lays out its rows."""
+    """Layout of a fine-tuned model, as `unicloze.tasks.generation` lays out its rows."""
     by_next = generation.learning_of(recipe) == "next"
     own = generation.pseudo_token(recipe, vocabulary) == "own"
     source, target = generation.segments_of(recipe)

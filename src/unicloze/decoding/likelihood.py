@@ -1,4 +1,4 @@
-"""How likely a text is: by the chain rule from left to right, and by masking each token alone."""
+"""Scores texts: log-likelihood by the chain rule from left to right, and pseudo-log-likelihood with one token masked."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ _ASKS: dict[Measure, tuple[Ability, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TextScore:
-    """How likely a text is. Logarithms are natural; what the model's objective does not define is None.
+    """Likelihood of a text. Logarithms are natural; scores that the model's objective does not define are None.
 
     Args:
         text: The text.
-        tokens: Its tokens, as the vocabulary spells them.
-        chain_log_likelihood: The sum of log p(token | the tokens left of it). UniLMv2 predicts with a mask at every position
-            of the context (equation 4 with steps of one token, left to right), so it is that of the text given its
-            number of tokens.
-        chain_per_token: Its terms; None for a token the model never predicts, such as [UNK].
+        tokens: Its tokens, as spelled in the vocabulary.
+        chain_log_likelihood: Sum of log p(token | the tokens left of it). UniLMv2 predicts with a mask at every position
+            of the context (equation 4 with steps of one token, left to right), so for it the likelihood is conditional on
+            the number of tokens.
+        chain_per_token: The terms of that sum; None for a token the model never predicts, such as [UNK].
         chain_perplexity: exp of minus their mean.
-        chain_perplexity_per_word: exp of minus `chain_log_likelihood` over the words of the text, which are what white space
-            parts: unlike that of a token, it can be compared between vocabularies. None where a token is not scored.
-        bits_per_byte: -`chain_log_likelihood` in bits, over the bytes of the text in UTF-8; None where a token is not
-            scored, as its bytes would seem to cost nothing.
-        bits_per_character: The same over its characters (Unicode code points).
+        chain_perplexity_per_word: exp of minus `chain_log_likelihood` per white-space-separated word: unlike perplexity per
+            token, it can be compared between vocabularies. None if any token is not scored.
+        bits_per_byte: -`chain_log_likelihood` in bits per UTF-8 byte of the text; None if any token is not scored, as its
+            bytes would seem to cost nothing.
+        bits_per_character: The same per character (Unicode code point).
         pseudo_log_likelihood: Sum of log p(token | all other tokens), each token masked alone (Salazar et al. 2020).
-        pseudo_per_token: Its terms; None for a token the model never predicts.
+        pseudo_per_token: The terms of that sum; None for a token the model never predicts.
         pseudo_perplexity: exp of minus their mean.
-        pseudo_perplexity_per_word: As of the chain rule.
-        windows: Number of windows the text was cut into; their scores are added.
-        note: What to bear in mind about these numbers, if anything.
+        pseudo_perplexity_per_word: As for the chain rule.
+        windows: Number of windows the text was cut into; their scores are summed.
+        note: Caveats about these numbers, if any.
     """
 
     text: str
@@ -80,9 +80,9 @@ class TextScore:
         lines = [self.text if len(self.text) <= 100 else f"{self.text[:99]}\u2026"]
         tokens = f"{len(self.tokens):,} tokens"
         if self.chain_log_likelihood is not None:
-            bits = "" if self.bits_per_byte is None else f"{self.bits_per_byte:.3f} bits a byte, "
+            bits = "" if self.bits_per_byte is None else f"{self.bits_per_byte:.3f} bits per byte, "
             if self.bits_per_character not in (None, self.bits_per_byte):
-                bits += f"{self.bits_per_character:.3f} a character, "
+                bits += f"{self.bits_per_character:.3f} per character, "
             lines.append(
                 f"  log-likelihood         {self.chain_log_likelihood:10.2f}  perplexity {self.chain_perplexity:,.1f}"
                 f"{_per_word(self.chain_perplexity_per_word)}, "
@@ -96,7 +96,7 @@ class TextScore:
         if self.chain_per_token is None and self.pseudo_per_token is None:
             lines.append("  no score: the model's objective defines none")
         elif self.chain_log_likelihood is None and self.pseudo_log_likelihood is None:
-            lines.append("  nothing to score: the vocabulary spells none of its tokens")
+            lines.append("  nothing to score: none of its tokens is in the vocabulary")
         return "\n".join(lines)
 
 
@@ -105,15 +105,15 @@ def _per_word(value: float | None) -> str:
 
 
 class Scores(list[TextScore]):
-    """Scores of texts; as `str` one after the other, then those of all together."""
+    """Scores of texts; `str` lists each, then their total."""
 
     @property
     def notes(self) -> list[str]:
-        """What to bear in mind about them, each thing once."""
+        """Distinct notes of the scores."""
         return list(dict.fromkeys(score.note for score in self if score.note))
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """The fields of each, fit for JSON."""
+        """The fields of each score as JSON-serialisable dictionaries."""
         return [score.to_dict() for score in self]
 
     def __str__(self) -> str:
@@ -121,16 +121,16 @@ class Scores(list[TextScore]):
 
 
 def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> list[TextScore]:
-    """Score texts: one forward pass for the chain rule of a window, one row of a batch for each token masked alone.
+    """Score texts: the chain rule takes one batch row per window, masking each token alone takes one row per token.
 
     A text's score depends neither on the other texts nor on `batch_size`, up to rounding. Tokens the model never
-    predicts ([UNK]) stay in view and are not scored. Texts longer than the model reads at once are cut into consecutive
-    windows, each of which reads the memory of those before it if the model has one (XLNet).
+    predicts ([UNK]) are read as context but not scored. Texts longer than the model reads at once are cut into consecutive
+    windows; if the model has a memory (XLNet), each window reads the memory of those before it.
 
     Args:
         model: The model.
         texts: The texts; names of special tokens in them are plain text.
-        batch_size: Most rows of one forward pass.
+        batch_size: Maximum number of rows per forward pass.
 
     Raises:
         UsageError: A text is blank, or `batch_size` is below 1.
@@ -151,12 +151,12 @@ def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> 
 
 
 def defines(objective: ObjectiveSettings, measure: Measure) -> bool:
-    """Whether a model of this objective can be asked for the pseudo-log-likelihood, or the chain rule."""
+    """Whether the objective defines a measure."""
     return part_with(objective, _ASKS[measure][0]) is not None
 
 
 def check_defines(objective: ObjectiveSettings, measure: Measure) -> None:
-    """Refuse what a model of this objective cannot be asked for.
+    """Reject a measure that the objective does not define.
 
     Raises:
         UsageError: The objective does not define it.
@@ -171,17 +171,17 @@ def check_defines(objective: ObjectiveSettings, measure: Measure) -> None:
 def log_probabilities(
     model: LoadedModel, pieces: Sequence[Piece], measure: Measure, *, batch_size: int, progress: Progress | None = None
 ) -> list[Logs]:
-    """log p of each token of each piece, nan where it is not scored.
+    """log p of each token of each piece; nan for tokens that are not scored.
 
     Args:
         model: The model.
-        pieces: Of the texts to score.
-        measure: `pseudo` gives each token from all others of its piece, `chain` from those left of it.
-        batch_size: Most rows of one forward pass.
-        progress: Is told how many tokens were scored, after each forward pass.
+        pieces: Pieces of the texts to score.
+        measure: `pseudo` predicts each token from all others in its piece, `chain` from those left of it.
+        batch_size: Maximum number of rows per forward pass.
+        progress: Called after each forward pass with the number of tokens scored.
 
     Raises:
-        UsageError: The model's objective does not define that.
+        UsageError: The model's objective does not define the measure.
         UniclozeError: The model predicts nan.
     """
     check_defines(objective_of(model.recipe), measure)
@@ -207,7 +207,7 @@ def _chain(
     progress: Progress,
     memory: Memory | None,
 ) -> list[Logs]:
-    """One row a piece; a memory has a row for each."""
+    """Chain-rule scores: one row per piece; `memory` has one row per piece."""
     lay_out = defined(settings).causal
     assert lay_out is not None
     vocabulary = loaded.tokenizer.vocabulary
@@ -230,7 +230,7 @@ def _pseudo(
     progress: Progress,
     memory: Memory | None,
 ) -> list[Logs]:
-    """One row a token; a memory has a row for each piece."""
+    """Pseudo-log-likelihoods: one row per token; `memory` has one row per piece."""
     lay_out = defined(settings).cloze
     assert lay_out is not None
     vocabulary = loaded.tokenizer.vocabulary
@@ -264,7 +264,7 @@ def _by_text(count: int, pieces: Sequence[Piece], logs: Sequence[Logs]) -> list[
 
 
 def together(scores: Sequence[TextScore]) -> TextScore:
-    """The score of several texts as of one, which says how many they are; None where one of them has none."""
+    """The score of several texts as if they were one; None for measures that any of them lacks."""
     chain, pseudo = (
         _joined([getattr(one, f"{measure}_per_token") for one in scores]) for measure in ("chain", "pseudo")
     )
@@ -305,7 +305,7 @@ def _of_logs(
     windows: int,
     note: str | None,
 ) -> TextScore:
-    """The score whose terms these are; bits and words are counted where all of what is `spelled` was scored."""
+    """The score with these per-token terms; per-byte and per-word values are over `spelled`, None without it."""
     chain_total, chain_terms, chain_perplexity = _summary(chain)
     pseudo_total, pseudo_terms, pseudo_perplexity = _summary(pseudo)
     whole, words = "".join(spelled or ()), sum(len(each.split()) for each in spelled or ())
@@ -333,7 +333,7 @@ def _of_logs(
 
 
 def _summary(logs: Logs | None) -> tuple[float | None, list[float | None] | None, float | None]:
-    """Sum, terms and perplexity; no sum where no token could be scored."""
+    """Sum, terms and perplexity; sum and perplexity are None if no token was scored."""
     if logs is None:
         return None, None, None
     terms = [None if math.isnan(term) else term for term in logs.tolist()]
@@ -349,11 +349,11 @@ def _note(objective: ObjectiveSettings, unscored: int, windows: int, memory: int
     highest = _highest_mask_rate(objective)
     if highest is not None and highest < 0.8:
         notes.append(
-            f"the chain rule masks the whole text and the model was trained at mask rates up to {highest:.0%} only "
-            "(a part of objective.mixture can have a higher one): the first tokens are predicted from far less than usual"
+            f"the chain rule masks the whole text, but the model was trained at mask rates of at most {highest:.0%} "
+            "(a part of objective.mixture can have a higher one): the first tokens have far less context than in training"
         )
     if unscored:
-        notes.append(f"{unscored} tokens that the vocabulary cannot spell are not scored")
+        notes.append(f"{unscored} tokens not in the vocabulary are not scored")
     if windows > 1:
         read = f"each reads {memory:,} tokens of memory" if memory else "each scored by itself"
         notes.append(f"the text was cut into {windows} windows, {read}")
@@ -361,7 +361,7 @@ def _note(objective: ObjectiveSettings, unscored: int, windows: int, memory: int
 
 
 def _highest_mask_rate(objective: ObjectiveSettings) -> float | None:
-    """Of the parts that define the chain rule by masking; None where it is the next token that is predicted."""
+    """The highest mask rate of the parts that define the chain rule by masking; None for next-token prediction."""
     able = [part.settings for part in parts(objective) if defined(part.settings).causal is not None]
     if not able or not OBJECTIVES[able[0].name].causal_masks:
         return None

@@ -1,4 +1,4 @@
-"""What a model with a memory remembers of a long text while its windows are scored one after the other."""
+"""Carries a model's memory (XLNet) from window to window of a long text."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ if TYPE_CHECKING:
 def with_memories(
     model: LoadedModel, pieces: Sequence[Piece], batch_size: int
 ) -> Iterator[tuple[list[int], Memory | None]]:
-    """Numbers of pieces of different texts, and what each reads of the pieces of its text before it.
+    """Yield groups of pieces of different texts, with the memory of the pieces before each.
 
-    The pieces of a text come in their order; all are given once. A piece is remembered as it is read whole, with nothing
-    masked.
+    Every piece is yielded once, those of a text in order. Memories come from reading each piece whole, with nothing masked.
 
     Args:
-        model: It has a memory.
-        pieces: Those of a text in their order.
-        batch_size: Most texts at once, and most rows of one forward pass.
+        model: A model with a memory.
+        pieces: The pieces, those of each text in order.
+        batch_size: Maximum number of texts at once and of rows per forward pass.
     """
     of_text: dict[int, list[int]] = {}
     for number, piece in enumerate(pieces):
@@ -47,7 +46,7 @@ def with_memories(
 
 
 def rows_of(memory: Memory | None, rows: npt.NDArray[np.int64]) -> Memory | None:
-    """The memory of some rows."""
+    """The memory restricted to some rows."""
     if memory is None:
         return None
     chosen = torch.from_numpy(rows).to(memory.lengths.device)
@@ -56,7 +55,7 @@ def rows_of(memory: Memory | None, rows: npt.NDArray[np.int64]) -> Memory | None
 
 @torch.inference_mode()
 def _remembered(model: LoadedModel, pieces: Sequence[Piece], before: Memory | None, batch_size: int) -> Memory:
-    """What is remembered behind each piece."""
+    """The memory after reading each piece."""
     settings, device = model.model.settings, model.compute.device
     shape = settings.num_layers, len(pieces), settings.memory, settings.hidden_size
     after = Memory(

@@ -1,12 +1,12 @@
-"""Any-order generation: several positions of a target are filled in each step, the most certain first.
+"""Any-order generation: each step fills several positions of a target, the most certain first.
 
-A model trained by partially autoregressive steps predicts a position from the source and whatever positions are known,
-wherever they stand (UniLMv2, equation 6). So every step puts a pseudo mask at each open position, each reading the source,
-the known tokens and itself, and keeps the tokens the model is most certain of. Their own slots read source, known tokens and
+A model trained with partially autoregressive steps predicts a position from the source and any set of known positions
+(UniLMv2, equation 6). So every step puts a pseudo mask at each open position, which reads the source, the known tokens and
+itself, and keeps the tokens the model is most certain of. The slots of these tokens read the source, the known tokens and
 each other, like the tokens of one factorization step, and join the cache.
 
-The target has `max_length` positions. Once an [EOS] is among the known tokens no position behind it is filled any more, and
-what was filled there is dropped at the end; so a text is as long as the model finds right.
+The target has `max_length` positions. Once an [EOS] is known, no position after it is filled any more, and tokens already
+filled there are dropped at the end; so the model determines the length of the text.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from unicloze.visibility_masks import filling_mask
 
 
 def surest(logs: Tensor, open_positions: Tensor, count: int) -> Tensor:
-    """The open positions whose likeliest token is most certain, a row's best first.
+    """The open positions whose likeliest token is most certain, best first in each row.
 
     Args:
         logs: log p of the likeliest token of each position. *Shape:* (rows, positions)
         open_positions: *Shape:* (rows, positions)
-        count: How many to choose of each row.
+        count: Number of positions to choose per row.
 
     Returns:
         *Shape:* (rows, count)
@@ -41,12 +41,12 @@ def surest(logs: Tensor, open_positions: Tensor, count: int) -> Tensor:
 
 @torch.inference_mode()
 def fill_in_parallel(model: IncrementalModel, sources: Sequence[npt.NDArray[np.integer]], rules: Rules) -> Search:
-    """A target for each source, `parallel` positions a step.
+    """Generate a target for each source, filling `parallel` positions per step.
 
     Args:
-        model: Predicts by pseudo masks.
+        model: A model that predicts with pseudo masks.
         sources: Token ids of each source.
-        rules: The settings, and what may stand in a text.
+        rules: The settings and the tokens they allow.
     """
     settings, layout = rules.settings, rules.layout
     longest, at_once = settings.max_length, min(settings.parallel or 1, settings.max_length)
@@ -59,7 +59,7 @@ def fill_in_parallel(model: IncrementalModel, sources: Sequence[npt.NDArray[np.i
     is_open = torch.ones(rows, longest, dtype=torch.bool, device=device)
     stops_at = torch.full((rows, 1), longest, device=device)
     new = torch.zeros(rows, 0, dtype=torch.long, device=device)
-    known = torch.zeros(rows, 0, dtype=torch.bool, device=device)  # which slots behind the sources hold a token
+    known = torch.zeros(rows, 0, dtype=torch.bool, device=device)  # which slots after the sources hold a token
     while bool(is_open.any()):
         widest = int(is_open.sum(dim=1).max())
         asked = is_open.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :widest]
@@ -86,14 +86,14 @@ def fill_in_parallel(model: IncrementalModel, sources: Sequence[npt.NDArray[np.i
 
 
 def _predict(given: Sources, tokens: Tensor, new: Tensor, asked: Tensor, known: Tensor) -> Tensor:
-    """Logits at a pseudo mask on each asked position; the newest known tokens are written before.
+    """Logits at a pseudo mask on each requested position; writes the newest known tokens to the cache first.
 
     Args:
-        given: The sources, and behind them the known tokens but the newest.
+        given: The sources, followed by the known tokens except the newest.
         tokens: The targets. *Shape:* (rows, longest)
         new: Positions of the newest known tokens. *Shape:* (rows, new)
         asked: Positions to predict. *Shape:* (rows, asked)
-        known: Which slots behind the sources, those of the newest tokens included, hold a token. *Shape:* (rows, known)
+        known: Which slots after the sources, including those of the newest tokens, hold a token. *Shape:* (rows, known)
 
     Returns:
         *Shape:* (rows, asked, vocabulary)

@@ -1,12 +1,12 @@
-"""Which texts to generate: the likeliest token each time, a drawn one, or beam search, for many sources at once.
+"""Greedy search, sampling and beam search for a batch of sources.
 
-A search is a generator: after every step it yields the tokens that are settled since the last one, and it returns the
-hypotheses of each source. Sources that are finished leave the batch.
+A search is a generator: after every step it yields the newly settled tokens, and it returns the hypotheses of each source.
+Finished sources leave the batch.
 
-Beam search keeps `beams` unfinished hypotheses of each source. A step scores their continuations by the sum of log p and
-looks at the best 2 x `beams` (a hypothesis ends in one way only, so at least half of them go on): those of the best `beams`
-that end are candidates for the result, compared by log p over `length_penalty`; the best `beams` that go on are the next
-hypotheses. At `max_length` they become candidates as they are. The best `beams` candidates are kept.
+Beam search keeps `beams` unfinished hypotheses per source. Each step scores their continuations by the sum of log p and
+takes the best 2 x `beams` (a hypothesis can end in only one way, so at least half of them continue): those among the best
+`beams` that end become candidates for the result, compared by log p divided by `length_penalty`; the best `beams` that
+continue are the next hypotheses. At `max_length` these become candidates too. The best `beams` candidates are kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unicloze.decoding.choices import NEVER, Rules, draw
 from unicloze.settings import DecodingSettings
 
 LEAVE_AT = 0.25
-"""Share of finished sources at which they leave the batch: moving the others costs about as much as a step."""
+"""Share of finished sources at which they leave the batch: moving the rest costs about as much as a step."""
 
 Settled = list[tuple[int, list[int]]]
 
@@ -34,11 +34,11 @@ class Hypothesis:
     """A generated text.
 
     Args:
-        tokens: Without the closing [EOS].
-        log_probability: log p of the tokens, of [EOS] too if it ended, under the model as it is: neither temperature nor
-            the tokens that were ruled out count.
-        score: The log-probability after the length penalty.
-        ended: Whether it ended by [EOS]; otherwise it was cut off.
+        tokens: Token ids without the final [EOS].
+        log_probability: log p of the tokens, including [EOS] if it ended, under the unmodified model: temperature and
+            excluded tokens have no effect on it.
+        score: Log-probability after the length penalty.
+        ended: Whether it ended with [EOS]; otherwise it was cut off.
     """
 
     tokens: list[int]
@@ -51,7 +51,7 @@ Search = Generator[Settled, None, list[list[Hypothesis]]]
 
 
 class Stepper(Protocol):
-    """Predicts the next tokens of several hypotheses of each source, see `unicloze.decoding.branches.Branches`."""
+    """Predicts the next tokens of several hypotheses per source; see `unicloze.decoding.branches.Branches`."""
 
     count: int
 
@@ -64,21 +64,21 @@ class Stepper(Protocol):
         """Logits of the next tokens, *Shape:* (rows, hypotheses, vocabulary), after tokens and parents of that shape."""
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some rows only."""
+        """Keep only the given rows."""
 
 
 def length_penalty(length: int, alpha: float) -> float:
-    """((5 + length) / 6)^alpha, by which log p is divided (Wu et al. 2016, equation 14)."""
+    """((5 + length) / 6)^alpha, the divisor of log p (Wu et al. 2016, equation 14)."""
     return float(((5 + length) / 6) ** alpha)
 
 
 def search(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Search:
-    """The search that the settings ask for.
+    """The search chosen by the settings.
 
     Args:
-        stepper: Predicts; holds `beams` hypotheses of each source, or `num_results` if they are drawn.
-        rules: The settings, and what may follow.
-        records: Number of each source, which draws are keyed by.
+        stepper: Predicts tokens; holds `beams` hypotheses per source, or `num_results` when sampling.
+        rules: The settings and the tokens they allow.
+        records: Number of each source, which keys its random draws.
     """
     if rules.settings.sample or rules.settings.beams == 1:
         return chains(stepper, rules, records)
@@ -87,7 +87,7 @@ def search(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Search:
 
 @torch.inference_mode()
 def chains(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Search:
-    """Texts that each take one token after the other: the likeliest, or a drawn one."""
+    """Greedy search or sampling: each text is extended by its likeliest or a sampled token."""
     settings, stop = rules.settings, rules.layout.stop
     numbers = list(range(len(stepper)))
     logits = stepper.first()[:, None, :].expand(-1, stepper.count, -1)
@@ -130,7 +130,7 @@ def chains(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Search:
 
 
 def _uniform(seed: int, records: Sequence[int], count: int, step: int) -> Tensor:
-    """A number in [0, 1) for each text of each source, by what it is for. *Shape:* (sources x texts,)"""
+    """A number in [0, 1) for each text, determined by seed, source, text and step. *Shape:* (sources x texts,)"""
     keys = keyed.key(seed, np.array(records)[:, None], np.arange(count), step)
     return torch.from_numpy(keyed.uniform(keyed.bits(keys, keyed.Stream.ONLY, np.zeros(1, np.int64)))).flatten()
 
@@ -147,13 +147,13 @@ def _texts(tokens: Tensor, logs: Tensor, lengths: Tensor, settings: DecodingSett
 
 @dataclass
 class _Candidates:
-    """The best finished hypotheses of each source, the best first; those that are not there score -inf.
+    """The best finished hypotheses of each source, best first; empty slots score -inf.
 
     Args:
         scores: *Shape:* (rows, beams)
         logs: Their log-probabilities. *Shape:* (rows, beams)
-        lengths: Their tokens, with [EOS]. *Shape:* (rows, beams)
-        ended: Whether they end by [EOS]. *Shape:* (rows, beams)
+        lengths: Their numbers of tokens, including [EOS]. *Shape:* (rows, beams)
+        ended: Whether they end with [EOS]. *Shape:* (rows, beams)
         tokens: *Shape:* (rows, beams, longest)
     """
 
@@ -171,7 +171,7 @@ class _Candidates:
         return cls(scores, scores.clone(), lengths, lengths.bool(), tokens)
 
     def add(self, scores: Tensor, logs: Tensor, tokens: Tensor, *, ended: bool) -> None:
-        """Keep the best of these and the new ones; among equals the earlier. Shapes as above, any number a row."""
+        """Merge new candidates and keep the best; ties go to the earlier. Shapes as above, any number per row."""
         length, beams = tokens.shape[2], self.scores.shape[1]
         best = torch.cat([self.scores, scores], dim=1).sort(dim=1, descending=True, stable=True).indices[:, :beams]
         padded = tokens.new_zeros(*tokens.shape[:2], self.tokens.shape[2])
@@ -189,7 +189,7 @@ class _Candidates:
         return _Candidates(*(part[rows] for part in vars(self).values()))
 
     def hypotheses(self, row: int, count: int) -> list[Hypothesis]:
-        """The best ones of a row, as many as there are."""
+        """Up to `count` best candidates of a row."""
         found = []
         for place in range(count):
             score, ended, length = (
@@ -206,7 +206,7 @@ class _Candidates:
 
 @torch.inference_mode()
 def beam_search(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Search:
-    """Beam search as this module describes it."""
+    """Beam search as described in the module docstring."""
     settings, stop, beams = rules.settings, rules.layout.stop, stepper.count
     alpha, longest = settings.length_penalty, settings.max_length
     numbers = list(range(len(stepper)))
@@ -214,7 +214,7 @@ def beam_search(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Searc
     device, vocabulary = logits.device, logits.shape[2]
     tokens = torch.zeros(len(stepper), beams, 0, dtype=torch.long, device=device)
     totals = torch.full((len(stepper), beams), NEVER, dtype=torch.float64, device=device)
-    totals[:, 0] = 0.0  # all hypotheses are the empty one: only one of them goes on
+    totals[:, 0] = 0.0  # all hypotheses are empty and equal: only one of them is extended
     candidates = _Candidates.none(len(stepper), beams, longest, device)
     results: list[list[Hypothesis]] = [[] for _ in records]
     told = [0] * len(stepper)
@@ -241,7 +241,7 @@ def beam_search(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Searc
         done, left = over.nonzero().squeeze(1).tolist(), (~over).nonzero().squeeze(1)
         if len(left) and len(done) < LEAVE_AT * len(numbers):
             frozen = over.nonzero().squeeze(1)
-            totals[frozen] = NEVER  # nothing of theirs is added any more
+            totals[frozen] = NEVER  # so that they add no further candidates
             done, left = [], torch.arange(len(numbers), device=device)
         for row in done:
             results[numbers[row]] = candidates.hypotheses(row, settings.num_results)
@@ -252,7 +252,7 @@ def beam_search(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Searc
             tokens, totals, parents, chosen = (part[left] for part in (tokens, totals, parents, chosen))
             candidates = candidates.of_rows(left)
             stepper.keep(left)
-            # Its hypotheses are still those before this step: parents number them.
+            # The stepper still holds the hypotheses before this step, which `parents` indexes.
         logits = stepper.step(chosen, parents)
     return results
 
@@ -264,11 +264,11 @@ def _continued(tokens: Tensor, parents: Tensor, chosen: Tensor) -> Tensor:
 
 
 def _is_over(candidates: _Candidates, totals: Tensor, length: int, settings: DecodingSettings) -> Tensor:
-    """Which sources' searches have ended after so many tokens. *Shape:* (rows,)"""
+    """Which sources' searches are over after `length` tokens. *Shape:* (rows,)"""
     best = totals.amax(dim=1)
     if settings.early_stop == "first":
         return (candidates.scores[:, -1] > NEVER) | (best == NEVER)
-    # log p only falls, so a hypothesis scores at most what it would if the rest of it were certain.
+    # log p never rises, so a hypothesis scores at most as if all its remaining tokens were certain.
     penalties = [length_penalty(n, settings.length_penalty) for n in (length + 1, settings.max_length)]
     reachable = best / max(penalties)
     return reachable <= candidates.scores[:, settings.num_results - 1]
@@ -277,7 +277,7 @@ def _is_over(candidates: _Candidates, totals: Tensor, length: int, settings: Dec
 def _settled(
     numbers: list[int], tokens: Tensor, totals: Tensor, candidates: _Candidates, told: list[int], results: int
 ) -> Settled:
-    """The tokens that the best hypothesis of a lone source will have whatever comes; `told` counts those told before."""
+    """New tokens of a single source that all open hypotheses share; `told` counts those reported before."""
     if len(numbers) > 1 or results > 1:
         return []
     open_ones = tokens[0][totals[0] > NEVER].tolist()

@@ -1,4 +1,4 @@
-"""Sources encoded once: the keys and values that everything generated for them reads."""
+"""Encodes sources once: the cached keys and values that everything generated for them reads."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from unicloze.model.inference_model import IncrementalModel
 from unicloze.visibility_masks import hypothesis_mask, source_mask
 
 PAIRS_AT_ONCE = 1 << 20
-"""Pairs of a query and a key of one pass over the sources: its scores should stay in the processor's cache."""
+"""Query-key pairs per pass over the sources, so that its attention scores stay in the processor's cache."""
 
 
 class Sources:
-    """Some sources, side by side in a cache; targets are written behind the longest one.
+    """A batch of sources in one cache; targets are written after the longest source.
 
     Args:
-        model: Encodes them.
-        layout: What stands around each and who reads whom.
+        model: Encodes the sources.
+        layout: Special tokens around each source, and which slots read which.
         sources: Token ids of each source, or of the beginning of each text.
         max_length: Tokens of the longest target.
-        room: Slots behind the sources to begin with.
+        room: Initial number of slots after the sources.
 
     Attributes:
-        lengths: Position of each row's first token of target, less the layout's opening token. *Shape:* (rows,)
-        readable: Which slots before the target are no padding. *Shape:* (rows, slots)
+        lengths: Position of each row's first target token, not counting the layout's opening token. *Shape:* (rows,)
+        readable: Which slots before the target are not padding. *Shape:* (rows, slots)
 
     Raises:
         UsageError: A source is too long for the model.
@@ -70,13 +70,13 @@ class Sources:
         return len(self.lengths)
 
     def encode(self) -> Tensor:
-        """Write their keys and values.
+        """Write the keys and values of the sources to the cache.
 
         Returns:
             Logits of the first token of each target. *Shape:* (rows, vocabulary)
 
         Raises:
-            UniclozeError: They are no numbers.
+            UniclozeError: The logits are nan.
         """
         logits = self._logits()
         check_numbers(logits)
@@ -99,12 +99,12 @@ class Sources:
         return logits[:, 0]
 
     def keep(self, rows: Tensor) -> None:
-        """Forget all sources but these. *Shape:* (rows kept,)"""
+        """Keep only these sources. *Shape:* (rows kept,)"""
         self.cache.keep_rows(rows)
         self.lengths, self.readable = self.lengths[rows], self.readable[rows]
 
     def _encode(self, part: slice) -> Tensor:
-        """Write some of them; logits at the last slot of each, if those predict."""
+        """Encode some of the sources; logits at the last slot of each if that slot predicts."""
         layout, ids, lengths = self.layout, self._ids[part], self.lengths[part, None]
         width = ids.shape[1]
         slot = torch.arange(width, device=ids.device)

@@ -1,4 +1,4 @@
-"""What the verbs of a trained model share: texts as windows it can read, a check of what it says."""
+"""Shared helpers for applying a trained model: cutting texts into windows, batching, and checking its outputs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Piece:
     """As much of a text as the model reads at once.
 
     Args:
-        text: Number of the text.
-        first: Number of the piece's first token within the text.
-        tokens: Without [SOS] and [EOS]. *Shape:* (tokens,)
+        text: Index of the text.
+        first: Index of the piece's first token within the text.
+        tokens: Token ids without [SOS] and [EOS]. *Shape:* (tokens,)
     """
 
     text: int
@@ -49,33 +49,33 @@ class Piece:
 
 
 def longest_text(model: LoadedModel) -> int:
-    """Tokens of text the model reads at once: no more positions than it was trained on, less the special tokens."""
+    """Tokens of text the model reads at once: at most the positions it was trained on, minus the special tokens."""
     return min(model.model.max_positions, longest_window(model.recipe)) - SPECIALS_OF_A_WINDOW
 
 
 def check_text(text: str, name: str) -> None:
-    """Refuse what is no text.
+    """Reject blank or invalid text.
 
     Args:
         text: The text.
-        name: What to call it in the message.
+        name: Its name in the message.
 
     Raises:
-        UsageError: It is blank, or holds bytes that were no valid Unicode.
+        UsageError: The text is blank or not valid Unicode.
     """
     if not text.strip():
         raise UsageError(f"{name} is empty: give it at least one word")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise UsageError(f"{name} is no valid Unicode at character {error.start}: give it in UTF-8") from error
+        raise UsageError(f"{name} is not valid Unicode at character {error.start}: give it in UTF-8") from error
 
 
 def check_numbers(values: Tensor) -> None:
-    """Refuse what a model says if it is no number: nan is also what stands for tokens that are not scored.
+    """Reject nan outputs of a model, which would be mistaken for tokens that are not scored.
 
     Raises:
-        UniclozeError: It is not.
+        UniclozeError: A value is nan.
     """
     if bool(values.isnan().any()):
         raise UniclozeError(
@@ -85,7 +85,7 @@ def check_numbers(values: Tensor) -> None:
 
 @torch.inference_mode()
 def logits_of(model: LoadedModel, examples: Examples, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
-    """What a model says of some rows with one target, and its labels.
+    """The model's predictions for examples with one target, and their labels.
 
     Returns:
         Logits, *Shape:* (rows, predictions, vocabulary), and labels, *Shape:* (rows, predictions).
@@ -101,7 +101,7 @@ def log_probability(logits: Tensor, labels: Tensor) -> Logs:
     """log p of each label. *Shape:* (rows, predictions)
 
     Raises:
-        UniclozeError: It is no number.
+        UniclozeError: A value is nan.
     """
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten()).unflatten(0, labels.shape)
     check_numbers(losses)
@@ -110,12 +110,12 @@ def log_probability(logits: Tensor, labels: Tensor) -> Logs:
 
 
 def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Ints], list[Piece]]:
-    """Tokens of each text, and the pieces that cover them without overlap; names of special tokens are plain text.
+    """Tokens of each text, and the non-overlapping pieces that cover them; names of special tokens are plain text.
 
     Warns once if a text is longer than the model reads at once.
 
     Raises:
-        UsageError: A text is blank or none.
+        UsageError: A text is blank or invalid, or `texts` is a string.
     """
     if isinstance(texts, str):
         raise UsageError("texts is one string: give a list of texts")
@@ -129,7 +129,7 @@ def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Ints], list[Piec
 
 
 def pieces_of(model: LoadedModel, tokens: Sequence[Ints]) -> list[Piece]:
-    """The pieces that cover texts given as tokens; warns once if a text is longer than the model reads at once."""
+    """The pieces that cover tokenised texts; warns once if a text is longer than the model reads at once."""
     limit = longest_text(model)
     pieces = [
         Piece(text=i, first=first, tokens=ids[first : first + limit])
@@ -148,24 +148,24 @@ def pieces_of(model: LoadedModel, tokens: Sequence[Ints]) -> list[Piece]:
 
 
 def one_segment(token_ids: Sequence[Ints], vocabulary: Vocabulary) -> Windows:
-    """Windows "[SOS] text [EOS]" of the given tokens, with nothing to draw at random."""
+    """Windows "[SOS] text [EOS]" of the given tokens, without random keys."""
     return windows_of([[ids] for ids in token_ids], vocabulary, keys=np.zeros(len(token_ids), dtype=np.uint64))
 
 
 def rows_at_once(slots: int, batch_size: int) -> int:
-    """Rows of one forward pass: `batch_size`, or as many of that length as memory should be spent on."""
+    """Rows per forward pass: `batch_size`, or fewer if rows of `slots` slots would take too much memory."""
     return max(1, min(batch_size, _PAIRS_AT_ONCE // slots**2))
 
 
 def by_length(
     lengths: Sequence[int] | npt.NDArray[np.integer], batch_size: int, *, slots_per_token: int = 1
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Numbers of the items, the longest first, in blocks for one forward pass each.
+    """Indices of the items, longest first, in blocks of one forward pass each.
 
     Args:
-        lengths: Tokens of each item.
-        batch_size: Most items of a block.
-        slots_per_token: Slots of a row for each token.
+        lengths: Number of tokens of each item.
+        batch_size: Maximum number of items per block.
+        slots_per_token: Slots each token takes in a row.
 
     Raises:
         UsageError: `batch_size` is below 1.
