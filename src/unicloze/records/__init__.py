@@ -1,14 +1,14 @@
-"""Labelled records, read from the files people have them in: for tasks, metrics and benchmarks alike.
+"""Reads labelled records in common file formats, for tasks, metrics and benchmarks.
 
     plain_files                      a whole file as text, text as JSON
         |
-    line_files, json_files           JSON lines, tables with a header; JSON documents, of SQuAD and CoQA among them
+    line_files, json_files           JSON lines, tables with a header; JSON documents, including SQuAD and CoQA
     column_files, glue_files         tagged sentences; GLUE's tables
-    choice_files, collections        multiple choice; records that are in no file one after the other
+    choice_files, collections        multiple choice; records spread over several files or an archive
         |
-    record, answers                  a record and what it holds
+    record, answers                  a record and its fields
 
-A format is a function from the text of a file to the fields of each record and the line it stands in, for messages.
+A format is a function from the text of a file to the line (for messages) and fields of each record.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from unicloze.settings import PYTHON_DOCS, TaskSettings
 
 
 def record_files(path: Path) -> list[Path]:
-    """The files of records at a path: itself, or all in a folder and its folders, in the order of their names.
+    """The files of records at a path: the file itself, or all files in a folder and its subfolders, sorted by name.
 
     Raises:
-        UniclozeError: There is none.
+        UniclozeError: No file exists there.
     """
     files = [path] if path.is_file() else sorted(file for file in path.rglob("[!.]*") if file.is_file())
     if not files:
-        what = "the folder holds no file" if path.is_dir() else "there is no such file"
+        what = "the folder contains no files" if path.is_dir() else "there is no such file"
         raise UniclozeError(f"{path}: {what}; give a file of labelled records, or a folder of such files")
     return files
 
@@ -48,17 +48,17 @@ def read_records(path: Path, settings: TaskSettings, *, cure: str | None = OPTIO
     Args:
         path: The file or folder.
         settings: Fields and format of the records.
-        cure: How to say others, for messages; none where nobody can say them.
+        cure: How to set fields and format, for messages; None if they cannot be set.
 
     Raises:
-        UsageError: The format is unknown or does not show in the name.
-        UniclozeError: The file is absent, empty or not of its format; the message names the line.
+        UsageError: The format is unknown or cannot be inferred from the name.
+        UniclozeError: The file is missing, empty or not in its format; the message names the line.
     """
     found: list[Record] = []
     for file in [path] if _format_of(path, settings) in COLLECTIONS else record_files(path):
         found += _read_file(file, settings, len(found), cure)
     if not found:
-        raise UniclozeError(f"{path} holds no records: give a file with at least one")
+        raise UniclozeError(f"{path} contains no records: give a file with at least one")
     return found
 
 
@@ -66,14 +66,14 @@ def _read_file(path: Path, settings: TaskSettings, first: int, cure: str | None)
     name, id_field = _format_of(path, settings), settings.fields.get("id", "id")
     if name not in FORMATS and name not in COLLECTIONS:
         known = ", ".join([*FORMATS, *COLLECTIONS])
-        said = "give a file of" if cure is None else f"say it with {spelled(cure, 'format', 'NAME')}, NAME being"
-        raise UsageError(f"{path}: '{name}' is no known format of records: {said} one of {known}")
+        said = "give a file of" if cure is None else f"set it with {spelled(cure, 'format', 'NAME')}, where NAME is"
+        raise UsageError(f"{path}: '{name}' is not a known record format: {said} one of {known}")
     lines = COLLECTIONS[name](path) if name in COLLECTIONS else FORMATS[name](read_text(path), path)
     return as_records(lines, path, first=first, id_field=id_field, cure=cure, headed=name in HEADED)
 
 
 def _format_of(path: Path, settings: TaskSettings) -> str:
-    """The format that the settings say or the name shows."""
+    """The format from the settings, else from the file name."""
     if settings.format != "auto":
         return settings.format
     if not path.exists():
@@ -93,10 +93,10 @@ FORMATS: Mapping[str, Reader] = {
     **CHOICE_FORMATS,
     **COLUMN_FORMATS,
 }
-"""How files hold records, by `TaskSettings.format`."""
+"""Readers by `TaskSettings.format`."""
 
 HEADED = "tsv", "csv"
-"""Those whose first line names the fields."""
+"""Formats whose first line names the fields."""
 
 COLLECTIONS: Mapping[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
     "parallel": collections.parallel,
@@ -104,4 +104,4 @@ COLLECTIONS: Mapping[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]
     "dstc7": collections.dstc7,
     PYTHON_DOCS: collections.python_docs,
 }
-"""The same for records that are not in one file after the other: the line and the fields of each."""
+"""Readers of formats that are not one file of consecutive records: they take a path instead of text."""

@@ -1,4 +1,4 @@
-"""The answers to a question, in any of the forms that records hold them in."""
+"""Reads the answers to a question, in any of the forms used in records."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from unicloze.settings import TaskSettings
 
 
 class Answer(NamedTuple):
-    """An answer and its first character in the passage, if the file says so."""
+    """An answer and its first character in the passage, if the file gives it."""
 
     text: str
     start: int | None
 
 
 def answers_of(record: Record, settings: TaskSettings) -> list[Answer] | None:
-    """The answers of a record, none if it is unanswerable; None if it does not say.
+    """The answers of a record: an empty list if it is unanswerable, None if the field is missing.
 
-    They are a list of texts, of objects with `text` and perhaps `answer_start`, or one object with a list of each.
+    Accepts a list of texts, a list of objects with `text` and perhaps `answer_start`, or one object with a list of each.
 
     Raises:
-        UniclozeError: They are something else; the message names the record.
+        UniclozeError: The answers have another form; the message names the record.
     """
     given = record.get(settings, "answers")
     if given is None:
@@ -30,15 +30,15 @@ def answers_of(record: Record, settings: TaskSettings) -> list[Answer] | None:
     if isinstance(given, dict) and isinstance(given.get("text"), list):
         starts = given.get("answer_start") or [None] * len(given["text"])
         if not isinstance(starts, list) or len(starts) != len(given["text"]):
-            raise UniclozeError(f"{record.place}: the answers have not as many answer_start as text: mend the record")
+            raise UniclozeError(f"{record.place}: answer_start and text differ in number: fix the record")
         given = [{"text": text, "answer_start": start} for text, start in zip(given["text"], starts, strict=True)]
     found = []
     for answer in given if isinstance(given, list) else [None]:
         text, start = (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (answer, None)
         if not isinstance(text, str) or not (start is None or type(start) is int):
             raise UniclozeError(
-                f"{record.place}: the answers are no list of texts or of "
-                '{"text": ..., "answer_start": ...}: mend the record'
+                f"{record.place}: the answers are not a list of texts or of "
+                '{"text": ..., "answer_start": ...}: fix the record'
             )
         if text.strip():
             found.append(Answer(text, start))
@@ -46,10 +46,10 @@ def answers_of(record: Record, settings: TaskSettings) -> list[Answer] | None:
 
 
 def needed_answers(record: Record, settings: TaskSettings) -> list[Answer]:
-    """The answers of a record that must have a list of them, be it empty.
+    """The answers of a record that must have a list of them, possibly empty.
 
     Raises:
-        UniclozeError: It has none.
+        UniclozeError: The field is missing.
     """
     answers = answers_of(record, settings)
     if answers is None:

@@ -1,15 +1,15 @@
-"""The files of multiple-choice data sets, as their authors publish them, to the fields of the task `choice`.
+"""Reads published multiple-choice data sets into the fields of the task `choice`.
 
 | format | files | becomes |
 |---|---|---|
-| `race` | RACE's folders of articles, a JSON object a file, or such objects a line | article, question, four options |
+| `race` | RACE's folders of articles, one JSON object per file or per line | article, question, four options |
 | `swag` | SWAG's .csv | first sentence, begun second sentence, four endings |
-| `copa` | COPA's .xml, or SuperGLUE's .jsonl | premise, what is asked for as a question, two alternatives |
+| `copa` | COPA's .xml, or SuperGLUE's .jsonl | premise, a question for cause or effect, two alternatives |
 | `story-cloze` | the Story Cloze Test's .csv | four sentences, two endings |
 | `winogrande` | Winogrande's .jsonl | a sentence with a gap, two candidates |
 | `wsc` | the Winograd Schema Challenge's .xml | a sentence with a gap for the pronoun, its candidates |
 
-Labels are numbers from 0 here, whatever the file counts from; a file without them is read for prediction.
+Labels are numbered from 0, whatever the file counts from; a file without labels is read for prediction.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from unicloze.records.line_files import Reader, comma_separated, jsonl
 from unicloze.records.plain_files import parse_json
 
 GAP = "_"
-"""What the candidates of a sentence are put in place of."""
+"""Marks the gap that the candidates fill."""
 
 ASKS_FOR = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
 """COPA's two questions."""
 
 UNTOLD = "", "?", "-1"
-"""What files to be predicted have in the place of the answer."""
+"""Values that stand for a missing answer in unlabelled files."""
 
 Fields = Iterator[tuple[int, dict[str, Any]]]
 
 
 def read_race(text: str, path: Path) -> Fields:
-    """RACE: an article has several questions, each a record (Lai et al. 2017).
+    """RACE: each question of an article is a record (Lai et al. 2017).
 
     Raises:
-        UniclozeError: It is no article of RACE.
+        UniclozeError: The file is not in RACE's format.
     """
     try:
         articles: Iterator[tuple[int, Any]] = iter([(1, parse_json(text, str(path)))])
     except UniclozeError:
         articles = jsonl(text, path)
     for line, article in articles:
-        _check(article, ("article", "questions", "options"), path, line, "article of RACE")
+        _check(article, ("article", "questions", "options"), path, line, "an article of RACE")
         questions, options, answers = article["questions"], article["options"], article.get("answers")
         answers = [None] * len(questions) if not answers and isinstance(questions, list) else answers
         lists = questions, options, answers, *(options if isinstance(options, list) else ())
         if not all(isinstance(each, list) for each in lists):
             raise UniclozeError(
-                f"{path}, line {line}: its questions, options and answers, and the options of each, are no lists"
+                f"{path}, line {line}: its questions, options and answers, and the options of each, must be lists"
             )
         name = str(article.get("id", path.name)).removesuffix(".txt")
         if not len(questions) == len(options) == len(answers):
@@ -67,11 +67,11 @@ def read_swag(text: str, path: Path) -> Fields:
     """SWAG: which ending follows (Zellers et al. 2018).
 
     Raises:
-        UniclozeError: A line has other columns.
+        UniclozeError: A line lacks a column.
     """
     endings = [f"ending{number}" for number in range(4)]
     for line, row in comma_separated(text, path):
-        _check(row, ("sent1", "sent2", *endings), path, line, "line of SWAG")
+        _check(row, ("sent1", "sent2", *endings), path, line, "a line of SWAG")
         fields = {"context": row["sent1"], "question": row["sent2"], "choices": [row[name] for name in endings]}
         yield line, _labelled(fields, row.get("label"), 0, path, line)
 
@@ -80,7 +80,7 @@ def read_copa(text: str, path: Path) -> Fields:
     """COPA: the likelier cause or effect (Roemmele et al. 2011; Wang et al. 2019, SuperGLUE).
 
     Raises:
-        UniclozeError: It is neither of both files.
+        UniclozeError: The file is in neither format.
     """
     if text.lstrip().startswith("<"):
         for line, item in _elements(text, path, "item"):
@@ -95,8 +95,8 @@ def read_copa(text: str, path: Path) -> Fields:
 def _copa(
     row: Mapping[str, Any], names: tuple[str, str, str], name: Any, answer: Any, first: int, path: Path, line: int
 ) -> dict[str, Any]:
-    _check(row, names, path, line, "item of COPA")
-    if row.get("question") not in list(ASKS_FOR):  # it may be anything
+    _check(row, names, path, line, "an item of COPA")
+    if row.get("question") not in list(ASKS_FOR):  # a list, because the value may be unhashable
         raise UniclozeError(f"{path}, line {line}: COPA asks for {' or '.join(ASKS_FOR)}, not {row.get('question')!r}")
     context, *choices = (row[part] for part in names)
     fields = {"context": context, "question": ASKS_FOR[row["question"]], "choices": choices}
@@ -104,15 +104,15 @@ def _copa(
 
 
 def read_story_cloze(text: str, path: Path) -> Fields:
-    """The Story Cloze Test: the right ending of four sentences (Mostafazadeh et al. 2016).
+    """The Story Cloze Test: the right ending for four sentences (Mostafazadeh et al. 2016).
 
     Raises:
-        UniclozeError: A line has other columns.
+        UniclozeError: A line lacks a column.
     """
     sentences = [f"InputSentence{number}" for number in range(1, 5)]
     endings = ["RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2"]
     for line, row in comma_separated(text, path):
-        _check(row, (*sentences, *endings), path, line, "line of the Story Cloze Test")
+        _check(row, (*sentences, *endings), path, line, "a line of the Story Cloze Test")
         fields = {"context": " ".join(row[name] for name in sentences), "choices": [row[name] for name in endings]}
         if "InputStoryid" in row:
             fields["id"] = row["InputStoryid"]
@@ -123,10 +123,10 @@ def read_winogrande(text: str, path: Path) -> Fields:
     """Winogrande: which candidate fills the gap (Sakaguchi et al. 2020).
 
     Raises:
-        UniclozeError: A line has other fields.
+        UniclozeError: A line lacks a field.
     """
     for line, row in jsonl(text, path):
-        _check(row, ("sentence", "option1", "option2"), path, line, "line of Winogrande")
+        _check(row, ("sentence", "option1", "option2"), path, line, "a line of Winogrande")
         fields = {"cloze": row["sentence"], "choices": [row["option1"], row["option2"]]}
         if "qID" in row:
             fields["id"] = row["qID"]
@@ -134,10 +134,10 @@ def read_winogrande(text: str, path: Path) -> Fields:
 
 
 def read_wsc(text: str, path: Path) -> Fields:
-    """The Winograd Schema Challenge's collection: the candidates stand in the place of the pronoun (Levesque et al. 2012).
+    """The Winograd Schema Challenge: the candidates replace the pronoun (Levesque et al. 2012).
 
     Raises:
-        UniclozeError: It is no such collection.
+        UniclozeError: The file is not in this format.
     """
     for line, schema in _elements(text, path, "schema"):
         parts = {name: _joined(schema.find(f"text/{name}")) for name in ("txt1", "txt2")}
@@ -150,12 +150,12 @@ def read_wsc(text: str, path: Path) -> Fields:
 
 
 def _joined(element: ElementTree.Element | None) -> str | None:
-    """The text of an element on one line, None if there is no element."""
+    """The text of an element on one line; None without an element."""
     return None if element is None else " ".join((element.text or "").split())
 
 
 def _elements(text: str, path: Path, tag: str) -> Iterator[tuple[int, ElementTree.Element]]:
-    """The elements of a name, with the line each begins in."""
+    """The elements with a tag, each with the line it begins on."""
     parser: ElementTree.XMLPullParser[Any] = ElementTree.XMLPullParser(("start", "end"))
     starts: list[int] = []
     try:
@@ -168,31 +168,31 @@ def _elements(text: str, path: Path, tag: str) -> Iterator[tuple[int, ElementTre
                     yield starts.pop(), element
         parser.close()
     except ElementTree.ParseError as error:
-        raise UniclozeError(f"{path}, line {error.position[0]}: this is no XML ({error})") from error
+        raise UniclozeError(f"{path}, line {error.position[0]}: this is not XML ({error})") from error
 
 
 def _check(row: Any, names: tuple[str, ...], path: Path, line: int, what: str) -> None:
     missing = [name for name in names if not isinstance(row, Mapping) or row.get(name) is None]
     if missing:
-        raise UniclozeError(f"{path}, line {line}: this is no {what}: it lacks {', '.join(missing)}")
+        raise UniclozeError(f"{path}, line {line}: this is not {what}: it lacks {', '.join(missing)}")
 
 
 def _labelled(fields: dict[str, Any], answer: Any, first: str | int, path: Path, line: int) -> dict[str, Any]:
-    """The fields with the number of the right choice, counted from 0, if the file tells it.
+    """The fields plus `label`, the index of the right choice from 0, if the file gives it.
 
     Args:
-        fields: With the choices.
-        answer: As the file has it; None, or one of `UNTOLD`, if it has none.
-        first: What the file calls the first choice.
+        fields: Fields of the record, including the choices.
+        answer: The file's answer; None, or one of `UNTOLD`, if it has none.
+        first: The file's name for the first choice.
         path: The file.
-        line: Of the record.
+        line: Line of the record.
     """
     said = "" if answer is None else str(answer).strip()
     if said in UNTOLD:
         return fields
     known = [chr(ord(first) + n) if isinstance(first, str) else str(first + n) for n in range(len(fields["choices"]))]
     if said not in known:
-        raise UniclozeError(f"{path}, line {line}: the right choice is {said!r}, which is none of {', '.join(known)}")
+        raise UniclozeError(f"{path}, line {line}: the right choice is {said!r}, which is not one of {', '.join(known)}")
     return {**fields, "label": known.index(said)}
 
 
@@ -204,4 +204,4 @@ CHOICE_FORMATS: Mapping[str, Reader] = {
     "winogrande": read_winogrande,
     "wsc": read_wsc,
 }
-"""By `TaskSettings.format`."""
+"""Readers by `TaskSettings.format`."""

@@ -1,4 +1,4 @@
-"""Records that are no file of one record after the other: lines of two files, files of an archive, docstrings."""
+"""Reads records that are not one file of consecutive records: parallel files, archives, docstrings."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Lines = Iterator[tuple[int, dict[str, Any]]]
 
 
 def parallel(path: Path) -> Lines:
-    """Lines of a file as `source`, and if a second file is named after a comma, the same lines of that as `target`.
+    """Lines of a file as `source`, and those of a second file, named after a comma, as `target`.
 
     Raises:
-        UniclozeError: A file is absent, or they have different numbers of lines.
+        UniclozeError: A file is missing, or the files have different numbers of lines.
     """
     sources, *others = (Path(name) for name in ([str(path)] if path.is_file() else str(path).split(",")))
     if len(others) > 1:
-        raise UniclozeError(f"{path} names {len(others) + 1} files: give SOURCE,TARGET, two files with a line each")
+        raise UniclozeError(f"{path} names {len(others) + 1} files: give two, SOURCE,TARGET, with one line per record")
     columns = [_lines(file) for file in (sources, *others)]
     if len(columns) == 2 and len(columns[0]) != len(columns[1]):
         raise UniclozeError(
@@ -37,18 +37,18 @@ def parallel(path: Path) -> Lines:
 
 def _lines(path: Path) -> list[str]:
     if not path.is_file():
-        raise UniclozeError(f"there is no file {path}: give a file of texts, one a line")
+        raise UniclozeError(f"there is no file {path}: give a file of texts, one per line")
     lines = [line.strip() for line in read_text(path).split("\n")]
     return lines[:-1] if lines[-1] == "" else lines
 
 
 def dstc7(path: Path) -> Lines:
-    """Track 2 of DSTC7 as its human evaluation was published: `context`, and the human responses as `references`.
+    """The published human evaluation of DSTC7, track 2: `context`, and the human responses as `references`.
 
     Contexts without a human response are left out.
 
     Raises:
-        UniclozeError: It is no such archive; the message names what is missing or the line.
+        UniclozeError: The file is not that archive; the message names what is missing or the line.
     """
     if not path.is_file():
         raise UniclozeError(f"there is no file {path}: give the archive of DSTC7's human evaluation, a .tgz")
@@ -60,10 +60,10 @@ def dstc7(path: Path) -> Lines:
                 if name in _DSTC7_TABLES and (file := archive.extractfile(member)) is not None:
                     tables[name] = file.read().decode("utf-8").splitlines()
     except (tarfile.TarError, UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
-        raise UniclozeError(f"{path}: this is no archive of DSTC7's human evaluation ({error})") from error
+        raise UniclozeError(f"{path}: this is not the archive of DSTC7's human evaluation ({error})") from error
     for name in _DSTC7_TABLES:
         if name not in tables:
-            raise UniclozeError(f"{path} holds no {name}: give the archive of DSTC7's human evaluation")
+            raise UniclozeError(f"{path} contains no {name}: give the archive of DSTC7's human evaluation")
     contexts, responses = (tables[name] for name in _DSTC7_TABLES)
     references = {key: list(filter(None, texts)) for key, *texts in (line.split("\t") for line in responses[1:])}
     for number, line in enumerate(contexts[1:], 2):
@@ -80,15 +80,15 @@ _DSTC7_TABLES = "dstc7-task2-context.tsv", "dstc7-task2-gold_responses.tsv"
 
 
 def python_docs(path: Path) -> Lines:
-    """The docstrings of this Python installation: `target` is the summary line of one, `source` what follows it.
+    """The docstrings of this Python installation: `target` is the summary line, `source` the rest.
 
-    Which part a docstring is in follows from a hash of its module's name, so that no module is in both.
+    A hash of the module's name puts each docstring in one part, so that no module is in both.
 
     Args:
-        path: `python-docs/train` or `python-docs/dev`, a tenth of the modules.
+        path: `python-docs/train`, or `python-docs/dev` with a tenth of the modules.
 
     Raises:
-        UniclozeError: It is neither.
+        UniclozeError: The path is neither.
     """
     if str(path) not in PYTHON_DOCS_PARTS:
         raise UniclozeError(f"there are no records {path}: give {' or '.join(PYTHON_DOCS_PARTS)}")

@@ -1,4 +1,4 @@
-"""Tagged sentences in columns: a word a line with its tags, a blank line after each sentence (CoNLL, CoNLL-U)."""
+"""Reads tagged sentences in columns: one word with its tags per line, a blank line after each sentence (CoNLL, CoNLL-U)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from unicloze.errors import UniclozeError, option_of
 from unicloze.records.line_files import Reader
 
 DOCUMENT = "-DOCSTART-"
-"""First column of the line that begins a document; it is no word."""
+"""First column of the line that begins a document; it is not a word."""
 
 CONLLU_COLUMNS = "id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc"
 
 
 def read_conll(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Sentences of a file whose columns are parted by tabs or else by spaces.
+    """Sentences of a file whose columns are separated by tabs, or else by spaces.
 
-    A record has `tokens`, the first column; `tags`, the last one, if there are two or more; and each column under its number
-    from 0 (`--task.fields '{tags: "1"}'` chooses the second).
+    A record has `tokens`, the first column; `tags`, the last column, if there are two or more; and each column under its
+    number from 0 (`--task.fields '{tags: "1"}'` chooses the second).
 
     Raises:
-        UniclozeError: A line has another number of columns than the first.
+        UniclozeError: A line has a different number of columns from the first.
     """
     for line, rows in _sentences(text, path, _cells, lambda cells: cells[0] == DOCUMENT):
         columns = [list(column) for column in zip(*rows, strict=True)]
@@ -32,12 +32,12 @@ def read_conll(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_conllu(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Sentences of a CoNLL-U file: `tokens` are the forms, `tags` the universal parts of speech, and each column its name.
+    """Sentences of a CoNLL-U file: `tokens` (forms), `tags` (universal parts of speech), and each column under its name.
 
-    Comments, words that stand for several and words that are not written are left out.
+    Comments, multiword tokens and empty nodes are skipped.
 
     Raises:
-        UniclozeError: A line has not ten columns.
+        UniclozeError: A line does not have ten columns.
     """
     body = "\n".join("#" if line.startswith("#") else line for line in text.split("\n"))
     for line, rows in _sentences(body, path, lambda row: row.split("\t"), _is_aside):
@@ -53,17 +53,17 @@ def _is_aside(cells: list[str]) -> bool:
 
 
 def _cells(line: str) -> list[str]:
-    """Its columns. Only tabs and spaces part them: other white space may stand in a word."""
+    """Columns of a line, separated only by tabs or spaces: other white space may occur in a word."""
     return line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
 
 
 def _sentences(
     text: str, path: Path, cells_of: Callable[[str], list[str]], is_no_word: Callable[[list[str]], bool]
 ) -> Iterator[tuple[int, list[list[str]]]]:
-    """The rows of each sentence, with the line of the first."""
+    """The rows of each sentence, with the line number of the first."""
     if re.match(r'\s*\{"[^"]*":', text):
-        said = f"say so with {option_of('task.format')} jsonl"
-        raise UniclozeError(f"{path}, line 1: this is JSON and no columns: {said}")
+        said = f"read it with {option_of('task.format')} jsonl"
+        raise UniclozeError(f"{path}, line 1: this is JSON, not columns: {said}")
     rows: list[list[str]] = []
     start, width = 0, 0
     for number, line in enumerate([*text.split("\n"), ""], 1):
@@ -82,4 +82,4 @@ def _sentences(
 
 
 COLUMN_FORMATS: Mapping[str, Reader] = {"conll": read_conll, "conllu": read_conllu}
-"""By `TaskSettings.format`."""
+"""Readers by `TaskSettings.format`."""

@@ -1,8 +1,8 @@
-"""The files of GLUE's nine tasks, as the benchmark and the sources of its tasks publish them (Wang et al. 2019).
+"""Reads the files of GLUE's nine tasks, as published by the benchmark and by its sources (Wang et al. 2019).
 
-A line is a record, its columns stand between tabs, and quotation marks are text. Which column holds what follows from the
-names in the first line, or from the number of columns where a file has no such line. Test files have no column of labels.
-GLUE's diagnostic set, AX, is read as MNLI is: a model of MNLI predicts it.
+Each line is a record with tab-separated columns; quotation marks are text. The header, or without one the number of columns,
+tells which column is which. Test files have no label column. GLUE's diagnostic set, AX, is read like MNLI, whose models
+predict it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from unicloze.records.line_files import Reader
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where the files of a task keep what it needs.
+    """Column names in the files of a task.
 
     Args:
-        text: Names that the column of the text, or of the first text of a pair, may have.
-        pair: Names that the column of the second text may have; none where the task has one text.
-        label: Names that the column of the answer may have.
-        id: Names that the column may have by which a prediction is sent in.
-        bare: Names of the columns of a file without a header, by their number.
-        drops_broken: The published training file has broken lines, which everybody leaves out.
+        text: Possible names of the column of the text, or of the first text of a pair.
+        pair: Possible names of the column of the second text; empty if the task has one text.
+        label: Possible names of the label column.
+        id: Possible names of the column that identifies a prediction in a submission.
+        bare: Column names of a file without a header, by the number of columns.
+        drops_broken: Whether to skip broken lines, which the published training file has.
     """
 
     text: tuple[str, ...]
@@ -60,17 +60,17 @@ LAYOUTS: Mapping[str, Layout] = {
     "rte": _TWO_SENTENCES,
     "wnli": _TWO_SENTENCES,
 }  # fmt: skip
-"""By the name of the task."""
+"""Layouts by task name."""
 
 NAMED = 5
-"""So many broken lines are named in a message."""
+"""Maximum number of broken lines named in a message."""
 
 
 def read_glue(text: str, path: Path, *, task: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of a file of a task: `text`, `pair` if it has two, `label` and `id` if the file has them, and other columns.
+    """Records of a task's file: `text`, `pair` for tasks of two texts, `label` and `id` if present, and all other columns.
 
     Raises:
-        UniclozeError: The file is none of the task's, or a line has another number of columns than the first.
+        UniclozeError: The columns are not the task's, or a line has a different number of columns from the first.
     """
     layout = LAYOUTS[task]
     lines = [(number, line.removesuffix("\r").split("\t")) for number, line in enumerate(text.split("\n"), 1)]
@@ -83,7 +83,7 @@ def read_glue(text: str, path: Path, *, task: str) -> Iterator[tuple[int, dict[s
     roles = {count: _roles(names, layout) for count, names in known.items()}
     if len(first) not in known or not all(has_all(found, layout) for found in roles.values()):
         raise UniclozeError(
-            f"{path}, line 1: the columns {', '.join(first)[:80]} are none of GLUE's {task}: "
+            f"{path}, line 1: the columns {', '.join(first)[:80]} are not those of GLUE's {task}: "
             f"its header names {' and '.join(filter(None, (*layout.text[:1], *layout.pair[:1])))}; "
             "choose another format (task.format)"
         )
@@ -98,11 +98,11 @@ def read_glue(text: str, path: Path, *, task: str) -> Iterator[tuple[int, dict[s
             raise UniclozeError(f"{path}, line {number}: {len(cells)} columns where {expected} are expected")
     if broken:
         named = ", ".join(map(str, broken[:NAMED])) + (", ..." if len(broken) > NAMED else "")
-        warnings.warn(f"{path}: {len(broken)} broken lines are left out ({named})", stacklevel=2)
+        warnings.warn(f"{path}: {len(broken)} broken lines are skipped ({named})", stacklevel=2)
 
 
 def has_all(roles: Mapping[str, str], layout: Layout) -> bool:
-    """Whether columns hold all texts of a task."""
+    """Whether the columns include all texts of a task."""
     return {"text", *(["pair"] if layout.pair else [])} <= set(roles.values())
 
 
@@ -113,4 +113,4 @@ def _roles(names: tuple[str, ...], layout: Layout) -> dict[str, str]:
 
 
 GLUE_FORMATS: Mapping[str, Reader] = {f"glue-{task}": partial(read_glue, task=task) for task in LAYOUTS}
-"""By `TaskSettings.format`."""
+"""Readers by `TaskSettings.format`."""

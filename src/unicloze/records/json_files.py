@@ -1,4 +1,4 @@
-"""Records out of whole JSON documents: SQuAD's, CoQA's, or a list of objects."""
+"""Reads records from whole JSON documents: SQuAD, CoQA, or a list of objects."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from unicloze.errors import UniclozeError
 from unicloze.records.plain_files import parse_json
 
 Found = tuple[str, dict[str, Any]]
-"""Where in its file a record stands, and what it holds."""
+"""A record's place in its file, and its fields."""
 
 
 def json_records(text: str, path: Path) -> Iterator[Found]:
-    """The records of a JSON document: those of a list, of `squad` or of `coqa`, as its first entry shows.
+    """The records of a JSON document: a list, or the format of SQuAD or CoQA, detected from its first entry.
 
     Raises:
-        UniclozeError: It is no JSON, or of none of these forms; the message says where.
+        UniclozeError: The text is not JSON or has none of these forms; the message says where.
     """
     document = parse_json(text, str(path))
     if isinstance(document, list):
@@ -31,22 +31,22 @@ def listed(text: str, path: Path) -> Iterator[Found]:
     """The objects of a list.
 
     Raises:
-        UniclozeError: It is no JSON, or no list of objects.
+        UniclozeError: The text is not JSON or not a list of objects.
     """
     document = parse_json(text, str(path))
     if not isinstance(document, list):
-        raise UniclozeError(f"{path}: this is no list of records; mend the file")
+        raise UniclozeError(f"{path}: this is not a list of records; fix the file")
     return _listed(document, path)
 
 
 def squad(text: str, path: Path) -> Iterator[Found]:
     """The questions of SQuAD (Rajpurkar et al. 2016, 2018).
 
-    Each has `id`, `title`, and what the file has of `context`, `question` and `answers` of `text` and `answer_start`, none
-    where the question is marked as impossible.
+    Each has `id`, `title`, and, if in the file, `context`, `question` and `answers` with `text` and `answer_start`; the
+    answers are empty if the question is marked as impossible.
 
     Raises:
-        UniclozeError: It is no JSON, or not of this form; the message says where.
+        UniclozeError: The text is not JSON or not of this form; the message says where.
     """
     return _squad(_get(parse_json(text, str(path)), "data", list, str(path)), path)
 
@@ -54,11 +54,11 @@ def squad(text: str, path: Path) -> Iterator[Found]:
 def coqa(text: str, path: Path) -> Iterator[Found]:
     """The turns of CoQA's conversations (Reddy et al. 2019).
 
-    Each has `id`, `story`, `turn`, `domain`, `history` (questions and answers before it), and what the file has of
-    `context`, `question`, `answers` (of all annotators), `rationale` and its `rationale_start` (-1 if there is none).
+    Each has `id`, `story`, `turn`, `domain`, `history` (earlier questions and answers), and, if in the file, `context`,
+    `question`, `answers` (of all annotators), `rationale` and `rationale_start` (-1 without a rationale).
 
     Raises:
-        UniclozeError: It is no JSON, or not of this form; the message says where.
+        UniclozeError: The text is not JSON or not of this form; the message says where.
     """
     return _coqa(_get(parse_json(text, str(path)), "data", list, str(path)), path)
 
@@ -66,7 +66,7 @@ def coqa(text: str, path: Path) -> Iterator[Found]:
 def _listed(entries: list[Any], path: Path) -> Iterator[Found]:
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict):
-            raise UniclozeError(f"{path}, entry {number}: a record is a JSON object; this is none")
+            raise UniclozeError(f"{path}, entry {number}: a record must be a JSON object; this is not one")
         yield f"entry {number}", entry
 
 
@@ -109,17 +109,17 @@ def _coqa(data: list[Any], path: Path) -> Iterator[Found]:
 
 
 def _held(record: Any, name: str, role: str, place: str) -> dict[str, str]:
-    """A text by its role; nothing where the file leaves it out, as references may."""
+    """A text by its role; empty if the file leaves it out, as reference files may."""
     return {role: _get(record, name, str, place)} if isinstance(record, dict) and name in record else {}
 
 
 def _nth(answers: Any, number: int, turn: int, place: str) -> Any:
     if not isinstance(answers, list) or len(answers) <= number:
-        raise UniclozeError(f"{place}: there is no answer of one of the annotators; mend the file")
+        raise UniclozeError(f"{place}: an annotator's answer is missing; fix the file")
     answer = answers[number]
     if isinstance(answer, dict) and answer.get("turn_id", turn) != turn:
         raise UniclozeError(
-            f"{place}: the answer in its place is to turn {answer['turn_id']}; put each annotator's answers in the order of "
+            f"{place}: the answer in its place is for turn {answer['turn_id']}; put each annotator's answers in the order of "
             "the questions"
         )
     return answer
@@ -129,6 +129,6 @@ def _get(record: Any, name: str, kind: type, place: str) -> Any:
     value = record.get(name) if isinstance(record, dict) else None
     if not isinstance(value, kind):
         raise UniclozeError(
-            f"{place}: '{name}' is missing or of another type than in SQuAD's and CoQA's files; mend the file"
+            f"{place}: '{name}' is missing or has a different type from SQuAD's and CoQA's files; fix the file"
         )
     return value

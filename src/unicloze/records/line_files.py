@@ -1,4 +1,4 @@
-"""Files with a record a line: JSON objects, or columns under a header."""
+"""Reads files with one record per line: JSON objects, or columns under a header."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from unicloze.errors import UniclozeError
 from unicloze.records.plain_files import parse_json
 
 LARGEST_FIELD = 1 << 27
-"""Characters of a field of a .csv or .tsv."""
+"""Maximum number of characters in a field of a .csv or .tsv file."""
 
 Reader = Callable[[str, Path], Iterator[tuple[int | str, dict[str, Any]]]]
-"""The text of a file and its path, for messages, to the line of each record, or in words where it stands, and its fields."""
+"""From a file's text and path (for messages) to each record's line, or a description of its place, and fields."""
 
 
 _QUOTED = re.compile(r'"[^"]*"')
 _HEADER = re.compile(rf'\s*(?:[^"\r\n]+|{_QUOTED.pattern})*')
-"""The first line that is not blank; a quoted name may hold the end of a line."""
+"""The first nonblank line; a quoted name may contain a line break."""
 
 
 def jsonl(text: str, path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of a file with a JSON object a line.
+    """Records of a file with one JSON object per line.
 
     Raises:
-        UniclozeError: A line is none.
+        UniclozeError: A line is not a JSON object.
     """
     for line, content in enumerate(text.split("\n"), 1):
         if content.strip():
             fields = parse_json(content, f"{path}, line {line}")
             if not isinstance(fields, dict):
-                raise UniclozeError(f"{path}, line {line}: a record is a JSON object; this is none")
+                raise UniclozeError(f"{path}, line {line}: a record must be a JSON object; this is not one")
             yield line, fields
 
 
 def separated(
     text: str, path: Path, *, delimiter: str, quoted: bool, blank: bool = False
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of a file with a line each and a header.
+    """Records of a file with a header and one record per line.
 
     Args:
-        text: The file.
-        path: Its name, for messages.
-        delimiter: Parts the columns.
-        quoted: Whether a column that holds the delimiter or a line end stands between quotation marks.
-        blank: Whether a blank line is a record with one empty column; else it is skipped.
+        text: Text of the file.
+        path: Its path, for messages.
+        delimiter: Separates the columns.
+        quoted: Whether columns that contain the delimiter or a line break are quoted.
+        blank: Whether a blank line is a record with one empty column; otherwise it is skipped.
 
     Raises:
-        UniclozeError: A line has another number of columns than the header, or two columns have one name.
+        UniclozeError: A line has a different number of columns from the header, or two columns have the same name.
     """
     csv.field_size_limit(LARGEST_FIELD)
     rows = csv.reader(
@@ -83,7 +83,7 @@ def separated(
 
 
 def tsv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of a file with columns between tabs under a header, without quotes.
+    """Records of a file with a header and tab-separated columns, without quoting.
 
     Raises:
         UniclozeError: See `separated`.
@@ -92,13 +92,13 @@ def tsv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def comma_separated(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of a file with columns between commas under a header; what holds a comma or a line end is quoted.
+    """Records of a file with a header and comma-separated columns; columns with a comma or a line break are quoted.
 
-    Where the header has semicolons and no comma outside quotes, as Excel writes it in half of Europe, they part the columns.
+    If the header has semicolons and no comma outside quotes, as Excel writes in much of Europe, semicolons separate columns.
 
     Raises:
         UniclozeError: See `separated`.
     """
-    header = _QUOTED.sub("", _HEADER.match(text)[0])  # type: ignore[index]  # it matches even nothing
+    header = _QUOTED.sub("", _HEADER.match(text)[0])  # type: ignore[index]  # it always matches
     delimiter = ";" if ";" in header and "," not in header else ","
     return separated(text, path, delimiter=delimiter, quoted=True)

@@ -1,4 +1,4 @@
-"""Whole files as text or JSON, also gzipped, with one sentence for what is wrong with them."""
+"""Reads whole files as text or JSON, also gzipped, with a one-sentence error for each problem."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 from unicloze.errors import UniclozeError
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""How JSON may spell half of a surrogate pair."""
+"""A JSON escape for half of a surrogate pair."""
 
 
 def kind_of(path: Path) -> str:
-    """The ending that tells how to read a file: `.txt` of `a.txt` and of `a.txt.gz`."""
+    """The suffix that determines how to read a file: `.txt` for `a.txt` and `a.txt.gz`."""
     return Path(path.name.removesuffix(".gz")).suffix
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, which may be compressed.
+    """The text of a UTF-8 file, which may be gzipped.
 
     Raises:
-        UniclozeError: It is not there, may not be read, is damaged, or no UTF-8; the message names the line.
+        UniclozeError: The file is missing, unreadable, damaged, or not UTF-8; the message names the line.
     """
     if not path.is_file():
         raise UniclozeError(f"There is no file {path}: name one.")
@@ -33,7 +33,7 @@ def read_text(path: Path) -> str:
         raw = path.read_bytes()
         content = gzip.decompress(raw) if path.name.endswith(".gz") else raw
     except PermissionError as error:
-        raise UniclozeError(f"{path} may not be read: give yourself the permission to.") from error
+        raise UniclozeError(f"{path}: no permission to read it: change its permissions.") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UniclozeError(f"{path} is cut off or damaged ({error}): fetch or write it again.") from error
     except OSError as error:
@@ -42,35 +42,35 @@ def read_text(path: Path) -> str:
 
 
 def decoded(content: bytes, place: Path | str) -> str:
-    """The text that the bytes of a file hold in UTF-8.
+    """Decode the UTF-8 bytes of a file.
 
     Raises:
-        UniclozeError: They are no UTF-8; the message names the line.
+        UniclozeError: The bytes are not UTF-8; the message names the line.
     """
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UniclozeError(f"{place}, line {line}: this is no UTF-8; convert the file") from error
+        raise UniclozeError(f"{place}, line {line}: this is not UTF-8; convert the file") from error
 
 
 def parse_json(text: str, place: str, *, unique: bool = False) -> Any:
-    """What a text says in JSON.
+    """Parse a text as JSON.
 
     Args:
         text: The text.
-        place: Where it is from, for messages.
-        unique: Refuse an object that has a key twice, of which the last one would count.
+        place: Its origin, for messages.
+        unique: Reject objects with a repeated key, whose last value would count.
 
     Raises:
-        UniclozeError: It is no JSON, has a key twice, or holds half of a surrogate pair, which is no text.
+        UniclozeError: The text is not JSON, repeats a key, or contains half of a surrogate pair, which is invalid text.
     """
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
             twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-            raise UniclozeError(f"{place}: the key {twice} stands there twice; remove one of them")
+            raise UniclozeError(f"{place}: the key {twice} occurs twice; remove one of them")
         return found
 
     try:
@@ -79,12 +79,12 @@ def parse_json(text: str, place: str, *, unique: bool = False) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         where = f"{place}, line {error.lineno}" if error.lineno > 1 else place
-        raise UniclozeError(f"{where}: this is no JSON ({error.msg}, column {error.colno}); mend it") from error
+        raise UniclozeError(f"{where}: this is not JSON ({error.msg}, column {error.colno}); fix it") from error
     except UnicodeEncodeError as error:
         before = error.object[max(0, error.start - 30) : error.start]
-        raise UniclozeError(f"{place}: half of a surrogate pair stands behind '{before}'; mend the file") from error
-    except ValueError as error:  # a number of thousands of digits
-        raise UniclozeError(f"{place}: this JSON cannot be read ({error}); mend it") from error
+        raise UniclozeError(f"{place}: half of a surrogate pair after '{before}'; fix the file") from error
+    except ValueError as error:  # a number with thousands of digits
+        raise UniclozeError(f"{place}: this JSON cannot be read ({error}); fix it") from error
     except RecursionError as error:
-        raise UniclozeError(f"{place}: this is no JSON (nested too deep); mend it") from error
+        raise UniclozeError(f"{place}: this is not JSON (nested too deep); fix it") from error
     return value

@@ -1,4 +1,4 @@
-"""A labelled record, whatever file it is from."""
+"""Defines a labelled record, independent of its file format."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from unicloze.errors import UniclozeError, option_of
 from unicloze.settings import TaskSettings
 
 OPTION = "{option} '{1}'"
-"""How a user says to a verb in which fields and format a file has its records: the setting, its value."""
+"""How to set the fields and format of records on the command line: setting and value."""
 
 SHOWN = 40
-"""Characters of a value that a message shows."""
+"""Maximum number of characters of a value shown in a message."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Record:
     """A labelled record.
 
     Args:
-        id: Its name in predictions: that of its field `id`, else its number in the file from 0.
-        fields: What it holds.
+        id: Its name in predictions: the value of its field `id`, else its number in the file from 0.
+        fields: Its fields by name.
         place: File and line, for messages.
-        cure: How to say where its fields are, for messages; none where nobody can say it.
-        unread: Roles in which it shows nothing, whatever it holds.
+        cure: How to set the names of its fields, for messages; None if they cannot be set.
+        unread: Roles to treat as missing, whatever the fields contain.
         headed: Whether the first line of its file names its fields.
     """
 
@@ -42,7 +42,7 @@ class Record:
         """The text in a role.
 
         Raises:
-            UniclozeError: The record has none; the message names its line.
+            UniclozeError: It is missing or not a text; the message names the line.
         """
         value = self.get(settings, role)
         if not isinstance(value, str):
@@ -53,7 +53,7 @@ class Record:
         """The list of texts in a role.
 
         Raises:
-            UniclozeError: The record has none; the message names its line.
+            UniclozeError: It is missing or not a list of texts; the message names the line.
         """
         value = self.get(settings, role)
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
@@ -61,10 +61,10 @@ class Record:
         return value
 
     def needed(self, settings: TaskSettings, role: str) -> Any:
-        """What it holds in a role.
+        """The value in a role.
 
         Raises:
-            UniclozeError: Nothing; the message names its line.
+            UniclozeError: It is missing; the message names the line.
         """
         value = self.get(settings, role)
         if value is None:
@@ -72,7 +72,7 @@ class Record:
         return value
 
     def get(self, settings: TaskSettings, role: str) -> Any:
-        """What it holds in a role, None if nothing; `answers.0.text` is the `text` of the first of its `answers`."""
+        """The value in a role, None if missing; `answers.0.text` is the `text` of the first of its `answers`."""
         if role in self.unread:
             return None
         return held(self.fields, settings.fields.get(role, role))
@@ -81,28 +81,28 @@ class Record:
         name = settings.fields.get(role, role)
         whole = name if name in self.fields else name.partition(".")[0]
         if self.get(settings, role) is not None:
-            return UniclozeError(f"{self.place}: the field '{name}' is no {wanted}")
+            return UniclozeError(f"{self.place}: the field '{name}' is not a {wanted}")
         if whole in self.fields:
             held = json.dumps(self.fields[whole], ensure_ascii=False)
             shown = held if len(held) <= SHOWN else held[:SHOWN] + "..."
             found = f"'{name}' is {shown}" if name == whole else f"there is no '{name}', as '{whole}' is {shown}"
-            return UniclozeError(f"{self.place}: {found}: mend the record or leave it out")
+            return UniclozeError(f"{self.place}: {found}: fix the record or leave it out")
         has = ", ".join(map(str, self.fields)) or "nothing"
         has += ", as the first line is read as the header" * self.headed
-        said = self.cure and f"say where it is with {spelled(self.cure, 'fields', f'{{{role}: NAME}}')}"
+        said = self.cure and f"name it with {spelled(self.cure, 'fields', f'{{{role}: NAME}}')}"
         return UniclozeError(
-            f"{self.place}: the field '{name}' is missing (it has {has}); {said or 'rename the one that holds it'}"
+            f"{self.place}: the field '{name}' is missing (it has {has}); {said or 'rename the field that has it'}"
             + ", or put a header above the first record" * self.headed
         )
 
 
 def held(fields: Mapping[str, Any], name: str) -> Any:
-    """What the field of a name holds, or lies at the path that a name with dots spells."""
+    """The value of a field, or at the path that a dotted name gives."""
     return fields[name] if name in fields else _inside(fields, name.split("."))
 
 
 def _inside(value: Any, path: Sequence[str]) -> Any:
-    """What lies in mappings and lists inside each other, None if there is nothing."""
+    """The value at a path through nested mappings and lists; None if there is none."""
     for step in path:
         if isinstance(value, Mapping):
             value = value.get(step)
@@ -114,7 +114,7 @@ def _inside(value: Any, path: Sequence[str]) -> Any:
 
 
 def spelled(cure: str, setting: str, value: str) -> str:
-    """How to give a task's setting, in the words of `cure`."""
+    """How to set a task setting, in the format `cure`."""
     return cure.format(setting, value, option=option_of(f"task.{setting}"))
 
 
@@ -130,10 +130,10 @@ def as_records(
     """The records of a file.
 
     Args:
-        lines: What a reader of its format gives: the line of each record, or in words where it stands, and its fields.
+        lines: Output of a format's reader: each record's line number, or a description of its place, and its fields.
         path: The file.
         first: Number of its first record.
-        id_field: Field of a record's id.
+        id_field: Name of the field with a record's id.
         cure: See `Record`.
         headed: See `Record`.
     """
@@ -150,14 +150,14 @@ def as_records(
 
 
 def refuse_repeated(records: Sequence[Record]) -> None:
-    """Refuse records of the same id, whose predictions nobody could tell apart.
+    """Reject repeated ids, whose predictions could not be told apart.
 
     Raises:
-        UniclozeError: Two have the same.
+        UniclozeError: Two records have the same id.
     """
     known: dict[str, str] = {}
     for record in records:
         if record.id in known:
             where = "twice in its file" if record.place == known[record.id] else f"also that of {known[record.id]}"
-            raise UniclozeError(f"{record.place}: the id '{record.id}' is {where}; give each its own")
+            raise UniclozeError(f"{record.place}: the id '{record.id}' is {where}; give each record its own")
         known[record.id] = record.place
