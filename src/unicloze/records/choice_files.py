@@ -192,7 +192,9 @@ def _labelled(fields: dict[str, Any], answer: Any, first: str | int, path: Path,
         return fields
     known = [chr(ord(first) + n) if isinstance(first, str) else str(first + n) for n in range(len(fields["choices"]))]
     if said not in known:
-        raise UniclozeError(f"{path}, line {line}: the right choice is {said!r}, which is not one of {', '.join(known)}")
+        raise UniclozeError(
+            f"{path}, line {line}: the right choice is {said!r}, which is not one of {', '.join(known)}"
+        )
     return {**fields, "label": known.index(said)}
 
 
