@@ -1,7 +1,7 @@
-"""Measuring trained models on tests of other people's making, and predictions by the papers' metrics.
+"""Evaluates trained models on published benchmarks, and predictions with the papers' metrics.
 
-`minimal_pairs` reads pairs of sentences, `known_words` filters them, `blimp` asks a model which one of each it prefers.
-`lambada` asks for last words, `childrens_books` for missing ones, `prompting` for the answers of any records by a prompt
-file; `choices` is what the last two have in common.
-`metrics` compares predictions with references and knows no model.
+`minimal_pairs` reads pairs of sentences, `known_words` filters them, `blimp` tests which one of each a model prefers.
+`lambada` predicts last words, `childrens_books` missing words, `prompting` the answers to any records with a prompt file;
+`choices` is shared by the last two.
+`metrics` compares predictions with references and is independent of models.
 """

@@ -1,7 +1,7 @@
 """BLiMP (Warstadt et al. 2020): how often a model finds the acceptable sentence of a minimal pair likelier.
 
 A sentence's score is its pseudo-log-likelihood (Salazar et al. 2020, Section 3) or its log-likelihood by the chain rule,
-a sum over its tokens in either case and never divided by their number. No model is trained on the pairs.
+in both cases a sum over its tokens, not a mean. The model is not trained on the pairs.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from unicloze.training.models import LoadedModel
 Scores = npt.NDArray[np.float64]
 
 CORPUS = "corpus"
-"""As a filter: the words of the corpus the model was trained on."""
+"""Name of the filter that keeps the words of the model's training corpus."""
 TIE = 1e-4
-"""Sums of log-probabilities that are closer than this are equal: rounding in float32 tells no more."""
+"""Sums of log-probabilities closer than this count as equal, because of rounding in float32."""
 _ROWS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetResult:
-    """What a model makes of one set.
+    """Results of one set.
 
     Args:
         name: Name of the set.
         field: Field of linguistics.
         term: The phenomenon.
-        pairs: Pairs that were compared.
+        pairs: Number of pairs compared.
         unknown: Pairs left out because one of their tokens cannot be scored ([UNK]).
         filtered: Pairs left out by the filter.
-        accuracy: Share of the compared pairs whose acceptable sentence is likelier, by measure; none if there are none.
+        accuracy: Share of the compared pairs whose acceptable sentence is likelier, by measure; empty without such pairs.
         ties: Pairs whose sentences are equally likely, by measure. They count as wrong.
     """
 
@@ -62,16 +62,16 @@ class SetResult:
 
 @dataclass(frozen=True, kw_only=True)
 class BlimpResult:
-    """What a model makes of all sets. Each mean is over sets, however many pairs each has.
+    """Results of all sets. Means weight each set equally, whatever its number of pairs.
 
     Args:
         model: The checkpoint.
-        measures: By which sentences were compared: `pseudo`-log-likelihood, `chain` rule.
-        accuracy: Mean accuracy of all sets by measure.
+        measures: Measures used to compare sentences: `pseudo`-log-likelihood, `chain` rule.
+        accuracy: Mean accuracy of all sets, by measure.
         fields: Mean accuracy of the sets of each field, by measure.
         terms: Mean accuracy of the sets of each phenomenon, by measure.
-        sets: Each set.
-        pairs: Pairs that were compared.
+        sets: Results of each set.
+        pairs: Number of pairs compared.
         unknown: Pairs left out because one of their tokens cannot be scored ([UNK]).
         filtered: Pairs left out by the filter.
         ties: Pairs whose sentences are equally likely, by measure. They count as wrong.
@@ -107,7 +107,7 @@ class BlimpResult:
         ties = ", ".join(f"{count:,} by {name}" for name, count in self.ties.items())
         lines[-1] += f"; ties, counted as wrong: {ties}"
         if self.unknown:
-            lines.append(f"{self.unknown:,} pairs left out: they hold tokens that the vocabulary cannot spell")
+            lines.append(f"{self.unknown:,} pairs left out: they have tokens not in the vocabulary")
         if self.filtered:
             lines.append(f"{self.filtered:,} pairs left out by the filter")
         return "\n".join(lines)
@@ -135,17 +135,17 @@ def blimp(
     Args:
         model: The model.
         path: The folder of the .jsonl files, an archive of them, or one of them.
-        mode: `pseudo`-log-likelihood, `chain` rule or `both`; `pseudo` if not given and the model's objective defines it,
-            else `chain`.
-        limit: Take only so many pairs of each set, the first ones that a filter leaves.
-        filter_by: Keep only pairs of known words (BabyLM's filter): those of a list, one a line, or, if it is `corpus`,
-            those that occur twice or more in the corpus of the model's recipe.
-        batch_size: Most rows of one forward pass.
+        mode: `pseudo`-log-likelihood, `chain` rule or `both`; default: `pseudo` if the model's objective defines it, else
+            `chain`.
+        limit: Maximum number of pairs per set, counted after the filter.
+        filter_by: Keep only pairs of known words (BabyLM's filter): a file with one word per line, or `corpus` for the
+            words that occur at least twice in the corpus of the model's recipe.
+        batch_size: Maximum number of rows per forward pass.
         progress: Show progress on stderr.
 
     Raises:
-        UsageError: The model's objective does not define the mode, or an argument cannot be.
-        UniclozeError: The pairs, the filter or the model cannot be read, or no pair is left.
+        UsageError: The model's objective does not define the mode, or an argument is invalid.
+        UniclozeError: The pairs or the filter are invalid, or no pair is left.
     """
     if mode is not None and mode not in get_args(Mode):
         raise UsageError(f"mode is {mode!r}: give one of {', '.join(get_args(Mode))}")
@@ -156,12 +156,14 @@ def blimp(
     sets = _chosen(sets, model, filter_by, limit, progress)
     sentences = dict.fromkeys(text for one in sets for pair in one.pairs for text in pair)
     if not sentences:
-        raise UniclozeError(f"No pair of {path} is left by the filter {filter_by}: give it more words.")
+        raise UniclozeError(f"The filter {filter_by} leaves no pair of {path}: give it more words.")
     scores = _score(model, list(sentences), measures, batch_size, progress)
     results = [_compare(one, scores) for one in sets]
     compared = [one for one in results if one.pairs]
     if not compared:
-        raise UniclozeError(f"The model's vocabulary cannot spell a single pair of {path}: it is of another language.")
+        raise UniclozeError(
+            f"Every pair of {path} has tokens not in the model's vocabulary: use another language or model."
+        )
     return BlimpResult(
         model=str(model.path),
         measures=measures,
@@ -179,12 +181,12 @@ def blimp(
 def accuracies(
     model: LoadedModel, path: str | Path, *, limit: int | None = None, progress: bool = True
 ) -> dict[str, float | None]:
-    """Mean accuracy over all sets in percent, `blimp_pseudo` and `blimp_chain`; None for what the objective does not define.
+    """Mean accuracy over all sets in percent: `blimp_pseudo` and `blimp_chain`, None if the objective does not define it.
 
     Args:
         model: The model.
-        path: As in `blimp`.
-        limit: Take only so many pairs of each set.
+        path: As for `blimp`.
+        limit: Maximum number of pairs per set.
         progress: Show progress on stderr.
     """
     known: list[Measure] = [m for m in get_args(Measure) if defines(objective_of(model.recipe), m)]
@@ -208,7 +210,7 @@ def _measures(objective: ObjectiveSettings, mode: Mode | None) -> list[Measure]:
 def _chosen(
     sets: list[PairSet], loaded: LoadedModel, filter_by: str | Path | None, limit: int | None, progress: bool
 ) -> list[PairSet]:
-    """The pairs that a filter and a limit leave."""
+    """The pairs that remain after the filter and the limit."""
     if filter_by is not None:
         if filter_by == CORPUS:
             wanted = {word for one in sets for pair in one.pairs for text in pair for word in words_of(text)}
@@ -222,7 +224,7 @@ def _chosen(
 def _score(
     loaded: LoadedModel, sentences: Sequence[str], measures: Iterable[Measure], batch_size: int, progress: bool
 ) -> dict[Measure, dict[str, float]]:
-    """Score of each sentence by measure, nan where a token cannot be scored; what has the same tokens is scored once."""
+    """Score of each sentence by measure, nan if a token cannot be scored; equal token sequences are scored once."""
     is_special = np.zeros(loaded.tokenizer.vocabulary.size, dtype=bool)
     is_special[loaded.tokenizer.vocabulary.special] = True
     tokens = loaded.tokenizer.encode_batch(sentences)

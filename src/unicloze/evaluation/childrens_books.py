@@ -1,7 +1,7 @@
 """The Children's Book Test (Hill et al. 2016): which of ten words is missing in the sentence after twenty others.
 
-A causal model takes the word that makes it and the rest of the sentence likeliest after what stands before, as GPT-2 does
-(Radford et al. 2019, Section 3.2); a model that predicts by PAR the word that is likeliest between both.
+A causal model chooses the word that maximises the likelihood of it and the rest of the sentence, as GPT-2 does (Radford et
+al. 2019, Section 3.2); a model that predicts by PAR chooses the word likeliest given both sides.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def childrens_books(
     Args:
         model: The model.
         path: One of the test's text files.
-        normalise: What to divide log-likelihoods by.
-        limit: Take only so many questions.
-        batch_size: Most rows of one forward pass.
+        normalise: Divisor of the log-likelihoods.
+        limit: Maximum number of questions.
+        batch_size: Maximum number of rows per forward pass.
         progress: Show progress on stderr.
 
     Raises:
-        UsageError: The model's objective cannot fill blanks, or an argument cannot be.
-        UniclozeError: The file is absent or not of this format; the message names the line.
+        UsageError: The model's objective cannot fill blanks, or an argument is invalid.
+        UniclozeError: The file is missing or not in this format; the message names the line.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}: give 1 or more")
@@ -52,11 +52,11 @@ def childrens_books(
 def read_questions(path: Path) -> list[Choice]:
     """The questions of a file.
 
-    Each is numbered lines of a story, from 1 on; the last one has the blank, and behind tabs its word and the candidates,
-    which `|` parts. An empty line is of no meaning.
+    Each question is the numbered lines of a story, from 1; its last line has the blank, then after tabs its word and the
+    candidates, separated by `|`. Empty lines are ignored.
 
     Raises:
-        UniclozeError: The file is absent or not of this format; the message names the line.
+        UniclozeError: The file is missing or not in this format; the message names the line.
     """
     found: list[Choice] = []
     story: list[str] = []
@@ -66,7 +66,9 @@ def read_questions(path: Path) -> list[Choice]:
             continue
         match = _LINE.match(line)
         if match is None:
-            raise UniclozeError(f"{place}: a line begins with its number, as in '1 Once upon a time'; this does not")
+            raise UniclozeError(
+                f"{place}: a line must begin with its number, as in '1 Once upon a time'; this does not"
+            )
         if int(match[1]) == 1:
             story = []
         if "\t" in match[2]:
@@ -75,7 +77,7 @@ def read_questions(path: Path) -> list[Choice]:
         else:
             story.append(match[2].strip())
     if not found:
-        raise UniclozeError(f"{path} holds no question: give a file of the Children's Book Test")
+        raise UniclozeError(f"{path} has no questions: give a file of the Children's Book Test")
     return found
 
 
@@ -84,8 +86,8 @@ def _question(line: str, story: list[str], number: int, place: str) -> Choice:
     candidates = [one for one in rest[-1].strip().split("|") if one] if rest else []
     if sentence.count(BLANK) != 1 or word not in candidates or len(set(candidates)) != len(candidates):
         raise UniclozeError(
-            f"{place}: a question is a sentence with one {BLANK}, its word and different candidates with that word among "
-            "them, all parted by tabs; this is none"
+            f"{place}: a question is a sentence with one {BLANK}, its word, and distinct candidates that include the word, "
+            "separated by tabs; this is not one"
         )
     left, right = sentence.strip().split(BLANK)
     before = " ".join([*story, left]) if left.strip() else " ".join([*story, ""])

@@ -1,4 +1,4 @@
-"""Which of several answers a model finds likeliest in a text: cloze choice and prompting have this in common."""
+"""Chooses the likeliest of several answers in a text; shared by cloze choice and prompting."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ NORMALISERS: Mapping[Normaliser, Callable[[float, int, str], float]] = {
     "token": lambda log, tokens, text: log / tokens,
     "byte": lambda log, tokens, text: log / len(text.encode("utf-8")),
 }
-"""What an answer's log-likelihood is divided by, called with it, its tokens and its text without the space before it."""
+"""Normalise an answer's log-likelihood, given it, the number of tokens and the text without the space before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A text with a blank and what may stand there.
+    """A text with a blank and its candidate answers.
 
     Args:
         id: Its name in predictions.
-        before: What stands before the blank.
-        after: What stands behind it.
-        names: What each answer is called in predictions.
+        before: Text before the blank.
+        after: Text after the blank.
+        names: Names of the answers in predictions.
         answers: The answers, with the white space before them.
-        gold: Name of the right one; None where it is unknown.
-        place: Where it is from, for messages.
+        gold: Name of the right answer; None if unknown.
+        place: Its origin, for messages.
     """
 
     id: str
@@ -53,18 +53,18 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptResult:
-    """What a model makes of a file without being trained on it.
+    """A model's zero- or few-shot predictions for a file and their scores.
 
     Args:
-        task: What was asked.
+        task: Name of the task.
         model: The checkpoint.
-        by: `chain` rule or `par`, see `unicloze.decoding.blanks`; `generation` where texts were written.
-        normalise: What log-likelihoods were divided by.
-        shots: Examples in each prompt.
-        records: Records.
-        unknown: Records with an answer that the vocabulary cannot spell, which is never chosen.
-        scores: By metric; none where a record has no right answer.
-        predictions: One for each record: `id`, `prediction`, `reference`, and the `scores` of the answers.
+        by: `chain` rule or `par`, see `unicloze.decoding.blanks`; `generation` if texts were generated.
+        normalise: Divisor of the log-likelihoods.
+        shots: Number of examples per prompt.
+        records: Number of records.
+        unknown: Records with an answer that has tokens not in the vocabulary, which is never chosen.
+        scores: Results by metric; empty if a record has no right answer.
+        predictions: One per record: `id`, `prediction`, `reference`, and the `scores` of the answers.
     """
 
     task: str
@@ -83,21 +83,21 @@ class PromptResult:
 
     def __str__(self) -> str:
         how = {"chain": "by the chain rule", "par": "by PAR", "generation": "generated"}[self.by]
-        each = {"sum": "", "token": ", log-likelihood a token", "byte": ", log-likelihood a byte"}[self.normalise]
+        each = {"sum": "", "token": ", log-likelihood per token", "byte": ", log-likelihood per byte"}[self.normalise]
         shots = f"{self.shots} example{'s' * (self.shots != 1)}"
         lines = [f"{self.task}, {self.records:,} records, {shots} in the prompt, {how}{each}"]
         lines += [f"  {line}" for result in self.scores.values() for line in str(result).split("\n")]
         if not self.scores:
-            lines.append("  not measured: there are records without a right answer")
+            lines.append("  not measured: some records have no right answer")
         if self.unknown:
             lines.append(
-                f"  {self.unknown:,} records have answers that the vocabulary cannot spell; they are never chosen"
+                f"  {self.unknown:,} records have answers with tokens not in the vocabulary; they are never chosen"
             )
         return "\n".join(lines)
 
 
 NONE = ""
-"""The prediction where the vocabulary can spell none of the answers."""
+"""The prediction if every answer has tokens not in the vocabulary."""
 
 
 def choose(
@@ -111,16 +111,16 @@ def choose(
     batch_size: int = 64,
     progress: bool = True,
 ) -> PromptResult:
-    """Take the likeliest answer of each choice, the first of equal ones; none where the vocabulary can spell none.
+    """Choose the likeliest answer of each choice; ties go to the first, and `NONE` is chosen if no answer can be scored.
 
     Args:
-        model: Fills blanks.
-        choices: What to choose between.
-        task: What is asked, for the result.
+        model: A model that can fill blanks.
+        choices: The texts and their answers.
+        task: Name of the task, for the result.
         metrics: Names of metrics of labels.
-        normalise: What to divide log-likelihoods by.
-        shots: Examples in each prompt, for the result.
-        batch_size: Most rows of one forward pass.
+        normalise: Divisor of the log-likelihoods.
+        shots: Number of examples per prompt, for the result.
+        batch_size: Maximum number of rows per forward pass.
         progress: Show progress on stderr.
 
     Raises:
@@ -157,7 +157,7 @@ def choose(
 
 
 def measure(predictions: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, MetricResult]:
-    """Values with their standard errors by metric; nothing where a reference is unknown."""
+    """Results with standard errors by metric; empty if any reference is unknown."""
     said, gold = [one["prediction"] for one in predictions], [one["reference"] for one in predictions]
     if any(one is None for one in gold):
         return {}

@@ -1,4 +1,4 @@
-"""BabyLM's filter: only pairs whose every word the model may have learnt (Warstadt et al. 2023)."""
+"""BabyLM's filter: keeps only pairs whose words all occur in the training corpus (Warstadt et al. 2023)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from unicloze.text.python_docs import python_docs
 from unicloze.text.readers import Document, Tally, read_documents
 
 OFTEN_ENOUGH = 2
-"""How often a word must occur in the text the model was trained on."""
+"""Minimum number of occurrences of a word in the model's training text."""
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 
 def keep_known(sets: Iterable[PairSet], words: Collection[str]) -> list[PairSet]:
-    """The pairs whose every word is among the given ones; a set may lose all of them.
+    """Keep the pairs whose words are all among the given ones; a set may become empty.
 
     Args:
         sets: The sets.
-        words: In lower case.
+        words: Known words, in lower case.
     """
     result = []
     for one in sets:
@@ -45,34 +45,34 @@ def words_of(text: str) -> list[str]:
 
 
 def listed_words(file: str | Path) -> set[str]:
-    """The words of a list, one a line, in lower case.
+    """The words of a file with one word per line, in lower case.
 
     Raises:
-        UniclozeError: It cannot be read, holds no word, or several in a line.
+        UniclozeError: The file is missing or empty, or has several words on a line.
     """
     place = Path(file).expanduser()
     if not place.is_file():
-        raise UniclozeError(f"There is no {place}: name a list of words, one a line, or `corpus`.")
+        raise UniclozeError(f"There is no {place}: name a list of words, one per line, or `corpus`.")
     words = set()
     for number, line in enumerate(read_text(place).split("\n"), start=1):
         if len(line.split()) > 1:
-            raise UniclozeError(f"{place}, line {number} holds several words: give a list of words, one a line.")
+            raise UniclozeError(f"{place}, line {number} has several words: give a list of words, one per line.")
         words.update(words_of(line))
     if not words:
-        raise UniclozeError(f"{place} holds no word: give a list of words, one a line.")
+        raise UniclozeError(f"{place} has no words: give a list of words, one per line.")
     return words
 
 
 def frequent_words(data: DataSettings, wanted: Collection[str], *, progress: bool = True) -> set[str]:
-    """Those of the wanted words that occur often enough in a corpus, held-out documents included.
+    """The wanted words that occur often enough in a corpus, including its held-out documents.
 
     Args:
         data: The corpus, or the folder it was prepared in.
-        wanted: Words in lower case; memory grows with these and not with the corpus.
+        wanted: Words in lower case; memory use grows with these, not with the corpus.
         progress: Show progress on stderr.
 
     Raises:
-        UniclozeError: The corpus is not where it was, or holds tokens instead of text.
+        UniclozeError: The corpus is missing, or contains tokens instead of text.
     """
     counts = dict.fromkeys(wanted, 0)
     bar = tqdm(desc="words of the corpus", unit=" documents", disable=not progress, file=sys.stderr, mininterval=0.5)

@@ -1,7 +1,7 @@
-"""LAMBADA (Paperno et al. 2016): the last word of a passage that can only be guessed from all of it, without training.
+"""Zero-shot LAMBADA (Paperno et al. 2016): predicts the last word of a passage, which takes the whole passage to guess.
 
-A word is right if each of its tokens is the likeliest one after those before it, as GPT-2 counts it (Radford et al. 2019,
-Section 3.3). The perplexity is that of whole words.
+As for GPT-2 (Radford et al. 2019, Section 3.3), a word is right if each of its tokens is the likeliest after the tokens
+before it. Perplexity is per word.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.models import LoadedModel
 
 ENGLISH = "english"
-"""As a list of stop words: the function words below."""
+"""Name of the built-in stop word list below."""
 
 STOP_WORDS = frozenset({
     "a", "about", "above", "after", "again", "against", "ain", "all", "also", "am", "an", "and", "any", "are", "aren",
@@ -45,23 +45,23 @@ STOP_WORDS = frozenset({
     "what", "when", "where", "which", "while", "who", "whom", "whose", "why", "will", "with", "won", "would",
     "wouldn", "y", "yet", "you", "your", "yours", "yourself", "yourselves",
 })  # fmt: skip
-"""English words that say little by themselves and seldom end a passage."""
+"""English function words, which seldom end a passage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LambadaResult:
-    """What a model makes of LAMBADA.
+    """LAMBADA scores of a model.
 
     Args:
         model: The checkpoint.
-        by: `chain` rule, or `par`, which knows the number of the word's tokens and that the text ends with it.
-        passages: Passages.
-        accuracy: Share of the words that are right, in percent.
+        by: `chain` rule, or `par`, which is given the number of the word's tokens and that the text ends with it.
+        passages: Number of passages.
+        accuracy: Percentage of words predicted right.
         accuracy_error: Its standard error.
-        perplexity: exp of minus the mean log p of a word; infinite where it overflows.
+        perplexity: exp of minus the mean log p of a word; infinite on overflow.
         perplexity_error: Its standard error, to first order.
-        unknown: Passages whose word the vocabulary cannot spell: they count as wrong and have no part in the perplexity.
-        stop_words: Stop words that cannot be predicted; 0 without the filter.
+        unknown: Passages whose last word has tokens not in the vocabulary: they count as wrong and not towards perplexity.
+        stop_words: Number of stop words excluded from prediction; 0 without the filter.
     """
 
     model: str
@@ -79,16 +79,16 @@ class LambadaResult:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        how = {"chain": "by the chain rule", "par": "by PAR, the number of the word's tokens known"}[self.by]
+        how = {"chain": "by the chain rule", "par": "by PAR, given the number of the word's tokens"}[self.by]
         lines = [
             f"LAMBADA, {self.passages:,} passages, {how}",
             f"  accuracy    {self.accuracy:>12.2f} % \u00b1 {self.accuracy_error:.2f} (standard error)",
-            f"  perplexity  {self.perplexity:>12,.2f}   \u00b1 {self.perplexity_error:,.2f}, of a word",
+            f"  perplexity  {self.perplexity:>12,.2f}   \u00b1 {self.perplexity_error:,.2f}, per word",
         ]
         if self.stop_words:
-            lines.append(f"  {self.stop_words} stop words are not predicted")
+            lines.append(f"  {self.stop_words} stop words are excluded from prediction")
         if self.unknown:
-            lines.append(f"  {self.unknown:,} words that the vocabulary cannot spell count as wrong")
+            lines.append(f"  {self.unknown:,} words with tokens not in the vocabulary count as wrong")
         return "\n".join(lines)
 
 
@@ -105,16 +105,16 @@ def lambada(
 
     Args:
         model: The model.
-        path: Records with `context` and `continuation`, or with `text`, whose last word is asked.
-        stop_words: GPT-2's filter: a token that spells one of these words is never taken for the first of the last word.
-            A list, one word a line, or `english`.
-        limit: Take only so many passages.
-        batch_size: Most rows of one forward pass.
+        path: Records with `context` and `continuation`, or with `text`, whose last word is predicted.
+        stop_words: GPT-2's filter: tokens that spell one of these words are never predicted as the first token of the
+            last word. A file with one word per line, or `english`.
+        limit: Maximum number of passages.
+        batch_size: Maximum number of rows per forward pass.
         progress: Show progress on stderr.
 
     Raises:
-        UsageError: The model's objective cannot fill blanks, or an argument cannot be.
-        UniclozeError: The passages, the list or the model cannot be read.
+        UsageError: The model's objective cannot fill blanks, or an argument is invalid.
+        UniclozeError: The passages or the list are invalid, or no last word is in the vocabulary.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}: give 1 or more")
@@ -127,7 +127,7 @@ def lambada(
     logs = np.array([filled.logs.sum() for filled in found])
     scored = logs[~np.isnan(logs)]
     if not len(scored):
-        raise UniclozeError(f"The model's vocabulary cannot spell a single word of {path}: it is of another language.")
+        raise UniclozeError(f"No last word of {path} is in the model's vocabulary: use a file in the model's language.")
     right = sum(bool(filled.greedy.all()) for filled in found)
     accuracy, mean = 100 * right / len(found), -float(scored.mean())
     perplexity = math.exp(mean) if mean < 700 else math.inf
@@ -146,7 +146,7 @@ def lambada(
 
 
 def spelling(words: Collection[str], tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
-    """The ids of the tokens that spell one of some words in lower case, whatever their own case; pieces of words do not."""
+    """Ids of the tokens that spell one of the lower-case `words` in any case; tokens inside words do not count."""
     vocabulary = tokenizer.vocabulary
     whole = [int(token) for token in vocabulary.ordinary if not vocabulary.continues[token]]
     spelled = [token for token in whole if tokenizer.decode([token]).strip().lower() in words]
@@ -163,5 +163,7 @@ def _blank(record: Record) -> Blank:
         word = text.split()[-1] if text else ""
         before = text.removesuffix(word)
     if not word or not before.strip():
-        raise UniclozeError(f"{record.place}: a passage has a last word and something before it; this has not")
+        raise UniclozeError(
+            f"{record.place}: a passage needs a last word and text before it; this has only one of them"
+        )
     return Blank(before=before.rstrip(), answer=f" {word}", place=record.place)

@@ -1,4 +1,4 @@
-"""BLiMP's minimal pairs out of a folder or an archive of .jsonl files."""
+"""Reads BLiMP's minimal pairs from a folder or an archive of .jsonl files."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from unicloze.records.line_files import jsonl
 from unicloze.records.plain_files import decoded
 
 LARGEST_FILE = 64 * 2**20
-"""Most bytes of a set; BLiMP's have half a megabyte."""
+"""Maximum size of a set in bytes; BLiMP's have half a megabyte."""
 LARGEST_ARCHIVE = 2**30
-"""Most bytes of all members of an archive, unpacked."""
+"""Maximum total size in bytes of an archive's members, unpacked."""
 _BLOCK = 2**20
 _COMPRESSIONS: Mapping[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
-"""By their first bytes."""
+"""Functions to open compressed files, by their first bytes."""
 
 _FIELDS = "sentence_good", "sentence_bad", "UID", "field", "linguistics_term"
 _AS_PUBLISHED = {"syntax/semantics": "syntax_semantics", "s-selection": "argument_structure"}
-"""Where the files spell otherwise than the paper, which has four fields and twelve phenomena."""
+"""Names in the files that differ from the paper, which has four fields and twelve phenomena."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class PairSet:
         name: Its UID.
         field: Field of linguistics, such as `morphology`.
         term: The phenomenon, such as `anaphor_agreement`.
-        pairs: The acceptable sentence and the other one.
-        filtered: Pairs that a filter took away.
+        pairs: Pairs of an acceptable and an unacceptable sentence.
+        filtered: Number of pairs removed by a filter.
     """
 
     name: str
@@ -49,12 +49,12 @@ class PairSet:
 
 
 def read_pairs(path: str | Path) -> list[PairSet]:
-    """The sets of a folder of .jsonl files, of a .tar archive of them (also .gz, .bz2, .xz), or of one file, by name.
+    """The sets of a folder of .jsonl files, a .tar archive of them (also .gz, .bz2, .xz), or one file, sorted by name.
 
-    An archive is read as a stream and nothing is unpacked onto the disk; what is no regular .jsonl file is left alone.
+    An archive is read as a stream and never unpacked to disk; members other than regular .jsonl files are ignored.
 
     Raises:
-        UniclozeError: Nothing is there, the archive is damaged, or a line is no pair; the message names file and line.
+        UniclozeError: There are no sets, the archive is damaged, or a line is not a pair; the message names file and line.
     """
     place = Path(path).expanduser()
     raw: Iterable[tuple[str, bytes]]
@@ -72,7 +72,7 @@ def read_pairs(path: str | Path) -> list[PairSet]:
             raise UniclozeError(f"{name} is a second file of the set {one.name}: remove one of them.")
         sets[one.name] = one
     if not sets:
-        raise UniclozeError(f"{place} holds no .jsonl file: name the folder of BLiMP's sets, or an archive of them.")
+        raise UniclozeError(f"{place} has no .jsonl files: name the folder of BLiMP's sets, or an archive of them.")
     return [sets[name] for name in sorted(sets)]
 
 
@@ -99,22 +99,22 @@ def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
                 wanted = member.isreg() and _is_set(PurePosixPath(member.name).name)
                 if total > LARGEST_ARCHIVE or (wanted and member.size > LARGEST_FILE):
                     raise UniclozeError(
-                        f"{archive} is far larger unpacked than BLiMP is, at {member.name}: name another archive."
+                        f"{archive} unpacks to far more than BLiMP, at {member.name}: name another archive."
                     )
                 if not wanted:
                     continue
                 content = stream.extractfile(member)
                 assert content is not None  # it is a regular file
                 yield f"{archive}:{member.name}", content.read()
-            for _ in range(LARGEST_ARCHIVE // _BLOCK):  # to the end: there a checksum tells damage
+            for _ in range(LARGEST_ARCHIVE // _BLOCK):  # the checksum at the end reveals damage
                 if not unpacked.read(_BLOCK):
                     break
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise UniclozeError(f"{archive} is no archive or a damaged one ({error}): fetch it again.") from error
+        raise UniclozeError(f"{archive} is not an archive, or is damaged ({error}): fetch it again.") from error
     except OSError as error:
         if error.errno is not None:
             raise
-        raise UniclozeError(f"{archive} is no archive or a damaged one ({error}): fetch it again.") from error
+        raise UniclozeError(f"{archive} is not an archive, or is damaged ({error}): fetch it again.") from error
 
 
 def _parse(name: str, content: bytes) -> PairSet:
@@ -124,11 +124,13 @@ def _parse(name: str, content: bytes) -> PairSet:
         place = f"{name}, line {number}"
         good, bad, uid, field, term = _texts(record, place)
         if kind is not None and kind != (uid, field, term):
-            raise UniclozeError(f"{place} is of the set {uid}, the lines before it of {kind[0]}: mend it.")
+            raise UniclozeError(
+                f"{place} belongs to the set {uid}, but the lines before it to {kind[0]}: fix the line."
+            )
         kind = uid, field, term
         pairs.append((good, bad))
     if kind is None:
-        raise UniclozeError(f"{name} holds no pair: remove it, or fetch it again.")
+        raise UniclozeError(f"{name} has no pairs: remove it, or fetch it again.")
     uid, field, term = kind
     return PairSet(name=uid, field=_AS_PUBLISHED.get(field, field), term=_AS_PUBLISHED.get(term, term), pairs=pairs)
 
@@ -138,5 +140,5 @@ def _texts(record: Mapping[str, Any], place: str) -> list[str]:
     values = [record.get(field) for field in _FIELDS]
     for field, value in zip(_FIELDS, values, strict=True):
         if not isinstance(value, str) or not value.strip():
-            raise UniclozeError(f'{place} has no text in the field "{field}": mend or remove the line.')
+            raise UniclozeError(f'{place} has no text in the field "{field}": fix or remove the line.')
     return values  # type: ignore[return-value]  # they are all texts

@@ -1,4 +1,4 @@
-r"""Prompt files: how a record becomes a text with a blank, as YAML or JSON.
+r"""Reads prompt files, which turn a record into a text with a blank, as YAML or JSON.
 
     template: "Review: {text}\nSentiment: {label}"
     labels: {positive: good, negative: bad}
@@ -30,29 +30,30 @@ LABEL = "label"
 """The blank in a template, and the role of the right answer."""
 
 IN_FILE = "`{}: {}` in the prompt file"
-"""How to say there in which fields and format a file has its records; see `unicloze.records.record.OPTION`."""
+"""How to set the fields and format of records there; see `unicloze.records.record.OPTION`."""
 
 Parts = Sequence[tuple[str, str | None]]
-"""Literal text and the field that comes after it, None at the end."""
+"""Pairs of literal text and the field after it, None at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """How records become texts with a blank.
+    """Turns records into texts with a blank.
 
     Args:
-        name: What to call it.
-        template: Text with the names of fields in braces; `{{` and `}}` are braces. Without `{label}` the model goes on with
-            the text, and there are no `labels`, `options` and `normalise`.
-        labels: The answer of each label, in the order in which ties are decided.
-        options: Field that holds a list of answers instead; the label is the text of the right one, or its number from 0.
-        separator: Stands between examples, and before the record itself.
-        instruction: Stands in front of all, if not empty.
-        normalise: What log-likelihoods are divided by: `sum` by nothing, `token`, `byte`.
-        fields: Where the file keeps `label`, `id`, `options` and what else the template names; under that name if not given.
-        format: Of the records, as `TaskSettings.format`.
-        metrics: What is measured; of labels where there is a blank, else of texts.
-        generate: How texts are written where there is no blank: settings of `DecodingSettings`.
+        name: Name of the prompt.
+        template: Text with field names in braces; `{{` and `}}` are literal braces. Without `{label}` the model continues
+            the text, and `labels`, `options` and `normalise` do not apply.
+        labels: Answer of each label; ties go to the first.
+        options: Field with a list of answers, instead of `labels`; the label is the text of the right one, or its number
+            from 0.
+        separator: Text between examples, and before the record itself.
+        instruction: Text before everything else, if not empty.
+        normalise: Divisor of log-likelihoods: `sum` (none), `token` or `byte`.
+        fields: Names in the file of `label`, `id`, `options` and the template's other fields; default: the same names.
+        format: Format of the records, as `TaskSettings.format`.
+        metrics: Metrics to compute: of labels if the template has a blank, else of texts.
+        generate: Settings of `DecodingSettings` for templates without a blank.
     """
 
     name: str
@@ -69,12 +70,12 @@ class Prompt:
 
     @property
     def records(self) -> TaskSettings:
-        """How its files of records are read."""
+        """Settings for reading its files of records."""
         return TaskSettings(format=self.format, fields=dict(self.fields))
 
     @property
     def has_blank(self) -> bool:
-        """Whether answers are chosen, or texts written."""
+        """Whether answers are chosen; otherwise texts are generated."""
         return any(name == LABEL for _, name in self._parts)
 
     @cached_property
@@ -82,7 +83,7 @@ class Prompt:
         return [(literal, name) for literal, name, _, _ in string.Formatter().parse(self.template)]
 
     def sides(self, record: Record) -> tuple[str, str]:
-        """What stands before the blank and behind it; all of the text and nothing where there is none.
+        """The text before and after the blank; the whole text and "" if there is no blank.
 
         Raises:
             UniclozeError: The record lacks a field; the message names its line.
@@ -98,7 +99,7 @@ class Prompt:
         return sides[0], sides[1]
 
     def _said(self, record: Record, name: str) -> str:
-        """A field as text: a number spelled out, several texts one after the other."""
+        """A field as text: numbers as strings, lists of texts joined by spaces."""
         value = record.get(self.records, name)
         if isinstance(value, int | float):
             return str(value)
@@ -107,23 +108,23 @@ class Prompt:
         )
 
     def answers(self, record: Record) -> dict[str, str]:
-        """The answers a record may have, by name.
+        """The possible answers to a record, by name.
 
         Raises:
-            UniclozeError: Its list of them is none; the message names its line.
+            UniclozeError: The options are not a list of texts; the message names the line.
         """
         if self.options is None:
             return dict(self.labels)
         found = record.get(self.records, self.options)
         if not isinstance(found, list) or not found or not all(isinstance(one, str) and one.strip() for one in found):
-            raise UniclozeError(f"{record.place}: '{self.options}' is no list of texts, which `options` says it is")
+            raise UniclozeError(f"{record.place}: '{self.options}' is not a list of texts, as `options` needs")
         return {str(number): text for number, text in enumerate(found)}
 
     def gold(self, record: Record) -> str | None:
         """Name of the right answer; None if the record has no label.
 
         Raises:
-            UniclozeError: It is none of the answers; the message names its line.
+            UniclozeError: The label is not one of the answers; the message names the line.
         """
         value = record.get(self.records, LABEL)
         if value is None:
@@ -134,15 +135,15 @@ class Prompt:
         named = next((name for name in (str(value), _spelled(value)) if name in answers), None)
         if named is None:
             raise UniclozeError(
-                f"{record.place}: the label '{value}' is none of those of the prompt ({', '.join(answers)})"
+                f"{record.place}: the label '{value}' is not one of those of the prompt ({', '.join(answers)})"
             )
         return named
 
     def example(self, record: Record) -> str:
-        """A record with its right answer in the blank, or with its text behind it.
+        """A record with its right answer in the blank, or followed by its target text if there is no blank.
 
         Raises:
-            UniclozeError: It has none; the message names its line.
+            UniclozeError: The record has no label; the message names the line.
         """
         before, after = self.sides(record)
         if not self.has_blank:
@@ -153,18 +154,18 @@ class Prompt:
         return before + self.answers(record)[gold] + after
 
     def text(self, record: Record, examples: Sequence[Record] = ()) -> tuple[str, str]:
-        """What stands before the blank, with the instruction and the examples, and behind it."""
+        """The text before the blank, including instruction and examples, and the text after it."""
         before, after = self.sides(record)
         shown = [self.instruction] if self.instruction else []
         return self.separator.join([*shown, *map(self.example, examples), before]), after
 
 
 def read_prompt(path: Path) -> Prompt:
-    """A prompt file.
+    """Read a prompt file.
 
     Raises:
-        UsageError: A key is unknown or missing, or a value cannot be; the message names the file.
-        UniclozeError: The file is absent or no YAML.
+        UsageError: A key is unknown or missing, or a value is invalid; the message names the file.
+        UniclozeError: The file is missing or not YAML.
     """
     if not path.is_file():
         raise UniclozeError(f"There is no prompt file {path}: name one in YAML or JSON.")
@@ -173,9 +174,9 @@ def read_prompt(path: Path) -> Prompt:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UniclozeError(f"{where} is neither YAML nor JSON ({' '.join(problem.split())}): mend it.") from error
+        raise UniclozeError(f"{where} is neither YAML nor JSON ({' '.join(problem.split())}): fix it.") from error
     if not isinstance(values, dict):
-        raise UsageError(f"{path} is no mapping of settings: write it as in 'template: \"...{{label}}\"'.")
+        raise UsageError(f"{path} is not a mapping of settings: write it as in 'template: \"...{{label}}\"'.")
     known = {one.name: one for one in dataclasses.fields(Prompt)}
     for key in values:
         if key not in known:
@@ -189,7 +190,7 @@ def read_prompt(path: Path) -> Prompt:
     for label, answer in given.items():
         if not isinstance(answer, str | int | float) or isinstance(answer, bool):
             raise UsageError(
-                f"{path}: the answer of {_spelled(label)} is read as {answer!r}: put the word between quotation marks."
+                f"{path}: the answer of {_spelled(label)} is read as {answer!r}: put the word in quotation marks."
             )
     prompt = _checked(path, Prompt(**{**values, "labels": labels}))
     default = ("accuracy",) if prompt.has_blank else ("rouge",)
@@ -197,7 +198,7 @@ def read_prompt(path: Path) -> Prompt:
 
 
 def _spelled(label: Any) -> str:
-    """YAML reads yes and no as booleans, which records spell out."""
+    """A label as text: YAML reads yes and no as booleans, but records spell them out."""
     return {True: "yes", False: "no"}[label] if isinstance(label, bool) else str(label)
 
 
@@ -212,16 +213,16 @@ def _check_types(path: Path, values: Mapping[str, Any]) -> None:
             raise UsageError(f"{path}: {key} is {value!r}: give {said}.")
     for key, names in (("fields", [*values.get("fields", {}).values()]), ("metrics", values.get("metrics", []))):
         if not all(isinstance(name, str) for name in names):
-            raise UsageError(f"{path}: {key} is {values[key]!r}: a name in it is no text.")
+            raise UsageError(f"{path}: {key} is {values[key]!r}: give text for each name.")
 
 
 def _checked(path: Path, prompt: Prompt) -> Prompt:
-    """The prompt with the settings of generation in their types."""
+    """Validate a prompt and convert its generation settings to their types."""
     _check_template(path, prompt)
     if prompt.normalise not in NORMALISERS:
         raise UsageError(f"{path}: normalise is '{prompt.normalise}': give one of {', '.join(NORMALISERS)}.")
     if prompt.has_blank and (len(prompt.labels) < 2) == (prompt.options is None):
-        raise UsageError(f"{path}: give labels with the answer of each, two or more, or options; and not both.")
+        raise UsageError(f"{path}: give either two or more labels with their answers, or options.")
     answers = [answer.strip() for answer in prompt.labels.values()]
     if not all(answers):
         raise UsageError(f"{path}: an answer in labels is empty: give each a word.")
@@ -231,7 +232,9 @@ def _checked(path: Path, prompt: Prompt) -> Prompt:
         )
     unknown = set(prompt.generate) - {one.name for one in dataclasses.fields(DecodingSettings)}
     if unknown or (prompt.generate and prompt.has_blank):
-        which = f"there is no setting '{min(unknown)}' of generation" if unknown else "generate goes without {label}"
+        which = (
+            f"there is no generation setting '{min(unknown)}'" if unknown else "generate does not apply with {label}"
+        )
         raise UsageError(f"{path}: {which}: see DecodingSettings.")
     generate: dict[str, Any] = {}
     if prompt.generate:
@@ -244,11 +247,11 @@ def _checked(path: Path, prompt: Prompt) -> Prompt:
 
 
 def _check_template(path: Path, prompt: Prompt) -> None:
-    """Its names, and what only some templates use."""
+    """Check the names in the template and the keys that depend on its blank."""
     try:
         parts = list(string.Formatter().parse(prompt.template))
     except ValueError as error:
-        raise UsageError(f"{path}: template cannot be read ({error}): write a brace itself as two.") from error
+        raise UsageError(f"{path}: template cannot be read ({error}): write a literal brace as two.") from error
     names = [name for _, name, _, _ in parts if name is not None]
     if not all(names) or names.count(LABEL) > 1:
         raise UsageError(f"{path}: template needs a name in each pair of braces, and {{label}} once or not at all.")
@@ -261,11 +264,11 @@ def _check_template(path: Path, prompt: Prompt) -> None:
         for key, silent in (("labels", {}), ("options", None), ("normalise", "sum")):
             if getattr(prompt, key) != silent:
                 raise UsageError(
-                    f"{path}: {key} needs {{label}} in the template: put it where the answer stands, or leave {key} out."
+                    f"{path}: {key} needs {{label}} in the template: put it where the answer goes, or leave out {key}."
                 )
     known = {*names, LABEL, "id", *([prompt.options] if prompt.options is not None else [])}
     strange = next((role for role in prompt.fields if role not in known), None)
     if strange is not None:
         raise UsageError(
-            f"{path}: fields: nothing reads {strange}: give names of the template, {', '.join(sorted(known))}."
+            f"{path}: fields: {strange} is not used: give names from the template, {', '.join(sorted(known))}."
         )

@@ -1,7 +1,7 @@
-"""Zero- and few-shot prompting: records as texts with a blank, or to go on with, for a model that was not trained on them.
+"""Zero- and few-shot prompting: answers records with a model that was not trained on them.
 
-The answer of a record is the likeliest one in the blank of its prompt (Brown et al. 2020, Section 2.4); a template without a
-blank is gone on with, as in GPT-2's "TL;DR:" (Radford et al. 2019, Section 3.6).
+The answer to a record is the likeliest one in the blank of its prompt (Brown et al. 2020, Section 2.4); a template without a
+blank is continued by the model, as in GPT-2's "TL;DR:" (Radford et al. 2019, Section 3.6).
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def prompted(
     batch_size: int = 64,
     progress: bool = True,
 ) -> PromptResult:
-    """Answer a file of records by a prompt.
+    """Answer a file of records with a prompt.
 
     Args:
         model: The model.
-        prompt: A prompt file, see `unicloze.evaluation.prompt_files`.
+        prompt: A prompt file; see `unicloze.evaluation.prompt_files`.
         records: The records.
-        examples: Records with labels, to draw the examples of each prompt from.
-        shots: How many each prompt has.
-        seed: Names the draws: those of a record depend on it and on the record's number alone.
-        limit: Take only so many records.
-        batch_size: Most rows of one forward pass; of texts that are written at most as many as `decoding.batch_size` has.
+        examples: Labelled records from which the examples of each prompt are drawn.
+        shots: Number of examples per prompt.
+        seed: Seed of the draws: the examples of a record depend only on the seed and the record's number.
+        limit: Maximum number of records.
+        batch_size: Maximum number of rows per forward pass; for generation at most the default `decoding.batch_size`.
         progress: Show progress on stderr.
 
     Raises:
-        UsageError: The prompt or an argument cannot be, or the model's objective cannot fill blanks.
+        UsageError: The prompt or an argument is invalid, or the model's objective cannot fill blanks.
         UniclozeError: A record cannot be used; the message names its line.
     """
     if limit is not None and limit < 1:
@@ -69,11 +69,11 @@ def prompted(
 
 
 def _check_metrics(prompt: Prompt) -> None:
-    """Refuse metrics that cannot compare what the prompt gives, before a model is asked.
+    """Reject metrics that cannot score what the prompt produces, before the model runs.
 
     Raises:
-        UsageError: One compares something else, or finds no positive class among the labels.
-        UniclozeError: A library that it needs is absent.
+        UsageError: A metric compares something else, or finds no positive class among the labels.
+        UniclozeError: A library that a metric needs is not installed.
     """
     compares = "labels" if prompt.has_blank else "texts"
     for name in prompt.metrics:
@@ -81,7 +81,7 @@ def _check_metrics(prompt: Prompt) -> None:
         if chosen.compares != compares:
             given = "chooses answers" if prompt.has_blank else "writes texts"
             raise UsageError(
-                f"the prompt {prompt.name} {given}, and {name} compares {chosen.compares}: name metrics of {compares}"
+                f"the prompt {prompt.name} {given}, but {name} compares {chosen.compares}: name metrics of {compares}"
             )
         if not prompt.has_blank:
             chosen(["a b c"], [["a b c"]])
@@ -92,7 +92,7 @@ def _check_metrics(prompt: Prompt) -> None:
 def draw_examples(
     prompt: Prompt, records: Sequence[Record], path: Path | None, shots: int, seed: int
 ) -> list[list[Record]]:
-    """The examples of each record: different ones, drawn evenly, and none that says what the record says.
+    """The examples of each record: distinct, drawn uniformly, and never with the same text as the record.
 
     Raises:
         UsageError: There is no file to draw from, or it has too few records.
@@ -102,7 +102,9 @@ def draw_examples(
     if shots < 0:
         raise UsageError(f"shots is {shots}: give 0 or more")
     if (shots > 0) != (path is not None):
-        raise UsageError("examples and shots go together: give a file to draw from and how many, or neither")
+        raise UsageError(
+            "examples and shots go together: give a file to draw from and the number of examples, or neither"
+        )
     if path is None:
         if seed:
             raise UsageError(f"seed is {seed}, but no examples are drawn: give examples and shots, or leave it out")
@@ -113,13 +115,13 @@ def draw_examples(
     drawn = []
     for number, asked in enumerate(map(prompt.sides, records)):
         if len(known) - times[asked] < shots:
-            other = " other than the one that is asked" if times[asked] else ""
+            other = " other than the one to be answered" if times[asked] else ""
             raise UsageError(
-                f"shots is {shots} and {path} has {len(known) - times[asked]} records{other}: give as many"
+                f"shots is {shots}, but {path} has {len(known) - times[asked]} records{other}: give as many"
             )
         places = np.arange(shots + times[asked])
         order = keyed.permutation(places, len(known), keyed.key(seed, keyed.Purpose.SHOTS, number)[0])
-        # The record itself, where it is among them, would tell its answer.
+        # The record itself, if drawn, would give away its answer.
         drawn.append([known[place] for place in order.tolist() if said[place] != asked][:shots])
     return drawn
 
@@ -139,13 +141,13 @@ def _choice(prompt: Prompt, record: Record, examples: Sequence[Record]) -> Choic
 
 
 def _references(prompt: Prompt, record: Record) -> list[str] | None:
-    """What a text is compared with; None if the record has no label."""
+    """The reference texts of a record; None if it has no label."""
     gold = record.get(prompt.records, LABEL)
     if gold is None:
         return None
     several = record.texts(prompt.records, LABEL) if isinstance(gold, list) else [record.text(prompt.records, LABEL)]
     if not several:
-        raise UniclozeError(f"{record.place}: '{LABEL}' holds no text to compare with: give one, or leave it out")
+        raise UniclozeError(f"{record.place}: '{LABEL}' has no text to compare with: give one, or leave it out")
     return several
 
 
@@ -159,7 +161,7 @@ def _generated(
     batch_size: int,
     progress: bool,
 ) -> PromptResult:
-    """Texts that go on with each prompt, up to the separator."""
+    """Generate a continuation of each prompt, up to the separator."""
     from unicloze.decoding.generate import generate
 
     sources = [prompt.text(record, few)[0].rstrip() for record, few in zip(records, examples, strict=True)]
@@ -167,7 +169,7 @@ def _generated(
     longest, rows = min(usual.max_length, model.model.max_positions // 2), min(usual.batch_size, batch_size)
     given = {"precision": model.precision, "max_length": longest, "batch_size": rows, **prompt.generate}
     settings = DecodingSettings(**given)
-    written = generate(model, sources, settings, keep="end", progress=progress)  # where the prompt says what to do
+    written = generate(model, sources, settings, keep="end", progress=progress)  # the end is the record itself
     predictions = []
     for record, one, several in zip(records, written, references, strict=True):
         text = one.text.partition(prompt.separator)[0] if prompt.separator else one.text

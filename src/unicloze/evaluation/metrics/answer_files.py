@@ -1,4 +1,4 @@
-"""Questions and answers in the JSON that SQuAD and CoQA are published in."""
+"""Reads questions and answers in the JSON formats of SQuAD and CoQA."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from unicloze.records.record import Record, as_records, refuse_repeated
 from unicloze.settings import TaskSettings
 
 PLAIN = TaskSettings()
-"""Fields have the names that their files give them."""
+"""Settings that keep the field names of the files."""
 
 
 def read_squad(path: Path) -> dict[str, list[str]]:
-    """The right answers by the id of their question; none where it is unanswerable.
+    """The right answers by question id; an empty list if unanswerable.
 
     Raises:
-        UniclozeError: The file cannot be read, is not in SQuAD's format, or an id occurs twice.
+        UniclozeError: The file is not in SQuAD's format, or an id occurs twice.
     """
     return {record.id: [answer.text for answer in needed_answers(record, PLAIN)] for record in _different(path, squad)}
 
 
 def _different(path: Path, read: Reader) -> list[Record]:
-    """The records of a file, which have ids of their own."""
+    """The records of a file, checked to have distinct ids."""
     records = as_records(read(read_text(path), path), path)
     refuse_repeated(records)
     return records
 
 
 def read_squad_predictions(path: Path) -> dict[str, Answer]:
-    """Answers out of the official `{id: text}`, or out of .jsonl with `id`, `prediction` and, if known, `na_probability`.
+    """Answers from the official `{id: text}`, or from .jsonl with `id`, `prediction` and, if known, `na_probability`.
 
     Raises:
-        UniclozeError: The file cannot be read or holds something else, or an id occurs twice.
+        UniclozeError: The file has another format, or an id occurs twice.
     """
     if kind_of(path) == ".jsonl":
         return _answer_lines(path)
@@ -54,7 +54,7 @@ def _answer_lines(path: Path) -> dict[str, Answer]:
     answers: dict[str, Answer] = {}
     for item in read_items(path, ("prediction",)):
         if item.id is None or not isinstance(item.value, str):
-            raise UniclozeError(f'{item.place} has no "id" or no text in "prediction": mend the line.')
+            raise UniclozeError(f'{item.place} has no "id" or no text in "prediction": fix the line.')
         if str(item.id) in answers:
             raise UniclozeError(f"{item.place} answers the question {item.id} a second time: remove one of the lines.")
         answers[str(item.id)] = answer_of(item)
@@ -62,22 +62,22 @@ def _answer_lines(path: Path) -> dict[str, Answer]:
 
 
 def answer_of(item: Item) -> Answer:
-    """The answer in a line, with its `na_probability` if it has one.
+    """The answer on a line, with its `na_probability` if given.
 
     Raises:
-        UniclozeError: It has no text, or its certainty is no finite number.
+        UniclozeError: The answer is not a text, or `na_probability` is not a finite number.
     """
     if not isinstance(item.value, str):
-        raise UniclozeError(f"{item.place} holds {item.value!r:.40}, which is no text: mend the line.")
+        raise UniclozeError(f"{item.place} has {item.value!r:.40}, which is not a text: fix the line.")
     given = item.fields.get("na_probability")
     certainty = None if given is None else _finite(given)
     if given is not None and certainty is None:
-        raise UniclozeError(f'{item.place} holds {given!r:.40} in "na_probability": give a finite number.')
+        raise UniclozeError(f'{item.place} has {given!r:.40} in "na_probability": give a finite number.')
     return Answer(text=item.value, na_probability=certainty)
 
 
 def _finite(value: Any) -> float | None:
-    """A number of JSON; None for what is no finite one."""
+    """A JSON value as a float; None if it is not a finite number."""
     try:
         number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     except OverflowError:
@@ -86,10 +86,10 @@ def _finite(value: Any) -> float | None:
 
 
 def read_na_probabilities(path: Path) -> dict[str, float]:
-    """How sure a model is of each question that it has no answer, out of `{id: number}`.
+    """No-answer scores by question id, from `{id: number}`.
 
     Raises:
-        UniclozeError: The file cannot be read or holds something else.
+        UniclozeError: The file has another format.
     """
     numbers: dict[str, float] = {}
     for name, given in _mapping(path, (int, float), '{"ID OF THE QUESTION": 0.5}').items():
@@ -104,7 +104,7 @@ def read_coqa(path: Path) -> dict[Turn, Gold]:
     """The answers of all annotators to each turn.
 
     Raises:
-        UniclozeError: The file cannot be read or is not in CoQA's format, or a turn occurs twice.
+        UniclozeError: The file is not in CoQA's format, or a turn occurs twice.
     """
     return {
         Turn(record.fields["story"], record.fields["turn"]): Gold(
@@ -115,16 +115,16 @@ def read_coqa(path: Path) -> dict[Turn, Gold]:
 
 
 def read_coqa_predictions(path: Path) -> dict[Turn, str]:
-    """Answers out of a list of `{"id": STORY, "turn_id": NUMBER, "answer": TEXT}`.
+    """Answers from a list of `{"id": STORY, "turn_id": NUMBER, "answer": TEXT}`.
 
     Raises:
-        UniclozeError: The file cannot be read or holds something else, or a turn is answered twice.
+        UniclozeError: The file has another format, or a turn is answered twice.
     """
     answers: dict[Turn, str] = {}
     for record in as_records(listed(read_text(path), path), path):
         number = record.needed(PLAIN, "turn_id")
         if not isinstance(number, int):
-            raise UniclozeError(f"{record.place}: the field 'turn_id' is no whole number")
+            raise UniclozeError(f"{record.place}: the field 'turn_id' is not a whole number")
         turn = Turn(record.text(PLAIN, "id"), number)
         if turn in answers:
             raise UniclozeError(
@@ -137,7 +137,7 @@ def read_coqa_predictions(path: Path) -> dict[Turn, str]:
 def _mapping(path: Path, kind: type | tuple[type, ...], example: str) -> Mapping[str, Any]:
     record = parse_json(read_text(path), str(path), unique=True)
     if not isinstance(record, dict):
-        raise UniclozeError(f"{path} is no JSON object such as {example}: mend it.")
+        raise UniclozeError(f"{path} is not a JSON object such as {example}: fix it.")
     for name, value in record.items():
         if not isinstance(value, kind) or isinstance(value, bool):
             raise UniclozeError(f"{path} has {value!r:.40} for {name}: give an object such as {example}.")

@@ -1,4 +1,4 @@
-"""Answers as the official scripts of SQuAD and CoQA compare them."""
+"""Compares answers like the official scripts of SQuAD and CoQA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 
 @lru_cache(maxsize=2**16)
 def normalise(answer: str) -> str:
-    """Lower case without ASCII punctuation, English articles and extra whitespace."""
+    """Lower-case an answer and remove ASCII punctuation, English articles and extra white space."""
     return " ".join(_ARTICLE.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
 
 
@@ -23,7 +23,7 @@ def exact_match(prediction: str, reference: str) -> float:
 
 
 def token_f1(prediction: str, reference: str) -> float:
-    """F1 of the words that both have in common, from 0 to 1; where one has no words, 1 if neither has."""
+    """F1 of the words in common, from 0 to 1; if either has no words, 1 if both have none, else 0."""
     found, wanted = normalise(prediction).split(), normalise(reference).split()
     if not found or not wanted:
         return float(found == wanted)

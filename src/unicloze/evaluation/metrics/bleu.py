@@ -1,4 +1,4 @@
-"""BLEU (Papineni et al. 2002) by sacrebleu (Post 2018)."""
+"""BLEU (Papineni et al. 2002), computed by sacrebleu (Post 2018)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from unicloze.evaluation.metrics.result import MetricResult, check_texts, library
 
 TOKENIZE = "13a", "intl", "char", "none", "zh"
-"""Sacrebleu's tokenizers that need no package of their own. `none` takes the texts as tokens with spaces between them."""
+"""Sacrebleu's tokenizers that need no further package. `none` takes the texts as space-separated tokens."""
 
 
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]], *, tokenize: str = "13a") -> MetricResult:
-    """Corpus BLEU of 1- to 4-grams, smoothed exponentially and with the closest reference length, as WMT reports it.
+    """Corpus BLEU of 1- to 4-grams, with exponential smoothing and the closest reference length, as reported by WMT.
 
     Args:
         predictions: The texts, detokenised unless `tokenize` is `none`.
@@ -19,8 +19,8 @@ def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]], *, tok
         tokenize: One of `TOKENIZE`.
 
     Returns:
-        `bleu`, the four precisions, and the brevity penalty as a plain number. The note is sacrebleu's signature, without
-        which a BLEU cannot be compared.
+        `bleu`, the four precisions, and the brevity penalty as a plain number. The note is sacrebleu's signature, which
+        is needed to compare BLEU scores.
 
     Raises:
         UniclozeError: sacrebleu is not installed, or predictions and references do not match.

@@ -1,7 +1,7 @@
-"""BLEU and ROUGE-L as coco-caption computes them (Chen et al. 2015): with METEOR the usual figures of question generation.
+"""BLEU and ROUGE-L as coco-caption computes them (Chen et al. 2015); with METEOR, the usual metrics of question generation.
 
-All read tokens with spaces between them and compare them as they are: where one side is lower-cased or tokenised, the profile
-`uncased` brings the other to it.
+They take space-separated tokens and compare them unchanged: if only one side is lower-cased or tokenised, the profile
+`uncased` converts both.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def coco(
 ) -> MetricResult:
     """BLEU-1 to BLEU-4 and ROUGE-L.
 
-    BLEU is that of the corpus, without smoothing and with the closest reference length. ROUGE-L is the mean over texts of
-    F with beta 1.2, of the best precision and the best recall over the references.
+    BLEU is corpus BLEU, without smoothing and with the closest reference length. ROUGE-L is the mean over texts of F with
+    beta 1.2, from the best precision and the best recall over the references.
 
     Args:
-        predictions: The texts, as tokens with spaces between them.
+        predictions: The texts, as space-separated tokens.
         references: References of each text; their number may differ.
-        profile: What is done to both first, one of `unicloze.evaluation.metrics.profiles.PROFILES`; nothing if none.
+        profile: Processing applied to both first, one of `unicloze.evaluation.metrics.profiles.PROFILES`; default: none.
 
     Raises:
         UniclozeError: Predictions and references do not match.
@@ -41,7 +41,7 @@ def coco(
 def tokens_of(
     predictions: Sequence[str], references: Sequence[Sequence[str]], profile: str | None
 ) -> tuple[list[list[str]], list[list[list[str]]]]:
-    """Predictions and references as a profile makes them, if one is given, split at their spaces."""
+    """Predictions and references split at white space, after applying the profile if given."""
     check_texts(predictions, references)
     if profile is not None:
         predictions, references = profiled(predictions, references, profile)
@@ -49,7 +49,7 @@ def tokens_of(
 
 
 def note_of(profile: str | None) -> str:
-    """What a result says of the profile."""
+    """Note of a result about the profile."""
     return f"Profile {profile}." if profile else ""
 
 
@@ -84,7 +84,7 @@ def _rouge_l(prediction: Sequence[str], references: Sequence[Sequence[str]]) -> 
 
 
 def _common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
-    """Length of the longest common subsequence: a row of its table is the bits of one integer (Hyyrö 2004)."""
+    """Length of the longest common subsequence, with each table row as the bits of one integer (Hyyrö 2004)."""
     places: dict[str, int] = {}
     for place, token in enumerate(other):
         places[token] = places.get(token, 0) | 1 << place

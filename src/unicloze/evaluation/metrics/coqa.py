@@ -23,8 +23,8 @@ class Gold:
     """The right answers of a turn.
 
     Args:
-        answers: One of each annotator.
-        domain: Where the story is from, such as `wikipedia`; empty if unknown.
+        answers: One answer per annotator.
+        domain: Source of the story, such as `wikipedia`; empty if unknown.
     """
 
     answers: Sequence[str]
@@ -34,18 +34,18 @@ class Gold:
 def coqa(predictions: Mapping[Turn, str], references: Mapping[Turn, Gold]) -> MetricResult:
     """Macro-averaged F1 and exact match over all turns.
 
-    With several annotators each in turn is left out, the best score against the others is taken, and the mean of these is
-    the turn's score: so a model is measured as a human is, who cannot be compared with his own answer. Turns without a
-    prediction count as wrong, while the official script leaves them out of the mean.
+    With several annotators, each in turn is left out and the best score against the others is taken; the turn's score is
+    the mean of these. This makes models comparable with humans, who are not compared with their own answers. Turns without
+    a prediction count as wrong; the official script leaves them out of the mean.
 
     Returns:
         `f1` and `exact`, and `f1_DOMAIN` for each domain.
 
     Raises:
-        UniclozeError: There is no turn, or no prediction answers one.
+        UniclozeError: There are no turns, or no prediction answers one.
     """
     if not references:
-        raise UniclozeError("There is no question to answer: give references with at least one.")
+        raise UniclozeError("The references have no questions: give at least one.")
     missing = len(references.keys() - predictions.keys())
     if missing == len(references):
         raise UniclozeError("No prediction has the id and turn of a question: give predictions of these references.")
@@ -65,7 +65,7 @@ def coqa(predictions: Mapping[Turn, str], references: Mapping[Turn, Gold]) -> Me
 
 
 def turn_f1(prediction: str, answers: Sequence[str]) -> float:
-    """F1 of one answer, from 0 to 1: the mean over annotators of the best against all others."""
+    """F1 of one answer, from 0 to 1: the mean over annotators of the best score against all others."""
     return _turn_score(token_f1, prediction, answers)
 
 

@@ -1,4 +1,4 @@
-"""How varied responses are by themselves, as the DSTC7 challenge measures it (UniLM v1, Table 10)."""
+"""Diversity of responses, as the DSTC7 challenge measures it (UniLM v1, Table 10)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def diversity(predictions: Sequence[str], references: Sequence[Sequence[str]] = 
 
     Args:
         predictions: The texts.
-        references: Left out of account.
+        references: Ignored.
 
     Returns:
         `entropy_4`, of the distribution of 4-grams over all texts, in nats (Zhang et al. 2018); `distinct_1` and
-        `distinct_2`, the n-grams that differ for each that occurs, from 0 to 1 (Li et al. 2016, Table 10's Div-1 and Div-2);
+        `distinct_2`, the ratio of distinct to all n-grams, from 0 to 1 (Li et al. 2016, Table 10's Div-1 and Div-2);
         `average_length` in tokens.
 
     Raises:
-        UniclozeError: There is no text.
+        UniclozeError: There are no predictions.
     """
     if not predictions:
         raise UniclozeError("There is no text to measure: give at least one prediction.")

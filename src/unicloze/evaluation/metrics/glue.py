@@ -1,4 +1,4 @@
-"""Which metric of the registry measures which task of GLUE (Wang et al. 2019), and by which of its values."""
+"""The metric and reported values of each GLUE task (Wang et al. 2019)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class GlueTask:
-    """How a task is measured.
+    """Metric of a task.
 
     Args:
         metric: Name of the metric.
-        values: Its values that papers report; the first is that of UniLM v1's Table 11. UniLMv2's Table 3 has accuracy for
-            MRPC and QQP and Pearson's correlation for STS-B, by which the metric `pearson` chooses.
+        values: Its values reported in papers; the first is that of UniLM v1's Table 11. UniLMv2's Table 3 has accuracy for
+            MRPC and QQP and Pearson's correlation for STS-B, which is the headline of the metric `pearson`.
     """
 
     metric: str
@@ -32,4 +32,4 @@ GLUE: Mapping[str, GlueTask] = {
     "wnli": GlueTask(metric="accuracy", values=("accuracy",)),
     "ax": GlueTask(metric="matthews", values=("matthews",)),
 }
-"""By name of the task. MNLI's is that of its matched and of its mismatched half; AX is the diagnostic set."""
+"""Metrics by task name. MNLI's applies to both its matched and mismatched sets; AX is the diagnostic set."""

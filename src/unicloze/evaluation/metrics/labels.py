@@ -1,4 +1,4 @@
-"""Classes: accuracy, F1 and Matthews' correlation, by scikit-learn."""
+"""Scores class labels: accuracy, F1 and Matthews' correlation, computed by scikit-learn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POSITIVE = "1"
 
 
 def accuracy(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
-    """Share of the labels that are right.
+    """Percentage of right labels.
 
     Raises:
         UniclozeError: scikit-learn is not installed, or predictions and references do not match.
@@ -26,8 +26,8 @@ def f1(predictions: Sequence[Label], references: Sequence[Label], *, positive: s
     """F1, precision and recall of one class, and accuracy (MRPC, QQP).
 
     Args:
-        predictions: The labels.
-        references: The right ones.
+        predictions: The predicted labels.
+        references: The right labels.
         positive: The class.
 
     Raises:
@@ -48,7 +48,7 @@ def f1(predictions: Sequence[Label], references: Sequence[Label], *, positive: s
 
 
 def macro_f1(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
-    """Mean over all classes of their F1, and accuracy.
+    """Mean F1 over all classes, and accuracy.
 
     Raises:
         UniclozeError: scikit-learn is not installed, or predictions and references do not match.
@@ -59,7 +59,7 @@ def macro_f1(predictions: Sequence[Label], references: Sequence[Label]) -> Metri
 
 
 def matthews(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
-    """Matthews' correlation coefficient (CoLA), times 100; undefined where all predictions or all references are equal.
+    """Matthews' correlation coefficient (CoLA), times 100; undefined if all predictions or all references are equal.
 
     Raises:
         UniclozeError: scikit-learn is not installed, or predictions and references do not match.

@@ -1,4 +1,4 @@
-"""LAMBADA's last words."""
+"""LAMBADA accuracy: compares the last words of predictions and references."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _AROUND = re.compile(r"^\W+|\W+$")
 
 
 def lambada(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> MetricResult:
-    """Share of the passages whose last word is right (Paperno et al. 2016).
+    """Percentage of passages whose last word is right (Paperno et al. 2016).
 
     Args:
-        predictions: The predicted word, or a text that ends in it.
-        references: The passages, or their last words. Punctuation around a word is left out of account, case is not.
+        predictions: The predicted words, or texts that end with them.
+        references: The passages, or their last words. Punctuation around a word is ignored, case is not.
 
     Raises:
         UniclozeError: Predictions and references do not match.

@@ -1,4 +1,4 @@
-"""METEOR 1.5 (Denkowski and Lavie 2014) by the Java program that comes with pycocoevalcap, as coco-caption runs it."""
+"""METEOR 1.5 (Denkowski and Lavie 2014), computed by pycocoevalcap's Java program as in coco-caption."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from unicloze.evaluation.metrics.coco import note_of, tokens_of
 from unicloze.evaluation.metrics.result import MetricResult
 
 _FIELD = " ||| "
-"""Parts the fields of a line that the program reads."""
+"""Separates the fields of the program's input lines."""
 
 
 def meteor(
     predictions: Sequence[str], references: Sequence[Sequence[str]], *, profile: str | None = None
 ) -> MetricResult:
-    """METEOR of the corpus, for English, with exact, stem, synonym and paraphrase matches.
+    """Corpus METEOR for English, with exact, stem, synonym and paraphrase matches.
 
     Args:
-        predictions: The texts, as tokens with spaces between them.
+        predictions: The texts, as space-separated tokens.
         references: References of each text; their number may differ.
-        profile: What is done to both first, one of `unicloze.evaluation.metrics.profiles.PROFILES`; nothing if none.
+        profile: Processing applied to both first, one of `unicloze.evaluation.metrics.profiles.PROFILES`; default: none.
 
     Raises:
         UniclozeError: pycocoevalcap or Java is not installed, Java fails, or predictions and references do not match.
@@ -48,28 +48,28 @@ def meteor(
             ) as program:
                 score = _score(program, found, wanted)
         except OSError as error:
-            raise UniclozeError(f"METEOR's Java program failed and said: {_said(errors) or error}") from error
+            raise UniclozeError(f"METEOR's Java program failed with the message: {_said(errors) or error}") from error
         if score is None:
-            raise UniclozeError(f"METEOR's Java program failed and said: {_said(errors) or 'nothing'}")
+            raise UniclozeError(f"METEOR's Java program failed with the message: {_said(errors) or 'none'}")
     return MetricResult(metric="meteor", values={"meteor": 100 * score}, items=len(found), note=note_of(profile))
 
 
 def programs() -> tuple[Path, str]:
-    """The program and the Java runtime that METEOR needs.
+    """Paths of METEOR's .jar file and of the Java runtime.
 
     Raises:
-        UniclozeError: One is not installed.
+        UniclozeError: One of them is not installed.
     """
     jar, java = _jar(), shutil.which("java")
     if java is None:
-        raise UniclozeError("METEOR is a Java program and java is not on the PATH: install a Java runtime.")
+        raise UniclozeError("METEOR needs Java, but java is not on the PATH: install a Java runtime.")
     return jar, java
 
 
 def _score(
     program: subprocess.Popen[str], found: Sequence[Sequence[str]], wanted: Sequence[Sequence[Sequence[str]]]
 ) -> float | None:
-    """Statistics of each text, then the score that all of them give; none if the program ends before."""
+    """Score of the corpus from the statistics of all texts; None if the program ends early."""
     statistics = []
     for tokens, several in zip(found, wanted, strict=True):
         answer = _ask(program, ["SCORE", *map(_clean, several), _clean(tokens)])
@@ -77,7 +77,7 @@ def _score(
             return None
         statistics.append(answer.strip())
     answer = _ask(program, ["EVAL", *statistics])
-    for _ in found:  # a score of each text, and the last line is that of all
+    for _ in found:  # a score per text, then a last line for the corpus
         answer = program.stdout.readline() if program.stdout else ""
     try:
         score = float(answer)

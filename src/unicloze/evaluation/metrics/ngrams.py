@@ -1,4 +1,4 @@
-"""Counting n-grams of tokens."""
+"""Counts n-grams of tokens."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Ngram = tuple[str, ...]
 
 
 def ngrams(tokens: Sequence[str], n: int) -> Counter[Ngram]:
-    """How often each n-gram occurs."""
+    """Count each n-gram."""
     return Counter(zip(*(tokens[start:] for start in range(n)), strict=False))
 
 
 def highest_counts(texts: Iterable[Sequence[str]], n: int) -> Counter[Ngram]:
-    """Of each n-gram its count in the text that has most of it."""
+    """The highest count of each n-gram in any one text."""
     highest: Counter[Ngram] = Counter()
     for tokens in texts:
         highest |= ngrams(tokens, n)
@@ -22,5 +22,5 @@ def highest_counts(texts: Iterable[Sequence[str]], n: int) -> Counter[Ngram]:
 
 
 def matches(counts: Counter[Ngram], highest: Counter[Ngram]) -> Counter[Ngram]:
-    """Counts cut down to those of the references."""
+    """Counts clipped to those of the references."""
     return counts & highest

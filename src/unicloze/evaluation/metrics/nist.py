@@ -1,4 +1,4 @@
-"""NIST (Doddington 2002) as the script mteval-v13a computes it: n-grams weigh as much as they tell."""
+"""NIST (Doddington 2002) as the script mteval-v13a computes it: n-grams weighted by their information."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from unicloze.evaluation.metrics.result import MetricResult, check_texts, librar
 
 TOKENIZE = "13a", "none"
 _BETA = math.log(0.5) / math.log(1.5) ** 2
-"""The penalty is one half where a prediction has two thirds of the words."""
+"""Makes the penalty one half when a prediction has two thirds of the words."""
 
 
 def nist(predictions: Sequence[str], references: Sequence[Sequence[str]], *, tokenize: str = "13a") -> MetricResult:
-    """NIST of 1- to 4-grams (NIST-4, DSTC7) and to 5-grams (the script's own).
+    """NIST of 1- to 4-grams (NIST-4, as in DSTC7) and of 1- to 5-grams (the script's default).
 
-    The information of an n-gram is log2 of how often its first n - 1 words are followed by its last, in all references of
-    the corpus. A matched n-gram counts at most as often as in the reference that has most of it; each sum is divided by the
-    number of n-grams predicted. The length penalty compares all predicted words with the mean length of the references.
+    The information of an n-gram is log2(count of its first n - 1 words / count of the n-gram), over all references of the
+    corpus. A matched n-gram counts at most as often as in the reference with the most occurrences; each sum is divided by
+    the number of n-grams predicted. The length penalty compares all predicted words with the mean reference length.
 
     Args:
         predictions: The texts.
-        references: References of each text; where their number differs, lengths are means text by text.
-        tokenize: `13a` lowers and tokenises as the script does, `none` takes tokens with spaces between them as they are.
+        references: References of each text; their number may differ, as lengths are averaged text by text.
+        tokenize: `13a` lower-cases and tokenises as the script does, `none` splits at spaces only.
 
     Raises:
         UniclozeError: sacrebleu, whose 13a tokenizer is used, is not installed, or predictions and references do not match.
@@ -47,7 +47,7 @@ def nist(predictions: Sequence[str], references: Sequence[Sequence[str]], *, tok
 
 
 class _Tokens:
-    """A text's tokens."""
+    """Splits a text into tokens."""
 
     def __init__(self, tokenize: str) -> None:
         self._tokenize = (
@@ -60,7 +60,7 @@ class _Tokens:
 
 
 def _information(references: Sequence[Sequence[Sequence[str]]]) -> dict[Ngram, float]:
-    """Bits of each n-gram of the references."""
+    """Information in bits of each n-gram of the references."""
     counts: Counter[Ngram] = Counter()
     for several in references:
         for tokens in several:
@@ -76,7 +76,7 @@ def _gain(
     information: dict[Ngram, float],
     n: int,
 ) -> float:
-    """Bits of the matched n-grams for each n-gram predicted."""
+    """Bits of the matched n-grams per predicted n-gram."""
     bits, total = 0.0, 0
     for tokens, several in zip(predictions, references, strict=True):
         counts = ngrams(tokens, n)

@@ -1,4 +1,4 @@
-"""Scores: correlation of predicted numbers with the right ones, by scipy."""
+"""Correlation of predicted numbers with the right ones, computed by scipy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def correlation(
 ) -> MetricResult:
     """Pearson's and Spearman's correlation (STS-B), times 100.
 
-    A model that predicts one number for all has no correlation: both are undefined, and the note says why.
+    If all predictions or all references are equal, both are undefined, and the note says why.
 
     Args:
-        predictions: The numbers.
-        references: The right ones.
+        predictions: The predicted numbers.
+        references: The right numbers.
         metric: Name of the metric.
 
     Raises:

@@ -1,4 +1,4 @@
-"""ROUGE by Lin's own Perl script, where its user has installed it: it may not be passed on with other software."""
+"""ROUGE by Lin's Perl script, which users must install themselves because it may not be redistributed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unicloze.evaluation.metrics.result import MetricResult, check_texts
 
 SCRIPT = "ROUGE-1.5.5.pl"
 HOME = "ROUGE_HOME"
-"""The environment variable that names the script's folder, which holds its folder `data`."""
+"""Environment variable with the script's folder, which contains its folder `data`."""
 _LINE = re.compile(r"^\S+ (ROUGE-[12L]) Average_([RPF]): ([\d.]+)", re.MULTILINE)
 _NAMES = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeLsum"}
 _ENDINGS = {"F": "", "P": "_precision", "R": "_recall"}
@@ -28,12 +28,12 @@ def perl_rouge(
 ) -> MetricResult:
     """ROUGE-1, ROUGE-2 and ROUGE-L of ROUGE-1.5.5 with the settings of UniLM's scripts: `-a -c 95 -m -n 2 -r 1000`.
 
-    Its ROUGE-L is that of whole summaries and stands under `rougeLsum`. Of several references it takes the mean.
+    Its ROUGE-L is summary-level and reported as `rougeLsum`. Several references are averaged.
 
     Args:
         predictions: The texts.
         references: References of each text.
-        profile: What is done to both first, one of `unicloze.evaluation.metrics.profiles.PROFILES`.
+        profile: Processing applied to both first, one of `unicloze.evaluation.metrics.profiles.PROFILES`.
 
     Raises:
         UniclozeError: The script is not installed, or fails.
@@ -49,7 +49,7 @@ def perl_rouge(
     found = _LINE.findall(done.stdout)
     if done.returncode or len(found) != len(_NAMES) * len(_ENDINGS):
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[0]
-        raise UniclozeError(f"{script} failed and said: {said}. Try its own test first, runROUGE-test.pl.")
+        raise UniclozeError(f"{script} failed with the message: {said}. Run its own test, runROUGE-test.pl, first.")
     values = {_NAMES[kind] + _ENDINGS[measure]: 100 * float(value) for kind, measure, value in found}
     order = [name + ending for name in _NAMES.values() for ending in _ENDINGS.values()]
     return MetricResult(
@@ -61,15 +61,15 @@ def perl_rouge(
 
 
 def find_script() -> Path:
-    """Where the script is: in the folder that the variable `ROUGE_HOME` names, else on the PATH.
+    """Path of the script: in the folder named by `ROUGE_HOME` if set, else on the PATH.
 
     Raises:
-        UniclozeError: It is in neither.
+        UniclozeError: It is not there.
     """
     home = os.environ.get(HOME)
     found = Path(home) / SCRIPT if home else Path(shutil.which(SCRIPT) or "")
     if not found.is_file():
-        place = f"is not in {home}, which {HOME} names" if home else f"is not on the PATH, and {HOME} names no folder"
+        place = f"is not in {home}, which {HOME} names" if home else f"is not on the PATH, and {HOME} is not set"
         raise UniclozeError(f"{SCRIPT} {place}: install it, or use the metric rouge, which needs no Perl.")
     return found.resolve()
 
@@ -82,7 +82,7 @@ def _perl() -> str:
 
 
 def _write(folder: Path, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Path:
-    """A file for each text, a sentence a line, and the settings that name them."""
+    """Write a file for each text, one sentence per line, and the settings file that lists them."""
     parts = ['<ROUGE-EVAL version="1.55">']
     for number, (prediction, several) in enumerate(zip(predictions, references, strict=True)):
         _write_text(folder / f"{number}.prediction", prediction)

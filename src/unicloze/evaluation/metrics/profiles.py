@@ -1,9 +1,9 @@
-"""What the papers did to a text before they measured it.
+"""Processing that the papers applied to texts before scoring them.
 
-UniLM's generators write word pieces joined to tokens, and its references are as Stanford's tokenizer leaves them; so its
-released scripts spell a prediction in that tokenizer's way first. The rules below are theirs, except that initials of any
-number are joined, where their loop joins two and leaves a stray point. References stand as they are, but for `uncased`,
-which brings both sides to what a lower-casing tokenizer can say.
+UniLM's generators output word pieces joined into tokens, while its references are tokenised by Stanford's tokenizer; so its
+released scripts first convert predictions to that tokenizer's spelling. The rules below are the same, except that any number
+of initials is joined, where the scripts join two and leave a stray full stop. References stay unchanged, except for
+`uncased`, which reduces both sides to what a lower-casing tokenizer can produce.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LONE = re.compile(r"(?<!\S)[.,;:?!](?!\S)")
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What is done to the texts of a data set before they are compared. Lines of the result are sentences.
+    """Processing of the texts of a data set before comparison. Each line of the result is a sentence.
 
     Args:
         prediction: Applied to each prediction.
@@ -62,10 +62,11 @@ class Profile:
 
 
 def sentences(text: str) -> str:
-    """The text with a sentence a line.
+    """The text with one sentence per line.
 
-    A text that has lines stays as it is. Else a sentence ends with a lone point, `!` or `?`, and with one at the end of a
-    word where a capital or a digit follows, or any letter if the text has no capitals; a point behind an initial ends none.
+    A text with line breaks is unchanged. Otherwise a sentence ends with a separate full stop, `!` or `?`, or with one at the
+    end of a word if a capital or a digit follows (any letter if the text has no capitals); a full stop after an initial
+    does not end a sentence.
     """
     text = text.strip()
     if "\n" in text:
@@ -74,14 +75,14 @@ def sentences(text: str) -> str:
 
 
 def retokenise(text: str, *, symbols: Mapping[str, str] | None = None, quotes: bool = True, dashes: bool = True) -> str:
-    """Words and punctuation marks, as a WordPiece tokenizer tells them apart, in the spelling of the Penn Treebank.
+    """Words and punctuation marks, as a WordPiece tokenizer splits them, in the spelling of the Penn Treebank.
 
     `do n ' t` becomes `do n't`, `John ' s` `John 's`, `3 , 000` `3,000`, `3 . 5` `3.5`, `U . N .` `U.N.`.
 
     Args:
-        text: A text, or its tokens with spaces between them.
-        symbols: Tokens to replace, such as brackets by `-LRB-`.
-        quotes: Tell opening quotes from closing ones.
+        text: A text, or its space-separated tokens.
+        symbols: Replacements of tokens, such as `-LRB-` for a bracket.
+        quotes: Distinguish opening from closing quotes.
         dashes: Join words around a dash.
     """
     text = " ".join(symbols.get(word, word) if symbols else word for word in words(text))
@@ -100,7 +101,7 @@ def _substituted(text: str, rules: Sequence[tuple[re.Pattern[str], str]]) -> str
 
 
 def _turned(text: str, quote: str, turned: tuple[str, str]) -> str:
-    """The text with its lone quotes replaced by opening and closing ones in turn."""
+    """The text with separate quotes replaced alternately by opening and closing ones."""
     turn = count()
     return " ".join(turned[next(turn) % 2] if token == quote else token for token in text.split(" "))
 
@@ -112,14 +113,14 @@ def _replaced(text: str, symbols: Mapping[str, str]) -> str:
 
 
 def summary(text: str, longest: int) -> str:
-    """CNN/DailyMail's predictions: sentences of four tokens or fewer and repetitions dropped, the rest cut.
+    """Process a CNN/DailyMail prediction: drop sentences of at most four tokens and repetitions, and truncate the rest.
 
-    Sentences are parted by UniLM's token `[X_SEP]`, or found by `sentences` where there is none. One is a repetition if more
-    than 70 % of its words have occurred in the sentences before it.
+    Sentences are separated by UniLM's token `[X_SEP]`, or found by `sentences` if there is none. A sentence is a repetition
+    if more than 70 % of its words occur in earlier sentences.
 
     Args:
         text: The prediction.
-        longest: Tokens to keep.
+        longest: Maximum number of tokens.
     """
     kept: list[str] = []
     seen: set[str] = set()
@@ -138,18 +139,18 @@ def summary(text: str, longest: int) -> str:
 
 
 def uncased(text: str) -> str:
-    """The text as an uncased tokenizer leaves it: lower case, no accents, spaces around punctuation and ideographs."""
+    """The text as an uncased tokenizer splits it: lower case, no accents, spaces around punctuation and ideographs."""
     letters = unicodedata.normalize("NFD", text.lower())
     return " ".join(_parted("".join(letter for letter in letters if unicodedata.category(letter) != "Mn")))
 
 
 def words(text: str) -> list[str]:
-    """The words and punctuation marks of a text; a text in which a mark stands alone is tokenised already."""
+    """The words and punctuation marks of a text; a text with a separate punctuation mark is already tokenised."""
     return text.split() if _LONE.search(text) else _parted(text)
 
 
 def _parted(text: str) -> list[str]:
-    """Every punctuation mark and every ideograph is a word; `[UNK]`, `-LRB-` and the like stay whole."""
+    """Split off every punctuation mark and ideograph as a word; `[UNK]`, `-LRB-` and similar tokens stay whole."""
     parted: list[str] = []
     for part in _MARKS.split(text):
         apart = (f" {one} " if unicodedata.category(one)[0] in "PS" or IDEOGRAPH.match(one) else one for one in part)
@@ -174,15 +175,15 @@ PROFILES: Mapping[str, Profile] = {
     ),
     "squad-qg": Profile(prediction=lambda text: retokenise(text, symbols=_LOWER_BRACKETS).lower(), reference=str.strip),
 }
-"""By name. `sentences` only finds the sentences; `uncased` compares what an uncased generator can write; `cnndm` keeps 160
-tokens as UniLM's later release (s2s-ft) does, `cnndm-v1` 70 as its first; `gigaword` writes numbers as `#`, which that data
-has for digits; `squad-qg` is for questions beside references in Stanford's spelling, as Du and Cardie's files are."""
+"""Profiles by name. `sentences` only splits sentences; `uncased` compares what an uncased generator can write; `cnndm` keeps
+160 tokens like UniLM's later release (s2s-ft), `cnndm-v1` 70 like its first; `gigaword` replaces 1 by `#`, which that data
+has for digits; `squad-qg` is for questions with references in Stanford's spelling, as in Du and Cardie's files."""
 
 
 def profiled(
     predictions: Sequence[str], references: Sequence[Sequence[str]], profile: str
 ) -> tuple[list[str], list[list[str]]]:
-    """Predictions and references as a profile makes them."""
+    """Predictions and references processed by a profile."""
     rules = PROFILES[profile]
     return [rules.prediction(text) for text in predictions], [
         [rules.reference(text) for text in several] for several in references

@@ -1,9 +1,9 @@
-"""Predictions and references out of files: .txt, .tsv, .jsonl and .json, also .gz.
+"""Reads predictions and references from .txt, .tsv, .jsonl and .json files, also gzipped.
 
-In .txt a line is an item, in .tsv a row under a header, in .jsonl an object. Predictions stand in the column or field
-`prediction`; references in `reference`, or as a list in `references`, or in several files of as many lines, where a blank
-line means that there is no further one. Tags are parted by spaces. .json is what SQuAD and CoQA publish; answers to SQuAD's
-questions may also be .jsonl with an `id`.
+An item is a line of .txt, a row under a header of .tsv, or an object of .jsonl. Predictions are in the column or field
+`prediction`; references in `reference`, as a list in `references`, or in several files with equal numbers of lines, where a
+blank line means that there is no further reference. Tags are separated by spaces. .json files are in the formats of SQuAD
+and CoQA; predictions for SQuAD may also be .jsonl with an `id`.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ def read_pairs(
 
     Args:
         predictions: File of the predictions.
-        references: File of the references, or several where texts have several.
-        compares: What they are.
-        na_probabilities: File of SQuAD's certainties that there is no answer.
+        references: File of the references, or several files if texts have several references.
+        compares: Type of predictions and references.
+        na_probabilities: File of no-answer scores for SQuAD.
 
     Raises:
-        UsageError: More files are given than these can have.
-        UniclozeError: A file cannot be read, a line is broken, or lines do not match.
+        UsageError: Files are missing, or more are given than this type allows.
+        UniclozeError: A line is invalid, or lines do not match.
     """
     if not references:
-        raise UsageError("There is no file of references: give one.")
+        raise UsageError("No file of references is given: give one.")
     if len(references) > 1 and compares != "texts":
         raise UsageError(f"There are {len(references)} files of references: only texts can have more than one.")
     if na_probabilities is not None and compares != "squad":
-        raise UsageError("Only the metric squad takes certainties that there is no answer: leave them out.")
+        raise UsageError("Only the metric squad takes no-answer scores: leave them out.")
     if compares == "squad":
         return _squad_predictions(predictions, na_probabilities), read_squad(references[0])
     if compares == "coqa":
@@ -63,19 +63,19 @@ def read_pairs(
 
 
 def read_predictions(path: Path) -> list[str]:
-    """Texts that are measured by themselves.
+    """Texts to be measured without references.
 
     Raises:
-        UniclozeError: The file cannot be read, or a line is broken.
+        UniclozeError: A line is invalid.
     """
     return [_text(item) for item in read_items(path, ("prediction",))]
 
 
 def value_of(item: Item, compares: Compared) -> Any:
-    """A prediction out of a file of lines, as the metrics take it.
+    """The value of an item as the metrics take it.
 
     Raises:
-        UniclozeError: It is something else; the message names the line.
+        UniclozeError: The value has another type; the message names the line.
     """
     return _VALUES[compares](item)
 
@@ -88,22 +88,22 @@ def _squad_predictions(path: Path, na_probabilities: Path | None) -> Mapping[str
     missing = answers.keys() - certainties
     if missing:
         raise UniclozeError(
-            f"{na_probabilities} says nothing of {len(missing):,} answers, such as {min(missing)}: give all or none."
+            f"{na_probabilities} lacks {len(missing):,} answers, such as {min(missing)}: give all or none."
         )
     return {name: dataclasses.replace(one, na_probability=certainties[name]) for name, one in answers.items()}
 
 
 def check_match(predictions: Path, found: Sequence[Item], references: Path, wanted: Sequence[Item]) -> None:
-    """As many of one as of the other, and the same ids where both have some.
+    """Check that predictions and references are equal in number, and in ids if both have them.
 
     Raises:
-        UniclozeError: It is not so; the message names the first place.
+        UniclozeError: They do not match; the message names the first mismatch.
     """
     for prediction, reference in zip(found, wanted, strict=False):
         if None not in (prediction.id, reference.id) and str(prediction.id) != str(reference.id):
             raise UniclozeError(
-                f"{prediction.place} has the id {prediction.id} and {reference.place} the id {reference.id}: "
-                "bring both files into the same order."
+                f"{prediction.place} has the id {prediction.id}, but {reference.place} the id {reference.id}: "
+                "put both files in the same order."
             )
     if len(found) != len(wanted):
         longer, other = (found, references) if len(found) > len(wanted) else (wanted, predictions)
@@ -115,12 +115,12 @@ def check_match(predictions: Path, found: Sequence[Item], references: Path, want
 
 def _text(item: Item) -> str:
     if not isinstance(item.value, str):
-        raise UniclozeError(f"{item.place} holds {item.value!r:.40}, which is no text: mend the line.")
+        raise UniclozeError(f"{item.place} has {item.value!r:.40}, which is not a text: fix the line.")
     return item.value
 
 
 def _texts(items: Sequence[Item]) -> list[str]:
-    """All references of one item; a blank one only if there is no other."""
+    """All references of one item, without blank ones unless all are blank."""
     texts: list[str] = []
     for item in items:
         values = item.value if isinstance(item.value, list) else [item.value]
@@ -132,7 +132,7 @@ def _texts(items: Sequence[Item]) -> list[str]:
 
 def _label(item: Item) -> str:
     if not isinstance(item.value, str | int) or isinstance(item.value, bool) or not str(item.value).strip():
-        raise UniclozeError(f"{item.place} holds {item.value!r:.40}, which is no label: give a string or an integer.")
+        raise UniclozeError(f"{item.place} has {item.value!r:.40}, which is not a label: give a string or an integer.")
     return str(item.value).strip()
 
 
@@ -142,14 +142,14 @@ def _number(item: Item) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise UniclozeError(f"{item.place} holds {item.value!r:.40}, which is no finite number: mend the line.")
+        raise UniclozeError(f"{item.place} has {item.value!r:.40}, which is not a finite number: fix the line.")
     return number
 
 
 def _tags(item: Item) -> list[str]:
     tags = item.value.split() if isinstance(item.value, str) else item.value
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        raise UniclozeError(f"{item.place} holds {item.value!r:.40}, which is no list of tags: mend the line.")
+        raise UniclozeError(f"{item.place} has {item.value!r:.40}, which is not a list of tags: fix the line.")
     return tags
 
 

@@ -1,13 +1,13 @@
-"""The metrics by name.
+"""Registers the metrics by name.
 
-How predictions and references are passed follows from what is compared, and is what `read_files` makes of files:
+The type of what is compared determines the form of predictions and references, which `read_files` returns:
 
 | compared | predictions | references |
 |---|---|---|
-| `texts` | a text each | a list of texts each |
-| `labels` | a string or an integer each | the same |
-| `numbers` | a number each | the same |
-| `tags` | a list of tags each | the same |
+| `texts` | one text per item | a list of texts per item |
+| `labels` | a string or an integer per item | the same |
+| `numbers` | a number per item | the same |
+| `tags` | a list of tags per item | the same |
 | `squad` | {id: text or `Answer`} | {id: list of texts, empty if unanswerable} |
 | `coqa` | {`Turn`: text} | {`Turn`: `Gold`} |
 """
@@ -45,7 +45,7 @@ METRICS: dict[str, Metric] = {
         options={"profile": tuple(PROFILES)},
     ),
     "rouge-perl": Metric(
-        purpose="the same by ROUGE-1.5.5.pl, where that is installed",
+        purpose="ROUGE by ROUGE-1.5.5.pl, if installed",
         compares="texts",
         function=perl_rouge,
         headline="rouge2",
@@ -60,14 +60,14 @@ METRICS: dict[str, Metric] = {
         options={"tokenize": bleu.TOKENIZE},
     ),
     "coco": Metric(
-        purpose="coco-caption's BLEU-1 to BLEU-4 and ROUGE-L, of tokens",
+        purpose="coco-caption's BLEU-1 to BLEU-4 and ROUGE-L, for tokenised texts",
         compares="texts",
         function=coco,
         headline="bleu_4",
         options={"profile": tuple(PROFILES)},
     ),
     "meteor": Metric(
-        purpose="METEOR 1.5 for English, of tokens; needs Java",
+        purpose="METEOR 1.5 for tokenised English texts; needs Java",
         compares="texts",
         function=meteor,
         headline="meteor",
@@ -95,7 +95,7 @@ METRICS: dict[str, Metric] = {
     ),
     "coqa": Metric(purpose="F1 of CoQA", compares="coqa", function=coqa, headline="f1"),
     "accuracy": Metric(
-        purpose="share of the labels that are right", compares="labels", function=accuracy, headline="accuracy"
+        purpose="percentage of right labels", compares="labels", function=accuracy, headline="accuracy"
     ),
     "f1": Metric(
         purpose="F1 of one class, and accuracy",
@@ -127,7 +127,7 @@ METRICS: dict[str, Metric] = {
         extra="metrics",
     ),
     "pearson": Metric(
-        purpose="the same, of which Pearson's tells the better model",
+        purpose="the same values as correlation, with Pearson's as the headline",
         compares="numbers",
         function=partial(correlation, metric="pearson"),
         headline="pearson",
@@ -140,34 +140,34 @@ METRICS: dict[str, Metric] = {
         headline="f1",
     ),
     "tag-accuracy": Metric(
-        purpose="share of the tags that are right, and of the sentences",
+        purpose="percentage of right tags, and of sentences with all tags right",
         compares="tags",
         function=tag_accuracy,
         headline="accuracy",
     ),
     "lambada": Metric(
-        purpose="share of the last words that are right", compares="texts", function=lambada, headline="accuracy"
+        purpose="percentage of right last words", compares="texts", function=lambada, headline="accuracy"
     ),
 }  # fmt: skip
 
 
 def metric(name: str) -> Metric:
-    """The metric of a name.
+    """The metric with a name.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no such metric.
     """
     if name not in METRICS:
         near = difflib.get_close_matches(name, METRICS, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
         raise UsageError(
-            f"There is no metric {name}: {meant}the metrics are {', '.join(METRICS)}; one of your own needs --plugin FILE."
+            f"There is no metric {name}: {meant}the metrics are {', '.join(METRICS)}; a custom metric needs --plugin FILE."
         )
     return METRICS[name]
 
 
 def measurable(names: Sequence[str]) -> list[str]:
-    """The metrics of a recipe that this machine can compute, the first in any case; a warning says which it cannot.
+    """The metrics whose programs are installed, and always the first; warns of each metric left out.
 
     Args:
         names: Names of metrics, the first of which chooses the best checkpoint.
@@ -186,10 +186,10 @@ def measurable(names: Sequence[str]) -> list[str]:
 
 
 class MetricTable(dict[str, Metric]):
-    """Metrics by name; as `str` a line each."""
+    """Metrics by name; `str` gives one line per metric."""
 
     def to_dict(self) -> dict[str, str]:
-        """What each is for, fit for JSON."""
+        """Purpose of each metric as a JSON-serialisable dictionary."""
         return {name: one.purpose for name, one in self.items()}
 
     def __str__(self) -> str:

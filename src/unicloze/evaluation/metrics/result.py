@@ -1,4 +1,4 @@
-"""What a metric gives back, what describes it, and what it may ask of the machine."""
+"""Defines metrics and their results, and checks of their inputs and optional libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from unicloze.errors import UniclozeError, UsageError
 
 Compared = Literal["texts", "labels", "numbers", "tags", "squad", "coqa"]
-"""What predictions and references are; `unicloze.evaluation.metrics.registry` says how each is passed."""
+"""Type of predictions and references; see `unicloze.evaluation.metrics.registry` for how each is passed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,14 +19,14 @@ class MetricResult:
     """Values of one metric.
 
     Args:
-        metric: Its name.
+        metric: Name of the metric.
         values: The values by name, in percent unless `units` says otherwise.
-        items: How many predictions were compared.
-        units: Units of the values that are no percentages; an empty one marks a plain number.
-        note: What a reader of the values must know: settings that change them, predictions that are missing.
-        errors: Standard errors of the values, in their units, where they were estimated; see `spread`.
-        undefined: Names of the values that have no value on these items, such as the precision of a class that is never
-            predicted; `values` holds 0 for them.
+        items: Number of predictions compared.
+        units: Units of values that are not percentages; an empty unit marks a plain number.
+        note: Caveats about the values: settings that change them, missing predictions.
+        errors: Standard errors of the values, in their units, if estimated; see `spread`.
+        undefined: Names of values that are undefined on these items, such as the precision of a class that is never
+            predicted; `values` has 0 for them.
     """
 
     metric: str
@@ -57,18 +57,18 @@ class MetricResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric that can be asked for by name.
+    """A metric that can be selected by name.
 
     Args:
         purpose: What it measures, in one line.
-        compares: What predictions and references are.
-        function: Takes both, and its options as keywords.
-        headline: The value that tells which of two models is better.
-        higher_is_better: Whether more of it is better.
-        extra: The extra of the package whose libraries it needs; none if it needs none.
-        options: Its options with the values each can have; an empty list allows any text.
-        needs_references: Whether it compares at all, or measures predictions by themselves.
-        check_programs: Raises where a program that it needs is not installed; none if it needs none.
+        compares: Type of predictions and references.
+        function: Takes predictions, references, and options as keywords.
+        headline: Name of the value that ranks models.
+        higher_is_better: Whether a higher headline value is better.
+        extra: Extra of the package with the libraries it needs; None if it needs none.
+        options: Its options and their allowed values; an empty list allows any text.
+        needs_references: Whether it compares predictions with references or measures them alone.
+        check_programs: Raises an error if a program that it needs is not installed; None if it needs none.
     """
 
     purpose: str
@@ -85,17 +85,17 @@ class Metric:
         """Compare predictions with references.
 
         Raises:
-            UsageError: The metric takes no such option, or the option no such value.
-            UniclozeError: Predictions and references do not match, or a library that the metric needs is absent.
+            UsageError: The metric has no such option, or the option does not allow the value.
+            UniclozeError: Predictions and references do not match, or a library that the metric needs is not installed.
         """
         self.check_options(options)
         return self.function(predictions, references, **options)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Refuse options it has not.
+        """Reject unknown options and values.
 
         Raises:
-            UsageError: It takes no such option, or the option no such value.
+            UsageError: The metric has no such option, or the option does not allow the value.
         """
         for name, value in options.items():
             if name not in self.options:
@@ -106,16 +106,16 @@ class Metric:
                 raise UsageError(f"{name} is {value!r}: give one of {', '.join(allowed)}.")
 
     def better(self, one: MetricResult, other: MetricResult) -> bool:
-        """Whether the headline of one result is better than that of another."""
+        """Whether the headline value of `one` is better than that of `other`."""
         difference = one.values[self.headline] - other.values[self.headline]
         return difference > 0 if self.higher_is_better else difference < 0
 
 
 def check_pairs(predictions: Sized, references: Sized) -> None:
-    """There is something to compare, and as many of one as of the other.
+    """Check that there are predictions, and as many references.
 
     Raises:
-        UniclozeError: There is not.
+        UniclozeError: The numbers differ, or both are 0.
     """
     if len(predictions) != len(references):
         raise UniclozeError(
@@ -126,16 +126,16 @@ def check_pairs(predictions: Sized, references: Sized) -> None:
 
 
 def check_texts(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    """Each prediction has one reference or more.
+    """Check that each prediction has at least one reference.
 
     Raises:
-        UsageError: A reference is a text where a list of texts is meant.
-        UniclozeError: Some have none, or there is nothing to compare.
+        UsageError: The references of a prediction are one text instead of a list of texts.
+        UniclozeError: A prediction has no reference, or there is nothing to compare.
     """
     check_pairs(predictions, references)
     for number, several in enumerate(references, start=1):
         if isinstance(several, str):
-            raise UsageError("The references of a text are a list: give [reference] where there is one.")
+            raise UsageError("The references of a text must be a list: give [reference] if there is one.")
         if not several:
             raise UniclozeError(f"Prediction {number:,} has no reference: give it one, or leave it out.")
 
@@ -144,7 +144,7 @@ def library(module: str, extra: str) -> ModuleType:
     """A module of an optional package.
 
     Raises:
-        UniclozeError: It is not installed.
+        UniclozeError: The package is not installed.
     """
     try:
         return importlib.import_module(module)

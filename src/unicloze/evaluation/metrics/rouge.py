@@ -1,4 +1,4 @@
-"""ROUGE (Lin 2004) by the package rouge-score: F1, precision and recall of n-grams and longest common subsequences."""
+"""ROUGE (Lin 2004), computed by rouge-score: F1, precision and recall of n-grams and longest common subsequences."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _TOKEN = re.compile(r"[a-z0-9]+")
 def rouge(
     predictions: Sequence[str], references: Sequence[Sequence[str]], *, profile: str = "sentences"
 ) -> MetricResult:
-    """ROUGE-1, ROUGE-2, ROUGE-L and ROUGE-Lsum with Porter's stemmer, means over the texts.
+    """ROUGE-1, ROUGE-2, ROUGE-L and ROUGE-Lsum with Porter's stemmer, averaged over texts.
 
-    ROUGE-Lsum takes the union of the common subsequences of each reference sentence, which is what papers on summaries of
-    several sentences (and ROUGE-1.5.5) call ROUGE-L. Of several references the one with the best F1 counts, for each kind.
+    ROUGE-Lsum takes the union of the common subsequences of each reference sentence; papers on summaries of several
+    sentences (and ROUGE-1.5.5) call it ROUGE-L. Of several references, the one with the best F1 counts, separately for each
+    kind.
 
     Args:
         predictions: The texts.
         references: References of each text.
-        profile: What is done to both first, one of `unicloze.evaluation.metrics.profiles.PROFILES`.
+        profile: Processing applied to both first, one of `unicloze.evaluation.metrics.profiles.PROFILES`.
 
     Returns:
-        For each kind its F1 under its name, and `_precision` and `_recall`.
+        F1 under the name of each kind, precision and recall with the suffixes `_precision` and `_recall`.
 
     Raises:
         UniclozeError: rouge-score is not installed, or predictions and references do not match.
@@ -45,18 +46,18 @@ def rouge(
             sums[f"{kind}_recall"] += score.recall
     note = f"Profile {profile}, Porter's stemmer."
     if unread:
-        note += f" References without a letter from a to z or a digit, all that ROUGE reads, which score 0: {unread:,}."
+        note += f" References without a letter a to z or a digit, all that ROUGE reads, which score 0: {unread:,}."
     values = {name: 100 * total / len(predictions) for name, total in sums.items()}
     return MetricResult(metric="rouge", values=values, items=len(predictions), note=note)
 
 
 class _Tokenizer:
-    """The package's own tokens, but each word is stemmed once."""
+    """rouge-score's tokenizer with cached stems."""
 
     def __init__(self) -> None:
         porter = library("nltk.stem.porter", "metrics")
         self._stem: Callable[[str], str] = lru_cache(maxsize=2**17)(porter.PorterStemmer().stem)
 
     def tokenize(self, text: str) -> list[str]:
-        """Stems of the words of a text."""
+        """The stemmed words of a text."""
         return [self._stem(token) if len(token) > 3 else token for token in _TOKEN.findall(text.lower())]

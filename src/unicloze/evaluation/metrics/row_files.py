@@ -1,4 +1,4 @@
-"""Items out of files that hold one a line: .txt, .tsv, .jsonl."""
+"""Reads items from files with one item per line: .txt, .tsv, .jsonl."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from unicloze.settings import TaskSettings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """What stands in one line.
+    """The content of one line.
 
     Args:
         value: Text in .txt and .tsv, any JSON in .jsonl.
         place: File and line.
         id: The item's `id`, if it has one.
-        fields: All fields of an object.
+        fields: All fields of the line.
     """
 
     value: Any
@@ -36,19 +36,19 @@ def read_items(path: Path, fields: Sequence[str]) -> list[Item]:
     """The items of a file, in order.
 
     Args:
-        path: Ends in .txt, .tsv or .jsonl, also in .gz after that.
-        fields: Columns of .tsv or fields of .jsonl that may hold the value; the first that is there does.
+        path: A .txt, .tsv or .jsonl file, optionally with .gz added.
+        fields: Columns of .tsv or fields of .jsonl that may have the value; the first one present is used.
 
     Raises:
-        UniclozeError: The file cannot be read, is of another kind, or a line has none of the fields.
+        UniclozeError: The file is of another kind, or a line has none of the fields.
     """
     text, kind = read_text(path), kind_of(path)
     if kind not in _READERS:
         raise UniclozeError(
-            f"{path} is of no known kind: give a file that ends in {', '.join(_READERS)}, also with .gz."
+            f"{path} is not of a known kind: give a file that ends in {', '.join(_READERS)}, optionally with .gz."
         )
     if text in ("", "\n"):
-        raise UniclozeError(f"{path} is empty: give a file with an item a line.")
+        raise UniclozeError(f"{path} is empty: give a file with one item per line.")
     records = as_records(_READERS[kind](text, path), path, headed=kind == ".tsv")
     return [_item(record, (_LINE,) if kind == ".txt" else fields) for record in records]
 

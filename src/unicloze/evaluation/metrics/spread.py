@@ -1,4 +1,4 @@
-"""Standard errors: how far a metric's values may be off because the test set is only so large."""
+"""Standard errors: the uncertainty of a metric's values due to the size of the test set."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 
 _SAMPLES = 200
-"""A standard error of so many samples is itself right to about 5 %."""
+"""Bootstrap samples; with this many, a standard error is itself accurate to about 5 %."""
 _MEANS = {"rouge", "coco", "lambada", "squad"}
-"""Metrics with values that are means over items, and quickly taken of one item."""
+"""Metrics whose values are means over items and are quick to compute for one item."""
 _CLOSE = 1e-6
-"""How far in percent the mean of all items may be from the value for it to count as that."""
+"""Maximum difference, in percentage points, for the mean over items to count as equal to the value."""
 
 
 def binomial_error(percent: float, items: int) -> float:
-    """Standard error in percent of a share of so many items that are right or wrong, such as an accuracy.
+    """Standard error, in percentage points, of a share of items, such as an accuracy.
 
     Raises:
-        UsageError: There is no item.
+        UsageError: `items` is below 1.
     """
     if items < 1:
         raise UsageError(f"items is {items}: give 1 or more.")
@@ -42,23 +42,23 @@ def bootstrap_errors(
     samples: int = 1000,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Standard error of each value of any metric: its standard deviation over test sets drawn anew from this one.
+    """Standard error of each value of any metric: its standard deviation over bootstrap samples (Efron 1979).
 
-    Each sample has as many items as there are, drawn with replacement; which ones depends on the seed and the number of the
-    sample alone (Efron 1979).
+    Each sample has as many items as the test set, drawn with replacement; the draws depend only on the seed and the sample's
+    number.
 
     Args:
-        measure: Takes predictions and references in the same order.
+        measure: Metric function of predictions and references in the same order.
         predictions: The predictions.
         references: The references.
-        samples: Samples to draw, 2 or more.
-        seed: Names the draws.
+        samples: Number of samples, 2 or more.
+        seed: Seed of the draws.
 
     Returns:
-        Standard errors by name of the value, in its unit; samples that lack the value, or leave it undefined, do not count.
+        Standard errors by name of the value, in its unit; samples in which the value is missing or undefined are ignored.
 
     Raises:
-        UsageError: There are too few samples, or no item.
+        UsageError: There are too few samples, or no items.
     """
     if samples < 2 or not predictions:
         raise UsageError(f"{samples} samples of {len(predictions)} items: give 2 samples and 1 item or more.")
@@ -75,19 +75,19 @@ def bootstrap_errors(
 def standard_errors(
     name: str, predictions: Sequence[Any], references: Sequence[Any], **options: Any
 ) -> dict[str, float]:
-    """Standard error of each value of a metric of the registry, as far as it has one that is quickly found.
+    """Standard error of each value of a registered metric, for values where it is quick to compute.
 
-    That of a share is the binomial one. Labels, numbers and tags are drawn anew a few hundred times (`bootstrap_errors`).
-    What is the mean of what each item alone is worth, as ROUGE is and BLEU is not, has the standard error of a mean.
+    Accuracy has the binomial standard error. Labels, numbers and tags are bootstrapped (`bootstrap_errors`). Values that are
+    means over items, like ROUGE and unlike BLEU, have the standard error of a mean.
 
     Args:
         name: Name of the metric.
-        predictions: What it compares, in the order of the references.
-        references: Likewise.
-        options: Those of the metric.
+        predictions: The predictions, in the order of the references.
+        references: The references.
+        options: Options of the metric.
 
     Raises:
-        UniclozeError: Predictions and references do not match, or a library that the metric needs is absent.
+        UniclozeError: Predictions and references do not match, or a library that the metric needs is not installed.
     """
     chosen = metric(name)
     is_drawn = chosen.compares in ("labels", "numbers", "tags")

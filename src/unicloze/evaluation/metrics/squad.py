@@ -15,8 +15,8 @@ class Answer:
     """A predicted answer.
 
     Args:
-        text: The answer; empty where the question is held to be unanswerable.
-        na_probability: How sure the model is that there is no answer; any number that grows with it. None if unknown.
+        text: The answer; empty if the question is predicted to be unanswerable.
+        na_probability: Score that there is no answer, on any increasing scale; None if unknown.
     """
 
     text: str
@@ -26,24 +26,24 @@ class Answer:
 def squad(predictions: Mapping[str, str | Answer], references: Mapping[str, Sequence[str]]) -> MetricResult:
     """Exact match and F1, the best over the references of each question.
 
-    Where some questions have no answer (version 2.0), those with and without one are also given apart. If all predictions
-    tell how sure they are that there is none, so are the thresholds above which an answer is best dropped: of the
-    thresholds that the predictions can be parted at, the lowest of the best ones. Questions without a prediction count as
-    wrong, as in the script of version 1.1.
+    If some questions have no answer (version 2.0), questions with and without one are also scored separately. If all
+    predictions have a no-answer score, so are the best values over all thresholds above which an answer is dropped; of
+    equally good thresholds, the lowest is reported. Questions without a prediction count as wrong, as in the script of
+    version 1.1.
 
     Args:
-        predictions: Answers by the id of their question; those to other questions are left out of account.
-        references: Right answers by the id of the question; none where it is unanswerable.
+        predictions: Answers by question id; those to other questions are ignored.
+        references: Right answers by question id; an empty list if unanswerable.
 
     Returns:
-        `exact` and `f1`; with unanswerable questions `has_answer_exact`, `has_answer_f1`, `no_answer_exact` (which is F1
-        too); with certainties `best_exact`, `best_f1` and their thresholds, in the unit of the certainties.
+        `exact` and `f1`; with unanswerable questions also `has_answer_exact`, `has_answer_f1`, `no_answer_exact` (which
+        equals F1); with no-answer scores also `best_exact`, `best_f1` and their thresholds, on the scale of the scores.
 
     Raises:
-        UniclozeError: There is no question, or no prediction answers one.
+        UniclozeError: There are no questions, or no prediction answers one.
     """
     if not references:
-        raise UniclozeError("There is no question to answer: give references with at least one.")
+        raise UniclozeError("The references have no questions: give at least one.")
     answers = {one: _answer(predictions[one]) for one in references if one in predictions}
     if not answers:
         raise UniclozeError("No prediction has the id of a question: give predictions of these references.")
@@ -75,15 +75,15 @@ def squad(predictions: Mapping[str, str | Answer], references: Mapping[str, Sequ
 def best_threshold(
     na_probabilities: Mapping[str, float], scores: Mapping[str, float], answerable: set[str]
 ) -> tuple[float, float]:
-    """The certainty up to which an answer is best kept and above which the question is best held to be unanswerable.
+    """The best no-answer threshold: answers with a higher no-answer score are dropped.
 
     Args:
-        na_probabilities: How sure the model is of each question that there is no answer.
-        scores: Score of each answer if it is kept, from 0 to 1. For an unanswerable question: 1 if it is empty, else 0.
+        na_probabilities: No-answer score of each question.
+        scores: Score of each answer if kept, from 0 to 1. For an unanswerable question: 1 if it is empty, else 0.
         answerable: The questions that have an answer.
 
     Returns:
-        The mean score in percent, and the threshold. Below all certainties if no answer is best kept.
+        The mean score in percent, and the threshold; it is below all scores if dropping every answer is best.
     """
     order = sorted(na_probabilities, key=lambda one: na_probabilities[one])
     total = float(sum(one not in answerable for one in order))
@@ -109,5 +109,5 @@ def _note(predictions: Mapping[str, object], references: Mapping[str, object], a
     if missing := len(references) - len(answers):
         parts.append(f"Questions without a prediction, which count as wrong: {missing:,}.")
     if spare := len(predictions) - len(answers):
-        parts.append(f"Predictions for no question of the references, left out: {spare:,}.")
+        parts.append(f"Predictions for questions not in the references, ignored: {spare:,}.")
     return " ".join(parts)

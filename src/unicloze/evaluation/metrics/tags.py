@@ -1,4 +1,4 @@
-"""Entities in tag sequences, counted as the script conlleval does (Tjong Kim Sang and Buchholz 2000)."""
+"""Scores entities in tag sequences as the script conlleval does (Tjong Kim Sang and Buchholz 2000)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unicloze.evaluation.metrics.result import MetricResult, check_pairs
 
 
 class Entity(NamedTuple):
-    """Tokens `start` to `end - 1` of a sentence are an entity of a kind."""
+    """An entity of a kind: tokens `start` to `end - 1` of a sentence."""
 
     kind: str
     start: int
@@ -21,18 +21,18 @@ class Entity(NamedTuple):
 def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> MetricResult:
     """F1, precision and recall of entities, and accuracy of single tags.
 
-    An entity is right if its kind, its first and its last token are. Tags are `B-KIND`, `I-KIND` and `O`; an `I-` that
-    continues nothing of its kind begins an entity, so IOB1 and IOB2 are both read.
+    An entity is right if its kind and its first and last tokens are. Tags are `B-KIND`, `I-KIND` and `O`; an `I-` that does
+    not continue an entity of its kind begins one, so both IOB1 and IOB2 work.
 
     Args:
         predictions: Tags of each sentence.
-        references: The right tags, as many for each sentence.
+        references: The right tags, in the same number for each sentence.
 
     Returns:
         `f1`, `precision`, `recall` over all entities, `accuracy`, and `f1_KIND` for each kind.
 
     Raises:
-        UniclozeError: A sentence has more or fewer tags than its reference, or a tag is none of the three.
+        UniclozeError: A sentence has more or fewer tags than its reference, or a tag has another form.
     """
     check_pairs(predictions, references)
     right: Counter[str] = Counter()
@@ -63,17 +63,17 @@ def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequenc
 
 
 def tag_accuracy(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> MetricResult:
-    """Share of the tags that are right, over all words, and of the sentences that are right throughout.
+    """Percentage of right tags over all words, and of sentences with all tags right.
 
     Raises:
-        UniclozeError: A sentence has more or fewer tags than its reference, or none has any.
+        UniclozeError: A sentence has more or fewer tags than its reference, or there are no tags.
     """
     check_pairs(predictions, references)
     for number, (tags, gold) in enumerate(zip(predictions, references, strict=True), start=1):
         _check_lengths(number, tags, gold)
     total = sum(map(len, references))
     if not total:
-        raise UniclozeError("There is no word to compare: give sentences with tags.")
+        raise UniclozeError("There are no tags to compare: give sentences with tags.")
     same = sum(
         one == other for pair in zip(predictions, references, strict=True) for one, other in zip(*pair, strict=True)
     )
@@ -86,14 +86,14 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     """The entities of a sentence, in order.
 
     Raises:
-        UniclozeError: A tag is none of `B-KIND`, `I-KIND` and `O`.
+        UniclozeError: A tag is not `B-KIND`, `I-KIND` or `O`.
     """
     result: list[Entity] = []
     open_kind, start = "", 0
     for place, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
         if tag != "O" and (prefix not in ("B", "I") or not kind):
-            raise UniclozeError(f"the tag {tag!r} of token {place + 1} is none of B-KIND, I-KIND and O: mend it.")
+            raise UniclozeError(f"the tag {tag!r} of token {place + 1} is not B-KIND, I-KIND or O: fix it.")
         if open_kind and (prefix != "I" or kind != open_kind):
             result.append(Entity(open_kind, start, place))
             open_kind = ""
