@@ -380,11 +380,11 @@ def test_pairs_that_cannot_be_read(here: Path, tmp_path: Path, command: Command)
     assert said.code == 1 and str(tmp_path / "nowhere") in said.sentence
     (tmp_path / "broken.jsonl").write_text(PAIRS + '{"sentence_good": "A', encoding="utf-8")
     said = command(*words, tmp_path)
-    assert said.code == 1 and f"{tmp_path / 'broken.jsonl'}, line 3: this is no JSON" in said.sentence
+    assert said.code == 1 and f"{tmp_path / 'broken.jsonl'}, line 3: this is not JSON" in said.sentence
     (tmp_path / "broken.jsonl").write_text(PAIRS, encoding="utf-8")
     (tmp_path / "words.txt").write_text("zebra\n", encoding="utf-8")
     said = command(*words, tmp_path, "--filter", tmp_path / "words.txt")
-    assert said.code == 1 and "No pair" in said.sentence
+    assert said.code == 1 and "leaves no pair" in said.sentence
 
 
 def test_recipes_as_text_and_json(command: Command) -> None:

@@ -70,13 +70,13 @@ def test_dstc7(tmp_path: Path) -> None:
             archive(tmp_path / "b.tgz", context="InstanceID\tDepth\tContext\nz\t2\tb\n", gold_responses=responses),
             "line 2",
         ),
-        (archive(tmp_path / "c.tgz", context="x"), "holds no dstc7-task2-gold_responses.tsv"),
+        (archive(tmp_path / "c.tgz", context="x"), "contains no dstc7-task2-gold_responses.tsv"),
         (tmp_path / "none.tgz", "there is no file"),
     ):
         with pytest.raises(UniclozeError, match=message):
             read_records(path, settings)
     (tmp_path / "d.tgz").write_text("nonsense")
-    with pytest.raises(UniclozeError, match="this is no archive"):
+    with pytest.raises(UniclozeError, match="this is not the archive"):
         read_records(tmp_path / "d.tgz", settings)
 
 
@@ -124,7 +124,7 @@ def test_what_lies_inside_a_field() -> None:
         "lines.x": r"""'lines' is \["x", "y"\]""",
     }.items():
         assert record.get(given(name), "role") is None
-        with pytest.raises(UniclozeError, match=f"line 1: there is no '{name}', as {found}: mend the record"):
+        with pytest.raises(UniclozeError, match=f"line 1: there is no '{name}', as {found}: fix the record"):
             texts_of(record, given(name), "role")
     with pytest.raises(UniclozeError, match=r"line 1: the field 'a\.c' is missing"):
         texts_of(record, given("a.c"), "role")

@@ -229,9 +229,9 @@ def test_without_a_word_in_common_the_rationale_is_the_span() -> None:
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"answers": []}, "turn 1: there is no answer of one of the annotators"),
-    ({"answers": stories(1)["data"][0]["answers"][::-1]}, "turn 1: the answer in its place is to turn [2-9]"),
-    ({"questions": [{"turn_id": "1", "input_text": "a"}]}, "story s1: 'turn_id' is missing or of another type"),
+    ({"answers": []}, "turn 1: an annotator's answer is missing"),
+    ({"answers": stories(1)["data"][0]["answers"][::-1]}, "turn 1: the answer in its place is for turn [2-9]"),
+    ({"questions": [{"turn_id": "1", "input_text": "a"}]}, "story s1: 'turn_id' is missing or has a different type"),
     ({"story": 3}, "story s1: 'story' is missing"),
 ])  # fmt: skip
 def test_a_story_that_cannot_be_used_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -246,7 +246,7 @@ def test_a_story_that_cannot_be_used_is_named(tmp_path: Path, change: dict[str, 
 @pytest.mark.parametrize(("change", "message"), [
     ({"history": ["a", "b"]}, r"line 1: the history is no list of \[question, answer\]"),
     ({"answers": []}, "line 1: there is no answer to learn"),
-    ({"context": None}, "line 1: 'context' is null: mend the record or leave it out"),
+    ({"context": None}, "line 1: 'context' is null: fix the record or leave it out"),
 ])  # fmt: skip
 def test_a_record_that_cannot_be_used_is_named(
     start: LoadedModel, tmp_path: Path, change: dict[str, Any], message: str

@@ -306,9 +306,9 @@ def test_predict_reads_the_fields_it_is_told(
     places: Places, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = nlu_toys.write(tmp_path / "other.txt", [{"sentence": text} for text in TEXTS])
-    with pytest.raises(UsageError, match=r"say it with --task\.format 'NAME', NAME being one of jsonl"):
+    with pytest.raises(UsageError, match=r"set it with --task\.format 'NAME', where NAME is one of jsonl"):
         verbs.predict(places.classifier, file, quiet=True, overrides={"task.format": "nonsense"})
-    with pytest.raises(UniclozeError, match=r"say where it is with --task\.fields '{text: NAME}'"):
+    with pytest.raises(UniclozeError, match=r"name it with --task\.fields '{text: NAME}'"):
         verbs.predict(places.classifier, file, quiet=True, overrides={"task.format": "jsonl"})
     words = ["predict", "--model", str(places.classifier), "--file", str(file), "--quiet", "--device", "cpu"]
     assert cli.main([*words, "--task.format", "jsonl", "--task.fields", "{text: sentence}"]) == 0
@@ -324,19 +324,19 @@ def test_predict_changes_nothing_else(places: Places) -> None:
 def test_a_prompt_file_says_the_fields(places: Places, loaded: LoadedModel, tmp_path: Path) -> None:
     file, prompt = nlu_toys.write(tmp_path / "a.jsonl", [{"sentence": text} for text in TEXTS]), tmp_path / "p.yaml"
     prompt.write_text(places.prompt.read_text())
-    with pytest.raises(UniclozeError, match=r"say where it is with `fields: {text: NAME}` in the prompt file"):
+    with pytest.raises(UniclozeError, match=r"name it with `fields: {text: NAME}` in the prompt file"):
         verbs.evaluate_prompt(loaded, prompt, file, quiet=True)
     prompt.write_text(places.prompt.read_text() + "fields: {text: sentence}\n")
     assert verbs.evaluate_prompt(loaded, prompt, file, quiet=True).records == 3
-    with pytest.raises(UsageError, match="say it with `format: NAME` in the prompt file, NAME being one of jsonl"):
+    with pytest.raises(UsageError, match="set it with `format: NAME` in the prompt file, where NAME is one of jsonl"):
         verbs.evaluate_prompt(loaded, prompt, file.rename(tmp_path / "a.rec"), quiet=True)
 
 
 def test_lambada_has_fields_of_its_own(loaded: LoadedModel, tmp_path: Path) -> None:
     file = nlu_toys.write(tmp_path / "a.jsonl", [{"sentence": text} for text in TEXTS])
     with pytest.raises(
-        UniclozeError, match=r"the field 'text' is missing \(it has sentence\); rename the one that holds it$"
+        UniclozeError, match=r"the field 'text' is missing \(it has sentence\); rename the field that has it$"
     ):
         verbs.evaluate_lambada(loaded, file, quiet=True)
-    with pytest.raises(UsageError, match="'rec' is no known format of records: give a file of one of jsonl"):
+    with pytest.raises(UsageError, match="'rec' is not a known record format: give a file of one of jsonl"):
         verbs.evaluate_lambada(loaded, file.rename(tmp_path / "a.rec"), quiet=True)

@@ -58,9 +58,9 @@ def test_moved_answers_are_counted() -> None:
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"answers": [{"text": "nobody", "answer_start": 0}]}, "question q1: the passage does not hold the answer 'nobody'"),
-    ({"answers": "Li"}, "question q1: the answers are no list"),
-    ({"answers": [{"text": "Li", "answer_start": "0"}]}, "question q1: the answers are no list"),
-    ({"question": 3}, "question q1: 'question' is missing or of another type"),
+    ({"answers": "Li"}, "question q1: the answers are not a list"),
+    ({"answers": [{"text": "Li", "answer_start": "0"}]}, "question q1: the answers are not a list"),
+    ({"question": 3}, "question q1: 'question' is missing or has a different type"),
     ({"id": "q0"}, "question q0: the id 'q0' is also that of"),
 ])  # fmt: skip
 def test_a_record_that_cannot_be_used_is_named(
@@ -76,14 +76,14 @@ def test_a_record_that_cannot_be_used_is_named(
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("{", "this is no JSON"),
-    ('{"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}', "article '': 'context' is missing or of another type"),
+    ("{", "this is not JSON"),
+    ('{"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}', "article '': 'context' is missing or has a different type"),
     ('{"data": [{"paragraphs": [{"qas": [{"id": "a", "answers": []}]}]}]}', "question a: the field 'context' is missing"),
     ('{"data": [3]}', "'paragraphs' is missing"),
     ("{}", "'data' is missing"),
-    ("[3]", "entry 1: a record is a JSON object"),
-    ('{"data": []}', "holds no records"),
-    ('[{"context": "a \\ud800", "question": "b", "answers": []}]', "train.json: half of a surrogate pair stands behind"),
+    ("[3]", "entry 1: a record must be a JSON object"),
+    ('{"data": []}', "contains no records"),
+    ('[{"context": "a \\ud800", "question": "b", "answers": []}]', "train.json: half of a surrogate pair after"),
 ])  # fmt: skip
 def test_a_file_of_another_form_is_refused(start: LoadedModel, tmp_path: Path, text: str, message: str) -> None:
     train = tmp_path / "train.json"

@@ -247,11 +247,11 @@ def test_a_long_record_is_cut_and_that_is_said(start: LoadedModel, tmp_path: Pat
 
 @pytest.mark.parametrize(("lines", "message"), [
     ('{"text": "a", "label": "x"}\n{"text": "b"}\n', "line 2: the field 'label' is missing"),
-    ('{"text": "a", "label": "x"}\n\nnonsense\n', "line 3: this is no JSON"),
-    ('{"text": 3, "label": "x"}\n{"text": "a", "label": "y"}\n', "line 1: the field 'text' is no text"),
+    ('{"text": "a", "label": "x"}\n\nnonsense\n', "line 3: this is not JSON"),
+    ('{"text": 3, "label": "x"}\n{"text": "a", "label": "y"}\n', "line 1: the field 'text' is not a text"),
     ('{"text": "a", "label": 0.5}\n', "line 1: the label 0.5 is a quantity"),
     ('{"text": "a", "label": "x"}\n', "all records have the label 'x'"),
-    ("", "holds no records"),
+    ("", "contains no records"),
 ])  # fmt: skip
 def test_a_record_that_cannot_be_used_is_named(start: LoadedModel, tmp_path: Path, lines: str, message: str) -> None:
     train = tmp_path / "train.jsonl"

@@ -130,7 +130,7 @@ def test_every_file_holds_what_the_training_file_does(start: LoadedModel, tmp_pa
         recipe = nlu_toys.recipe_for(start, task, **{**SHORT, "finetuning__epochs": 1, **settings})
         return finetune_run(recipe, start, train, dev, tmp_path / out, progress=False)
 
-    missing = rf"bare\.jsonl, line 1: the field '{role}' is missing .* say where it is with --task\.fields"
+    missing = rf"bare\.jsonl, line 1: the field '{role}' is missing .* name it with --task\.fields"
     with pytest.raises(UniclozeError, match=missing):
         tune("run", full, bare)
     tune("run", full, full)

@@ -46,10 +46,10 @@ def test_odd_records_are_survived(start: LoadedModel, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("line", "message"), [
     ('{"source": "a"}', "line 2: the field 'target' is missing"),
     ('{"target": "a"}', "line 2: the field 'source' is missing"),
-    ('{"source": "a", "target": null}', "line 2: 'target' is null: mend the record or leave it out"),
-    ('{"source": "a", "target": 3}', "line 2: the field 'target' is no text"),
-    ('{"source": "a", "target": []}', "line 2: the field 'target' is no text"),
-    ('{"source": ["a", 1], "target": "b"}', "line 2: the field 'source' is no text"),
+    ('{"source": "a", "target": null}', "line 2: 'target' is null: fix the record or leave it out"),
+    ('{"source": "a", "target": 3}', "line 2: the field 'target' is not a text"),
+    ('{"source": "a", "target": []}', "line 2: the field 'target' is not a text"),
+    ('{"source": ["a", 1], "target": "b"}', "line 2: the field 'source' is not a text"),
 ])  # fmt: skip
 def test_a_record_that_cannot_be_used_is_named(start: LoadedModel, tmp_path: Path, line: str, message: str) -> None:
     train = tmp_path / "train.jsonl"
@@ -115,5 +115,5 @@ def test_sources_are_no_longer_than_the_model_reads(start: LoadedModel) -> None:
     recipe = recipe_for(start, generation__max_source=20, generation__max_target=10, decoding__max_length=64)
     assert generation.room(recipe) == (20, 10) and recipe.decoding.max_length == 10
     assert generation.room(recipe_for(start)) == (24, 24), "half of the row at most is the target's"
-    with pytest.raises(UsageError, match="num_results is 3 and beams 2"):
+    with pytest.raises(UsageError, match="num_results is 3, but beams is 2"):
         recipe_for(start, decoding__beams=2, decoding__num_results=3)

@@ -433,7 +433,7 @@ def test_transformers_writes_as_the_task_was_learned(start: LoadedModel, setting
 def test_a_files_fields_may_have_other_names(start: LoadedModel, tmp_path: Path) -> None:
     tuned = dataclasses.replace(start, recipe=recipe_for(start))
     file = write(tmp_path / "f.jsonl", [{"text": "alpha"}])
-    with pytest.raises(UniclozeError, match=r"say where it is with --task.fields '{source: NAME}'"):
+    with pytest.raises(UniclozeError, match=r"name it with --task.fields '{source: NAME}'"):
         verbs.generate(tuned, file=file, quiet=True)
     for out, message in ((tmp_path / "no" / "x.jsonl", "there is no folder"), (tmp_path, "is a folder: give --out a")):
         for verb in (verbs.generate, verbs.predict):

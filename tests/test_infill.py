@@ -186,7 +186,7 @@ def test_long_texts_are_read_through_a_window_at_each_mask(relative: bool) -> No
     places = [i for i, token in enumerate(tokens) if token == vocabulary.mask]
     starts = {place: min(max(0, place - 5), len(tokens) - 10) for place in places}
     assert all(0 <= place - start < 10 for place, start in starts.items())
-    with pytest.warns(UserWarning, match="the text has 23 tokens and the model reads 10 at once") as warned:
+    with pytest.warns(UserWarning, match="the text has 23 tokens, but the model reads 10 at once") as warned:
         result = fill(model, text)
     assert len(warned) == 1
     expected, filled, in_order = {}, {}, {}
@@ -341,8 +341,8 @@ def test_candidates_of_word_pieces_are_told_as_they_are() -> None:
     ("text", "note"),
     [
         ("the [MASK] of", None),
-        ("the zebra [MASK] of", "1 token that the vocabulary cannot spell is read as [UNK]"),
-        ("the zebra [MASK] of zebra", "2 tokens that the vocabulary cannot spell are read as [UNK]"),
+        ("the zebra [MASK] of", "1 token not in the vocabulary is read as [UNK]"),
+        ("the zebra [MASK] of zebra", "2 tokens not in the vocabulary are read as [UNK]"),
     ],
 )
 def test_words_that_the_vocabulary_lacks_are_said(text: str, note: str | None) -> None:
@@ -387,13 +387,13 @@ def test_results_print_and_serialise() -> None:
     [
         ({}, {"text": "the list"}, 'the text has no mask: put .* as in "The'),
         ({}, {"text": " \n"}, "the text is empty"),
-        ({}, {"text": "\udcff [MASK]"}, "the text is no valid Unicode at character 0"),
+        ({}, {"text": "\udcff [MASK]"}, "the text is not valid Unicode at character 0"),
         ({}, {"text": "[MASK]", "top_k": 0}, "top_k is 0"),
         ({}, {"text": "[MASK]", "order": "random"}, "order is 'random': give one of confidence, left-to-right, span"),
         (
             {"targets": ["ae"]},
             {"text": "[MASK]", "order": "span"},
-            "unilmv2 with the target ae does not define an order, all masks are filled at once: leave order 'span' out",
+            "unilmv2 with the target ae does not define an order, all masks are filled at once: leave out order 'span'",
         ),
     ],
 )

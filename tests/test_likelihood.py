@@ -123,7 +123,7 @@ def test_no_bits_are_given_of_a_text_that_was_not_scored_whole() -> None:
     whole, part = score(model, ["the list of items", "the list zzz of items"])
     assert whole.bits_per_byte is not None and whole.bits_per_character is not None
     assert "[UNK]" in part.tokens and part.chain_per_token is not None and part.chain_per_token.count(None) == 1
-    assert part.chain_log_likelihood is not None and "1 tokens that the vocabulary cannot spell" in str(part.note)
+    assert part.chain_log_likelihood is not None and "1 tokens not in the vocabulary" in str(part.note)
     assert (part.bits_per_byte, part.bits_per_character, part.chain_perplexity_per_word) == (None, None, None)
     assert whole.chain_perplexity_per_word == pytest.approx(math.exp(-whole.chain_log_likelihood / 4))
     both = together([whole, part])
@@ -147,7 +147,7 @@ def test_texts_together_are_one_text_of_all_their_tokens() -> None:
     pseudo = one.pseudo_log_likelihood + other.pseudo_log_likelihood
     assert both.pseudo_perplexity_per_word == pytest.approx(math.exp(-pseudo / words))
     assert f"({both.chain_perplexity_per_word:,.1f} per word)" in str(both)
-    assert "2 texts together" in str(both) and "a character" in str(both)
+    assert "2 texts together" in str(both) and "per character" in str(both)
     assert together(score(loaded(wordpiece()), ["the list", "zzz"])).bits_per_byte is None
     assert together(score(loaded(targets=["ae"]), texts)).chain_log_likelihood is None
 
@@ -252,7 +252,7 @@ def test_an_ae_model_needs_no_pseudo_mask() -> None:
 
 def test_the_note_says_when_whole_texts_were_never_masked_in_training() -> None:
     (low,) = score(loaded(), [TEXT])
-    assert low.note is not None and "mask rates up to 15%" in low.note
+    assert low.note is not None and "mask rates of at most 15%" in low.note
     assert score(loaded(mixture=[{}, {"mask_rate": 1.0}]), [TEXT])[0].note is None
 
 
@@ -279,7 +279,7 @@ def test_unspellable_tokens_stay_in_view_and_are_not_scored() -> None:
         sum(t for t in with_unknown.chain_per_token if t is not None)
     )
     assert with_unknown.chain_per_token[0] != pytest.approx(without.chain_per_token[0], abs=1e-6)
-    assert with_unknown.note is not None and "1 tokens that the vocabulary cannot spell" in with_unknown.note
+    assert with_unknown.note is not None and "1 tokens not in the vocabulary" in with_unknown.note
     (nothing,) = score(model, ["zzz"])
     assert (nothing.chain_log_likelihood, nothing.chain_per_token, nothing.chain_perplexity) == (None, [None], None)
 
@@ -301,7 +301,7 @@ def test_results_print_and_serialise() -> None:
     ("texts", "batch_size", "message"),
     [
         (["the", "  \n"], 2, "text 2 of 2 is empty"),
-        (["the \udcff"], 2, "text 1 of 1 is no valid Unicode at character 4"),
+        (["the \udcff"], 2, "text 1 of 1 is not valid Unicode at character 4"),
         ("the list", 2, "texts is one string"),
         (["the"], 0, "batch_size is 0"),
         (["\u200b"], 2, "text 1 of 1 has no tokens"),

@@ -63,10 +63,10 @@ def test_missing_answers_count_as_wrong_and_spare_ones_not_at_all() -> None:
     result = squad({"a": "cat", "x": "dog"}, {"a": ["cat"], "b": ["dog"], "c": []})
     assert result.values["exact"] == pytest.approx(100 / 3)
     assert (result.values["has_answer_f1"], result.values["no_answer_exact"]) == (50, 0)
-    assert "count as wrong: 2" in result.note and "left out: 1" in result.note
+    assert "count as wrong: 2" in result.note and "ignored: 1" in result.note
     with pytest.raises(UniclozeError, match="No prediction has the id of a question"):
         squad({"x": "dog"}, {"a": ["cat"]})
-    with pytest.raises(UniclozeError, match="no question to answer"):
+    with pytest.raises(UniclozeError, match="references have no questions"):
         squad({"x": "dog"}, {})
 
 
@@ -153,11 +153,11 @@ def test_coqa_files(tmp_path: Path) -> None:
 
     story["additional_answers"] = {"0": answers("Ada Lovelace")}
     gold.write_text(json.dumps({"data": [story]}))
-    with pytest.raises(UniclozeError, match="story s, turn 2: there is no answer of one of the annotators"):
+    with pytest.raises(UniclozeError, match="story s, turn 2: an annotator's answer is missing"):
         read_pairs(found, [gold], "coqa")
     story["additional_answers"] = {"0": answers("Ada Lovelace", "in London")[::-1]}
     gold.write_text(json.dumps({"data": [story]}))
-    with pytest.raises(UniclozeError, match="story s, turn 1: the answer in its place is to turn 2"):
+    with pytest.raises(UniclozeError, match="story s, turn 1: the answer in its place is for turn 2"):
         read_pairs(found, [gold], "coqa")
     del story["additional_answers"]
     gold.write_text(json.dumps({"data": [story, story]}))
@@ -167,7 +167,7 @@ def test_coqa_files(tmp_path: Path) -> None:
     with pytest.raises(UniclozeError, match="entry 2 answers turn 1 of the story s again"):
         read_pairs(found, [gold], "coqa")
     found.write_bytes(gzip.compress(b'{"s": "Ada"}'))
-    with pytest.raises(UniclozeError, match="is no list of records"):
+    with pytest.raises(UniclozeError, match="is not a list of records"):
         read_pairs(found, [gold], "coqa")
     with pytest.raises(UniclozeError, match="No prediction has the id and turn"):
         coqa({}, {Turn("s", 1): Gold(answers=["x"])})
@@ -192,7 +192,7 @@ def test_squad_files(tmp_path: Path) -> None:
     for text, message in (
         ('{"prediction": "cat"}', 'found.jsonl, line 1 has no "id"'),
         ('{"id": "a", "prediction": 1}', "found.jsonl, line 1 has no"),
-        ('{"id": "a", "prediction": "x", "na_probability": "y"}', "holds 'y' in \"na_probability\""),
+        ('{"id": "a", "prediction": "x", "na_probability": "y"}', "has 'y' in \"na_probability\""),
         ('{"id": "a", "prediction": "x"}\n' * 2, "found.jsonl, line 2 answers the question a a second time"),
     ):
         lines.write_text(text)
@@ -200,25 +200,25 @@ def test_squad_files(tmp_path: Path) -> None:
             read_squad_predictions(lines)
 
     for text, message in (
-        ('{"a": -3}', "says nothing of 1 answers, such as b"),
+        ('{"a": -3}', "lacks 1 answers, such as b"),
         ('{"a": "x", "b": 1}', "has 'x' for a"),
         ('{"a": NaN, "b": 1}', "has nan for a"),
         (f'{{"a": 1{"0" * 400}, "b": 1}}', "has 10+ for a: give finite numbers"),
-        ('{"a": 0, "b": 1, "a": 1}', "the key a stands there twice"),
-        ("[]", "is no JSON object such as"),
+        ('{"a": 0, "b": 1, "a": 1}', "the key a occurs twice"),
+        ("[]", "is not a JSON object such as"),
     ):
         sure.write_text(text)
         with pytest.raises(UniclozeError, match=message):
             read_pairs(found, [gold], "squad", na_probabilities=sure)
     found.write_text('{"a": "cat", "b": "dog", "b": ""}')
-    with pytest.raises(UniclozeError, match=r"found\.json: the key b stands there twice; remove one of them"):
+    with pytest.raises(UniclozeError, match=r"found\.json: the key b occurs twice; remove one of them"):
         read_squad_predictions(found)
     found.write_text('{\n"a": "cat"\n"b": "dog"}')
-    with pytest.raises(UniclozeError, match=r"found\.json, line 3: this is no JSON"):
+    with pytest.raises(UniclozeError, match=r"found\.json, line 3: this is not JSON"):
         read_squad_predictions(found)
     gold.write_text(dev(cat, cat))
     with pytest.raises(UniclozeError, match="question a: the id 'a' is twice in its file"):
         read_squad(gold)
     gold.write_text(dev({"id": "a", "answers": [{"answer": "cat"}]}))
-    with pytest.raises(UniclozeError, match="question a: the answers are no list of texts"):
+    with pytest.raises(UniclozeError, match="question a: the answers are not a list of texts"):
         read_squad(gold)

@@ -61,9 +61,9 @@ def test_tables_and_objects(tmp_path: Path) -> None:
         ),
         ("a\n", "a\nb\n", "labels", r"p.txt has 1 items and .*r.txt 2: nothing in .*p.txt matches .*r.txt, line 2"),
         ("", "a", "texts", r"p.txt is empty"),
-        ("1\nx\n", "1\n2\n", "numbers", r"p.txt, line 2 holds 'x', which is no finite number"),
-        ("1\ninf\n", "1\n2\n", "numbers", r"p.txt, line 2 holds 'inf'"),
-        ("1\n \n", "1\n2\n", "labels", r"p.txt, line 2 holds ' ', which is no label"),
+        ("1\nx\n", "1\n2\n", "numbers", r"p.txt, line 2 has 'x', which is not a finite number"),
+        ("1\ninf\n", "1\n2\n", "numbers", r"p.txt, line 2 has 'inf'"),
+        ("1\n \n", "1\n2\n", "labels", r"p.txt, line 2 has ' ', which is not a label"),
     ],
 )
 def test_broken_lines(tmp_path: Path, predictions: str, references: str, compares: Compared, message: str) -> None:
@@ -78,24 +78,24 @@ def test_broken_lines(tmp_path: Path, predictions: str, references: str, compare
         (
             "p_jsonl",
             '{"prediction": "a"}\n{"prediction": \n',
-            r"p.jsonl, line 2: this is no JSON \(Expecting value, column",
+            r"p.jsonl, line 2: this is not JSON \(Expecting value, column",
         ),
-        ("p_jsonl", '["a"]', r"p.jsonl, line 1: a record is a JSON object"),
+        ("p_jsonl", '["a"]', r"p.jsonl, line 1: a record must be a JSON object"),
         (
             "p_jsonl",
             '{"text": "a", "id": 1}',
             r"p.jsonl, line 1: the field 'prediction' is missing \(it has text, id\)",
         ),
-        ("p_jsonl", '{"prediction": null}', r"p.jsonl, line 1 holds None, which is no text"),
-        ("p_jsonl", "[" * 100_000, r"p.jsonl, line 1: this is no JSON \(nested too deep\)"),
-        ("p_jsonl", '{"id": 2, "prediction": "a"}', r"p.jsonl, line 1 has the id 2 and .*r.jsonl, line 1 the id 1"),
+        ("p_jsonl", '{"prediction": null}', r"p.jsonl, line 1 has None, which is not a text"),
+        ("p_jsonl", "[" * 100_000, r"p.jsonl, line 1: this is not JSON \(nested too deep\)"),
+        ("p_jsonl", '{"id": 2, "prediction": "a"}', r"p.jsonl, line 1 has the id 2, but .*r.jsonl, line 1 the id 1"),
         (
             "p_tsv",
             "index\tlabel\n0\ta\n",
             r"p.tsv, line 2: the field 'prediction' is missing \(it has index, label, as",
         ),
         ("p_tsv", "id\tprediction\n0\n", r"p.tsv, line 2: 1 columns where 2 are expected"),
-        ("p_csv", "a\n", r"p.csv is of no known kind: give a file that ends in .txt, .tsv, .jsonl"),
+        ("p_csv", "a\n", r"p.csv is not of a known kind: give a file that ends in .txt, .tsv, .jsonl"),
     ],
 )
 def test_broken_files(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -110,7 +110,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_pairs(tmp_path / "none.txt", wanted, "texts")
     bad = tmp_path / "p.txt"
     bad.write_bytes(b"a\nb\xff\n")
-    with pytest.raises(UniclozeError, match=r"p\.txt, line 2: this is no UTF-8"):
+    with pytest.raises(UniclozeError, match=r"p\.txt, line 2: this is not UTF-8"):
         read_pairs(bad, wanted, "texts")
     cut = tmp_path / "p.txt.gz"
     whole = gzip.compress(b"a\n" * 99)
@@ -123,7 +123,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_pairs(wanted[0], empty, "texts")
     with pytest.raises(UsageError, match="only texts can have more than one"):
         read_pairs(bad, wanted * 2, "labels")
-    with pytest.raises(UsageError, match="Only the metric squad takes certainties"):
+    with pytest.raises(UsageError, match="Only the metric squad takes no-answer scores"):
         read_pairs(bad, wanted, "texts", na_probabilities=bad)
 
 
@@ -148,7 +148,7 @@ def test_measure_compares_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (["rogue", "--predictions", "p", "--references", "r"], 2, "did you mean rouge?"),
         (["rouge"], 2, "are required: --predictions;"),
-        (["rouge", "--predictions", "p"], 2, "no file of references"),
+        (["rouge", "--predictions", "p"], 2, "No file of references"),
         (["rouge", "--predictions", "p", "--references", "r"], 1, "There is no file p"),
         (["rouge", "--predictions", "p", "--device", "cpu"], 2, "there is no option --device"),
         (["diversity", "--predictions", "p", "--na-probabilities", "q"], 2, "Only the metric squad takes"),
@@ -220,9 +220,7 @@ def test_how_sure_an_answer_is_may_be_a_whole_number(tmp_path: Path) -> None:
     )
     values = verbs.measure_task("squad-v2", answers, questions).results["squad"].values
     assert (values["exact"], values["best_exact"], values["best_exact_threshold"]) == (50, 100, 0)
-    with pytest.raises(
-        UniclozeError, match=r"o\.jsonl, line 1 holds '0.5' in \"na_probability\": give a finite number"
-    ):
+    with pytest.raises(UniclozeError, match=r"o\.jsonl, line 1 has '0.5' in \"na_probability\": give a finite number"):
         verbs.measure_task("squad-v2", odd, questions)
 
 
@@ -235,7 +233,7 @@ def test_how_sure_an_answer_is_may_be_a_whole_number(tmp_path: Path) -> None:
             "compares texts, and a task of the kind classification predicts labels",
         ),
         ({"task": "glue-mrpc", "overrides": {"task.labels": ["a"]}}, "task.labels cannot be changed here"),
-        ({"task": "classification"}, "t.jsonl, line 2 the id b: bring both files into the same order"),
+        ({"task": "classification"}, "t.jsonl, line 2 the id b: put both files in the same order"),
     ],
 )
 def test_what_goes_not_with_a_task_is_said(tmp_path: Path, arguments: dict[str, object], message: str) -> None:

@@ -81,7 +81,7 @@ def test_entities_as_conlleval_finds_them() -> None:
     ]
     assert entities([]) == entities(["O", "O"]) == []
     for tag in ("S-PER", "PER", "B", "B-", "I"):
-        with pytest.raises(UniclozeError, match=f"the tag '{tag}' of token 2 is none of"):
+        with pytest.raises(UniclozeError, match=f"the tag '{tag}' of token 2 is not B-KIND"):
             entities(["O", tag])
 
 

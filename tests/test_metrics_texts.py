@@ -110,7 +110,7 @@ def test_meteor_without_java_and_with_one_that_fails(tmp_path: Path, monkeypatch
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\necho 'no memory left' >&2\nexit 1\n")
     java.chmod(0o755)
-    with pytest.raises(UniclozeError, match="Java program failed and said: no memory left"):
+    with pytest.raises(UniclozeError, match="Java program failed with the message: no memory left"):
         meteor(["a"], [["a"]])
 
 
@@ -355,11 +355,11 @@ def test_the_perl_script_is_found_run_and_read(tmp_path: Path, monkeypatch: pyte
     assert set(result.values.values()) == {23.0}
     assert list(result.values)[:2] == ["rouge1", "rouge1_precision"]
     script.write_text('die "Cannot open exception db\n";')
-    with pytest.raises(UniclozeError, match="failed and said: Cannot open exception db"):
+    with pytest.raises(UniclozeError, match="failed with the message: Cannot open exception db"):
         perl_rouge(["a"], [["a"]])
     monkeypatch.delenv("ROUGE_HOME")
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    with pytest.raises(UniclozeError, match="is not on the PATH, and ROUGE_HOME names no folder"):
+    with pytest.raises(UniclozeError, match="is not on the PATH, and ROUGE_HOME is not set"):
         find_script()
 
 
@@ -382,7 +382,7 @@ def test_texts_must_match(name: str) -> None:
         metric(name)([], [])
     with pytest.raises(UniclozeError, match="Prediction 2 has no reference"):
         metric(name)(["a", "b"], [["a"], []])
-    with pytest.raises(UsageError, match="references of a text are a list"):
+    with pytest.raises(UsageError, match="references of a text must be a list"):
         metric(name)(["a"], ["a"])
 
 

@@ -114,16 +114,16 @@ def test_race_is_a_folder_of_articles_or_a_line_each(tmp_path: Path, bert: Loade
 
 
 @pytest.mark.parametrize(("format_", "content", "message"), [
-    ("race", '{"article": "a", "questions": ["b"]}', "line 1: this is no article of RACE: it lacks options"),
-    ("race", "nonsense", "line 1: this is no JSON"),
-    ("race", json.dumps({**ARTICLE, "answers": ["B", "E"]}), "line 1: the right choice is 'E', which is none of A, B, C, D"),
+    ("race", '{"article": "a", "questions": ["b"]}', "line 1: this is not an article of RACE: it lacks options"),
+    ("race", "nonsense", "line 1: this is not JSON"),
+    ("race", json.dumps({**ARTICLE, "answers": ["B", "E"]}), "line 1: the right choice is 'E', which is not one of A, B, C"),
     ("race", json.dumps({**ARTICLE, "answers": ["B"]}), "line 1: there are 2 questions, 2 lists of options and 1 answers"),
-    ("swag", "a,b\n1,2\n", "line 2: this is no line of SWAG: it lacks sent1"),
-    ("copa", "<a>\n<item>\n</a>", "line 3: this is no XML"),
+    ("swag", "a,b\n1,2\n", "line 2: this is not a line of SWAG: it lacks sent1"),
+    ("copa", "<a>\n<item>\n</a>", "line 3: this is not XML"),
     ("copa", '{"premise": "a", "choice1": "b", "choice2": "c", "question": "why"}',
      "COPA asks for cause or effect, not 'why'"),
     ("story-cloze", f"{CLOZE},AnswerRightEnding\nx,A.,B.,C.,D.,E.,F.,3\n", "line 2: the right choice is '3'"),
-    ("winogrande", "[]", "line 1: a record is a JSON object"),
+    ("winogrande", "[]", "line 1: a record must be a JSON object"),
     ("wsc", "<c>\n<schema><text><txt1>a</txt1></text></schema></c>", "line 2: the schema lacks"),
 ])  # fmt: skip
 def test_a_broken_file_is_named(tmp_path: Path, format_: str, content: str, message: str) -> None:
@@ -198,7 +198,7 @@ def outputs(network: Any, recipe: Recipe, model: LoadedModel, *rows: Row) -> Any
 
 @pytest.mark.parametrize(("fields", "message"), [
     ({"context": "a", "choices": ["b"], "label": 0}, "here, line 1: 1 choice where two or more"),
-    ({"context": "a", "choices": "bc", "label": 0}, "here, line 1: the field 'choices' is no list of texts"),
+    ({"context": "a", "choices": "bc", "label": 0}, "here, line 1: the field 'choices' is not a list of texts"),
     ({"choices": ["a", "b"], "label": 0}, "here, line 1: the field 'context' is missing"),
     ({"context": "a", "choices": ["b", "c"], "label": 2}, "here, line 1: the label 2 is none of the choices"),
     ({"context": "a", "choices": ["b", "b"], "label": "b"}, "here, line 1: the label 'b' is the text of several choices"),

@@ -78,10 +78,10 @@ def test_the_files_of_every_task(
     ("cola", "gj04\t0\t*\tHe ran.\ngj04\t0\tHe ran.\n", r"line 2: 3 columns where 4 are expected"),
     ("sts-b", "g\tf\t2012\t1\t5.000\tA\tB\ng\tf\n", r"line 2: 2 columns where 7 or 9 are expected"),
     ("rte", "index\tsentence1\tsentence2\tlabel\n0\tP.\tH.\n", r"line 2: 3 columns where 4 are expected"),
-    ("rte", "0\tP.\tH.\tentailment\n", r"line 1: the columns 0, P., H., entailment are none of GLUE's rte"),
-    ("rte", "index\tsentence1\tlabel\n0\tP.\tentailment\n", r"none of GLUE's rte: its header names sentence1 and sentence2"),
+    ("rte", "0\tP.\tH.\tentailment\n", r"line 1: the columns 0, P., H., entailment are not those of GLUE's rte"),
+    ("rte", "index\tsentence1\tlabel\n0\tP.\tentailment\n", r"not those of GLUE's rte: its header names sentence1 and"),
     ("qqp", "id\tquestion1\tquestion2\n4\tHow?\n", r"line 2: 2 columns where 3 are expected"),
-    ("sst-2", "\n\n", r"holds no records"),
+    ("sst-2", "\n\n", r"contains no records"),
 ])  # fmt: skip
 def test_a_file_that_is_none_of_the_task_is_named(tmp_path: Path, task: str, content: str, message: str) -> None:
     with pytest.raises(UniclozeError, match=message):
@@ -90,7 +90,7 @@ def test_a_file_that_is_none_of_the_task_is_named(tmp_path: Path, task: str, con
 
 def test_the_broken_lines_of_qqp_are_left_out_and_named(tmp_path: Path) -> None:
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
-    with pytest.warns(UserWarning, match=r"train.tsv: 1 broken lines are left out \(3\)"):
+    with pytest.warns(UserWarning, match=r"train.tsv: 1 broken lines are skipped \(3\)"):
         records = read(tmp_path, "qqp", f'{header}9\t1\t2\tHow?\tWhy?\t0\n"\tWhy? What?\t0\n8\t1\t2\tHow?\tWho?\t1\n')
     assert [record.id for record in records] == ["9", "8"]
 

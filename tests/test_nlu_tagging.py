@@ -80,8 +80,8 @@ def test_conllu(tmp_path: Path) -> None:
     ("conll", "Eva NNP O\nsees O\n", "line 2: 2 columns where 3 are expected"),
     ("conllu", "1\tde\tADP\n", "line 1: 3 columns where CoNLL-U has 10"),
     ("conllu", "Eva NNP O\n", "line 1: 1 columns where CoNLL-U has 10"),
-    ("conll", "\n\n", "holds no records"),
-    ("conll", '{"tokens": ["Eva"], "tags": ["O"]}\n', "line 1: this is JSON .* --task.format jsonl"),
+    ("conll", "\n\n", "contains no records"),
+    ("conll", '{"tokens": ["Eva"], "tags": ["O"]}\n', "line 1: this is JSON, .* --task.format jsonl"),
 ])  # fmt: skip
 def test_a_broken_line_is_named(tmp_path: Path, format_: str, content: str, message: str) -> None:
     with pytest.raises(UniclozeError, match=message):
@@ -166,7 +166,7 @@ def test_every_window_shows_a_repeated_predicate(bert: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize(("fields", "message"), [
-    ({"tokens": "a b", "tags": ["O"]}, "the field 'tokens' is no list of texts"),
+    ({"tokens": "a b", "tags": ["O"]}, "the field 'tokens' is not a list of texts"),
     ({"tokens": ["a", "b"], "tags": ["O"]}, "1 tags for 2 tokens"),
     ({"tokens": ["a"], "tags": ["B-Y"]}, "the tag 'B-Y' is none of those of the task (O, B-X)"),
     ({"tokens": ["a"], "tags": ["S-X"]}, "the tag 'S-X' is none of B-KIND, I-KIND and O"),
@@ -267,5 +267,5 @@ def test_accuracy_of_tags() -> None:
     assert result.values == {"accuracy": pytest.approx(200 / 3), "sentences": pytest.approx(200 / 3)}
     with pytest.raises(UniclozeError, match="Sentence 2 has 1 predicted and 0 right tags"):
         tag_accuracy(predictions, [["A", "C"], [], []])
-    with pytest.raises(UniclozeError, match="no word to compare"):
+    with pytest.raises(UniclozeError, match="no tags to compare"):
         tag_accuracy([[]], [[]])

@@ -104,7 +104,7 @@ def test_published_choices_may_leave_their_answers_out(
         (tmp_path / "test").write_text(content.format(untold))
         assert verbs.predict(model, tmp_path / "test", quiet=True)[0]["prediction"] in range(4)
     (tmp_path / "test").write_text(content.format("X"))
-    with pytest.raises(UniclozeError, match=r"line .: the right choice is 'X', which is none of"):
+    with pytest.raises(UniclozeError, match=r"line .: the right choice is 'X', which is not one of"):
         verbs.predict(model, tmp_path / "test", quiet=True)
 
 

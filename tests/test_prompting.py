@@ -206,7 +206,7 @@ def test_a_record_is_no_example_of_itself(tmp_path: Path) -> None:
         drawn = draw_examples(prompt, records, file, 2, seed)
         pairs = zip(records, drawn, strict=True)
         assert all(len(few) == 2 and record.fields not in [one.fields for one in few] for record, few in pairs)
-    with pytest.raises(UsageError, match=r"shots is 3 and .* has 2 records other than the one that is asked"):
+    with pytest.raises(UsageError, match=r"shots is 3, but .* has 2 records other than the one to be answered"):
         draw_examples(prompt, records, file, 3, 0)
 
 
@@ -232,7 +232,7 @@ def test_an_answer_that_cannot_be_spelled_is_never_chosen(tmp_path: Path) -> Non
     path = prompt_file(tmp_path, labels={"0": "zebra", "1": "empty"})
     result = prompted(MODELS["causal"](), path, write(tmp_path / "r.jsonl", LABELLED), progress=False)
     assert {said["prediction"] for said in result.predictions} == {"1"} and result.unknown == 3
-    assert "3 records have answers that the vocabulary cannot spell" in str(result)
+    assert "3 records have answers with tokens not in the vocabulary" in str(result)
 
 
 def test_where_no_answer_can_be_spelled_none_is_chosen(tmp_path: Path) -> None:
@@ -257,8 +257,8 @@ def test_what_cannot_be_spelled_behind_the_blank_tells_answers_not_apart(name: s
 def test_metrics_that_do_not_fit_a_prompt_are_refused_before_the_model_is_asked(tmp_path: Path) -> None:
     records = write(tmp_path / "r.jsonl", LABELLED)
     for keys, message in (
-        ({"metrics": ["rouge"]}, "chooses answers, and rouge compares texts: name metrics of labels"),
-        ({"metrics": ["accuracy"], "template": "{text}", "labels": {}}, "writes texts, and accuracy compares labels"),
+        ({"metrics": ["rouge"]}, "chooses answers, but rouge compares texts: name metrics of labels"),
+        ({"metrics": ["accuracy"], "template": "{text}", "labels": {}}, "writes texts, but accuracy compares labels"),
         ({"metrics": ["f1"], "labels": {"a": "empty", "b": "given"}}, "No reference has the label 1"),
         ({"metrics": ["rugue"]}, "There is no metric rugue: did you mean rouge"),
     ):
@@ -295,9 +295,7 @@ def test_booleans_are_labels_as_records_spell_them_and_no_answers(tmp_path: Path
     assert read_prompt(path).gold(record) == "yes"
     for answers, read in (("{1: yes, 0: no}", "True"), ("{1: null, 0: 'no'}", "None")):
         path.write_text(f"template: '{{text}} is {{label}}'\nlabels: {answers}\n")
-        with pytest.raises(
-            UsageError, match=f"the answer of 1 is read as {read}: put the word between quotation marks"
-        ):
+        with pytest.raises(UsageError, match=f"the answer of 1 is read as {read}: put the word in quotation marks"):
             read_prompt(path)
 
 
@@ -332,9 +330,9 @@ def test_a_seed_needs_examples_to_draw(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("label", "message"), [
-    ([1, 2], "line 2: the field 'label' is no list of texts"),
-    ([], "line 2: 'label' holds no text to compare with"),
-    (3, "line 2: the field 'label' is no text"),
+    ([1, 2], "line 2: the field 'label' is not a list of texts"),
+    ([], "line 2: 'label' has no text to compare with"),
+    (3, "line 2: the field 'label' is not a text"),
 ])  # fmt: skip
 def test_a_reference_that_is_no_text_is_named_before_anything_is_written(
     label: Any, message: str, tmp_path: Path
@@ -391,7 +389,7 @@ def test_a_prompt_without_a_blank_is_gone_on_with(name: str, tmp_path: Path) -> 
 def test_a_prompt_that_is_too_long_keeps_its_cue(name: str, tmp_path: Path) -> None:
     model = MODELS[name]()
     records = write(tmp_path / "r.jsonl", [{"text": TEXTS * 20, "label": "x"}])  # a list of sentences, as SciTLDR has
-    with pytest.warns(UserWarning, match="the end stays"):
+    with pytest.warns(UserWarning, match="keeping the end"):
         said = [
             prompted(
                 model,
@@ -408,26 +406,26 @@ def test_a_prompt_that_is_too_long_keeps_its_cue(name: str, tmp_path: Path) -> N
     ({"template": "{text} {label} {label}"}, "label} once or not at all"),
     ({"template": "{text} {label"}, "template cannot be read"),
     ({"template": 3}, "template is 3: give a text"),
-    ({"labels": {"0": "empty"}}, "give labels with the answer of each"),
+    ({"labels": {"0": "empty"}}, "give either two or more labels"),
     ({"labels": {"0": "empty", "1": " "}}, "an answer in labels is empty"),
     ({"normalise": "word"}, "normalise is 'word'"),
     ({"shots": 3}, "there is no key 'shots'"),
-    ({"generate": {"beams": 2}}, "generate goes without"),
-    ({"template": "{text}", "labels": {}, "generate": {"beam": 2}}, "no setting 'beam' of generation"),
+    ({"generate": {"beams": 2}}, "generate does not apply with"),
+    ({"template": "{text}", "labels": {}, "generate": {"beam": 2}}, "no generation setting 'beam'"),
     ({"template": "{text}", "labels": {}, "generate": {"beams": "four"}}, "decoding.beams is 'four'; expected"),
     ({"template": "{text}", "labels": {}, "generate": {"max_length": None}}, "decoding.max_length is None; expected"),
     ({"template": "{text}", "labels": {}, "generate": {"num_results": 2, "beams": 2}}, "num_results is 2, but one text"),
     ({"template": "{text:.5} is {label}"}, "template formats text, and formats such as :.5 and !r are not supported"),
     ({"template": "{text} is {label!r}"}, "template formats label"),
     ({"template": "{text} is {label:{text}}"}, "template formats label"),
-    ({"template": "{text}"}, "labels needs {label} in the template: put it where the answer stands, or leave labels out"),
+    ({"template": "{text}"}, "labels needs {label} in the template: put it where the answer goes, or leave out labels"),
     ({"template": "{text} is {{label}}"}, "labels needs {label} in the template"),
     ({"template": "{text}", "labels": {}, "options": "endings"}, "options needs {label} in the template"),
     ({"template": "{text}", "labels": {}, "normalise": "byte"}, "normalise needs {label} in the template"),
-    ({"fields": {"txt": "sentence"}}, "nothing reads txt: give names of the template, id, label, text"),
+    ({"fields": {"txt": "sentence"}}, "txt is not used: give names from the template, id, label, text"),
     ({"labels": {"0": "empty", "1": " empty"}}, "two labels have the same answer"),
-    ({"fields": {"text": 3}}, "fields is {'text': 3}: a name in it is no text"),
-    ({"metrics": [1]}, "metrics is .1.: a name in it is no text"),
+    ({"fields": {"text": 3}}, "fields is {'text': 3}: give text for each name"),
+    ({"metrics": [1]}, "metrics is .1.: give text for each name"),
 ])  # fmt: skip
 def test_a_prompt_file_that_cannot_be_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
@@ -437,7 +435,7 @@ def test_a_prompt_file_that_cannot_be_is_refused(keys: dict[str, Any], message: 
 def test_a_record_that_does_not_fit_is_named(tmp_path: Path) -> None:
     model, path = MODELS["causal"](), prompt_file(tmp_path)
     for line, message in (
-        ({"text": "a", "label": "2"}, "line 1: the label '2' is none of those of the prompt \\(0, 1\\)"),
+        ({"text": "a", "label": "2"}, "line 1: the label '2' is not one of those of the prompt \\(0, 1\\)"),
         ({"label": "1"}, "line 1: the field 'text' is missing"),
     ):
         with pytest.raises(UniclozeError, match=message):

@@ -61,7 +61,7 @@ def question(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("recipe", "name", "text", "message"),
     [
-        ("classification", "a.jsonl", "[" * 100_000, "line 1: this is no JSON"),
+        ("classification", "a.jsonl", "[" * 100_000, "line 1: this is not JSON"),
         ("classification", "a.csv", "text,label,text\nx,a,y\n", "line 1: two columns have the name 'text'"),
         ("regression", "a.jsonl", '{"text": "x", "label": 1' + "0" * 400 + "}", "line 1: the label 10+.* is no number"),
         ("regression", "a.jsonl", '{"text": "x", "label": 1e39}', r"line 1: the label 1e\+39 is no number"),
@@ -76,7 +76,7 @@ def question(name: str) -> dict[str, Any]:
             "squad-v1.1",
             "a.jsonl",
             '{"context": "x", "question": "q", "answers": {"text": ["x"], "answer_start": 5}}',
-            "line 1: the answers have not as many answer_start as text",
+            "line 1: answer_start and text differ in number",
         ),
         ("race", "a.txt", '{"article": "x", "questions": 3, "options": []}', "line 1: its questions, options"),
         ("race", "a.txt", '{"article": "x", "questions": ["q"], "options": [5], "answers": ["A"]}', "line 1: its"),
@@ -142,12 +142,10 @@ def test_a_table_without_a_header_is_told_what_its_first_line_is(
         opened(start, tmp_path / name, "classification")
     assert str(refused.value) == (
         f"{tmp_path / name}, line 2: the field 'text' is missing (it has a good man, pos, as the first line is read as the "
-        "header); say where it is with --task.fields '{text: NAME}', or put a header above the first record"
+        "header); name it with --task.fields '{text: NAME}', or put a header above the first record"
     )
     path = nlu_toys.write(tmp_path / "a.jsonl", [{"sentence": "x"}])
-    with pytest.raises(
-        UniclozeError, match=r"\(it has sentence\); say where it is with --task.fields '\{text: NAME\}'$"
-    ):
+    with pytest.raises(UniclozeError, match=r"\(it has sentence\); name it with --task.fields '\{text: NAME\}'$"):
         opened(start, path, "classification")
 
 

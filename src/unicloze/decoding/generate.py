@@ -134,7 +134,7 @@ def check_settings(settings: DecodingSettings, layout: GenerationLayout) -> None
             f"may_repeat is {settings.may_repeat}, but no_repeat_ngram is 0: set it, or leave out may_repeat"
         )
     if settings.sample and settings.beams > 1:
-        raise UsageError(f"sample draws texts, but beams {settings.beams} is a beam search: set only one of them")
+        raise UsageError(f"sample draws texts, but beams is {settings.beams}, a beam search: set only one of them")
     if not settings.sample and settings.num_results > settings.beams:
         raise UsageError(
             f"num_results is {settings.num_results}, but beams is {settings.beams}: give as many beams, or sample"

@@ -163,11 +163,7 @@ def _note(tokens: npt.NDArray[np.int32], tokenizer: Tokenizer) -> str | None:
     unknown = int((tokens == tokenizer.vocabulary.unk).sum())
     if not unknown:
         return None
-    what = (
-        "1 token not in the vocabulary is"
-        if unknown == 1
-        else (f"{unknown} tokens not in the vocabulary are")
-    )
+    what = "1 token not in the vocabulary is" if unknown == 1 else (f"{unknown} tokens not in the vocabulary are")
     return f"{what} read as {tokenizer.tokens([tokenizer.vocabulary.unk])[0]}"
 
 
