@@ -233,7 +233,7 @@ SECTIONS = "task, generation, decoding, finetuning, training"
         ("classification", None, "nowhere.jsonl", {}, "nowhere.jsonl: there is no such file"),
         ("classification", None, UNLABELLED, {}, r"new.jsonl, line 1: the field 'label' is missing"),
         ("classification", UNLABELLED, None, {"task.labels": ["0", "1"]}, r"line 1: the field 'label' is missing"),
-        ("classification", None, [{"text": "a", "label": "2"}], {}, r"line 1: the label '2' is none of those"),
+        ("classification", None, [{"text": "a", "label": "2"}], {}, r"line 1: the label '2' is not a label"),
         ("writing", UNLABELLED, None, {}, r"line 1: the field 'target' is missing"),
         ("clasification", None, None, {}, "did you mean 'classification'"),
         ("gpt", None, None, {}, "recipe gpt is for pre-training: give --probe a task"),
@@ -245,7 +245,7 @@ SECTIONS = "task, generation, decoding, finetuning, training"
         ("classification", None, None, {"training.seed": 3}, "--probe.training.seed: the comparison sets this"),
         ("classification", None, None, {"task.metrics": ["squad"]}, "task.metrics names squad"),
         ("classification", UNLABELLED, None, {}, r"name it with --probe\.task\.fields '{label: NAME}'"),
-        ("classification", None, [{"text": "a", "label": "2"}], {}, r"fine-tune with --probe\.task\.labels that name all"),
+        ("classification", None, [{"text": "a", "label": "2"}], {}, r"fine-tune with --probe\.task\.labels listing all"),
         ("classification", None, None, {"task.metric_options": {"tokenize": "13a"}}, r"\(--probe\.task\.metric_options"),
     ],
 )  # fmt: skip

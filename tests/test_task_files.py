@@ -63,9 +63,14 @@ def question(name: str) -> dict[str, Any]:
     [
         ("classification", "a.jsonl", "[" * 100_000, "line 1: this is not JSON"),
         ("classification", "a.csv", "text,label,text\nx,a,y\n", "line 1: two columns have the name 'text'"),
-        ("regression", "a.jsonl", '{"text": "x", "label": 1' + "0" * 400 + "}", "line 1: the label 10+.* is no number"),
-        ("regression", "a.jsonl", '{"text": "x", "label": 1e39}', r"line 1: the label 1e\+39 is no number"),
-        ("regression", "a.jsonl", '{"text": "x", "label": true}', "line 1: the label True is no number"),
+        (
+            "regression",
+            "a.jsonl",
+            '{"text": "x", "label": 1' + "0" * 400 + "}",
+            "line 1: the label 10+.* is not a number",
+        ),
+        ("regression", "a.jsonl", '{"text": "x", "label": 1e39}', r"line 1: the label 1e\+39 is not a number"),
+        ("regression", "a.jsonl", '{"text": "x", "label": true}', "line 1: the label True is not a number"),
         (
             "squad-v1.1",
             "a.json",
@@ -151,6 +156,6 @@ def test_a_table_without_a_header_is_told_what_its_first_line_is(
 
 def test_fields_have_names_and_no_numbers() -> None:
     with pytest.raises(
-        UsageError, match=r"each value text: the name of a field, which the header .* and no number of a col"
+        UsageError, match=r"each value text: the name of a field, as in the header .* not the number of a col"
     ):
         load_recipe("classification", {"task.fields": "{text: 1, label: 0}"})
