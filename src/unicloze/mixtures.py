@@ -1,4 +1,4 @@
-"""Parts of a mixture of objectives, and phases of a run: what a recipe's lists of changes mean."""
+"""Expands a recipe's lists of changes: the parts of a mixture of objectives and the phases of a run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Part:
     """One part of a mixture of objectives.
 
     Args:
-        label: What to call it.
+        label: Its name in the ledger and in reports.
         share: Its share of the rows of every step.
-        evaluate: Whether it is measured on held-out text.
-        settings: Its settings, themselves no mixture.
+        evaluate: Whether it is evaluated on held-out text.
+        settings: Its settings, without a mixture.
     """
 
     label: str
@@ -28,7 +28,7 @@ class Part:
 
 
 PART_KEYS = "share", "label", "evaluate"
-"""What an entry of `ObjectiveSettings.mixture` may hold beside settings."""
+"""Keys that an entry of `ObjectiveSettings.mixture` may have besides settings."""
 
 
 def parts(objective: ObjectiveSettings) -> list[Part]:
@@ -52,7 +52,7 @@ def parts(objective: ObjectiveSettings) -> list[Part]:
 
 
 def describe(objective: ObjectiveSettings) -> str:
-    """Names and targets of its parts, as UniLMv2's Table 6 names them: `par` by steps of one token is `ar`."""
+    """Names and targets of the parts, as in UniLMv2's Table 6: `par` with steps of one token is `ar`."""
     said: dict[str, None] = {}
     for part in parts(objective):
         settings = part.settings
@@ -64,13 +64,13 @@ def describe(objective: ObjectiveSettings) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A stretch of a run with settings of its own.
+    """A range of steps of a run with its own settings.
 
     Args:
-        first_step: Steps done before it.
-        last_step: Steps done after it.
-        first_window: Windows read before it.
-        recipe: The recipe as it holds in this phase, itself without phases.
+        first_step: Steps of the run before the phase.
+        last_step: Steps of the run once the phase ends.
+        first_window: Windows read before the phase.
+        recipe: The recipe of this phase, without phases.
     """
 
     first_step: int
@@ -80,11 +80,11 @@ class Phase:
 
 
 PHASE_SETTINGS = "data.window", "training.batch_size", "training.micro_batch_size"
-"""What may change over time beside the objective."""
+"""Settings that may change over time, besides the objective's."""
 
 
 def phases(recipe: Recipe) -> list[Phase]:
-    """The phases of a run in order; they cover all its steps."""
+    """The phases of a run in order; they cover all steps."""
     entries = recipe.training.phases or [{}]
     shares = [float(entry.get("share", 1)) for entry in entries]
     found: list[Phase] = []
@@ -115,7 +115,7 @@ def longest_window(recipe: Recipe) -> int:
 
 
 def longest_row(recipe: Recipe) -> int:
-    """Rows of the position table that all parts of all phases of a recipe need."""
+    """Rows of the position table that a recipe needs, over all parts of all phases."""
     return max(
         positions(part.settings, phase.recipe.data.window)
         for phase in phases(recipe)
@@ -124,5 +124,5 @@ def longest_row(recipe: Recipe) -> int:
 
 
 def positions(objective: ObjectiveSettings, window: int) -> int:
-    """Rows of the position table that an objective needs; the source of a window is encoded in as many as it has tokens."""
+    """Rows of the position table that an objective needs: at least one per token of a window, to encode text."""
     return max(window, objective.bounds(window).positions)

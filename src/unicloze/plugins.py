@@ -1,8 +1,8 @@
-"""Objectives, tasks and metrics from outside the package, each named by the caller.
+"""Loads plugins: objectives, tasks and metrics from outside the package, named by the caller.
 
 A plugin is a Python file or module with one or more of the mappings `OBJECTIVES`, `TASKS` and `METRICS`, by name. Loading it
-runs its code. That is why nothing that is read (a recipe, a run, a checkpoint, an export) can name one: a model that needs an
-unknown objective or task is refused.
+runs its code. Therefore no file (recipe, run, checkpoint or export) can name a plugin: a model that needs an unknown
+objective or task is rejected.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from unicloze.tasks import TASKS
 from unicloze.tasks.task import Task
 
 TABLES: Mapping[str, type] = {"OBJECTIVES": Objective, "TASKS": Task, "METRICS": Metric}
-"""The mappings that a plugin may have, and what they hold."""
+"""The mappings that a plugin may have, and the type of their values."""
 
 _registered: set[str] = set()
 
 
 def register(plugin: str | os.PathLike[str]) -> None:
-    """Add the objectives, tasks and metrics of a plugin for the rest of the process. Its code is run: trust it.
+    """Add the objectives, tasks and metrics of a plugin for the rest of the process. This runs its code: trust it.
 
-    A plugin that was registered before is left as it is.
+    Registering a plugin again has no effect.
 
     Args:
         plugin: A Python file, or the name of an importable module.
 
     Raises:
-        UsageError: There is no such file or module, it fails, or it has nothing to add, or what it cannot add.
+        UsageError: There is no such file or module, its code fails, or it adds nothing or something invalid.
     """
     said = os.fspath(plugin)
     is_file = said.endswith(".py") or len(Path(said).parts) > 1
@@ -54,7 +54,7 @@ def register(plugin: str | os.PathLike[str]) -> None:
     for registry, table in ((OBJECTIVES, "OBJECTIVES"), (TASKS, "TASKS"), (METRICS, "METRICS")):
         taken = next((one for one in tables[table] if one in registry), None)
         if taken is not None:
-            raise UsageError(f"--plugin {said}: {table} has {taken!r}, which there is already: give it another name.")
+            raise UsageError(f"--plugin {said}: {table} has {taken!r}, which already exists: give it another name.")
     for one, objective in tables["OBJECTIVES"].items():
         OBJECTIVES.add(one, objective)
     for one, task in tables["TASKS"].items():
@@ -68,8 +68,8 @@ def _from_file(file: Path, name: str) -> ModuleType:
         raise UsageError(f"--plugin {file}: there is no such file.")
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise UsageError(f"--plugin {file}: give a Python file, whose name ends in .py.")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where types of its dataclasses are looked up
+        raise UsageError(f"--plugin {file}: give a Python file with a name ending in .py.")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look up their types here
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -84,13 +84,15 @@ def _from_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0] and error.name != name:
             raise _failure(name, error) from error
-        raise UsageError(f"--plugin {name}: there is no such module; of a file give the name with .py.") from error
+        raise UsageError(
+            f"--plugin {name}: there is no such module; to load a file, include .py in its name."
+        ) from error
     except Exception as error:
         raise _failure(name, error) from error
 
 
 def _failure(plugin: str, error: Exception) -> UsageError:
-    return UsageError(f"--plugin {plugin}: it fails with {type(error).__name__}: {error}; --debug shows where.")
+    return UsageError(f"--plugin {plugin}: loading it fails with {type(error).__name__}: {error}; --debug shows where.")
 
 
 def _tables(plugin: str, module: ModuleType) -> dict[str, dict[str, Any]]:
@@ -100,19 +102,21 @@ def _tables(plugin: str, module: ModuleType) -> dict[str, dict[str, Any]]:
         if not isinstance(held, Mapping) or not all(
             isinstance(name, str) and isinstance(one, kind) for name, one in held.items()
         ):
-            raise UsageError(f"--plugin {plugin}: {table} is no mapping of names to {kind.__name__}.")
+            raise UsageError(f"--plugin {plugin}: {table} is not a mapping from names to {kind.__name__}.")
     if not any(found.values()):
-        raise UsageError(f"--plugin {plugin}: it has none of {', '.join(TABLES)}, by which it adds something.")
+        raise UsageError(f"--plugin {plugin}: it adds nothing: define at least one of {', '.join(TABLES)}.")
     return found
 
 
 def _check_settings(plugin: str, name: str, kind: type, section: str) -> None:
-    """A setting of one name is of one type everywhere: the command line is read before the objective or task is known."""
+    """Check that settings of one name have one type: the command line is parsed before the objective or task is known."""
     _, key = VARIED[section]
     default = getattr(kind(), key)
     if default != name:
-        raise UsageError(f"--plugin {plugin}: {kind.__name__} has the {key} {default!r} and is that of {name!r}.")
+        raise UsageError(
+            f"--plugin {plugin}: {kind.__name__} has the {key} {default!r}, but it is registered as {name!r}."
+        )
     for one, known in keys_of(section, kind).items():
         other = find_key(one)
         if other is not None and other.type != known.type:
-            raise UsageError(f"--plugin {plugin}: {one} is of another type in other {section}s: give it another name.")
+            raise UsageError(f"--plugin {plugin}: {one} has another type in other {section}s: give it another name.")

@@ -1,4 +1,4 @@
-"""Names to things of one kind: what the package has, imported once it is asked for, and what a plugin adds."""
+"""Registry of objectives or tasks by name: the package's own, imported on first use, and those a plugin adds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Registry(Generic[Thing]):
     """Objectives or tasks by name.
 
     Args:
-        kind: What one is called in messages.
-        table: Name of the mapping in each module that holds its things by name.
-        modules: By name the module of the package that has it.
+        kind: What an entry is called in messages.
+        table: Name of the mapping in each module that holds its entries by name.
+        modules: Module that defines each built-in entry, by name.
     """
 
     def __init__(self, kind: str, table: str, modules: Mapping[str, str]) -> None:
@@ -35,10 +35,10 @@ class Registry(Generic[Thing]):
         return name in self._modules or name in self._added
 
     def __getitem__(self, name: str) -> Thing:
-        """The thing of a name.
+        """The entry with this name.
 
         Raises:
-            UsageError: There is none.
+            UsageError: There is no such entry.
         """
         if name in self._added:
             return self._added[name]
@@ -48,21 +48,21 @@ class Registry(Generic[Thing]):
         return found
 
     def get(self, name: str) -> Thing | None:
-        """The thing of a name, None if there is none."""
+        """The entry with this name, or None."""
         if name not in self:
             return None
         return self[name]
 
     def unknown(self) -> str:
-        """What to do about a name that is not here."""
-        return f"known {self.kind}s: {', '.join(self)}; one of your own needs --plugin FILE"
+        """How to fix an unknown name, as text for a message."""
+        return f"known {self.kind}s: {', '.join(self)}; to use your own, add --plugin FILE"
 
     def add(self, name: str, thing: Thing) -> None:
-        """Add one from outside the package.
+        """Add an entry from outside the package.
 
         Raises:
             UsageError: The name is taken.
         """
         if name in self:
-            raise UsageError(f"there is already {self.kind} {name!r}: give yours another name")
+            raise UsageError(f"the {self.kind} {name!r} already exists: give yours another name")
         self._added[name] = thing

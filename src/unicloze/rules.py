@@ -1,4 +1,4 @@
-"""Rules that settings are declared with: the values they may have, and what they need to have an effect."""
+"""Rules for declaring settings: their valid values, and what they need to have an effect."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 Problem = tuple[str, str]
-"""The dotted key of a value that cannot work, and what it must be."""
+"""Dotted key of an invalid value, and what it must be."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a setting may be.
+    """The valid numbers of a setting.
 
     Args:
-        fits: Whether a number is one of them.
+        fits: Whether a number is valid.
         rule: The same in words.
     """
 
@@ -36,8 +36,8 @@ class Needs:
     """What a setting needs to have an effect.
 
     Args:
-        what: In words, fit for "without".
-        holds: Whether a `Recipe`, itself without parts and phases, has it.
+        what: In words, to follow "without".
+        holds: Whether a `Recipe` without parts and phases has it.
     """
 
     what: str
@@ -45,7 +45,7 @@ class Needs:
 
 
 def declared(kind: type, table: str) -> dict[str, Any]:
-    """What a class and those it inherits from declare by the name of a setting, in `ranges` or `needs`."""
+    """Merged `ranges` or `needs` of a class and its base classes, by the name of the setting."""
     found: dict[str, Any] = {}
     for one in reversed(kind.__mro__):
         own: Mapping[str, Any] = vars(one).get(table, {})

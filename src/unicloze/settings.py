@@ -1,7 +1,7 @@
-"""Every setting of a run, as dataclasses that need neither torch nor numpy.
+"""All settings of a run, as dataclasses that import neither torch nor numpy.
 
 A recipe is a YAML file that mirrors these classes; the command line overrides single values by their dotted name
-(`--training.steps 100`). The values here are those of the UniLMv2 paper where it states one.
+(`--training.steps 100`). Defaults follow the UniLMv2 paper where it states a value.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from unicloze.rules import Needs, Problem, Range
 
 PYTHON_DOCS = "python-docs"
-"""Name of the built-in corpus: the documentation found in every Python installation."""
+"""Name of the built-in corpus: the documentation that ships with Python."""
 
 DEVICE = r"auto|cpu|cuda(:(0|[1-9][0-9]*))?"
-"""Names of devices; `auto` is a CUDA device where there is one, else the CPU."""
+"""Pattern of device names; `auto` is a CUDA device if there is one, else the CPU."""
 
 Precision = Literal["auto", "bf16", "fp32"]
-"""Of forward passes: `bf16` by autocast, `fp32`, or `auto`: bf16 where it is faster."""
+"""Precision of forward passes: `bf16` (autocast), `fp32`, or `auto`: bf16 where it is faster."""
 
 Order = Literal["confidence", "left-to-right", "span"]
-"""In which masks are filled one after the other: the most certain next, from the left, adjacent ones together."""
+"""Order in which masks are filled: most confident first, left to right, or one span of adjacent masks at a time."""
 
 Mode = Literal["pseudo", "chain", "both"]
-"""How sentences are compared: by their pseudo-log-likelihood, by the chain rule, or by both."""
+"""How sentences are compared: by pseudo-log-likelihood, by the chain rule, or by both."""
 
 Pooling = Literal["mean", "first", "last"]
-"""What of the last hidden states is the vector of a text: their mean, or that of its first or last token."""
+"""Which last hidden states become the vector of a text: the mean of all, or that of the first or last token."""
 
 SHORTEST_ROW = 8
-"""Special tokens and some text of a task."""
+"""Shortest row of a task, in tokens: the special tokens and some text."""
 
 PredictionFormat = Literal["jsonl", "json", "glue"]
-"""How predictions are written: an object a line, as official scripts read them, or as GLUE's server does."""
+"""Format of prediction files: one object per line, the input of official scripts, or that of GLUE's server."""
 
 Pairing = Literal["contiguous", "next_sentence", "sentence_order"]
-"""How the second segment of a window relates to the first: it follows it, is half the time of another document (BERT), or
-is half the time swapped with it (ALBERT)."""
+"""How the second segment of a window relates to the first: it follows the first, comes from another document half the time
+(BERT), or is swapped with the first half the time (ALBERT)."""
 
 Auto = Literal["auto"]
-"""Stands for a value that a run chooses where it begins, from its model and its records."""
+"""A value that the run chooses when it starts, from its model and records."""
 
 
 def chosen(value: float | Auto) -> float:
-    """A value that is no longer `auto`.
+    """The value, once it is no longer `auto`.
 
     Raises:
-        ValueError: It still is.
+        ValueError: The value is still `auto`.
     """
     if value == "auto":
-        raise ValueError("this value is chosen where the run begins")
+        raise ValueError("this value is chosen when the run starts")
     return value
 
 
@@ -64,7 +64,7 @@ class Provenance:
     Args:
         paper: Title of the paper.
         place: Section, table and row.
-        note: What the paper leaves open and how the recipe decides it.
+        note: What the paper leaves open and what the recipe chooses.
     """
 
     paper: str = ""
@@ -77,24 +77,24 @@ class DataSettings:
     """Documents and the windows cut from them.
 
     Args:
-        corpus: Files, folders or globs of .txt, .jsonl or .parquet (also .gz, .zst), `python-docs`, or a dataset of Hugging
-            Face as `hf:NAME[:SPLIT[:COLUMN]]`, NAME a folder or OWNER/NAME[/CONFIG]. Each is a source.
-        weights: How often one epoch passes over each source; once each if not given.
-        text_field: Field of .jsonl and column of .parquet that holds the text.
-        prepared: Folder of an earlier `prepare` to read instead of preparing the corpus again.
+        corpus: Files, folders or globs of .txt, .jsonl or .parquet (also .gz, .zst), `python-docs`, or a Hugging Face dataset
+            as `hf:NAME[:SPLIT[:COLUMN]]`, where NAME is a folder or OWNER/NAME[/CONFIG]. Each is a source.
+        weights: Passes over each source per epoch; default: 1.
+        text_field: Field of .jsonl or column of .parquet that holds the text.
+        prepared: Folder written by `prepare`, to read instead of preparing the corpus again.
         window: Length of a window in tokens, special tokens included.
         segments: 2 for "[SOS] S1 [EOS] S2 [EOS]" (paper Section 2.2), 1 for "[SOS] S1 [EOS]".
-        documents: `separate` cuts windows within documents (the last of one may be short), `joined` out of all documents
-            one after the other with an [EOS] between them, so that every window is full (RoBERTa's full sentences, GPT).
-        order: `shuffled`, or `streams`: row i of a batch goes on where row i of the batch before it stopped, as segment
+        documents: `separate` cuts windows within documents (the last window of each may be short); `joined` concatenates all
+            documents with an [EOS] between them, so that every window is full (RoBERTa's full sentences, GPT).
+        order: `shuffled`, or `streams`: row i of a batch continues the text of row i of the previous batch, as segment
             recurrence needs (XLNet); its two segments are then contiguous.
-        directions: `both` lets half of the rows of `streams` go through the text from its last window to its first, with what
-            stands behind a window as its memory (XLNet); `forward` none.
-        heldout_share: Share of the documents held out for evaluation, chosen by a hash of their text; every source keeps at
-            least one to train on.
-        deduplicate: Drop documents whose text was seen before (white space and case ignored).
-        phrases: Text file with one phrase a line, for `objective.mask_unit: phrase`; phrases are found in the training
-            text if not given.
+        directions: With `both`, half of the rows of `streams` read the text from its last window to its first, so that the
+            memory of a window is the text after it (XLNet); with `forward`, none do.
+        heldout_share: Share of the documents held out for evaluation, chosen by a hash of their text; at least one document
+            of every source is kept for training.
+        deduplicate: Drop documents whose text was seen before (ignoring white space and case).
+        phrases: Text file with one phrase per line, for `objective.mask_unit: phrase`; default: phrases found in the
+            training text.
     """
 
     corpus: list[str] = field(default_factory=lambda: [PYTHON_DOCS])
@@ -116,14 +116,15 @@ class TokenizerSettings:
     """Text to token ids.
 
     Args:
-        path: A `vocab.txt` or `tokenizer.json` to load; a tokenizer is trained on the corpus if not given.
-        kind: What to train: `wordpiece` (BERT) or `bpe` (byte-level, GPT-2 and RoBERTa).
+        path: A `vocab.txt` or `tokenizer.json` to load; default: train a tokenizer on the corpus.
+        kind: Tokenizer to train: `wordpiece` (BERT) or `bpe` (byte-level, GPT-2 and RoBERTa).
         vocab_size: Size of the trained vocabulary, special tokens included.
-        lowercase: Lower-case the text when a tokenizer is trained (WordPiece only). Of a `vocab.txt` that is loaded the
-            `tokenizer_config.json` beside it says so, else whether it has capitals.
-        strip_accents: Strip accents when a tokenizer is trained (WordPiece only), as BERT's uncased vocabularies do. Of many
-            scripts that takes the vowels.
-        extra_tokens: Special tokens [EXTRA0], [EXTRA1], ... in a trained vocabulary: T5's sentinels, UL2's mode tokens.
+        lowercase: Lower-case the text when training a tokenizer (WordPiece only). For a loaded `vocab.txt`, the
+            `tokenizer_config.json` next to it decides, else whether the vocabulary has capitals.
+        strip_accents: Strip accents when training a tokenizer (WordPiece only), as BERT's uncased vocabularies do. In many
+            scripts this removes the vowels.
+        extra_tokens: Number of special tokens [EXTRA0], [EXTRA1], ... in a trained vocabulary: T5's sentinels, UL2's mode
+            tokens.
     """
 
     path: str | None = None
@@ -138,9 +139,9 @@ class Reading(NamedTuple):
     """How rows of an objective read a text.
 
     Args:
-        visibility: Who reads whom.
+        visibility: Which slots each slot attends to.
         segment_ids: Ids of the first and the second segment; 0 and 1 if None.
-        local_width: Slots to the left that layers read which read nearby slots only; None if it does not say.
+        local_width: Number of slots to the left that local layers attend to; None if the objective sets none.
     """
 
     visibility: str = "bidirectional"
@@ -149,17 +150,17 @@ class Reading(NamedTuple):
 
     @property
     def segments(self) -> tuple[int, int]:
-        """Ids of the first and the second segment; a single one names both."""
+        """Ids of the first and the second segment; a single id applies to both."""
         ids = self.segment_ids or (0, 1)
         return ids[0], ids[-1]
 
 
 class WindowNeeds(NamedTuple):
-    """What an objective asks of the windows it is given.
+    """What an objective requires of its windows.
 
     Args:
         pairs: How the second segment relates to the first.
-        static_copies: Passes over the corpus after which the draws for a window repeat; never if None.
+        static_copies: Passes over the corpus after which the random draws of a window repeat; never if None.
         phrases: Whether phrases must be marked.
     """
 
@@ -169,13 +170,13 @@ class WindowNeeds(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The most that a row of an objective can take up.
+    """Upper bounds on the size of an objective's rows.
 
     Args:
         slots: Slots of the row.
-        predictions: Tokens it predicts.
-        positions: Positions its slots stand for.
-        sentinels: Different sentinels it shows.
+        predictions: Predicted tokens.
+        positions: Positions of its slots.
+        sentinels: Distinct sentinels.
     """
 
     slots: int
@@ -188,20 +189,20 @@ class Bounds(NamedTuple):
 class ObjectiveSettings:
     """What is masked, in which order it is predicted, and what is shown in its place.
 
-    These settings all objectives have. Each has a class of its own, beside its functions, with what it has besides; that
-    class also says how rows are made and read (the properties and methods here) and what its values must be.
+    These settings are common to all objectives. Each objective has a subclass, next to its functions, with its own settings;
+    it also defines how rows are made and read (the properties and methods here) and which values are valid.
 
     Args:
-        name: The objective: a key of `unicloze.objectives.OBJECTIVES`; `none` for an encoder that was imported, not
-            trained here.
+        name: The objective: a key of `unicloze.objectives.OBJECTIVES`; `none` for an imported encoder that is not trained
+            here.
         targets: What is predicted: `ae` every masked token from the context alone (equation 3), `par` step by step
             (equation 6), `lm` the next token, `diffusion` noised tokens, `nsp` and `sop` how two segments relate, `sbo` a
             span's tokens from its boundary (SpanBERT), `rtd` which tokens were replaced (ELECTRA).
-        static_copies: Draw masks for so many passes over the corpus and repeat them then (BERT); always anew if not given.
-        mixture: Parts of a mixture, each a mapping of the settings in which it differs from these, with `share` (its share
-            of the rows of every step; 1 if not given, shares are scaled to 1), `label` (its name if not given) and
-            `evaluate` (whether it is measured on held-out text; true if not given).
-        coefficients: Factor of each target's loss; 1 where not given.
+        static_copies: Number of passes over the corpus after which masks repeat (BERT); default: masks never repeat.
+        mixture: Parts of a mixture, each a mapping of the settings that differ from these, with `share` (its share of the
+            rows of every step; default 1, shares are scaled to sum to 1), `label` (default: its name) and `evaluate`
+            (whether it is evaluated on held-out text; default true).
+        coefficients: Factor of each target's loss; default: 1.
     """
 
     name: str = "unilmv2"
@@ -211,61 +212,61 @@ class ObjectiveSettings:
     coefficients: dict[str, float] = field(default_factory=dict)
 
     known_targets: ClassVar[tuple[str, ...]] = ()
-    """Targets that it can have."""
+    """Targets that the objective supports."""
     trains: ClassVar[bool] = True
-    """Whether a model can be trained by it; if not, it needs no target."""
+    """Whether it can train a model; if not, it needs no target."""
     in_order: ClassVar[bool] = False
-    """Whether the slots of a row are in the order of the text, so that layers can read nearby slots only."""
+    """Whether the slots of a row are in text order, as local attention layers need."""
     ranges: ClassVar[Mapping[str, Range]] = {}
-    """By name what numbers a setting of this class, none that it inherits, may be."""
+    """Valid range of this class's own settings, by name; inherited ones are declared where they are defined."""
     needs: ClassVar[Mapping[str, tuple[Needs, ...]]] = {}
-    """By name what a setting of this class, none that it inherits, needs to have an effect."""
+    """What this class's own settings need to have an effect, by name."""
 
     @property
     def reading(self) -> Reading:
-        """How its rows read a text."""
+        """How the rows read a text."""
         return Reading()
 
     @property
     def windows(self) -> WindowNeeds:
-        """What it asks of its windows."""
+        """What the objective requires of its windows."""
         return WindowNeeds(static_copies=self.static_copies)
 
     @property
     def rates(self) -> tuple[float, float] | None:
-        """Mask rates of the first and the last step; None where nothing is masked by a rate."""
+        """Mask rates of the first and the last step; None if the objective has no mask rate."""
         return None
 
     @property
     def forgets(self) -> str | None:
-        """Why its rows cannot go on from a memory; None if they can."""
+        """Why rows cannot use the memory of earlier rows; None if they can."""
         return None
 
     def bounds(self, window: int, rates: Collection[float] = ()) -> Bounds:
-        """The most that any row takes up, as far as positions go.
+        """Upper bounds on the size of any row; exact for positions.
 
         Args:
-            window: Length of its windows in tokens, special tokens included.
-            rates: Mask rates of rows, beside every rate the settings lead to: all rows of a run are as wide.
+            window: Length of the windows in tokens, special tokens included.
+            rates: Further mask rates of rows, besides those of the settings: all rows of a run have the same width.
         """
         return Bounds(slots=window, predictions=window, positions=window)
 
     def without_noise(self) -> Self:
-        """The settings with a mask at every masked position: other tokens would flatter a held-out figure."""
+        """The settings with a mask at every masked position: showing other tokens would inflate held-out scores."""
         return self
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Keys with a value that cannot work in a recipe, itself without parts and phases, and what it must be."""
+        """Invalid values in a recipe without parts and phases: the key and what its value must be."""
         known = self.known_targets
         if (self.trains and not self.targets) or not set(self.targets) <= set(known):
             yield "objective.targets", f"name at least one of {', '.join(map(repr, known))}"
         if len(set(self.targets)) < len(self.targets):
             yield "objective.targets", "name each target once; objective.coefficients weighs them"
         if self.static_copies is not None and self.static_copies < 1:
-            yield "objective.static_copies", "it must be at least 1; leave it out to draw anew each time"
+            yield "objective.static_copies", "it must be at least 1; leave it out to draw new masks each time"
         for target, coefficient in self.coefficients.items():
             if target not in self.targets:
-                yield "objective.coefficients", f"'{target}' is none of objective.targets {self.targets}"
+                yield "objective.coefficients", f"'{target}' is not one of objective.targets {self.targets}"
             elif not 0 <= coefficient < math.inf:
                 yield "objective.coefficients", f"the factor of '{target}' must not be negative"
 
@@ -275,8 +276,8 @@ class HeadSettings:
     """Settings of a task head.
 
     Args:
-        kind: `classes`: one of several, from the pooled slots of a prediction. `quantities`: numbers, trained with squared
-            error. `choice`: one of the slots of a prediction, each scored on its own.
+        kind: `classes` predicts one of several classes from the pooled slots of a prediction; `quantities` predicts numbers,
+            trained with squared error; `choice` selects one of the slots of a prediction, each scored on its own.
         outputs: Number of classes or quantities; ignored for a choice.
         dense: Put a dense layer and tanh before the output layer (BERT's pooler).
         pooling: Combine the slots of a prediction by their `mean` or `sum`.
@@ -299,24 +300,23 @@ class ModelSettings:
         num_layers: Number of Transformer layers.
         num_heads: Attention heads of a layer.
         intermediate_size: Inner width of the feed-forward network.
-        max_positions: Rows of the position table; as many as the objective's rows have positions if not given.
-        num_segments: Rows of the segment table; 0 for none, and with 1 all slots are of that segment (RoBERTa). With
-            `transformer_xl` there is no table, and any number above 0 lets attention see whether two slots are of the same
-            segment.
+        max_positions: Rows of the position table; default: the number of positions in the objective's rows.
+        num_segments: Rows of the segment table; 0 for none; with 1, all slots have the same segment (RoBERTa). With
+            `transformer_xl` there is no table; any number above 0 lets attention see whether two slots share a segment.
         embedding_size: Width of the token, position and segment embeddings, projected to the hidden size (ALBERT,
-            ELECTRA); `hidden_size` if not given.
-        positions: `learned` rows of a table, `transformer_xl` (relative, inside attention; XLNet) or `none`.
-        memory: Hidden states of that many earlier slots each row may read (segment recurrence, XLNet).
+            ELECTRA); default: `hidden_size`.
+        positions: `learned` (a table), `transformer_xl` (relative, inside attention; XLNet) or `none`.
+        memory: Number of earlier slots whose hidden states each row may attend to (segment recurrence, XLNet).
         share_layers: Which weights all layers share (ALBERT): `none`, `all`, `attention` or `feed_forward`.
-        layer_visibility: Names of the visibility of each layer, `full` or `local`, repeated over the layers (GPT-3).
-        activation: `gelu`, `gelu_tanh`, its approximation (GPT-2, ALBERT), or `relu`.
+        layer_visibility: Visibility of each layer, `full` or `local`, repeated over the layers (GPT-3).
+        activation: `gelu`, its approximation `gelu_tanh` (GPT-2, ALBERT), or `relu`.
         head: `transform` puts a dense layer before the output matrix (BERT), `linear` does not (GPT-2, XLNet).
         head_bias: Give the output matrix a bias.
-        pooler: Have BERT's dense layer over the first slot even if nothing pre-trained reads it: an imported encoder keeps
-            its own, and tasks start from it.
-        generator_size: Size of ELECTRA's generator against this model, from 0 to 1; 0 for no generator.
+        pooler: Include BERT's dense layer over the first slot even if no pre-training target uses it: an imported encoder
+            keeps its pooler, and tasks start from it.
+        generator_size: Size of ELECTRA's generator relative to this model, from 0 to 1; 0 for no generator.
         norm: `post` normalises after each residual (BERT), `pre` before each sub-layer (GPT-2).
-        embedding_norm: Normalise the embeddings; if not given, with `norm: post` only (BERT; GPT does not).
+        embedding_norm: Normalise the embeddings; default: with `norm: post` only (BERT; GPT does not).
         relative_bias: Add T5's relative position bias, one table shared by all layers (paper Section 4.1).
         relative_buckets: Buckets of that bias.
         relative_max_distance: Distance from which all positions share a bucket.
@@ -324,7 +324,7 @@ class ModelSettings:
         attention_dropout: Dropout of the attention probabilities.
         layer_norm_eps: Epsilon of the layer normalisation.
         initializer_range: Standard deviation of the initial weights.
-        scaled_init: Divide it by sqrt(2 x layers) for the matrices that write into the residual stream (GPT-2).
+        scaled_init: Divide this by sqrt(2 x layers) for the matrices that write into the residual stream (GPT-2).
     """
 
     hidden_size: int = 768
@@ -357,54 +357,53 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """The loop, its optimiser and what it writes.
+    """The training loop, its optimiser and its output.
 
     Args:
         steps: Optimiser steps.
-        batch_size: Windows or records' rows of one step, over all its micro-batches.
-        micro_batch_size: Those of one forward pass; `batch_size` if not given. Fewer need less memory.
-        leaves: Gradients of a step are summed in groups of consecutive micro-batches, so many at most (a power of 2), and the
-            groups in a binary tree, so that any number of processes computes the same bits. Most processes that share a
-            step; each holds about log2(leaves) gradients.
-        optimizer: `adamw`; `adamax`, Adam by the largest gradient (Kingma and Ba 2015, Section 7.1), without weight decay;
-            `lamb`, Adam whose update of each tensor is as large as the tensor (You et al. 2020; ALBERT); or `muon`: Muon for
+        batch_size: Windows, or rows of records, per step, over all its micro-batches.
+        micro_batch_size: Windows or rows per forward pass; default: `batch_size`. Smaller values need less memory.
+        leaves: Maximum number (a power of 2) of groups of consecutive micro-batches in which a step's gradients are summed;
+            the groups are added in a binary tree, so that any number of processes computes the same bits. Also the maximum
+            number of processes; each holds about log2(leaves) gradients.
+        optimizer: `adamw`; `adamax`, Adam with the infinity norm (Kingma and Ba 2015, Section 7.1), without weight decay;
+            `lamb`, Adam with each tensor's update scaled to the tensor's norm (You et al. 2020; ALBERT); or `muon`: Muon for
             the hidden matrices and AdamW for the rest.
-        learning_rate: Peak learning rate. In fine-tuning `auto` chooses one by the size of the model.
-        muon_learning_rate: Peak learning rate of Muon's matrices; `learning_rate` if not given (Muon's update is scaled to
-            the size of AdamW's).
+        learning_rate: Peak learning rate. In fine-tuning, `auto` chooses it by the size of the model.
+        muon_learning_rate: Peak learning rate of Muon's matrices; default: `learning_rate` (Muon's update is scaled to the
+            size of AdamW's).
         muon_momentum: Momentum of Muon.
         betas: Decay rates of the moments of AdamW, Adamax and LAMB.
         epsilon: Epsilon of AdamW, Adamax and LAMB.
-        weight_decay: Decoupled weight decay of every matrix; biases and layer normalisation have none.
+        weight_decay: Decoupled weight decay of every matrix, but not of biases and layer normalisation.
         schedule: `linear`, `cosine`, `wsd` (warm-up, stable, decay) or `constant`, each after a linear warm-up; or
-            `slanted_triangular`, up within the warm-up from a 32nd of the peak and down to it again (ULMFiT).
+            `slanted_triangular`, from 1/32 of the peak up to the peak within the warm-up and back down (ULMFiT).
         warmup_steps: Steps of the warm-up.
-        decay_steps: Steps of the decay: of `wsd` a tenth of all steps if not given, and of `cosine` all after the warm-up,
-            else the rate then stays where it ends (GPT-3).
+        decay_steps: Steps of the decay. Default: a tenth of all steps for `wsd`, all steps after the warm-up for `cosine`. A
+            shorter `cosine` then stays at its final rate (GPT-3).
         final_rate: Share of the peak learning rate at which `linear`, `cosine` and `wsd` end.
-        clip_norm: Largest norm of the gradient; 0 does not clip.
-        label_smoothing: Share of every predicted token's label that is spread evenly over the vocabulary, in training only
-            (Szegedy et al. 2016, Section 7); refused where no token is predicted.
+        clip_norm: Maximum norm of the gradient; 0 disables clipping.
+        label_smoothing: Share of each predicted token's label that is spread evenly over the vocabulary, in training only
+            (Szegedy et al. 2016, Section 7); rejected if no token is predicted.
         phases: Changes over time: each a mapping of the settings (of `objective`, and `data.window`,
             `training.batch_size` and `training.micro_batch_size`) that differ from the recipe's, with `share`, its share of
-            the steps (shares are scaled to 1). One phase as the recipe says if none are given.
-        initialize_from: Run, checkpoint, or folder of another library's checkpoint to take the initial weights from,
-            wherever name and shape fit. The model's shape is then that one's where the command line does not say another.
-        frozen: Parts of the model that do not learn, by the beginning of their weights' names: `[generator]`,
-            `[backbone.embeddings, backbone.layers.0]`, or all of `[backbone]` to train a task's head alone.
+            the steps (shares are scaled to sum to 1). Default: one phase with the recipe's settings.
+        initialize_from: Run, checkpoint or Hugging Face model folder to take initial weights from, wherever name and shape
+            match. The model then has that shape unless the command line overrides it.
+        frozen: Parts of the model that are not trained, given as prefixes of weight names: `[generator]`,
+            `[backbone.embeddings, backbone.layers.0]`, or `[backbone]` to train only a task's head.
         seed: Seed of initial weights, order, masks and dropout.
-        device: `auto` takes a CUDA device where there is one.
-        threads: Threads that each process computes with on a CPU; as many as torch would take if not given. The number
-            changes how sums are rounded.
+        device: `auto` chooses a CUDA device if there is one.
+        threads: CPU threads per process; default: torch's own choice. The number affects how sums are rounded.
         precision: `auto`, `bf16` (autocast) or `fp32`.
-        attention: `auto`, or an implementation: `explicit` multiplies out the scores, `sdpa` is torch's kernel, `flex` is
-            FlexAttention, which skips what nobody reads but has neither dropout nor, here, the relative position bias.
+        attention: `auto`, or an implementation: `explicit` computes all scores, `sdpa` is torch's kernel, `flex` is
+            FlexAttention, which skips masked blocks but supports neither dropout nor, here, the relative position bias.
         compile: Compile the model with torch.compile.
         evaluate_every: Steps between evaluations on the held-out windows; 0 evaluates at the end only.
         evaluate_windows: Number of held-out windows to evaluate on.
-        log_every: Steps between lines of the ledger.
+        log_every: Steps between ledger lines.
         save_every: Steps between checkpoints; 0 saves at the end only.
-        keep_checkpoints: Number of newest checkpoints to keep.
+        keep_checkpoints: Number of most recent checkpoints to keep.
     """
 
     steps: int = 500_000
@@ -445,8 +444,8 @@ class UseSettings:
     """How the trained model is used as an encoder.
 
     Args:
-        visibility: Who reads whom when it encodes a text.
-        pooling: The slot that stands for a text: the `first`, the `last`, or the `mean` of all.
+        visibility: Which slots each slot attends to when it encodes a text.
+        pooling: The slot that represents a text: the `first`, the `last`, or the `mean` of all.
     """
 
     visibility: Literal["bidirectional", "left_to_right"] = "bidirectional"
@@ -455,27 +454,27 @@ class UseSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingSettings:
-    """How a text is generated token by token: the search, what it may choose, and when it ends.
+    """How text is generated token by token: the search, which tokens it may choose, and when it ends.
 
     Args:
-        beams: Hypotheses kept of each source by beam search; 1 takes the most likely token each time (greedy).
-        sample: Draw tokens instead of searching; `num_results` texts are drawn of each source.
-        temperature: Divides the logits before a token is drawn.
-        top_k: Draw from so many most likely tokens; from all if not given.
-        top_p: Draw from the fewest most likely tokens that together have at least this probability; from all if not given.
-        min_length: Tokens before which a text does not end.
-        max_length: Tokens after which it is cut off, ended or not; neither counts the closing [EOS].
-        length_penalty: Exponent alpha of GNMT's length penalty: hypotheses are compared by log p / ((5 + n) / 6)^alpha, n
-            being their tokens with [EOS] (Wu et al. 2016, Section 7).
-        no_repeat_ngram: No sequence of so many tokens occurs twice in a text; 0 lets all repeat. The source does not count.
-        may_repeat: Tokens, as the vocabulary spells them; a sequence that holds one of them may repeat.
-        early_stop: Beam search of a source ends once no hypothesis can become better than the worst to return (`exact`: the
-            results are those of a search to the end), or once `beams` hypotheses have ended (`first`).
-        num_results: Hypotheses to return of each source, at most `beams` unless they are drawn.
-        parallel: Fill so many positions a step, the most certain first, instead of one after the other (models trained by
-            `par`). A text then has the length at which the first [EOS] falls.
-        seed: Seed of what is drawn; a text depends on it, on the number of its source and on the source.
-        batch_size: Most sources at once.
+        beams: Beam size per source; 1 takes the most likely token each time (greedy).
+        sample: Sample tokens instead of searching; `num_results` texts are sampled per source.
+        temperature: Divisor of the logits before sampling.
+        top_k: Sample from this many most likely tokens; default: all.
+        top_p: Sample from the fewest most likely tokens whose total probability is at least this; default: all.
+        min_length: Minimum number of tokens of a text.
+        max_length: Maximum number of tokens; longer texts are cut off. Neither limit counts the closing [EOS].
+        length_penalty: Exponent alpha of GNMT's length penalty: hypotheses are compared by log p / ((5 + n) / 6)^alpha, where
+            n counts their tokens with [EOS] (Wu et al. 2016, Section 7).
+        no_repeat_ngram: No sequence of this many tokens occurs twice in a text; 0 allows repeats. The source does not count.
+        may_repeat: Tokens, as spelled in the vocabulary; a sequence that contains one of them may repeat.
+        early_stop: Beam search of a source ends once no hypothesis can beat the worst one to return (`exact`: the same
+            results as a full search), or once `beams` hypotheses have ended (`first`).
+        num_results: Texts to return per source; at most `beams` unless sampling.
+        parallel: Fill this many positions per step, the most confident first, instead of one at a time (models trained with
+            `par`). The text then ends at the first [EOS].
+        seed: Seed of sampling; a text depends on the seed, the index of its source and the source.
+        batch_size: Maximum number of sources per batch.
         precision: `auto`, `bf16` or `fp32`.
     """
 
@@ -499,25 +498,24 @@ class DecodingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """What labelled records are and how they become rows; for fine-tuning.
+    """How labelled records are read and become rows, for fine-tuning.
 
-    These settings all tasks have. Each kind has a class of its own, beside its functions, with what it has besides and what
-    its values must be.
+    These settings are common to all tasks. Each kind has a subclass, next to its functions, with its own settings and their
+    valid values.
 
     Args:
-        kind: A key of `unicloze.tasks.TASKS`; nothing in a recipe for pre-training.
-        format: How a file holds its records: a key of `unicloze.records.FORMATS`, or `auto` by its name (.jsonl, .tsv,
-            .csv, .json, also .gz).
-        fields: Where the file keeps what the task calls `text`, `pair`, `label`, ...; under that name if not given.
-        optional: What else than the necessary records hold: `pair`, `question` (choice), `predicate` (tagging); what those of
-            the training file hold if not given. Other files must hold the same.
-        metrics: What is measured on the development file, keys of `unicloze.evaluation.metrics.METRICS`; the first one
-            chooses the best checkpoint.
-        max_length: Most tokens of a row, special tokens included; what is longer is cut or windowed.
-        metric_options: Options of the metrics by name, such as `profile`; each metric gets those it has.
-        evaluate_records: So many records of the development file are predicted and measured, evenly spread over it; all if
-            not given.
-        train_records: So many records of the training file are learned from, evenly spread over it; all if not given.
+        kind: A key of `unicloze.tasks.TASKS`; empty in a recipe for pre-training.
+        format: File format: a key of `unicloze.records.FORMATS`, or `auto` to choose by file name (.jsonl, .tsv, .csv, .json,
+            also .gz).
+        fields: Field of the file for each of the task's roles (`text`, `pair`, `label`, ...); default: the role's name.
+        optional: Optional roles in the records: `pair`, `question` (choice), `predicate` (tagging); default: those found in
+            the training file. Other files must have the same.
+        metrics: Metrics on the development file, keys of `unicloze.evaluation.metrics.METRICS`; the first one selects the
+            best checkpoint.
+        max_length: Maximum tokens per row, special tokens included; longer texts are cut or windowed.
+        metric_options: Metric options by name, such as `profile`; each metric receives those it has.
+        evaluate_records: Number of records of the development file to evaluate on, evenly spread over it; default: all.
+        train_records: Number of records of the training file to train on, evenly spread over it; default: all.
     """
 
     kind: str = ""
@@ -536,40 +534,40 @@ class TaskSettings:
     """As of `ObjectiveSettings`."""
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Keys with a value that cannot work in a recipe, and what it must be."""
+        """Invalid values in a recipe: the key and what its value must be."""
         if not self.metrics:
-            yield "task.metrics", "name at least one metric, which chooses the best checkpoint"
+            yield "task.metrics", "name at least one metric; the first selects the best checkpoint"
         if self.max_length < SHORTEST_ROW:
             yield "task.max_length", f"the special tokens and some text need {SHORTEST_ROW} or more"
         if self.evaluate_records is not None and self.evaluate_records < 1:
-            yield "task.evaluate_records", "measure one record or more, or leave it out for all"
+            yield "task.evaluate_records", "it must be at least 1; leave it out for all records"
         if self.train_records is not None and self.train_records < 1:
-            yield "task.train_records", "learn from one record or more, or leave it out for all"
+            yield "task.train_records", "it must be at least 1; leave it out for all records"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationSettings:
-    """How a task that generates makes a source and a target of a record, and how the target is learned.
+    """How a generation task turns a record into source and target, and how the target is trained.
 
     Args:
-        learning: `pseudo` predicts every token of the target by a pseudo mask behind the row (UniLMv2, Section 3.4); `masked`
-            masks a share of the target in place (UniLM v1, Section 2.5); `next` predicts the next token at each token's own
-            slot. If not given, `next` where the model was trained so, else `pseudo`.
-        source: What the source is put together from, an [EOS] between any two: roles that `task.fields` may rename.
-        keep: What stays of the parts of a source that is too long, the longest being cut first: their `beginning`, their
-            `end`, or the `chunk` that has most of the tokens of the other parts, the whole of one if possible.
-        chunk_by: Parts by whose tokens the `chunk` is chosen, such as `[question]`; all the others if not given.
-        targets: Learn the `first` of a record's targets, or `all`, a row each.
-        max_source: Most tokens of a source, [SOS] and [EOS] included; what `task.max_length` leaves if not given.
-        max_target: Most tokens of a target, [EOS] included, and no more than half of `task.max_length`.
+        learning: `pseudo` predicts every token of the target from a pseudo mask appended to the row (UniLMv2, Section 3.4);
+            `masked` masks a share of the target in place (UniLM v1, Section 2.5); `next` predicts the next token from each
+            token's own slot. Default: `next` if the model was trained that way, else `pseudo`.
+        source: Parts of the source, joined by [EOS]: roles that `task.fields` may rename.
+        keep: What to keep of each part if the source is too long (the longest is cut first): its `beginning`, its `end`, or
+            the `chunk` that contains the most tokens of the other parts, preferably all of one in sequence.
+        chunk_by: Parts whose tokens select the `chunk`, such as `[question]`; default: all other parts.
+        targets: Train on the `first` of a record's targets, or on `all`, one row each.
+        max_source: Maximum tokens of a source, [SOS] and [EOS] included; default: what `task.max_length` leaves.
+        max_target: Maximum tokens of a target, [EOS] included; at most half of `task.max_length`.
         mask_rate: Share of the target that `masked` masks, its [EOS] included.
-        mask_share: Share of the pseudo masks, or of the masks, that show a mask.
-        random_share: Share that shows a random token; what is left shows the token itself.
-        target_noise: Share of the target's own tokens that `pseudo` shows as if they were masked, so that the model learns
-            to go on after mistakes.
-        block_size: Tokens of the target that `pseudo` predicts in one step, none of them knowing the others.
-        any_order: Let `pseudo` predict the tokens of the target in a random order, for `decoding.parallel`.
-        segment_ids: Segments of source and target; if not given, 4 and 5 where the model has six (UniLM v1), else 0 and 1.
+        mask_share: Share of the masks or pseudo masks that show a mask.
+        random_share: Share that shows a random token; the rest shows the token itself.
+        target_noise: Share of the target's own tokens that `pseudo` corrupts as if they were masked, so that the model
+            learns to continue after mistakes.
+        block_size: Tokens of the target that `pseudo` predicts per step, independently of each other.
+        any_order: Let `pseudo` predict the tokens of the target in random order, for `decoding.parallel`.
+        segment_ids: Segments of source and target; default: 4 and 5 if the model has six (UniLM v1), else 0 and 1.
     """
 
     learning: Literal["pseudo", "masked", "next"] | None = None
@@ -590,19 +588,19 @@ class GenerationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuningSettings:
-    """How a task is learned, beside `TrainingSettings`, of which `steps` and `warmup_steps` follow from these.
+    """How a task is trained; `steps` and `warmup_steps` of `TrainingSettings` follow from these settings.
 
     Args:
-        epochs: Passes over the training file; `auto` chooses them by its number of records.
+        epochs: Passes over the training file; `auto` chooses by the number of records.
         warmup_share: Share of the steps in which the learning rate rises.
-        evaluations: Evaluations on the development file in an epoch; 0.5 evaluates after every other epoch.
-        patience: Stop after so many evaluations without a better one; never if not given.
-        auxiliary: Targets of the model's own objective that are learned on the rows of the task beside it, and the factor of
-            each one's loss: {ae: 1.0} for UniLM v1's masked language model, {lm: 0.5} for GPT's; none if empty.
-        layer_decay: Factor of the learning rate from each layer to the one below it; the head has `training.learning_rate`,
-            the embeddings the lowest. ULMFiT divides by 2.6, which is a factor of 0.385.
-        unfreeze_epochs: Epochs after which one more layer learns: the head alone at first, the embeddings last (ULMFiT:
-            1). All learn from the start if not given.
+        evaluations: Evaluations on the development file per epoch; 0.5 evaluates after every other epoch.
+        patience: Stop after this many evaluations without improvement; default: never.
+        auxiliary: Targets of the model's own objective to train on the task's rows as well, and the factor of each loss:
+            {ae: 1.0} for UniLM v1's masked language model, {lm: 0.5} for GPT's; default: none.
+        layer_decay: Factor of the learning rate from each layer to the one below; the head has `training.learning_rate`, the
+            embeddings the lowest. ULMFiT divides by 2.6, a factor of 0.385.
+        unfreeze_epochs: Epochs between unfreezing one more layer, starting with the head alone and ending with the
+            embeddings (ULMFiT: 1). Default: everything learns from the start.
     """
 
     epochs: float | Auto = 3.0
@@ -616,9 +614,9 @@ class FinetuningSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A complete, reproducible run: `recipes/*.yaml` and `RUN/recipe.yaml` hold one each.
+    """A complete, reproducible run, as stored in `recipes/*.yaml` and `RUN/recipe.yaml`.
 
-    A recipe with a task is one for fine-tuning: data, tokenizer, objective and model are those of the model it starts from.
+    A recipe with a task fine-tunes: data, tokenizer, objective and model are those of the model it starts from.
     """
 
     name: str = "unnamed"
@@ -635,5 +633,5 @@ class Recipe:
     finetuning: FinetuningSettings = field(default_factory=FinetuningSettings)
 
     def to_dict(self) -> dict[str, Any]:
-        """This recipe as plain dictionaries and lists, fit for YAML and JSON."""
+        """This recipe as plain dictionaries and lists, for YAML and JSON."""
         return dataclasses.asdict(self)

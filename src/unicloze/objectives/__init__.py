@@ -1,7 +1,7 @@
-"""Windows to examples: what is masked, who may read whom, what is predicted.
+"""Training objectives: turn windows into examples by deciding what is masked, visible and predicted.
 
-An objective is a few functions and the settings they read, together in one module, named in `OBJECTIVES` here. Importing
-this package imports none of them.
+An objective is a few functions and their settings in one module, listed in `OBJECTIVES` here. Importing this package
+imports none of these modules.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ OBJECTIVES: Registry[Objective[Any]] = Registry(
 
 
 def settings_of(name: str = "unilmv2", **values: Any) -> Any:
-    """Settings of an objective of its own class.
+    """Settings of an objective, as an instance of its own class.
 
     Args:
         name: The objective.
-        values: Those that differ from the defaults.
+        values: Settings that differ from the defaults.
 
     Raises:
         UsageError: There is no such objective.
-        TypeError: It has no such setting.
+        TypeError: The objective has no such setting.
     """
     return OBJECTIVES[name].settings(name=name, **values)
 
 
 def changed(settings: ObjectiveSettings, changes: dict[str, Any]) -> ObjectiveSettings:
-    """Settings with some values changed. If one of them is the name, what the new objective has too is kept."""
+    """Settings with some values changed. If the name changes, settings that both objectives have are kept."""
     kind = OBJECTIVES[changes.get("name", settings.name)].settings
     if type(settings) is kind:
         return dataclasses.replace(settings, **changes)
@@ -84,19 +84,19 @@ def field_names(kind: type[ObjectiveSettings]) -> set[str]:
 def make_examples(
     windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings, rates: Rates | None = None
 ) -> Examples:
-    """Rows to train on, with all targets the settings name.
+    """Training rows with all targets of the settings.
 
     Args:
         windows: The text.
-        vocabulary: Ids of the masks and of the tokens a random one is drawn from.
+        vocabulary: Ids of the masks and candidates for random tokens.
         settings: What to mask, predict and show.
-        rates: Mask rate of each row; that of the settings if not given. *Shape:* (rows,)
+        rates: Mask rate of each row; default: that of the settings. *Shape:* (rows,)
     """
     return OBJECTIVES[settings.name].make(windows, vocabulary, settings, rates)
 
 
 def defined(settings: ObjectiveSettings) -> Objective[Any]:
-    """What a model trained with these settings defines: an objective's abilities, less those they leave out."""
+    """The objective, restricted to the abilities of a model trained with these settings."""
     objective = OBJECTIVES[settings.name]
     if objective.defines is None:
         return objective

@@ -1,8 +1,8 @@
-"""Causal language models: every token is predicted from those before it (GPT, GPT-2, GPT-3).
+"""Causal language models: predict every token from the tokens before it (GPT, GPT-2, GPT-3).
 
-A row is the window as it is. Read from left to right, the slot of [SOS] predicts the first token, that of each token the
-next one, and that of the last token [EOS]; from right to left it is the mirror image, and [SOS] ends the text. `lm` is
-predicted at these slots. Layers that read nearby slots only (GPT-3) find their rule in `Examples.local`.
+A row is the unchanged window. From left to right, the slot of [SOS] predicts the first token, the slot of each token the
+next one, and the slot of the last token [EOS]; right to left is the mirror image, and [SOS] ends the text. `lm` is predicted
+at these slots. `Examples.local` holds the visibility of local layers (GPT-3).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Rows(Protocol):
 
 @dataclass(frozen=True)
 class _Direction:
-    """An order of reading: who reads whom, and how far from its answer a slot stands."""
+    """A reading direction: its visibility, and the offset from an answer to the slot that predicts it."""
 
     rows: _Rows
     shift: int
@@ -53,7 +53,8 @@ class CausalSettings(Directed):
     """Settings of causal language models.
 
     Args:
-        local_width: Slots to the left a slot reads in the layers whose `model.layer_visibility` is `local` (GPT-3).
+        local_width: Number of slots to the left that a slot attends to in layers with `model.layer_visibility` `local`
+            (GPT-3).
     """
 
     name: str = "causal"
@@ -70,14 +71,14 @@ class CausalSettings(Directed):
 
     @property
     def reading(self) -> Reading:
-        """How its rows read a text: in its direction, some layers nearby slots only."""
+        """How the rows read a text, including the width of local layers."""
         return super().reading._replace(local_width=self.local_width)
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Directions in which a slot would read its answer."""
+        """Reject directions in which a slot would see its answer."""
         yield from super().problems(recipe)
         if self.visibility not in _DIRECTIONS:
-            yield "objective.visibility", f"objective causal reads {' or '.join(_DIRECTIONS)}"
+            yield "objective.visibility", f"objective causal needs {' or '.join(_DIRECTIONS)}"
 
 
 def causal(
@@ -86,40 +87,40 @@ def causal(
     settings: CausalSettings,
     rates: npt.NDArray[np.float64] | None = None,
 ) -> Examples:
-    """Predict the tokens of a block of windows, each from those before it; nothing is drawn at random.
+    """Rows that predict each token from those before it, without random draws.
 
-    [UNK] is read and never predicted.
+    [UNK] is visible but never predicted.
 
     Args:
         windows: The text.
-        vocabulary: The id of [UNK].
-        settings: The direction of reading, and how far the local layers read.
-        rates: Nothing is masked; not used.
+        vocabulary: Provides the id of [UNK].
+        settings: Reading direction and width of local layers.
+        rates: Not used: nothing is masked.
     """
     real = np.arange(windows.token_ids.shape[1]) < windows.lengths[:, None]
     return lay_out(windows, settings, answers=real & ~unknown_words(windows.token_ids, vocabulary))
 
 
 def chain(windows: Windows, vocabulary: Vocabulary, settings: CausalSettings) -> Examples:
-    """Rows that predict every maskable token from those before it in the direction of reading, by ascending position."""
+    """Rows that predict every maskable token from those before it in the reading direction, by ascending position."""
     return lay_out(windows, settings, answers=windows.maskable)
 
 
 def lay_out(windows: Windows, settings: CausalSettings, *, answers: Flags) -> Examples:
-    """The rows that predict given tokens, as far as a slot stands before them.
+    """Rows that predict the given tokens, except those without a slot before them.
 
     Args:
         windows: The text.
-        settings: The direction of reading, and how far the local layers read.
+        settings: Reading direction and width of local layers.
         answers: The tokens to predict. *Shape:* (rows, window)
 
     Raises:
-        UsageError: The visibility is none of a causal language model.
+        UsageError: The visibility does not suit a causal language model.
     """
     direction = _DIRECTIONS.get(settings.visibility)
     if direction is None:
         raise UsageError(
-            f"objective.visibility is {settings.visibility}, under which a slot reads its own answer: set "
+            f"objective.visibility is {settings.visibility}, which lets a slot see its own answer: set "
             f"--objective.visibility {' or '.join(_DIRECTIONS)}."
         )
     rows, window = windows.token_ids.shape

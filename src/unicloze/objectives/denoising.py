@@ -1,6 +1,6 @@
-"""Denoising sequence to sequence: T5's and UL2's span corruption, BART's noise, MASS's masked span.
+"""Sequence-to-sequence denoising: T5's and UL2's span corruption, BART's noise, MASS's masked span.
 
-The source is the noised text, the target what has to be restored; `unicloze.objectives.seq2seq` lays them out.
+The source is the noised text, the target is what to restore; `unicloze.objectives.seq2seq` lays out both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SpanCorruptionSettings(SourceTarget):
     ranges: ClassVar = {"mean_span": AT_LEAST_ONE}
 
     def bounds_at(self, text: int, rate: float) -> Bounds:
-        """The most that a row takes up: sentinels stand in source and target."""
+        """Upper bounds on a row's size; source and target both contain sentinels."""
         noise, spans = corrupted_spans(text, rate, self.mean_span)
         return self.counted_on(text - noise + spans, noise + spans + 2)._replace(sentinels=spans + 1)
 
@@ -54,7 +54,7 @@ class DenoisingSettings(SourceTarget):
 
     Args:
         mean_span: Mean length of an infilled span (Poisson).
-        noise: What is done to the source, in this order: `mask`, `delete`, `infill`, `permute_sentences`, `rotate`.
+        noise: Kinds of noise in the source: `mask`, `delete`, `infill`, `permute_sentences`, `rotate`; applied in this order.
     """
 
     name: str = "denoising"
@@ -67,7 +67,7 @@ class DenoisingSettings(SourceTarget):
     }
 
     def bounds_at(self, text: int, rate: float) -> Bounds:
-        """The most that a row takes up: spans that are inserted make a source longer."""
+        """Upper bounds on a row's size; inserted spans lengthen the source."""
         source = text
         if "delete" in self.noise:
             source -= noised_tokens(source, rate)
@@ -77,7 +77,7 @@ class DenoisingSettings(SourceTarget):
         return self.counted_on(source, text + 1)
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Kinds of noise that are not known."""
+        """Reject unknown kinds of noise."""
         yield from super().problems(recipe)
         if not self.noise or not set(self.noise) <= set(NOISE):
             yield "objective.noise", f"name at least one of {', '.join(map(repr, NOISE))}"
@@ -90,15 +90,15 @@ class MaskedSpanSettings(SourceTarget, Shown):
     name: str = "masked_span"
 
     def bounds_at(self, text: int, rate: float) -> Bounds:
-        """The most that a row takes up: its target has the positions of the span."""
+        """Upper bounds on a row's size; the target has the positions of the span."""
         fragment, source = masked_fragment(text, rate), self.source_slots(text)
         return Bounds(slots=source + 1 + fragment, predictions=fragment, positions=source)
 
 
 def corrupted_spans(tokens: int, rate: float, mean_span: float) -> tuple[int, int]:
-    """Noise tokens and spans of T5's span corruption: both rounded, at least one, and never the whole text.
+    """Number of noise tokens and spans of T5's span corruption: both rounded, at least one, never the whole text.
 
-    A text of fewer than two tokens is left alone.
+    A text of fewer than two tokens is left unchanged.
     """
     if tokens < 2:
         return 0, 0
@@ -107,26 +107,26 @@ def corrupted_spans(tokens: int, rate: float, mean_span: float) -> tuple[int, in
 
 
 def masked_fragment(tokens: int, rate: float) -> int:
-    """Tokens of MASS's one masked span: the share, rounded, at least one."""
+    """Length of MASS's masked span in tokens: the share, rounded, at least one."""
     return min(tokens, max(1, round(tokens * rate)))
 
 
 def span_corruption(
     windows: Windows, vocabulary: Vocabulary, settings: SpanCorruptionSettings, rates: Rates | None = None
 ) -> Examples:
-    """T5's span corruption (Raffel et al. 2020, Section 3.1.4): spans give way to sentinels, the target spells them out.
+    """T5's span corruption (Raffel et al. 2020, Section 3.1.4): sentinels replace spans, and the target restores them.
 
-    The number of noise tokens and the number of spans are fixed by `mask_rate` and `mean_span`; noise tokens and kept tokens
-    are then cut into that many parts each, every way equally likely, and alternate, kept ones first. So a text ends in noise.
+    `mask_rate` and `mean_span` determine the number of noise tokens and spans. Noise tokens and kept tokens are each cut into
+    that many parts, uniformly over all ways to do so; the parts alternate, starting with a kept one. So a text ends in noise.
 
     Args:
         windows: The text.
         vocabulary: Ids of the special tokens; its extra tokens, counted from the first, are the sentinels.
-        settings: Share of the noise, mean length of a span, and layout.
-        rates: Mask rate of each row; `settings.mask_rate` if not given. *Shape:* (rows,)
+        settings: Share of noise, mean span length, and layout.
+        rates: Mask rate of each row; default: `settings.mask_rate`. *Shape:* (rows,)
 
     Raises:
-        UsageError: There are too few extra tokens, or a mode token among the sentinels.
+        UsageError: There are too few extra tokens, or the mode token is one of the sentinels.
     """
     rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     window = windows.token_ids.shape[1]
@@ -155,16 +155,16 @@ def corrupt_spans(
 ) -> Examples:
     """Rows for given noise: each run of noise tokens is a span.
 
-    The source shows the k-th sentinel in place of the k-th span. The target is the spans, each after its sentinel, then
-    one more sentinel. (The released T5 has no last sentinel: its texts end in noise.)
+    The source shows the k-th sentinel in place of the k-th span. The target lists the spans, each after its sentinel, then
+    one more sentinel. (The released T5 has no final sentinel: its texts end in noise.)
 
     Args:
         windows: The text.
         text: Its tokens.
-        noise: Which of them are noise. *Shape:* (tokens of all rows,)
+        noise: Which tokens are noise. *Shape:* (tokens of all rows,)
         vocabulary: Ids of the special tokens.
         settings: Layout.
-        rates: Mask rate of each row, from which the width of a row follows. *Shape:* (rows,)
+        rates: Mask rate of each row, which determines the row width. *Shape:* (rows,)
     """
     before = np.zeros(len(noise), dtype=bool)
     before[1:] = noise[:-1]
@@ -208,7 +208,7 @@ def _check_sentinels(needed: int, vocabulary: Vocabulary, settings: SpanCorrupti
         )
     if mode is not None and mode < needed:
         raise UsageError(
-            f"objective.mode_token is {mode}, which is a sentinel too, as the first {needed} extra tokens are: "
+            f"objective.mode_token is {mode}, but the first {needed} extra tokens are sentinels: "
             f"set --objective.mode_token to {needed} or more."
         )
 
@@ -216,13 +216,13 @@ def _check_sentinels(needed: int, vocabulary: Vocabulary, settings: SpanCorrupti
 def denoising(
     windows: Windows, vocabulary: Vocabulary, settings: DenoisingSettings, rates: Rates | None = None
 ) -> Examples:
-    """BART's denoising (Lewis et al. 2020, Section 2.2): the target is the whole text, the source what noise left of it.
+    """BART's denoising (Lewis et al. 2020, Section 2.2): the source is the noised text, the target the whole text.
 
     Args:
         windows: The text.
         vocabulary: Ids of the special tokens, and which tokens end a sentence.
-        settings: Kinds of noise, share of the tokens each takes, mean length of an infilled span, and layout.
-        rates: Mask rate of each row; `settings.mask_rate` if not given. *Shape:* (rows,)
+        settings: Kinds of noise, share of tokens each affects, mean length of an infilled span, and layout.
+        rates: Mask rate of each row; default: `settings.mask_rate`. *Shape:* (rows,)
     """
     rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     source = apply_noise(text, settings.noise, windows.keys, rates, vocabulary, mean_span=settings.mean_span)
@@ -232,10 +232,10 @@ def denoising(
 
 
 def check_sentences(windows: Windows, vocabulary: Vocabulary, settings: DenoisingSettings) -> None:
-    """Refuse to permute sentences where no window holds two.
+    """Reject sentence permutation if no window contains two sentences.
 
     Raises:
-        UsageError: None of the windows does.
+        UsageError: No window contains two sentences.
     """
     if "permute_sentences" not in settings.noise:
         return
@@ -244,8 +244,8 @@ def check_sentences(windows: Windows, vocabulary: Vocabulary, settings: Denoisin
     numbers = sentences(text, vocabulary)
     if not (numbers[text.ends[full] - 1] > numbers[text.starts[full]]).any():
         raise UsageError(
-            f"objective.noise names permute_sentences, but none of {len(windows)} windows holds the end of a sentence with "
-            "text after it: take it out of objective.noise, give text with punctuation, or a longer --data.window."
+            f"objective.noise includes permute_sentences, but none of {len(windows)} windows contains the end of a sentence "
+            "followed by text: remove it from objective.noise, use text with punctuation, or a longer --data.window."
         )
 
 
@@ -254,15 +254,15 @@ def masked_span(
 ) -> Examples:
     """MASS (Song et al. 2019, Section 3.2): one span is masked in the source and is the target.
 
-    Each position of the span shows a mask, a random token or the token itself. The target is the span alone, without an
-    [EOS]; a [MASK] in front of it, where the decoder sees the masked token before the span, predicts its first token.
-    Every slot of the target carries the position its token has in the source, that [MASK] the one before.
+    Each position of the span shows a mask, a random token or the token itself. The target is the span alone, without
+    [EOS]; a [MASK] in front of it predicts its first token, since MASS's decoder sees a mask for the token before the span.
+    Every target slot has the position of its token in the source; that [MASK] has the position before.
 
     Args:
         windows: The text.
-        vocabulary: Ids of the special tokens and those a random one is drawn from.
+        vocabulary: Ids of the special tokens and candidates for random tokens.
         settings: Share of the span, what the source shows in its place, and layout.
-        rates: Mask rate of each row; `settings.mask_rate` if not given. *Shape:* (rows,)
+        rates: Mask rate of each row; default: `settings.mask_rate`. *Shape:* (rows,)
     """
     rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     size = per_row(masked_fragment, text.counts, rates)
@@ -285,11 +285,11 @@ def mask_span(
     Args:
         windows: The text.
         text: Its tokens.
-        first: First token of each row's span. *Shape:* (rows,)
-        size: Tokens of it. *Shape:* (rows,)
-        vocabulary: Ids of the special tokens and those a random one is drawn from.
+        first: Index of the first token of each row's span. *Shape:* (rows,)
+        size: Length of each span in tokens. *Shape:* (rows,)
+        vocabulary: Ids of the special tokens and candidates for random tokens.
         settings: What the source shows in the span's place, and layout.
-        rates: Mask rate of each row, from which the width of a row follows. *Shape:* (rows,)
+        rates: Mask rate of each row, which determines the row width. *Shape:* (rows,)
     """
     rank = text.rank
     inside = (rank >= np.repeat(first, text.counts)) & (rank < np.repeat(first + size, text.counts))

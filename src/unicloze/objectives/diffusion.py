@@ -1,13 +1,12 @@
-"""Masked diffusion: MDLM (Sahoo et al. 2024) and BD3-LM (Arriola et al. 2025), which goes block by block.
+"""Masked diffusion: MDLM (Sahoo et al. 2024) and the block-wise BD3-LM (Arriola et al. 2025).
 
-Noise masks each text token by itself with probability t, the noise level, and `diffusion` predicts the masked ones. With
-t uniform and weights 1/t the loss is, in expectation, an upper bound of the text's negative log-likelihood: divided by its
-tokens it is in nats a token, and exp of it bounds the perplexity. The tokens it counts are the text's; where the special
-tokens stand is given.
+Noise masks each text token independently with probability t, the noise level; `diffusion` predicts the masked tokens. With
+t uniform and weights 1/t, the expected loss is an upper bound of the text's negative log-likelihood: divided by the number
+of text tokens it is in nats per token, and its exponential bounds the perplexity. Special tokens are given and not counted.
 
-Of the released code's details two differ. A row's level is drawn for itself alone: levels spread evenly over a batch would
+Two details differ from the released code. Each row draws its level independently: levels spread evenly over a batch would
 make a row depend on its neighbours. And levels below `LOWEST_LEVEL` are raised to it instead of never drawn, so that the
-expectation is exactly the bound of a sampler that fills all that is left at that level in one last step.
+expectation is exactly the bound of a sampler that fills all remaining masks at that level in one last step.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
 LOWEST_LEVEL = 1e-3
-"""The least noise, the `sampling_eps` of MDLM's released code: no weight is above its inverse."""
+"""Lowest noise level, the `sampling_eps` of MDLM's released code; its inverse is the largest weight."""
 
 Levels = npt.NDArray[np.float64]
 
@@ -62,23 +61,23 @@ class BlockDiffusionSettings(ObjectiveSettings):
 
     @property
     def forgets(self) -> str:
-        """Why its rows cannot go on from a memory."""
-        return "the first noised block of a row would not read what its twin without noise reads"
+        """Why rows cannot use the memory of earlier rows."""
+        return "the first noised block of a row would not see what its clean copy sees"
 
 
 def masked_diffusion(
     windows: Windows, vocabulary: Vocabulary, settings: MaskedDiffusionSettings, rates: Levels | None = None
 ) -> Examples:
-    """MDLM: the window with a mask at every noised token, all slots reading each other (Section 3.5, log-linear schedule).
+    """MDLM: the window with a mask at every noised token and full visibility (Section 3.5, log-linear schedule).
 
-    Each row draws one level, uniform in [0, 1); its loss is 1/t times the summed cross-entropy of its masked tokens, and
-    its normaliser the number of its text tokens.
+    Each row draws one level t, uniform in [0, 1); its loss is 1/t times the summed cross-entropy of its masked tokens,
+    normalised by the number of its text tokens.
 
     Args:
         windows: The text.
         vocabulary: Id of the mask.
-        settings: Nothing of it is needed.
-        rates: Not used: how much is masked is drawn.
+        settings: Not used.
+        rates: Not used: noise levels are drawn at random.
     """
     window = windows.token_ids.shape[1]
     levels = np.broadcast_to(noise_levels(windows.keys, 1), windows.token_ids.shape)
@@ -88,18 +87,18 @@ def masked_diffusion(
 def block_diffusion(
     windows: Windows, vocabulary: Vocabulary, settings: BlockDiffusionSettings, rates: Levels | None = None
 ) -> Examples:
-    """BD3-LM: the clean window, then the noised one; a noised block reads itself and the clean blocks before it (Section 3).
+    """BD3-LM: the clean window, then the noised one; a noised block sees itself and the clean blocks before it (Section 3).
 
-    A block is `settings.block_size` positions of the window, [SOS] the first of them, and draws a level of its own.
-    Special tokens belong to the block they stand in and show themselves in both copies: a noised block sees an [EOS] of
-    its own, also to the right of the token it predicts. Blocks of one token make a left-to-right language model, a
-    block as long as the window makes `masked_diffusion`.
+    A block is `settings.block_size` positions of the window, counted from [SOS], and draws its own level. Special tokens
+    belong to the block at their position and are never masked in either copy: a noised block sees its own [EOS], even to
+    the right of the token it predicts. With blocks of one token this is a left-to-right language model; with a block as
+    long as the window it is `masked_diffusion`.
 
     Args:
         windows: The text.
         vocabulary: Id of the mask.
         settings: `block_size`.
-        rates: Not used: how much is masked is drawn.
+        rates: Not used: noise levels are drawn at random.
     """
     window = windows.token_ids.shape[1]
     size = min(settings.block_size, window)
@@ -108,17 +107,17 @@ def block_diffusion(
 
 
 def cloze(windows: Windows, steps: Steps, vocabulary: Vocabulary, settings: MaskedDiffusionSettings) -> Examples:
-    """Rows that predict every masked token from the rest at once: what MDLM is trained to do at any level."""
+    """Rows that predict all masked tokens at once from the rest, as MDLM is trained to do at any level."""
     examples = unilmv2.lay_out(windows, steps, vocabulary, unilmv2.ALL_MASKED, predict=("ae",), pseudo=vocabulary.mask)
     return dataclasses.replace(examples, targets={"diffusion": examples.targets["ae"]})
 
 
 def causal(windows: Windows, vocabulary: Vocabulary, settings: BlockDiffusionSettings) -> Examples:
-    """Rows that predict every text token from those left of it: one of the orders block diffusion can fill a block in.
+    """Rows that predict every text token from those left of it: one order in which block diffusion can fill a block.
 
     The clean window is followed by as many noised copies as a block has tokens. In copy k each block shows its first k
-    tokens and predicts the next one, as some rows of the training do. A row is `block_size` + 1 windows wide: meant for
-    short blocks.
+    tokens and predicts the next one, as some training rows do. A row is `block_size` + 1 windows wide, so this suits short
+    blocks only.
     """
     window = windows.token_ids.shape[1]
     size = min(settings.block_size, window)
@@ -136,13 +135,13 @@ def causal(windows: Windows, vocabulary: Vocabulary, settings: BlockDiffusionSet
 
 
 def noise_levels(keys: keyed.Bits, count: int) -> Levels:
-    """Levels of the blocks of each row, uniform in [0, 1) and then raised to `LOWEST_LEVEL`. *Shape:* (rows, count)"""
+    """Noise levels of each row's blocks, uniform in [0, 1), at least `LOWEST_LEVEL`. *Shape:* (rows, count)"""
     draws = keyed.uniform(keyed.bits(keys[:, None], keyed.Stream.NOISE_LEVEL, np.arange(count)))
     return np.maximum(draws, LOWEST_LEVEL)
 
 
 def _noised_rows(windows: Windows, levels: Levels, vocabulary: Vocabulary, *, block_size: int, clean: int) -> Examples:
-    """Rows to train on: each text token masked with the level of its position, after `clean` copies without noise."""
+    """Training rows: `clean` clean copies, then one with each text token masked with the probability at its position."""
     rows, window = windows.token_ids.shape
     draws = keyed.uniform(keyed.bits(windows.keys[:, None], keyed.Stream.DIFFUSED, np.arange(window)))
     noised = windows.maskable & (draws < levels)
@@ -169,15 +168,15 @@ def _lay_out(
     block_size: int,
     norms: npt.NDArray[np.float32] | None = None,
 ) -> Examples:
-    """Copies of each window one after the other, with masks; the first is clean where there are several.
+    """Rows of concatenated masked copies of each window; the first copy is clean if there are several.
 
     Args:
         windows: The text.
         masked: Where each copy shows a mask. *Shape:* (rows, copies, window)
-        predicting: The copy that predicts the token at each position, -1 for none. *Shape:* (rows, window)
+        predicting: Index of the copy that predicts the token at each position, -1 for none. *Shape:* (rows, window)
         weights: Weight of that prediction. *Shape:* (rows, window)
         vocabulary: Id of the mask.
-        block_size: Positions of a block.
+        block_size: Positions per block.
         norms: See `Target.norms`. *Shape:* (rows,)
     """
     rows, copies, window = masked.shape
@@ -205,12 +204,12 @@ def _lay_out(
 
 
 class _Join:
-    """Joins the copies of each window to one row, the padding of all of them at its end.
+    """Joins the copies of each window into one row, with all padding at the end.
 
     Args:
         lengths: Tokens of each window. *Shape:* (rows,)
-        copies: Copies of it.
-        window: Its length with padding.
+        copies: Copies per window.
+        window: Length of a window with padding.
     """
 
     def __init__(self, lengths: npt.NDArray[np.int32], copies: int, window: int) -> None:
@@ -223,7 +222,7 @@ class _Join:
             self.source = np.where(self.real, copy * window + place, 0)
 
     def __call__(self, values: npt.NDArray[Any], padding: int) -> npt.NDArray[Any]:
-        """Values of the copies in a row. *Shape:* broadcastable to (rows, copies, window), to (rows, copies x window)"""
+        """Join values broadcastable to (rows, copies, window). *Shape:* (rows, copies x window)"""
         spread = np.empty(self.shape, dtype=values.dtype)
         spread[...] = values
         joined = spread.reshape(self.shape[0], self.width)
@@ -238,7 +237,7 @@ def _target(
     weights: Levels,
     norms: npt.NDArray[np.float32] | None,
 ) -> Target:
-    """The predictions of each row by position."""
+    """The predictions of each row, by position."""
     row, position = np.nonzero(predicting >= 0)
     rank = ranks(row, len(windows))
     slots, labels = (np.zeros(predicting.shape, dtype=np.int32) for _ in range(2))

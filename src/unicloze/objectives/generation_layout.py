@@ -1,8 +1,8 @@
-"""How a trained model writes a text: the row its source and its target stand in, and which slot predicts the next token.
+"""Layout of rows for generation: where source and target are, and which slot predicts the next token.
 
-A row is "[SOS] source [EOS] target [EOS]"; the source reads itself, a slot of the target the source and the target up to
-itself. Either the last token's own slot predicts the next one, or a pseudo mask does that stands at the next position and
-reads source, target and itself (UniLMv2, Section 3.4). A model without sources reads "[SOS] text" from left to right.
+A row is "[SOS] source [EOS] target [EOS]"; source slots see the source, target slots the source and the target up to
+themselves. The next token is predicted by the last token's own slot, or by a pseudo mask at the next position that sees
+source, target and itself (UniLMv2, Section 3.4). A model without sources reads "[SOS] text" from left to right.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationLayout:
-    """Where source and target stand, and what predicts.
+    """Layout of generation rows, and what predicts the next token.
 
     Args:
         predicts: `next`, the last token's own slot, or `pseudo`, a mask at the next position.
-        start: What every row starts with: [SOS], and a mode token if the objective has one.
-        stop: Ends a source and is predicted at the end of a text: [EOS].
+        start: Tokens at the start of every row: [SOS], and a mode token if the objective has one.
+        stop: The token that ends a source and is predicted at the end of a text: [EOS].
         source_segment: Segment of the source, its [SOS] and [EOS] included.
         target_segment: Segment of the target and of its pseudo masks.
-        pseudo: The pseudo mask; None if none predicts.
-        opening: A token between source and target that predicts the target's first token (MASS); None if there is none.
-        decoder_only: There is no source: what is given is the beginning of the text, read from left to right.
-        delimited: An [EOS] parts the source from the target, also in a decoder-only model, whose source is then read from
-            left to right.
-        local_width: How many positions back layers read that read nearby slots only.
+        pseudo: Id of the pseudo mask; None if it is not used.
+        opening: A token between source and target that predicts the target's first token (MASS); None for none.
+        decoder_only: Whether there is no source: the prompt is the beginning of the text, read from left to right.
+        delimited: Whether an [EOS] separates source and target; in a decoder-only model the source is then read from left to
+            right. Default: unless decoder-only.
+        local_width: Number of positions back that local layers attend to.
         never: Tokens that are never predicted.
-        may_repeat: Tokens with which a sequence may repeat whatever `DecodingSettings.no_repeat_ngram` says.
+        may_repeat: Tokens whose sequences may repeat despite `DecodingSettings.no_repeat_ngram`.
     """
 
     predicts: Literal["pseudo", "next"]
@@ -55,16 +55,16 @@ class GenerationLayout:
 
     @property
     def specials(self) -> int:
-        """Slots of a row that hold neither source nor target: those before the target."""
+        """Number of slots before the target that are not part of the source."""
         return len(self.start) + self.ends_source + (self.opening is not None)
 
     @property
     def ends_source(self) -> bool:
-        """Whether an [EOS] stands behind the source."""
+        """Whether an [EOS] follows the source."""
         return not self.decoder_only if self.delimited is None else self.delimited
 
     def row(self, source: Sequence[int] | npt.NDArray[np.integer]) -> Ints:
-        """The slots before the target that read each other. *Shape:* (slots,)"""
+        """Token ids before the target, without the opening token. *Shape:* (slots,)"""
         end = [self.stop] if self.ends_source else []
         return np.array([*self.start, *source, *end], dtype=np.int32)
 
@@ -80,17 +80,17 @@ def layout(
     decoder_only: bool = False,
     written: Collection[int] = (),
 ) -> GenerationLayout:
-    """How a model of an objective writes, with the segments its rows have.
+    """The generation layout of an objective, with the segments of its training rows.
 
     Args:
-        settings: Of the objective.
-        vocabulary: Ids of the special tokens, of which a text holds none but [EOS].
-        predicts: As of `GenerationLayout`.
-        pseudo: The same.
-        opening: The same.
-        mode: A token that names the task in front of the source; none if None.
-        decoder_only: As of `GenerationLayout`.
-        written: Special tokens that a text may hold all the same.
+        settings: Settings of the objective.
+        vocabulary: Ids of the special tokens; only [EOS] may be predicted.
+        predicts: See `GenerationLayout`.
+        pseudo: See `GenerationLayout`.
+        opening: See `GenerationLayout`.
+        mode: A token before the source that names the task; None for none.
+        decoder_only: See `GenerationLayout`.
+        written: Further special tokens that may be predicted.
     """
     reading = settings.reading
     source, target = reading.segments

@@ -1,4 +1,4 @@
-"""Rows under construction: masked tokens in one list, and the slots that a window and its masked tokens are laid out in."""
+"""Builds rows: lists the masked tokens of windows and lays out windows and masked tokens as slots."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Ids = npt.NDArray[np.int32]
 
 
 def unknown_words(token_ids: npt.NDArray[np.number], vocabulary: Vocabulary) -> Flags:
-    """Which tokens are [UNK]: text that is read and never predicted.
+    """Which tokens are [UNK]: visible text that is never predicted.
 
-    None where its id is also that of [SOS], [EOS] or padding, since nothing tells them apart.
+    No token is, if [UNK] shares its id with [SOS], [EOS] or padding.
 
     Args:
         token_ids: *Shape:* any
-        vocabulary: Has the id of [UNK].
+        vocabulary: Provides the id of [UNK].
     """
     roles = vocabulary.sos, vocabulary.eos, vocabulary.pad
     flags: Flags = (token_ids == vocabulary.unk) & (vocabulary.unk not in roles)
@@ -33,13 +33,13 @@ def unknown_words(token_ids: npt.NDArray[np.number], vocabulary: Vocabulary) -> 
 
 
 def without_unknown(target: Target, vocabulary: Vocabulary) -> Target:
-    """Predictions of tokens without those of [UNK]."""
+    """The target without predictions of [UNK]."""
     unknown = unknown_words(target.labels, vocabulary) & (target.weights > 0)
     return target.only(~unknown) if unknown.any() else target
 
 
 def in_turn(windows: Windows) -> Steps:
-    """Every text token masked, a step of its own each, from left to right. *Shape:* (rows, window)"""
+    """Steps that mask every text token, one per step, from left to right. *Shape:* (rows, window)"""
     numbers = np.cumsum(windows.maskable, axis=1, dtype=np.int32) - 1
     return np.where(windows.maskable, numbers, np.int32(-1))
 
@@ -49,10 +49,10 @@ class MaskedTokens:
     """The masked tokens of all rows in one list, by row, then step, then position. *Shape:* (masked,) each.
 
     Args:
-        row: Row of each.
-        position: Its position in the window.
-        step: Its factorization step.
-        rank: Its number within its row.
+        row: Row of each token.
+        position: Position of each token in the window.
+        step: Factorization step of each token.
+        rank: Index of each token within its row.
         counts: Masked tokens of each row. *Shape:* (rows,)
     """
 
@@ -73,18 +73,18 @@ class MaskedTokens:
         return cls(row, position.astype(np.int32), step.astype(np.int32), rank, counts.astype(np.int32))
 
     def place(self, column: Ids, width: int) -> npt.NDArray[np.int64]:
-        """Index of a column of each token's row in a flattened array of `width` columns. *Shape:* (masked,)"""
+        """Index of a column of each token's row in a flattened array with `width` columns. *Shape:* (masked,)"""
         return self.row * width + column
 
     def step_bounds(self) -> tuple[Ids, Ids]:
-        """Rank of the first token of each token's step, and of the first after it."""
+        """Ranks of the first token of each token's step and of the first token after that step. *Shape:* (masked,) each."""
         first = np.flatnonzero((self.rank == 0) | (np.diff(self.step, prepend=-1) != 0))
         sizes = np.diff(first, append=len(self.row)).astype(np.int32)
         starts = np.repeat(self.rank[first], sizes)
         return starts, starts + np.repeat(sizes, sizes)
 
     def target(self, slot: Ids, labels: Ids, most: int) -> Target:
-        """Predict every masked token at the given slot, in at most `most` predictions a row."""
+        """Predict every masked token at the given slot, with at most `most` predictions per row."""
         shape = len(self.counts), most
         slots, answers = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.int32)
         weights = np.zeros(shape, dtype=np.float32)
@@ -96,13 +96,13 @@ class MaskedTokens:
 
 
 class Rows:
-    """The slots of a block of windows, all of them padding until something is put there.
+    """The slots of a block of windows, initially all padding.
 
     Args:
-        windows: The text; slots carry the position and the segment of the token they stand for.
-        masked: Its masked tokens.
-        vocabulary: Has the id of padding.
-        capacity: Slots of a row.
+        windows: The text; each slot has the position and segment of the token it represents.
+        masked: The masked tokens.
+        vocabulary: Provides the id of padding.
+        capacity: Slots per row.
     """
 
     def __init__(self, windows: Windows, masked: MaskedTokens, vocabulary: Vocabulary, capacity: int) -> None:
@@ -115,10 +115,10 @@ class Rows:
         self.steps = np.full(shape, -1, dtype=np.int32)
 
     def put_windows(self, shown: Ids) -> Ids:
-        """The whole windows as context, with what the masked positions show.
+        """Put the whole windows as context, with the given ids at masked positions.
 
         Returns:
-            Slots of the context of each row. *Shape:* (rows,)
+            Context slots of each row. *Shape:* (rows,)
         """
         windows, masked, window = self.windows, self.masked, self.windows.token_ids.shape[1]
         self.input_ids[:, :window] = windows.token_ids
@@ -134,10 +134,10 @@ class Rows:
         return windows.lengths
 
     def put_unmasked(self) -> Ids:
-        """The windows without their masked positions as context.
+        """Put the windows without their masked positions as context.
 
         Returns:
-            Slots of the context of each row. *Shape:* (rows,)
+            Context slots of each row. *Shape:* (rows,)
         """
         windows, masked = self.windows, self.masked
         context = (windows.lengths - masked.counts).astype(np.int32)
@@ -153,12 +153,12 @@ class Rows:
         return context
 
     def put_masked(self, slot: Ids, ids: Ids, kind: Kind) -> None:
-        """One slot for every masked token.
+        """Put one slot for every masked token.
 
         Args:
-            slot: Where. *Shape:* (masked,)
-            ids: What it shows. *Shape:* (masked,)
-            kind: What it is.
+            slot: Its index in the row. *Shape:* (masked,)
+            ids: Its token id. *Shape:* (masked,)
+            kind: Its kind.
         """
         masked, segment_ids = self.masked, self.windows.segment_ids
         place = masked.place(slot, self.input_ids.shape[1])
@@ -178,7 +178,7 @@ class Rows:
         mutual: npt.NDArray[np.integer],
         targets: Mapping[str, Target],
     ) -> Examples:
-        """The finished rows, see `Examples`."""
+        """The finished rows; see `Examples`."""
         return Examples(
             input_ids=self.input_ids,
             position_ids=self.position_ids,

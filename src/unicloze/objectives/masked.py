@@ -1,7 +1,7 @@
 """Masked language models: BERT, RoBERTa, SpanBERT, ALBERT, ERNIE, ELECTRA's generator and UniLM v1's four.
 
-A row is the window with its masked positions corrupted, and `ae` is predicted there. They differ in what is masked
-(`unicloze.objectives.masking`), who may read whom (`settings.visibility`), and what else is predicted.
+A row is the window with its masked positions corrupted; `ae` is predicted there. The models differ in what is masked
+(`unicloze.objectives.masking`), which slots see which (`settings.visibility`), and what else is predicted.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class MaskedSettings(Masking, Corruption, Directed, Pairs):
     known_targets = "ae", "nsp", "sop", "sbo", "rtd"
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Visibilities and targets that need more."""
+        """Reject visibilities and targets whose requirements are not met."""
         yield from super().problems(recipe)
         if self.visibility == "prefix" and recipe.data.segments == 1:
             yield "objective.visibility", "the first segment is the prefix; without a second, set data.segments to 2"
         if "rtd" in self.targets and "ae" not in self.targets:
             yield (
                 "objective.targets",
-                "the target 'rtd' needs 'ae', by which the generator of the replaced tokens learns",
+                "the target 'rtd' needs 'ae', which trains the generator of the replaced tokens",
             )
 
 
@@ -60,9 +60,9 @@ def masked(
 
     Args:
         windows: The text.
-        vocabulary: Ids of the masks and of the tokens a random one is drawn from.
-        settings: What to mask, who reads whom, what to predict and show.
-        rates: Mask rate of each row; `settings.mask_rate` if not given. *Shape:* (rows,)
+        vocabulary: Ids of the masks and candidates for random tokens.
+        settings: What to mask, predict and show, and the visibility.
+        rates: Mask rate of each row; default: `settings.mask_rate`. *Shape:* (rows,)
     """
     rates = rates_of(windows, settings, rates)
     steps = unilmv2.draw_steps(windows, settings, rates, vocabulary)
@@ -76,16 +76,16 @@ def masked(
 
 
 def cloze(windows: Windows, steps: Steps, vocabulary: Vocabulary, settings: MaskedSettings) -> Examples:
-    """Rows that predict every masked token at once, a mask at each of them, from what the visibility lets it read."""
+    """Rows that predict all masked tokens at once, with a mask at each, under the settings' visibility."""
     return lay_out(windows, steps, vocabulary, unilmv2.ALL_MASKED, settings.reading)
 
 
 def causal(windows: Windows, vocabulary: Vocabulary, settings: MaskedSettings) -> Examples:
     """Rows that predict every text token from those left of it, as a left-to-right model does (UniLM v1).
 
-    The window stands there as it is, each token reading those left of it. Behind it stands one mask for each text token, of
-    its position and segment, that reads what is left of the token, and itself. So a row predicts what as many rows would
-    with one mask each.
+    The unchanged window comes first; each token sees itself and those left of it. After it comes one mask per text token,
+    with the token's position and segment, which sees itself and what is left of the token. One row thus replaces as many
+    rows with one mask each.
     """
     windows = _with_segment_ids(windows, settings.reading)
     rows, window = windows.token_ids.shape
@@ -132,7 +132,7 @@ def lay_out(
     *,
     most: int = 1,
 ) -> Examples:
-    """Rows with the target `ae` for given steps, its slots by step and then by position; see `unilmv2.lay_out`."""
+    """Rows with the target `ae` for given steps, ordered by step, then position; see `unilmv2.lay_out`."""
     of_text, mask = windows.segment_ids, vocabulary.mask
     windows = _with_segment_ids(windows, reading)
     examples = unilmv2.lay_out(windows, steps, vocabulary, corruption, predict=("ae",), pseudo=mask, most=most)
@@ -150,7 +150,7 @@ def lay_out(
 
 
 def _with_segment_ids(windows: Windows, reading: Reading) -> Windows:
-    """The windows with the segments named as the rows name them."""
+    """The windows with the segment ids of the rows."""
     if reading.segment_ids is None:
         return windows
     ids = np.array(reading.segments, dtype=np.int32)
@@ -158,12 +158,12 @@ def _with_segment_ids(windows: Windows, reading: Reading) -> Windows:
 
 
 def _boundary_target(ae: Target, steps: Ints) -> Target:
-    """SpanBERT's span boundary objective: the tokens of each span from the slots left and right of it (Section 3.2).
+    """SpanBERT's span boundary objective: predict each span's tokens from the slots left and right of it (Section 3.2).
 
-    A factorization step is a span. A window begins with [SOS] and ends with [EOS], so there always are such slots.
+    A factorization step is a span. A window begins with [SOS] and ends with [EOS], so these slots always exist.
 
     Args:
-        ae: The masked tokens by step, then by position.
+        ae: The masked tokens by step, then position.
         steps: Step of each slot. *Shape:* (rows, slots)
     """
     real = ae.weights > 0
@@ -181,7 +181,7 @@ def _boundary_target(ae: Target, steps: Ints) -> Target:
 def _defines(settings: MaskedSettings) -> set[Ability]:
     if (
         "ae" not in settings.targets or "rtd" in settings.targets
-    ):  # ELECTRA's `ae` is its generator's, which is not used
+    ):  # in ELECTRA, `ae` trains the generator, which is not used afterwards
         return set()
     by_direction: Mapping[str, set[Ability]] = {"bidirectional": {"cloze"}, "left_to_right": {"causal"}}
     return by_direction.get(settings.visibility, set())

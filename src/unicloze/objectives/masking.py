@@ -1,7 +1,7 @@
-"""Which tokens are masked, and in which factorization step each is predicted.
+"""Masking schemes: choose the masked tokens and the factorization step that predicts each.
 
-A scheme draws spans of units, or units alone; a unit is a token, a word or a phrase. Every scheme returns the step of each
-position, -1 where a position is not masked. *Shape:* (rows, window), int32.
+A scheme draws spans of units or single units; a unit is a token, a word or a phrase. Every scheme returns the step of each
+position, -1 if the position is not masked. *Shape:* (rows, window), int32.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ Flags = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
 Rates = npt.NDArray[np.float64]
 SpanLengths = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.int64]]
-"""Draws that are uniform in [0, 1) to the number of units of a span each."""
+"""Maps draws uniform in [0, 1) to span lengths in units."""
 
 PROPOSALS_OF_A_STREAM = 32
 PROPOSALS_AT_ONCE = 16
-"""Resolved together: few for short windows, many for long ones. Any divisor of the former makes the same draws."""
+"""Proposals resolved at once. Every divisor of PROPOSALS_OF_A_STREAM gives the same draws."""
 LONGEST_UNIT = 16
-"""Tokens of a unit at most. What is longer (an address, a text that marks no words) falls into several, so that the width of
-a row is known before anything is drawn."""
+"""Maximum tokens per unit. Longer units (an address, text without word boundaries) are split, so that the row width is known
+before anything is drawn."""
 
 
 def rates_of(windows: Windows, settings: MaskRate, rates: Rates | None) -> Rates:
-    """The mask rate of each row, that of the settings if none are given. *Shape:* (rows,)"""
+    """Mask rate of each row; default: that of the settings. *Shape:* (rows,)"""
     return np.full(len(windows), settings.mask_rate) if rates is None else rates
 
 
 def highest_rate(settings: MaskRate, rates: Rates) -> float:
-    """The highest mask rate of a run, from which the width of its rows follows, whichever rows are made at once."""
+    """The highest mask rate of a run, which determines the row width independently of which rows are made at once."""
     return max(*settings.rates, float(rates.max(initial=0)))
 
 
 @dataclass(frozen=True)
 class Units:
-    """What is masked as a whole: units that follow each other and cover a row; special tokens are units of their own.
+    """Units that are masked as a whole: consecutive, covering each row; every special token is a unit by itself.
 
     Args:
-        of_position: Number of the unit each position belongs to. *Shape:* (rows, window)
+        of_position: Index of each position's unit within its row. *Shape:* (rows, window)
         begins: Whether a unit begins at a position. *Shape:* (rows, window)
-        maskable: Whether a unit holds text; False behind the last unit of a row. *Shape:* (rows, window)
+        maskable: Whether a unit is text; False after the last unit of a row. *Shape:* (rows, window)
         sizes: Tokens of each unit. *Shape:* (rows, window)
     """
 
@@ -62,11 +62,11 @@ class Units:
 
     @classmethod
     def of(cls, follows: Flags, maskable: Flags) -> Units:
-        """Units of at most LONGEST_UNIT tokens, none of which crosses a special token.
+        """Build units of at most LONGEST_UNIT tokens that do not cross special tokens.
 
         Args:
             follows: Whether a token belongs to the same unit as the token before it. *Shape:* (rows, window)
-            maskable: Positions that hold text. *Shape:* (rows, window)
+            maskable: Positions of text tokens. *Shape:* (rows, window)
         """
         begins = ~(follows & maskable)
         begins[:, 0] = True
@@ -84,14 +84,14 @@ class Units:
         return cls(np.cumsum(begins, axis=1) - 1, begins, holds_text, sizes)
 
     def spread(self, steps: Steps) -> Steps:
-        """The steps of units as those of their tokens. *Shape:* (rows, window) both"""
+        """Convert steps of units to steps of their tokens. *Shape:* (rows, window) both."""
         window = steps.shape[1]
         spread: Steps = steps.reshape(-1)[self.of_position + np.arange(len(steps))[:, None] * window]
         return spread
 
 
 def units_of(windows: Windows, vocabulary: Vocabulary, settings: Masking) -> Units | None:
-    """The units `settings.mask_unit` asks for; None where every token is one. A phrase consists of whole words."""
+    """Units according to `settings.mask_unit`; None if every token is a unit. A phrase consists of whole words."""
     if settings.mask_unit == "token":
         return None
     follows = vocabulary.follows(windows.token_ids)
@@ -101,7 +101,7 @@ def units_of(windows: Windows, vocabulary: Vocabulary, settings: Masking) -> Uni
 
 
 def longest_unit(settings: Masking) -> int:
-    """Tokens of a unit at most."""
+    """Maximum tokens per unit."""
     return 1 if settings.mask_unit == "token" else LONGEST_UNIT
 
 
@@ -129,7 +129,7 @@ def _proportional_to(weights: npt.NDArray[np.floating]) -> SpanLengths:
 
 
 def span_lengths(settings: Masking) -> SpanLengths:
-    """The law of `settings.masking`, which is one that draws spans."""
+    """Distribution of span lengths for `settings.masking`, which must be a scheme that draws spans."""
     if settings.masking == "geometric":
         return geometric_lengths(settings.geometric_p, settings.max_span)
     if settings.masking == "ngram":
@@ -147,20 +147,20 @@ def spans(
     max_span: int,
     units: Units | None = None,
 ) -> Steps:
-    """Draw spans until enough is masked; each accepted one is a factorization step.
+    """Draw spans until enough tokens are masked; each accepted span is a factorization step.
 
-    Draw an index, uniform over the row, and a number of units. A draw that does not begin where a unit does, or that covers
-    a masked, special or padding position, is drawn again, so spans neither overlap nor cross [EOS]. Stop as soon as the
-    masked tokens reach `rates` of |x|, which counts text tokens only: special tokens are never masked.
+    Draw an index, uniform over the row, and a number of units. Reject the draw if it does not begin at the start of a unit,
+    or covers a masked, special or padding position; so spans neither overlap nor cross [EOS]. Stop as soon as the masked
+    tokens reach `rates` of |x|, which counts text tokens only: special tokens are never masked.
 
     Args:
-        maskable: Positions that hold text. *Shape:* (rows, window)
+        maskable: Positions of text tokens. *Shape:* (rows, window)
         lengths: Tokens of each row. *Shape:* (rows,)
         keys: Key of each row's draws. *Shape:* (rows,)
         rates: Share of the text tokens to mask. *Shape:* (rows,)
-        lengths_of: Law of the number of units.
-        max_span: The highest it gives.
-        units: What is masked as a whole; single tokens if not given.
+        lengths_of: Distribution of span lengths in units.
+        max_span: Maximum span length in units.
+        units: Units to mask as a whole; default: single tokens.
     """
     rows, window = maskable.shape
     wanted = np.ceil(rates * maskable.sum(axis=1) - 1e-9).astype(np.int64)
@@ -215,15 +215,15 @@ def blockwise(
     block_probability: float,
     max_span: int,
 ) -> Steps:
-    """Algorithm 1 of the UniLMv2 paper, exactly in distribution, see `spans`.
+    """Algorithm 1 of the UniLMv2 paper, exact in distribution; see `spans`.
 
     Args:
-        maskable: Positions that hold text. *Shape:* (rows, window)
+        maskable: Positions of text tokens. *Shape:* (rows, window)
         lengths: Tokens of each row. *Shape:* (rows,)
         keys: Key of each row's draws. *Shape:* (rows,)
         rates: Share of the text tokens to mask. *Shape:* (rows,)
-        block_probability: Chance of a block.
-        max_span: Longest block.
+        block_probability: Probability of a block.
+        max_span: Maximum tokens per block.
     """
     law = block_lengths(block_probability, max_span)
     return spans(maskable, lengths, keys, rates=rates, lengths_of=law, max_span=max_span)
@@ -232,15 +232,15 @@ def blockwise(
 def single_tokens(
     maskable: Flags, keys: keyed.Bits, *, rates: npt.NDArray[np.float64], units: Units | None = None
 ) -> Steps:
-    """BERT's masking: a fixed number of tokens, drawn without replacement, in an order of their own.
+    """BERT's masking: a fixed number of tokens, drawn without replacement, in random order.
 
-    With units, whole ones are drawn until they hold that number of tokens (whole-word masking); a step is a unit.
+    With units, whole units are drawn until they contain that number of tokens (whole-word masking); a step is a unit.
 
     Args:
-        maskable: Positions that hold text. *Shape:* (rows, window)
+        maskable: Positions of text tokens. *Shape:* (rows, window)
         keys: Key of each row's draws. *Shape:* (rows,)
-        rates: Share of the text tokens to mask, rounded, at least one. *Shape:* (rows,)
-        units: What is masked as a whole; single tokens if not given.
+        rates: Share of the text tokens to mask; the number is rounded, at least one. *Shape:* (rows,)
+        units: Units to mask as a whole; default: single tokens.
     """
     count = maskable.sum(axis=1)
     wanted = np.minimum(count, np.maximum(1, np.round(rates * count).astype(np.int64)))
@@ -258,16 +258,16 @@ def single_tokens(
 
 
 def _shuffled(which: Flags, keys: keyed.Bits, stream: keyed.Stream) -> tuple[Places, Places, Places]:
-    """The flagged columns of each row in a uniformly random order: row, column and rank of each, row by row."""
+    """The flagged columns of each row in uniformly random order: row, column and rank of each, row by row."""
     row, column, counts = flagged(which)
-    # A draw carries its column in its lowest bits.
+    # The lowest bits of a draw hold its column, so that sorting the draws sorts the columns.
     low = np.uint64((1 << which.shape[1].bit_length()) - 1)
     draws = (keyed.bits(keys[row], stream, column) & ~low) | column.astype(np.uint64)
     return row, (sorted_in_rows(draws, counts) & low).astype(np.int64), ranks(row, len(which))
 
 
 def shuffle_tokens(steps: Steps, keys: keyed.Bits) -> Steps:
-    """Split the blocks: the same masked tokens, each a step of its own, in a uniformly random order (AR)."""
+    """Split the blocks: the same masked tokens, one per step, in uniformly random order (AR)."""
     row, column, rank = _shuffled(steps >= 0, keys, keyed.Stream.FACTORIZATION)
     shuffled = np.full(steps.shape, -1, dtype=np.int32)
     shuffled.reshape(-1)[row * steps.shape[1] + column] = rank
@@ -275,17 +275,17 @@ def shuffle_tokens(steps: Steps, keys: keyed.Bits) -> Steps:
 
 
 def most_masked(text_tokens: int, rate: float, max_span: int, longest: int = 1) -> int:
-    """The most tokens a scheme masks in a row: the last span may overshoot the rate by all but one of its tokens.
+    """Maximum tokens a scheme masks per row: the last span may overshoot the rate by all but one of its tokens.
 
     Args:
-        text_tokens: Tokens of the row that may be masked.
+        text_tokens: Maskable tokens of the row.
         rate: Share of them to mask.
-        max_span: Units of the longest span.
-        longest: Tokens of the longest unit.
+        max_span: Maximum span length in units.
+        longest: Maximum tokens per unit.
     """
     return max(1, min(text_tokens, math.ceil(rate * text_tokens) + max_span * longest - 1))
 
 
 def most_masked_by(settings: Masking, window: int, rate: float) -> int:
-    """The most tokens that settings mask in a window of so many slots, the first of which is [SOS]."""
+    """Maximum tokens that the settings mask in a window of this many slots, the first of which is [SOS]."""
     return most_masked(window - 1, rate, settings.max_span, longest_unit(settings))

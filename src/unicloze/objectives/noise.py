@@ -1,7 +1,7 @@
-"""BART's noise: what a text is turned into before a model has to restore it (Lewis et al. 2020, Section 2.2).
+"""BART's noise functions, which corrupt a text that the model must restore (Lewis et al. 2020, Section 2.2).
 
-Each kind of noise takes the tokens the one before it left and takes its own share of them. Sentences are those of the
-original text, so that their order can be permuted whatever happened to their tokens.
+Each kind of noise applies its share to the tokens left by the previous one. Sentences are those of the original text, so
+that they can be permuted whatever happened to their tokens.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from unicloze.objectives.spans import Counts, per_row, subset, within
 from unicloze.text.tokenizers import Vocabulary
 
 _POISSON_TAIL = 6, 18
-"""Spans are drawn until their mean total exceeds what is wanted by 6 of its square roots and 18: that falls short of it
-less than once in 10^7 rows."""
+"""So many spans are drawn that their mean total is n + 6 sqrt(n) + 18 for n wanted tokens: it falls short of n in fewer than
+1 in 10^7 rows."""
 
 
 def noised_tokens(tokens: int, rate: float) -> int:
-    """Tokens that one kind of BART's noise takes away or masks: the share, rounded up."""
+    """Number of tokens that one kind of noise removes or masks: the share, rounded up."""
     return min(tokens, math.ceil(rate * tokens - 1e-9))
 
 
 def infilled_spans(noised: int, mean_span: float) -> int:
-    """The most spans, empty ones included, that `noised` tokens are drawn in."""
+    """Maximum number of spans, empty ones included, for `noised` tokens."""
     factor, more = _POISSON_TAIL
     return math.ceil((noised + factor * math.sqrt(noised) + more) / mean_span) if noised else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noised:
-    """A block of texts on its way through the noise.
+    """A block of partially noised texts.
 
     Args:
         tokens: Token ids.
-        sentence: Number of the sentence each token stands in, ascending as long as the order is that of the text; looked at
-            only to permute sentences. *Shape:* (tokens of all rows,)
+        sentence: Index of each token's sentence, ascending in text order; used only to permute sentences. *Shape:* (tokens
+            of all rows,)
         keys: Key of each row's draws. *Shape:* (rows,)
-        rates: Share of the tokens that each kind of noise takes. *Shape:* (rows,)
+        rates: Share of the tokens that each kind of noise affects. *Shape:* (rows,)
         mask: Id of [MASK].
         mean_span: Mean length of an infilled span.
     """
@@ -63,7 +63,7 @@ class Noised:
         return dataclasses.replace(self, tokens=Ragged(values, counts), sentence=sentence)
 
     def drawn(self, stream: keyed.Stream) -> Flags:
-        """As many tokens of each row as its share is, drawn uniformly. *Shape:* (tokens of all rows,)"""
+        """A uniformly random subset of each row's tokens, as large as its rate. *Shape:* (tokens of all rows,)"""
         counts = self.tokens.counts
         flags = subset(counts, per_row(noised_tokens, counts, self.rates), self.keys, stream)
         chosen: Flags = flags[within(counts, flags.shape[1])]
@@ -73,7 +73,7 @@ class Noised:
 def apply_noise(
     text: Ragged, kinds: list[str], keys: keyed.Bits, rates: Rates, vocabulary: Vocabulary, *, mean_span: float
 ) -> Ragged:
-    """The texts after every named kind of noise, in the order of `NOISE`."""
+    """Apply the named kinds of noise to the texts, in the order of `NOISE`."""
     noised = Noised(
         tokens=text,
         sentence=sentences(text, vocabulary) if "permute_sentences" in kinds else np.zeros(len(text.values), np.int64),
@@ -89,7 +89,7 @@ def apply_noise(
 
 
 def sentences(text: Ragged, vocabulary: Vocabulary) -> Counts:
-    """Number of the sentence each token stands in, over all rows. A run of sentence ends closes one sentence.
+    """Index of each token's sentence, counted over all rows. A run of sentence ends closes one sentence.
 
     *Shape:* (tokens of all rows,)
     """
@@ -102,13 +102,13 @@ def sentences(text: Ragged, vocabulary: Vocabulary) -> Counts:
 
 
 def mask(noised: Noised) -> Noised:
-    """Token masking: [MASK] in the place of random tokens."""
+    """Token masking: replace random tokens by [MASK]."""
     values = np.where(noised.drawn(keyed.Stream.MASKED_BY_NOISE), np.int32(noised.mask), noised.tokens.values)
     return noised.replaced(values, noised.sentence, noised.tokens.counts)
 
 
 def delete(noised: Noised) -> Noised:
-    """Token deletion: random tokens are gone without a trace."""
+    """Token deletion: remove random tokens."""
     kept = ~noised.drawn(keyed.Stream.DELETED)
     counts = noised.tokens.counts
     left = counts - per_row(noised_tokens, counts, noised.rates)
@@ -116,10 +116,10 @@ def delete(noised: Noised) -> Noised:
 
 
 def infill(noised: Noised) -> Noised:
-    """Text infilling: spans of Poisson-distributed length, each replaced by a single [MASK]; an empty one inserts a [MASK].
+    """Text infilling: replace spans of Poisson-distributed length by one [MASK] each; an empty span inserts a [MASK].
 
-    Lengths are drawn until the share of the tokens is reached, and the last one is cut so that it is reached exactly. Every
-    arrangement of the spans among the tokens that stay is equally likely.
+    Lengths are drawn until the share of the tokens is reached; the last one is cut to reach it exactly. Every arrangement of
+    the spans among the remaining tokens is equally likely.
     """
     counts = noised.tokens.counts
     lengths, drawn = span_lengths(per_row(noised_tokens, counts, noised.rates), noised.keys, mean_span=noised.mean_span)
@@ -130,17 +130,17 @@ def infill(noised: Noised) -> Noised:
     size = np.ones(len(is_span), dtype=np.int64)
     size[is_span] = lengths[drawn]
     first = np.cumsum(size) - size
-    # What is inserted at a row's end belongs to its last token.
+    # A [MASK] inserted at a row's end gets the sentence of the last token.
     first = np.minimum(first, np.repeat(noised.tokens.ends - 1, items))
     values = np.where(is_span, np.int32(noised.mask), noised.tokens.values[first])
     return noised.replaced(values, noised.sentence[first], items)
 
 
 def span_lengths(wanted: Counts, keys: keyed.Bits, *, mean_span: float) -> tuple[Counts, Flags]:
-    """Poisson lengths that add up to what is wanted in each row.
+    """Poisson lengths with the given sum in each row.
 
-    The cut length, drawn last, changes places with a random one, so that all orders of the lengths are equally likely. After
-    `infilled_spans` draws, which are nearly always enough, the last length is all that is left.
+    The cut length, drawn last, swaps places with a random one, so that all orders of the lengths are equally likely. At most
+    `infilled_spans` lengths are drawn, which is nearly always enough; the last of them takes the whole remainder.
 
     Args:
         wanted: Sum of each row's lengths. *Shape:* (rows,)
@@ -148,9 +148,9 @@ def span_lengths(wanted: Counts, keys: keyed.Bits, *, mean_span: float) -> tuple
         mean_span: Mean of the lengths before the cut.
 
     Returns:
-        The lengths, and which of them are drawn, in each row the leading ones. *Shape:* (rows, most spans) each
+        The lengths, and which of them are valid (the leading ones of each row). *Shape:* (rows, most spans) each
     """
-    # The bound is each row's own: a row must not depend on those it is made with.
+    # The bound is computed per row, since a row must not depend on the rows it is made with.
     most = np.array([infilled_spans(count, mean_span) for count in range(int(wanted.max(initial=0)) + 1)])[wanted]
     turn = np.arange(int(most.max(initial=0)))
     draws = keyed.uniform(keyed.bits(keys[:, None], keyed.Stream.SPAN_LENGTHS, turn))
@@ -168,14 +168,14 @@ def span_lengths(wanted: Counts, keys: keyed.Bits, *, mean_span: float) -> tuple
 
 @functools.cache
 def _poisson(mean: float) -> npt.NDArray[np.float64]:
-    """The distribution function of the Poisson distribution, as far as a float tells it from 1."""
+    """Cumulative distribution function of the Poisson distribution, up to where a float rounds it to 1."""
     farthest = math.ceil(mean + 12 * math.sqrt(mean) + 20)
     logs = [count * math.log(mean) - mean - math.lgamma(count + 1) for count in range(farthest)]
     return np.cumsum(np.exp(logs))
 
 
 def permute_sentences(noised: Noised) -> Noised:
-    """Sentence permutation: the sentences of a text in a random order."""
+    """Sentence permutation: shuffle the sentences of a text."""
     tokens, sentence = noised.tokens, noised.sentence
     first = np.flatnonzero(np.diff(sentence, prepend=-1))
     size = np.diff(first, append=len(sentence))
@@ -189,7 +189,7 @@ def permute_sentences(noised: Noised) -> Noised:
 
 
 def rotate(noised: Noised) -> Noised:
-    """Document rotation: a text begins at a random token of its, and what stood before that token ends it."""
+    """Document rotation: start a text at a random token and move what precedes it to the end."""
     tokens = noised.tokens
     turn = keyed.below(
         keyed.bits(noised.keys, keyed.Stream.ROTATION, np.zeros(1, np.int64)), np.maximum(tokens.counts, 1)
@@ -206,4 +206,4 @@ NOISE: Mapping[str, Callable[[Noised], Noised]] = {
     "permute_sentences": permute_sentences,
     "rotate": rotate,
 }
-"""The kinds of noise, in the order they are applied in."""
+"""Kinds of noise, in the order of application."""

@@ -1,4 +1,4 @@
-"""What an objective is: functions that lay out rows, and the settings they read."""
+"""Defines an objective: functions that lay out rows, and their settings."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ S = TypeVar("S", bound=ObjectiveSettings)
 
 Ability = Literal["cloze", "stepwise", "causal"]
 LayOut = Callable[["Windows", "Steps", "Vocabulary", Any], "Examples"]
-"""Lays out rows that predict given tokens."""
+"""A function that lays out rows that predict given tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(Generic[S]):
-    """One objective, as functions; what follows from its settings alone stands in their class.
+    """One objective, as functions; whatever depends on its settings alone is in the settings class.
 
-    `cloze`, `stepwise` and `causal` lay out rows with one target and nothing drawn at random, to measure and to use a
-    model by; None where a model trained by this objective does not define that.
+    `cloze`, `stepwise` and `causal` lay out rows with one target and no random draws, for evaluation and inference; None
+    if a model trained with this objective cannot predict that way.
 
     Args:
         settings: The class of its settings.
-        make: Rows to train on, pure in its arguments: windows, vocabulary, settings, and the mask rate of each row (that of
-            the settings if None). Every random draw is keyed by `windows.keys`.
-        cloze: Predict the tokens with a step >= 0 all at once from the rest (autoencoding). The j-th prediction of a row is
-            its j-th such token by step, then position.
-        stepwise: Predict them step by step, each step seeing the tokens of earlier ones; in the same order.
+        make: Training rows, a pure function of windows, vocabulary, settings, and the mask rate of each row (None: that of
+            the settings). Every random draw is keyed by `windows.keys`.
+        cloze: Predict all tokens with a step >= 0 at once from the rest (autoencoding). The j-th prediction of a row is its
+            j-th such token by step, then position.
+        stepwise: Predict the same tokens in the same order step by step, each step seeing the tokens of earlier steps.
         causal: Predict every maskable token from those left of it. The j-th prediction of a row is its j-th maskable token.
-        defines: Which of these three settings train for; all that there are if not given.
-        causal_masks: Whether `causal` masks the whole text, more of it than most rows of training do.
-        generates: How a model writes a text, or None where settings do not train for it; it cannot if not given.
-        check: Refuses text that the objective can do nothing with; called with some windows before the first step.
+        defines: Which of these three abilities the settings train; default: all that are not None.
+        causal_masks: Whether `causal` masks the whole text, which is more than most training rows do.
+        generates: How a model generates text, or None if the settings do not train it; default: it cannot generate.
+        check: Rejects text that the objective cannot use; called with some windows before the first step.
     """
 
     settings: type[S]

@@ -1,6 +1,6 @@
-"""How two segments relate: next-sentence prediction (BERT) and sentence order prediction (ALBERT).
+"""Segment-pair targets: next-sentence prediction (BERT) and sentence order prediction (ALBERT).
 
-The sampler pairs the segments, `Windows.negative` says how; here the first slot of a row is asked for it.
+The sampler pairs the segments and records the pairing in `Windows.negative`; the first slot of a row predicts it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from unicloze.text.windows import Windows
 
 
 def with_pair_target(examples: Examples, windows: Windows, settings: Pairs) -> Examples:
-    """The examples, and if the settings ask for it how their segments relate: 0 where S2 follows S1, 1 where it does not.
+    """Add the target `nsp` or `sop` if the settings name it: 0 if S2 follows S1, else 1.
 
     Raises:
-        UsageError: The windows were not paired for it.
+        UsageError: The windows were not paired for the target.
     """
     names = [name for name in PAIRS_OF_TARGETS if name in settings.targets]
     if not names:
         return examples
     if windows.negative is None:
         raise UsageError(
-            f"objective.targets names {names[0]}, which needs segments paired for it: set --objective.pairs "
+            f"objective.targets names {names[0]}, which needs paired segments: set --objective.pairs "
             f"{PAIRS_OF_TARGETS[names[0]]}."
         )
     rows = len(examples)

@@ -1,16 +1,16 @@
 """Permuted language models: XLNet, and MPNet, which shows a mask for every token not predicted yet.
 
-Both predict the last tokens of a random factorization order one step after the other (`par`) and keep what predicts, which
-must not know its answer, apart from what is read. The tokens that are not predicted are the context of all steps.
+Both predict the last tokens of a random factorization order step by step (`par`). The slots that predict must not see their
+answers, so they are separate from the slots that others see. Tokens that are not predicted are the context of all steps.
 
 `permuted` (Yang et al. 2019, Sections 2.2 and 2.3): a row is C, O, P. C holds the tokens that are not predicted, O the
-predicted ones by step: together they are the content stream. P is the query stream, read by nobody. Partial prediction
-of one token in K is `mask_rate` 1/K. A P slot shows no token: its id is the pseudo mask's, whose embedding is the paper's
-learned vector w.
+predicted tokens by step: together they are the content stream. P is the query stream, which no other slot sees. Partial
+prediction of one token in K is `mask_rate` 1/K. A P slot shows no token: its id is that of the pseudo mask, whose embedding
+is the paper's learned vector w.
 
-`compensated` (Song et al. 2020, Sections 2.2 and 2.3): a row is C, O, M, Q. M are masks at the predicted positions, so that
-a query sees every position of the text once, as a token or as a mask. A mask and its query show the same: a mask, a random
-token or the token itself, by one draw (80/10/10 as in BERT).
+`compensated` (Song et al. 2020, Sections 2.2 and 2.3): a row is C, O, M, Q. M holds masks at the predicted positions, so
+that a query sees every position of the text once, as a token or as a mask. A mask and its query show the same id, drawn
+once: a mask, a random token or the token itself (80/10/10 as in BERT).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class PermutedSettings(Masking, PseudoToken, Pairs):
     known_targets: ClassVar = ("par", "nsp", "sop")
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Targets without `par`, whose predictions the rows hold whatever else is asked for."""
+        """Reject targets without `par`, which the rows always predict."""
         if "par" not in self.targets:
-            yield "objective.targets", f"objective {self.name} always predicts 'par'; name it"
+            yield "objective.targets", f"objective {self.name} always predicts 'par'; include it"
         yield from super().problems(recipe)
 
 
@@ -67,7 +67,7 @@ def permuted(
         windows: The text.
         vocabulary: Ids of the special tokens.
         settings: What to predict, and in which order.
-        rates: Share of the text tokens to predict in each row; `settings.mask_rate` if not given. *Shape:* (rows,)
+        rates: Share of the text tokens to predict in each row; default: `settings.mask_rate`. *Shape:* (rows,)
     """
     steps, most = _draw(windows, vocabulary, settings, rates)
     examples = lay_out_permuted(windows, steps, vocabulary, pseudo=pseudo_id(vocabulary, settings), most=most)
@@ -82,7 +82,7 @@ def permuted_stepwise(
 
 
 def permuted_causal(windows: Windows, vocabulary: Vocabulary, settings: PermutedSettings) -> Examples:
-    """XLNet's rows that predict every text token from those left of it; the context is the special tokens."""
+    """XLNet's rows that predict every text token from those left of it; the context has only the special tokens."""
     return permuted_stepwise(windows, in_turn(windows), vocabulary, settings)
 
 
@@ -93,9 +93,9 @@ def compensated(
 
     Args:
         windows: The text.
-        vocabulary: Ids of the masks and of the tokens a random one is drawn from.
+        vocabulary: Ids of the masks and candidates for random tokens.
         settings: What to predict, in which order, and what to show in its place.
-        rates: Share of the text tokens to predict in each row; `settings.mask_rate` if not given. *Shape:* (rows,)
+        rates: Share of the text tokens to predict in each row; default: `settings.mask_rate`. *Shape:* (rows,)
     """
     steps, most = _draw(windows, vocabulary, settings, rates)
     pseudo = pseudo_id(vocabulary, settings)
@@ -106,19 +106,19 @@ def compensated(
 def compensated_stepwise(
     windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: CompensatedSettings
 ) -> Examples:
-    """MPNet's rows for given factorization steps, a mask at each position to predict."""
+    """MPNet's rows for given factorization steps, with a mask at each predicted position."""
     return lay_out_compensated(windows, steps, vocabulary, ALL_MASKED, pseudo=pseudo_id(vocabulary, settings))
 
 
 def compensated_causal(windows: Windows, vocabulary: Vocabulary, settings: CompensatedSettings) -> Examples:
-    """MPNet's rows that predict every text token from those left of it and masks."""
+    """MPNet's rows that predict every text token from those left of it, with masks at all other positions."""
     return compensated_stepwise(windows, in_turn(windows), vocabulary, settings)
 
 
 def _draw(
     windows: Windows, vocabulary: Vocabulary, settings: Masking, rates: masking.Rates | None
 ) -> tuple[masking.Steps, int]:
-    """The steps, and the most tokens that are predicted in a row of the run."""
+    """The factorization steps, and the maximum number of predicted tokens in any row of the run."""
     rates = masking.rates_of(windows, settings, rates)
     highest = masking.highest_rate(settings, rates)
     most = masking.most_masked_by(settings, windows.token_ids.shape[1], highest)
@@ -134,11 +134,11 @@ def lay_out_permuted(
         windows: The text.
         steps: Step of each position, -1 where it is not predicted. *Shape:* (rows, window)
         vocabulary: Ids of the special tokens.
-        pseudo: Id that P has.
-        most: Predicted tokens that a row has room for at least.
+        pseudo: Token id of the P slots.
+        most: Minimum capacity of a row in predicted tokens.
 
     Raises:
-        UsageError: Every token of a row is to be predicted, so that the first step would read nothing.
+        UsageError: Every token of a row is to be predicted, so that the first step would see nothing.
     """
     masked, most = _masked(windows, steps, most)
     capacity = windows.token_ids.shape[1] + most
@@ -171,10 +171,10 @@ def lay_out_compensated(
     Args:
         windows: The text.
         steps: Step of each position, -1 where it is not predicted. *Shape:* (rows, window)
-        vocabulary: Ids of the masks and of the tokens a random one is drawn from.
+        vocabulary: Ids of the masks and candidates for random tokens.
         corruption: What M and Q show.
         pseudo: Id of the masks in Q.
-        most: Predicted tokens that a row has room for at least.
+        most: Minimum capacity of a row in predicted tokens.
 
     Raises:
         UsageError: Every token of a row is to be predicted.
@@ -200,10 +200,10 @@ def lay_out_compensated(
 
 
 def _masked(windows: Windows, steps: masking.Steps, most: int) -> tuple[MaskedTokens, int]:
-    """The predicted tokens, and the most of a row."""
+    """The predicted tokens, and the maximum per row."""
     masked = MaskedTokens.of(steps)
     if (masked.counts >= windows.lengths).any():
-        raise UsageError("every token of a window is to be predicted: leave its first, [SOS], to be read")
+        raise UsageError("every token of a window is to be predicted: leave at least [SOS] as context")
     return masked, max(most, int(masked.counts.max(initial=0)))
 
 

@@ -1,7 +1,7 @@
-"""Replaced-token detection: every slot is asked whether it holds the text's own token (ELECTRA, Section 2).
+"""Replaced-token detection: every slot predicts whether its token is original or replaced (ELECTRA, Section 2).
 
-What stands at the masked positions is sampled by a network, so an objective can only say which slots are asked and what
-the text has there; the model writes its samples in and compares (`unicloze.model.chain`).
+A network samples the tokens at masked positions, so the objective only gives the slots and their original tokens; the model
+inserts its samples and compares (`unicloze.model.chain`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from unicloze.text.windows import Windows
 
 
 def with_replaced_target(examples: Examples, windows: Windows, settings: ObjectiveSettings) -> Examples:
-    """The examples, and if the settings ask for it the target `rtd` at every slot of the window that is not padding.
+    """Add the target `rtd`, if the settings name it, at every slot of the window that is not padding.
 
-    Special tokens are asked too, as in the released code. Labels are the tokens of the window.
+    Special tokens are included, as in the released code. Labels are the tokens of the window.
 
     Args:
         examples: Rows whose slots are the positions of the window.
-        windows: What they were made from.
-        settings: Names the targets.
+        windows: The windows of the rows.
+        settings: Settings with the target names.
     """
     if "rtd" not in settings.targets:
         return examples

@@ -1,15 +1,15 @@
-"""Sequence-to-sequence rows on the one backbone: the source reads itself, the target reads the source and its own past.
+"""Sequence-to-sequence rows on a single backbone: the source sees itself, the target sees the source and its own past.
 
-That is a matter of visibility alone (UniLM v1, Section 2.3; T5, Section 3.2, "prefix LM"). A row is
+Only the visibility differs (UniLM v1, Section 2.3; T5, Section 3.2, "prefix LM"). A row is
 
     [SOS] source [EOS] target [EOS]
 
-with a mode token after [SOS] where `settings.mode_token` names one. `lm` is predicted: the [EOS] of the source predicts the
-first token of the target, each token of the target the next one, the last one the closing [EOS]. The closing [EOS] is read
-by nobody. Segments tell source and target apart. Positions count on from source to target unless an objective says otherwise.
+with a mode token after [SOS] if `settings.mode_token` is given. `lm` is predicted: the [EOS] of the source predicts the
+first token of the target, each token of the target the next one, the last one the closing [EOS], which no slot sees.
+Source and target have different segments. Positions continue from source to target unless an objective overrides them.
 
-The text of a window is its tokens in order; an [EOS] between two segments or documents is not part of it. [UNK] is read,
-masked and moved like any other token, and never predicted.
+The text of a window is its tokens in order, without any [EOS] between segments or documents. [UNK] is visible, masked and
+moved like any other token, but never predicted.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from unicloze.text.windows import Windows
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTarget(MaskRate, Segments):
-    """What all sequence-to-sequence objectives have; each says how long its rows get.
+    """Common settings of all sequence-to-sequence objectives; subclasses define the size of their rows.
 
     Args:
-        mode_token: Number of the extra token that names the task in front of the source (UL2); none if not given. The
-            sentinels are the extra tokens from number 0 on, so a mode token stands behind all of them.
+        mode_token: Index of the extra token that names the task in front of the source (UL2); default: none. Sentinels are
+            the extra tokens from index 0, so a mode token must come after all of them.
     """
 
     mode_token: int | None = None
@@ -53,15 +53,15 @@ class SourceTarget(MaskRate, Segments):
 
     @property
     def forgets(self) -> str:
-        """Why its rows cannot go on from a memory."""
-        return f"a row of objective {self.name} is a source and a target, which no other goes on from"
+        """Why rows cannot use the memory of earlier rows."""
+        return f"a row of objective {self.name} is a source and a target, which no other row continues"
 
     def bounds(self, window: int, rates: Collection[float] = ()) -> Bounds:
-        """The most that any row takes up.
+        """Upper bounds on the size of any row.
 
         Args:
-            window: Length of its windows in tokens, special tokens included.
-            rates: Mask rates of rows, beside every rate the settings lead to: all rows of a run are as wide.
+            window: Length of the windows in tokens, special tokens included.
+            rates: Further mask rates of rows, besides those of the settings: all rows of a run have the same width.
         """
         text = max(0, window - 2)
         bounds = [self.bounds_at(text, rate) for rate in {*rates, *self._rates_on_the_way(text)}]
@@ -69,24 +69,24 @@ class SourceTarget(MaskRate, Segments):
 
     @abstractmethod
     def bounds_at(self, text: int, rate: float) -> Bounds:
-        """The most that a row of so many text tokens takes up at a mask rate."""
+        """Upper bounds on the size of a row with this many text tokens at a mask rate."""
 
     def _rates_on_the_way(self, text: int) -> set[float]:
-        """Every mask rate that matters: on the way to a final one, all that differ by a token."""
+        """Mask rates between the first and the final one, spaced by one token."""
         low, high = sorted(self.rates)
         return {low, high} | {i / text for i in range(text + 1) if low < i / text < high}
 
     def source_slots(self, source: int) -> int:
-        """Slots of a source of so many tokens with its special tokens."""
+        """Slots of a source of this many tokens, special tokens included."""
         return 1 + (self.mode_token is not None) + source + 1
 
     def counted_on(self, source: int, target: int) -> Bounds:
-        """Bounds of a source and a target whose positions go on from the source."""
+        """Bounds for a source and a target whose positions continue from the source."""
         slots = self.source_slots(source) + target
         return Bounds(slots=slots, predictions=target, positions=slots)
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Segments, extra tokens and a mode token that do not fit the rows."""
+        """Reject segments, extra tokens and mode tokens that do not fit the rows."""
         yield from super().problems(recipe)
         segments = (0, 1) if self.segment_ids is None else tuple(self.segment_ids)
         if len(segments) != 2 or min(segments) < 0:
@@ -94,7 +94,7 @@ class SourceTarget(MaskRate, Segments):
         elif max(segments) >= recipe.model.num_segments > 0:
             yield (
                 "model.num_segments",
-                f"source and target are segments {segments[0]} and {segments[1]}; give a row to each",
+                f"source and target are segments {segments[0]} and {segments[1]}; it must exceed both",
             )
         sentinels, mode = self.bounds(recipe.data.window).sentinels, self.mode_token
         if mode is not None and mode < sentinels:
@@ -115,20 +115,20 @@ class PrefixSettings(SourceTarget):
     name: str = "prefix"
 
     def bounds_at(self, text: int, rate: float) -> Bounds:
-        """The most that a row takes up: its target may be the whole text."""
+        """Upper bounds on a row's size; the target may be the whole text."""
         longest = predicted_suffix(text, rate)[1]
         return self.counted_on(0, text + 1)._replace(predictions=longest + 1)
 
 
 def predicted_suffix(tokens: int, rate: float) -> tuple[int, int]:
-    """Shortest and longest target of a prefix language model whose targets are on average the share `rate` of a text."""
+    """Minimum and maximum target length of a prefix language model whose mean target is the share `rate` of a text."""
     shortest = min(tokens, max(1, round((2 * rate - 1) * tokens)))
     return shortest, max(shortest, min(tokens, round(2 * rate * tokens)))
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """Sequences of different lengths, one for each row, one after the other.
+    """Concatenated sequences of different lengths, one per row.
 
     Args:
         values: *Shape:* (values of all rows,)
@@ -156,18 +156,18 @@ class Ragged:
 
     @property
     def rank(self) -> Counts:
-        """Number of each value within its row. *Shape:* (values of all rows,)"""
+        """Index of each value within its row. *Shape:* (values of all rows,)"""
         return np.arange(len(self.values)) - np.repeat(self.starts, self.counts)
 
     def followed_by(self, value: int) -> Ragged:
-        """Every sequence with one more value at its end."""
+        """Append one value to every sequence."""
         values = np.full(len(self.values) + len(self.counts), value, dtype=self.values.dtype)
         values[np.arange(len(self.values)) + self.row] = self.values
         return Ragged(values, self.counts + 1)
 
 
 def text_of(windows: Windows, vocabulary: Vocabulary) -> Ragged:
-    """The text of each window: its maskable tokens and its [UNK]s in order."""
+    """The text of each window: its maskable tokens and its [UNK]s, in order."""
     is_text = windows.maskable | unknown_words(windows.token_ids, vocabulary)
     return Ragged(windows.token_ids[is_text], np.count_nonzero(is_text, axis=1))
 
@@ -184,19 +184,18 @@ def lay_out(
     start: int | None = None,
     first_position: Counts | None = None,
 ) -> Examples:
-    """Rows of given sources and targets.
+    """Rows for given sources and targets.
 
     Args:
-        windows: The text they were made of.
+        windows: The windows they were made from.
         source: Token ids of each source, without special tokens.
-        target: Token ids of each target as they are predicted, a closing [EOS] included.
+        target: Token ids of each target as predicted, including any closing [EOS].
         vocabulary: Ids of the special tokens.
-        settings: Segment ids, mode token, and what the width of a row follows from.
-        rates: Mask rate of each row, from which the width of a row follows too. *Shape:* (rows,)
-        noised: Which tokens of the sources are not what the text says there; none if None. *Shape:* (source tokens,)
-        start: A token in front of the target that predicts its first token instead of the source's [EOS]; none if None.
-        first_position: Position of the first slot after the source, from which the target counts on; it goes on from the
-            source if None. *Shape:* (rows,)
+        settings: Segment ids, mode token, and bounds of the row width.
+        rates: Mask rate of each row, which affects the row width. *Shape:* (rows,)
+        noised: Which source tokens differ from the text or are masked; None for none. *Shape:* (source tokens,)
+        start: A token in front of the target that predicts its first token instead of the source's [EOS]; None for none.
+        first_position: Position of the first slot after the source; None to continue from the source. *Shape:* (rows,)
     """
     rows, window = windows.token_ids.shape
     slots, predictions = settings.bounds(window, rates.tolist())[:2]
@@ -248,7 +247,7 @@ def lay_out(
 
 
 def _target(target: Ragged, first: Counts, width: int) -> Target:
-    """Every token of the target, predicted by the slot before it."""
+    """Predict every token of the target from the slot before it."""
     real = within(target.counts, width)
     labels = np.zeros(real.shape, dtype=np.int32)
     labels[real] = target.values
@@ -257,7 +256,7 @@ def _target(target: Ragged, first: Counts, width: int) -> Target:
 
 
 def mode_id(vocabulary: Vocabulary, settings: SourceTarget) -> int | None:
-    """The token that names the task in front of a source; None if there is none."""
+    """Id of the mode token, which names the task before a source, or None."""
     if settings.mode_token is None:
         return None
     if settings.mode_token >= len(vocabulary.extra):
@@ -269,17 +268,17 @@ def mode_id(vocabulary: Vocabulary, settings: SourceTarget) -> int | None:
 
 
 def prefix(windows: Windows, vocabulary: Vocabulary, settings: PrefixSettings, rates: Rates | None = None) -> Examples:
-    """Prefix language modelling: a text is split at a random point, its end is predicted from its beginning.
+    """Prefix language modelling: split a text at a random point and predict its end from its beginning.
 
-    The target's length is uniform, and on average the share `mask_rate` of the text: from 1 up to twice that share. At 0.5
-    the split point is uniform over the whole text (T5, Section 3.2; UniLM v1), at 0.25 it is UL2's S-denoiser (Tay et al.,
+    The target length is uniform from 1 token to twice the share `mask_rate` of the text, which is therefore the mean. At 0.5
+    the split point is uniform over the whole text (T5, Section 3.2; UniLM v1); 0.25 is UL2's S-denoiser (Tay et al.,
     Section 3.1.2). The source may be empty.
 
     Args:
         windows: The text.
         vocabulary: Ids of the special tokens.
-        settings: Mean share of the target and layout.
-        rates: Mean share of each row; `settings.mask_rate` if not given. *Shape:* (rows,)
+        settings: Mean share of the target, and layout.
+        rates: Mean share of each row; default: `settings.mask_rate`. *Shape:* (rows,)
     """
     rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     shortest, longest = per_row(predicted_suffix, text.counts, rates)
@@ -288,14 +287,14 @@ def prefix(windows: Windows, vocabulary: Vocabulary, settings: PrefixSettings, r
 
 
 def starts_from_nothing(settings: PrefixSettings) -> bool:
-    """Whether a prefix language model sees empty sources in training, so that it can predict a text from its beginning."""
+    """Whether training includes empty sources, so that the model can predict a text from its beginning."""
     return max(settings.rates) >= 0.5
 
 
 def causal(windows: Windows, vocabulary: Vocabulary, settings: PrefixSettings) -> Examples:
-    """Rows that predict every text token from those left of it: the source is empty, and the closing [EOS] is not predicted.
+    """Rows that predict every text token from those left of it: the source is empty and the closing [EOS] not predicted.
 
-    Training shows such rows too: of n tokens, one row in n at a mean share of 0.5.
+    Training includes such rows: one in n for n tokens at a mean share of 0.5.
 
     Raises:
         UsageError: The settings never train on an empty source.
@@ -332,7 +331,7 @@ def _split(
 
 
 def generates(settings: SourceTarget, vocabulary: Vocabulary) -> GenerationLayout:
-    """The last token's own slot predicts the next token of the target."""
+    """Generation layout in which the last token's own slot predicts the next token."""
     return layout(settings, vocabulary, predicts="next", mode=mode_id(vocabulary, settings))
 
 

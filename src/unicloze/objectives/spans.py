@@ -1,4 +1,4 @@
-"""Draws that the denoising objectives share: random subsets and partitions, for many rows at once, keyed by row."""
+"""Random subsets and partitions for the denoising objectives, for many rows at once, keyed by row."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Counts = npt.NDArray[np.int64]
 
 
 def per_row(function: Callable[[int, float], Any], tokens: Counts, rates: npt.NDArray[np.float64]) -> Any:
-    """A count, or several, that follow from a row's tokens and rate; computed once for rows alike.
+    """Apply a function of tokens and rate to each row, computing it once per distinct pair.
 
     Args:
-        function: From tokens and rate to a count or a tuple of counts.
+        function: Maps tokens and rate to a count or a tuple of counts.
         tokens: *Shape:* (rows,)
         rates: *Shape:* (rows,)
 
     Returns:
-        *Shape:* (rows,), or (counts, rows) to be unpacked.
+        *Shape:* (rows,), or (counts, rows) for a tuple.
     """
     pairs, row = np.unique(np.stack([tokens, rates], axis=1), axis=0, return_inverse=True)
     results = [function(int(count), rate) for count, rate in pairs.tolist()] or [function(0, 0.0)]
@@ -31,19 +31,19 @@ def per_row(function: Callable[[int, float], Any], tokens: Counts, rates: npt.ND
 
 
 def subset(items: Counts, chosen: Counts, keys: keyed.Bits, stream: int) -> Flags:
-    """A uniformly random subset of each row's items, by Floyd's method: as many turns as items are chosen.
+    """A uniformly random subset of each row's items, by Floyd's algorithm, which takes one turn per chosen item.
 
     Args:
         items: Items of each row. *Shape:* (rows,)
-        chosen: How many of them to choose, at most all. *Shape:* (rows,)
+        chosen: Number of items to choose, at most all. *Shape:* (rows,)
         keys: Key of each row's draws. *Shape:* (rows,)
-        stream: What the draws are for.
+        stream: Stream of the draws.
 
     Returns:
-        Whether an item is chosen. *Shape:* (rows, most items)
+        Whether each item is chosen. *Shape:* (rows, most items)
     """
     width, turns = max(0, int(items.max(initial=0))), np.arange(int(chosen.max(initial=0)))[:, None]
-    flags = np.zeros((len(items), width + 1), dtype=bool)  # what a row without a turn chooses is not looked at
+    flags = np.zeros((len(items), width + 1), dtype=bool)  # rows without a turn write to the extra column
     row = np.arange(len(items)) * (width + 1)
     last = items - chosen + turns
     drawn = keyed.below(keyed.bits(keys, stream, turns), last + 1)
@@ -58,16 +58,16 @@ def subset(items: Counts, chosen: Counts, keys: keyed.Bits, stream: int) -> Flag
 
 
 def partition(items: Counts, parts: Counts, keys: keyed.Bits, stream: int) -> Counts:
-    """Sizes of the parts of each row's items, none empty, every such partition equally likely (T5's segmentation).
+    """Sizes of the parts of a uniformly random partition of each row's items into non-empty parts (T5's segmentation).
 
     Args:
         items: Items of each row. *Shape:* (rows,)
-        parts: Parts of each row, at least 1, at most its items; one empty part where there are no items. *Shape:* (rows,)
+        parts: Parts of each row, from 1 to its items; a row without items has one empty part. *Shape:* (rows,)
         keys: Key of each row's draws. *Shape:* (rows,)
-        stream: What the draws are for.
+        stream: Stream of the draws.
 
     Returns:
-        Of all rows one after the other. *Shape:* (all parts,)
+        The sizes, row by row. *Shape:* (all parts,)
     """
     cuts = subset(np.maximum(items - 1, 0), parts - 1, keys, stream)
     first = np.ones((len(items), cuts.shape[1] + 1), dtype=bool)
@@ -80,5 +80,5 @@ def partition(items: Counts, parts: Counts, keys: keyed.Bits, stream: int) -> Co
 
 
 def within(counts: Counts, width: int) -> Flags:
-    """Which columns of a padded array hold each row's items. *Shape:* (rows, width)"""
+    """Which columns of a padded array hold items of the row. *Shape:* (rows, width)"""
     return np.arange(width) < counts[:, None]

@@ -1,8 +1,8 @@
 """UniLMv2's objectives: autoencoding and (partially) autoregressive prediction in one row (paper Section 3).
 
-A row is C, O, P: the context with each masked position corrupted, the original masked tokens by factorization step, and
-their pseudo masks by step. O and P carry the position and segment of the token they stand for. `ae` is predicted at the
-masked slots of C, `par` at P; with steps of one token PAR is AR.
+A row is C, O, P: the context with masked positions corrupted, the original masked tokens by factorization step, and their
+pseudo masks by step. O and P slots have the position and segment of their token. `ae` is predicted at the masked slots of C,
+`par` at P; with steps of one token PAR is AR.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
 ALL_MASKED = Corruption(mask_share=1.0, random_share=0.0)
-"""A mask at every masked position."""
+"""Corruption that shows a mask at every masked position."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class UniLMv2Settings(Masking, Corruption, PseudoToken, Pairs):
     known_targets = "ae", "par", "nsp", "sop"
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Targets that need masks in the context."""
+        """Reject targets that need masks in the context."""
         yield from super().problems(recipe)
         if not self.masks_in_context and "ae" in self.targets:
             yield (
@@ -65,9 +65,9 @@ def unilmv2(
 
     Args:
         windows: The text.
-        vocabulary: Ids of the masks and of the tokens a random one is drawn from.
+        vocabulary: Ids of the masks and candidates for random tokens.
         settings: What to mask, predict and show.
-        rates: Mask rate of each row; `settings.mask_rate` if not given. *Shape:* (rows,)
+        rates: Mask rate of each row; default: `settings.mask_rate`. *Shape:* (rows,)
     """
     rates = masking.rates_of(windows, settings, rates)
     steps = draw_steps(windows, settings, rates, vocabulary)
@@ -85,26 +85,26 @@ def unilmv2(
 
 
 def cloze(windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: UniLMv2Settings) -> Examples:
-    """Rows that predict every masked token from the context alone, a mask at each of them (equation 3)."""
+    """Rows that predict every masked token from the context alone, with a mask at each (equation 3)."""
     return lay_out(windows, steps, vocabulary, ALL_MASKED, predict=("ae",), pseudo=vocabulary.mask)
 
 
 def stepwise(windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: UniLMv2Settings) -> Examples:
-    """Rows that predict the masked tokens step by step, a mask at each of them (equation 6)."""
+    """Rows that predict the masked tokens step by step, with a mask at each (equation 6)."""
     pseudo = pseudo_id(vocabulary, settings)
     whole = settings.masks_in_context
     return lay_out(windows, steps, vocabulary, ALL_MASKED, predict=("par",), pseudo=pseudo, whole=whole)
 
 
 def causal(windows: Windows, vocabulary: Vocabulary, settings: UniLMv2Settings) -> Examples:
-    """Rows that predict every text token from those left of it, a mask at every position of the context."""
+    """Rows that predict every text token from those left of it, with a mask at every text position of the context."""
     return stepwise(windows, in_turn(windows), vocabulary, settings)
 
 
 def draw_steps(
     windows: Windows, settings: Masking, rates: npt.NDArray[np.float64], vocabulary: Vocabulary
 ) -> masking.Steps:
-    """The factorization step of each position of each window, -1 where it is not masked. *Shape:* (rows, window)"""
+    """The factorization step of each position of each window, -1 if it is not masked. *Shape:* (rows, window)"""
     units = masking.units_of(windows, vocabulary, settings)
     if settings.masking == "token":
         steps = masking.single_tokens(windows.maskable, windows.keys, rates=rates, units=units)
@@ -138,13 +138,13 @@ def lay_out(
 
     Args:
         windows: The text.
-        steps: Step of each position, -1 where it is not masked. *Shape:* (rows, window)
-        vocabulary: Ids of the masks and of the tokens a random one is drawn from.
+        steps: Step of each position, -1 if it is not masked. *Shape:* (rows, window)
+        vocabulary: Ids of the masks and candidates for random tokens.
         corruption: What masked positions show.
         predict: `ae`, `par` or both.
         pseudo: Id of the pseudo masks.
-        whole: Whether the context holds the masked positions; it must for `ae`.
-        most: Masked tokens that a row has room for at least, so that the rows of a run are as wide.
+        whole: Whether the context includes the masked positions; required for `ae`.
+        most: Minimum capacity of a row in masked tokens, so that all rows of a run have the same width.
     """
     window = windows.token_ids.shape[1]
     masked = MaskedTokens.of(steps)
@@ -184,9 +184,9 @@ def corrupt(
     *,
     pseudo: int,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """What the masked slots of C and of P show. One draw for both, so that C tells P nothing that P does not show.
+    """Ids shown at the masked slots of C and of P. Both use one draw, so that C reveals nothing to P that P does not show.
 
-    Where a span is corrupted as a whole its step names the draw; random tokens differ within it all the same.
+    If whole spans are corrupted, the draw is keyed by step; random tokens still differ within a span.
     """
     keys = windows.keys[masked.row]
     named = masked.step if corruption.corruption_unit == "span" else masked.position
@@ -199,17 +199,17 @@ def corrupt(
 
 
 def pseudo_id(vocabulary: Vocabulary, settings: PseudoToken) -> int:
-    """The id [P] has.
+    """Token id of [P].
 
     Raises:
-        UsageError: It should have its own and the vocabulary has none to give.
+        UsageError: [P] needs its own id, but the vocabulary has none available.
     """
     if settings.pseudo_token == "mask":
         return vocabulary.mask
     if vocabulary.pseudo is None:
         raise UsageError(
             "objective.pseudo_token is own, but the tokenizer has neither a [PSEUDO] nor an unused token: "
-            "set --objective.pseudo_token mask"
+            "set --objective.pseudo_token mask."
         )
     return vocabulary.pseudo
 

@@ -1,4 +1,4 @@
-"""The objective of an encoder that was imported and not trained here."""
+"""The objective `none`, of an imported encoder that is not trained here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unicloze.objectives.objective import Objective
 
 @dataclass(frozen=True, kw_only=True)
 class UntrainedSettings(Pairs):
-    """The heads an imported encoder came with, as targets; there may be none."""
+    """Settings of an imported encoder; its targets are the heads it came with, possibly none."""
 
     name: str = "none"
 
@@ -23,14 +23,14 @@ class UntrainedSettings(Pairs):
 
 
 def nothing(*_: object) -> Examples:
-    """No rows.
+    """Raise an error, since this objective makes no rows.
 
     Raises:
         UsageError: Always.
     """
     raise UsageError(
-        "objective none, that of an imported encoder, trains nothing: give a recipe with another one, and the encoder as "
-        "training.initialize_from"
+        "objective none, that of an imported encoder, cannot be trained: use a recipe with another objective, and give the "
+        "encoder as training.initialize_from"
     )
 
 

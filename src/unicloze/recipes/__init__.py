@@ -1,8 +1,8 @@
 """Recipes: complete runs as YAML files that mirror `unicloze.settings`.
 
-A recipe file holds the sections of `unicloze.settings.Recipe`; what it leaves out keeps its default. A top-level
-`base: NAME` starts from another recipe (or from a file beside this one) and changes single values of it. Overrides, of
-the caller or the command line, come last.
+A recipe file holds the sections of `unicloze.settings.Recipe`; omitted settings keep their defaults. A top-level
+`base: NAME` starts from another recipe (or a file next to this one) and changes single values. Overrides by the caller or
+the command line come last.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 TASKS_SHELF = "tasks"
-"""Folder of the recipes for fine-tuning among the others."""
+"""Subfolder of the recipes for fine-tuning."""
 
 
 def recipe_names() -> list[str]:
@@ -56,16 +56,16 @@ def _names(shelf: Path) -> list[str]:
 
 
 def load_recipe(name_or_file: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """A recipe of the package or of a file, with single values overridden, its types and values checked.
+    """Load a recipe by name or from a file, apply overrides, and check types and values.
 
     Args:
-        name_or_file: A name out of `recipe_names()` or `task_names()`, or a YAML file.
-        overrides: Values by dotted key (`{"training.steps": 10}`) or nested (`{"training": {"steps": 10}}`). A string
-            stands for the value it spells, as on a command line, and a single value for a list of one.
+        name_or_file: A name from `recipe_names()` or `task_names()`, or a YAML file.
+        overrides: Values by dotted key (`{"training.steps": 10}`) or nested (`{"training": {"steps": 10}}`). Strings are
+            parsed as on the command line; a single value is accepted for a list of one.
 
     Raises:
-        UsageError: No such recipe or file, broken YAML, an unknown key, a wrong type or an impossible value. The
-            message names the file and line, or the option.
+        UsageError: No such recipe or file, broken YAML, an unknown key, a wrong type or an invalid value. The message
+            names the file and line, or the option.
     """
     layers = _layers(_find(name_or_file), ())
     layers.append(flatten(overrides or {}, lambda key: f"option {option_of(key)}"))
@@ -73,15 +73,15 @@ def load_recipe(name_or_file: str | os.PathLike[str], overrides: Mapping[str, An
 
 
 def given_beside(key: str, name_or_file: str | os.PathLike[str], overrides: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that are given where another one is, or over it: in the same file, one built on it, or by the caller.
+    """Settings given together with another one or later: in the same file, in a file based on it, or by the caller.
 
     Args:
         key: The other setting.
-        name_or_file: As of `load_recipe`.
-        overrides: As of `load_recipe`.
+        name_or_file: As for `load_recipe`.
+        overrides: As for `load_recipe`.
 
     Returns:
-        By dotted key the file and line or the option it comes from.
+        Origin of each setting (file and line, or option), by dotted key.
     """
     layers = _layers(_find(name_or_file), ())
     layers.append(flatten(overrides, lambda name: f"option --{name}"))
@@ -90,16 +90,16 @@ def given_beside(key: str, name_or_file: str | os.PathLike[str], overrides: Mapp
 
 
 def with_overrides(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    """A recipe with single values changed, its types and values checked; arguments and errors as of `load_recipe`."""
+    """A recipe with single values changed, with types and values checked; arguments and errors as for `load_recipe`."""
     own = flatten(_plain(recipe), lambda key: f"recipe {recipe.name}")
     return _built([own, flatten(overrides, lambda key: f"option --{key}")])
 
 
 def _built(layers: Sequence[Mapping[str, Setting]]) -> Recipe:
-    """The recipe of settings in layers, each over those before it.
+    """Build a recipe from layers of settings, each overriding the ones before.
 
-    A layer sets settings of the objective and of the task that are in force in it. Where a later one names another, what that
-    one has not is dropped: a recipe may be built on one of another objective.
+    A layer may only contain settings of the objective and task in force there. If a later layer names another objective or
+    task, settings that the new one lacks are dropped: a recipe may be based on one with another objective.
     """
     settings: dict[str, Setting] = {}
     names = {section: KEYS[f"{section}.{key}"].default for section, (_, key) in VARIED.items()}
@@ -130,7 +130,7 @@ def _built(layers: Sequence[Mapping[str, Setting]]) -> Recipe:
 
 
 def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
-    """Write a recipe as YAML that `load_recipe` reads back; a file of that name is replaced whole or left as it was.
+    """Write a recipe atomically as YAML that `load_recipe` reads back.
 
     Raises:
         UniclozeError: The file cannot be written.
@@ -142,14 +142,14 @@ def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as YAML holds it."""
+    """A recipe as nested dictionaries for YAML."""
     values = recipe.to_dict()
     values["training"]["betas"] = list(values["training"]["betas"])
     return values
 
 
 def toy_overrides() -> dict[str, Any]:
-    """Overrides by dotted key that let any recipe take two steps on a laptop in seconds; its objective stays."""
+    """Overrides by dotted key with which any recipe, its objective unchanged, runs two steps on a laptop in seconds."""
     return {
         "data.window": 32,
         "tokenizer.path": None,
@@ -189,17 +189,17 @@ def _find(name_or_file: str | os.PathLike[str]) -> Path:
     if path.is_file():
         return path
     if path.suffix in {".yaml", ".yml"} or len(path.parts) > 1:
-        cure = "it is a directory; name the recipe file in it" if path.is_dir() else "there is no such file"
-        raise UsageError(f"{path}: {cure}; `unicloze recipes` lists the recipes that need no file.")
+        cure = "this is a directory; name the recipe file in it" if path.is_dir() else "there is no such file"
+        raise UsageError(f"{path}: {cure}; `unicloze recipes` lists the built-in recipes.")
     near = difflib.get_close_matches(name, [*recipe_names(), *task_names()], n=1, cutoff=0.4)
     guess = f"; did you mean '{near[0]}'?" if near else "."
     raise UsageError(f"No recipe is named '{name}'{guess} `unicloze recipes` lists all.")
 
 
 def _layers(path: Path, seen: tuple[Path, ...]) -> list[dict[str, Setting]]:
-    """The settings of a recipe file, behind those of its bases."""
+    """The settings of a recipe file, preceded by those of its bases."""
     if path.resolve() in seen:
-        raise UsageError(f"{path}: this recipe is its own base; take out one `base:` of {', '.join(map(str, seen))}.")
+        raise UsageError(f"{path}: this recipe is its own base; remove one `base:` of {', '.join(map(str, seen))}.")
     values, lines = _parse_yaml(path)
     base, schema = values.pop("base", None), values.pop("schema", None)
     if schema not in (None, SCHEMA):
@@ -222,7 +222,7 @@ def _layers(path: Path, seen: tuple[Path, ...]) -> list[dict[str, Setting]]:
 
 
 def _check_names(values: Mapping[str, Any], origin: Callable[[str], str]) -> None:
-    """Refuse an objective or a task that is not known before its settings are: they are not known either."""
+    """Reject an unknown objective or task first, since its settings would be unknown too."""
     for section, (_, key) in VARIED.items():
         name = named(values, section, key)
         if name is not None:
@@ -230,14 +230,14 @@ def _check_names(values: Mapping[str, Any], origin: Callable[[str], str]) -> Non
 
 
 def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The values of a YAML file, and the line of each dotted key."""
+    """The values of a YAML file, and the line number of each dotted key."""
     try:
         text = path.read_text(encoding="utf-8")
         loader = Loader(text)
         root = loader.get_single_node()
         lines: dict[str, int] = {}
         if isinstance(root, yaml.MappingNode):
-            _collect_lines(root, path, "", lines)  # before merge keys are put in their place
+            _collect_lines(root, path, "", lines)  # before construct_document expands merge keys
         values: Any = loader.construct_document(root) if root else None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -249,7 +249,7 @@ def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     except OSError as error:
         raise UsageError(f"{path}: cannot read the recipe: {error.strerror}.") from error
     if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
-        raise UsageError(f"{path}: a recipe is a mapping with the sections {', '.join(SECTIONS)}; this file is none.")
+        raise UsageError(f"{path}: this is not a recipe, which is a mapping with the sections {', '.join(SECTIONS)}.")
     return values, lines
 
 
@@ -257,9 +257,7 @@ def _collect_lines(node: yaml.MappingNode, path: Path, prefix: str, lines: dict[
     for key_node, value_node in node.value:
         key, line = f"{prefix}{key_node.value}", key_node.start_mark.line + 1
         if key in lines:
-            raise UsageError(
-                f"{path}, line {line}: {key} is given a second time (first in line {lines[key]}); keep one."
-            )
+            raise UsageError(f"{path}, line {line}: {key} is given twice (first on line {lines[key]}); keep one.")
         lines[key] = line
         if not prefix and isinstance(value_node, yaml.MappingNode):
             _collect_lines(value_node, path, f"{key}.", lines)

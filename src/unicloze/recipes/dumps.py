@@ -1,4 +1,4 @@
-"""Recipes of runs of earlier versions: each holds the settings of all objectives and tasks."""
+"""Reads recipes of runs of earlier versions, which contain the settings of all objectives and tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from unicloze.recipes.schema import KEYS, VARIED, Setting, keys_of
 
 SCHEMA = 2
-"""What a recipe that is written now says of its form: it holds the settings of its own objective and task only."""
+"""Schema version of written recipes, which contain only the settings of their own objective and task."""
 
 FORMER: Mapping[str, tuple[str, ...]] = {
     "objective": (
@@ -23,15 +23,15 @@ FORMER: Mapping[str, tuple[str, ...]] = {
         "no_answer_threshold", "metric_options", "evaluate_records",
     ),
 }  # fmt: skip
-"""The settings that all objectives, and all tasks, once had in common."""
+"""Settings that all objectives, and all tasks, once had in common."""
 READ_BY_ALL = {"objective.pairs": "contiguous"}
-"""Of these what changed the windows of every objective, and the value that did not."""
+"""Former settings that affected the windows of every objective, and the value that had no effect."""
 
 
 def without_foreign(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """The settings of a file, without those of other objectives and tasks if an earlier version wrote it.
+    """The settings of a file; if an earlier version wrote it, without those of other objectives and tasks.
 
-    They had no effect.
+    Those had no effect.
     """
     kept = dict(settings)
     for section, (_, key) in VARIED.items():
@@ -47,7 +47,7 @@ def without_foreign(settings: Mapping[str, Setting]) -> dict[str, Setting]:
 
 
 def _is_own(key: str, value: Any, section: str, own: Any) -> bool:
-    """Whether an objective or a task has a setting, or had it and it changed something; so of other sections too."""
+    """Whether to keep a setting: the objective or task has it, or it had an effect, or it is of another section."""
     registry, _ = VARIED[section]
     if key in KEYS or key.partition(".")[2] not in FORMER[section] or not key.startswith(f"{section}."):
         return True

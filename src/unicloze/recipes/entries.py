@@ -28,20 +28,20 @@ from unicloze.recipes.schema import (
 )
 from unicloze.settings import ObjectiveSettings
 
-NOTES = {"task.fields": ": the name of a field, which the header of a .tsv or .csv gives, and no number of a column"}
-"""What the type of a setting does not say of its values."""
+NOTES = {"task.fields": ": the name of a field, as in the header of a .tsv or .csv, not the number of a column"}
+"""Additions to type errors: what the type alone does not state."""
 
 
 def typed_mixture(entries: list[Any], origin: str, objective: str) -> list[dict[str, Any]]:
-    """The parts of a mixture with every value of its setting's type.
+    """The parts of a mixture, with every value converted to its setting's type.
 
     Args:
-        entries: As the recipe has them.
-        origin: Where they stand, for messages.
-        objective: That of the parts that name none.
+        entries: The entries of the recipe.
+        origin: Their origin, for messages.
+        objective: The objective of parts that name none.
 
     Raises:
-        UsageError: A part is no mapping, or holds what its objective has not.
+        UsageError: A part is not a mapping, or has a setting that its objective lacks.
     """
     found, labels = [], set()
     for number, entry in enumerate(entries, 1):
@@ -53,7 +53,7 @@ def typed_mixture(entries: list[Any], origin: str, objective: str) -> list[dict[
             raise UsageError(f"{place}: evaluate is {beside['evaluate']!r}; expected true or false.")
         changes = {f"objective.{key}": value for key, value in entry.items() if key not in PART_KEYS}
         if "objective.mixture" in changes:
-            raise UsageError(f"{place}: a part is itself no mixture; list its parts beside the others.")
+            raise UsageError(f"{place}: a part cannot be a mixture; list its parts directly.")
         name = entry.get("name", objective)
         kind_of(name, place, ())
         for key in changes:
@@ -66,23 +66,23 @@ def typed_mixture(entries: list[Any], origin: str, objective: str) -> list[dict[
         if not isinstance(label, str) or not label.strip():
             raise UsageError(f"{place}: label is {label!r}; expected text.")
         if label in labels:
-            raise UsageError(f"{place}: label {label!r} stands twice; give each part a label of its own.")
+            raise UsageError(f"{place}: label {label!r} is used twice; give each part its own label.")
         labels.add(label)
         found.append({**beside, "label": label, **values})
     return found
 
 
 def kind_of(name: Any, place: str, given: Collection[str], section: str = "objective") -> type:
-    """The class of the settings of an objective, or of another section whose settings follow from a name.
+    """The settings class of an objective or task.
 
     Args:
         name: The objective, or the kind of the task; "" for none.
-        place: Where its settings stand, for messages.
-        given: Dotted keys that are given there; those of other sections do not matter.
+        place: Origin of the settings, for messages.
+        given: Dotted keys given there; those of other sections are ignored.
         section: The section.
 
     Raises:
-        UsageError: There is none of that name, or it has no such setting.
+        UsageError: The name is unknown, or has no such setting.
     """
     registry, key = VARIED[section]
     if name == "" and section == "task":
@@ -98,21 +98,21 @@ def kind_of(name: Any, place: str, given: Collection[str], section: str = "objec
 
 
 def named(values: Mapping[str, Any], section: str = "objective", key: str = "name") -> Any:
-    """The objective, or the kind of a task, that nested or dotted settings name, None if they name none."""
+    """The objective, or the kind of a task, named by nested or dotted settings, or None."""
     held = values.get(section)
     return held.get(key) if isinstance(held, Mapping) else values.get(f"{section}.{key}")
 
 
 def typed_phases(entries: list[Any], origin: str, objective: str) -> list[dict[str, Any]]:
-    """The phases of a run as nested mappings with every value of its setting's type.
+    """The phases of a run as nested mappings, with every value converted to its setting's type.
 
     Args:
-        entries: As the recipe has them, nested or by dotted key.
-        origin: Where they stand, for messages.
-        objective: That of the phases that name none.
+        entries: The entries of the recipe, nested or by dotted key.
+        origin: Their origin, for messages.
+        objective: The objective of phases that name none.
 
     Raises:
-        UsageError: A phase is no mapping, changes what must stay, or holds what its objective has not.
+        UsageError: A phase is not a mapping, changes a fixed setting, or has a setting that its objective lacks.
     """
     found = []
     for number, entry in enumerate(entries, 1):
@@ -151,15 +151,15 @@ def _check_share(entry: Mapping[str, Any], place: str) -> None:
 
 
 def typed(values: Mapping[str, Any], place: str, *, objective: type = ObjectiveSettings) -> dict[str, Any]:
-    """Values by dotted key, nested and of the types of their settings.
+    """Convert values by dotted key to nested values of their settings' types.
 
     Args:
-        values: Their keys are those of settings.
-        place: Where they stand, for messages.
-        objective: The class of the settings of `objective`.
+        values: Values of known settings.
+        place: Their origin, for messages.
+        objective: The settings class of `objective`.
 
     Raises:
-        UsageError: A value is of another type.
+        UsageError: A value has the wrong type.
     """
     settings = {key: Setting(value, place) for key, value in values.items()}
     found = parsed(settings, {"objective": objective})
@@ -167,14 +167,14 @@ def typed(values: Mapping[str, Any], place: str, *, objective: type = ObjectiveS
 
 
 def parsed(settings: Mapping[str, Setting], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted key as nested values of their types.
+    """Convert settings by dotted key to nested values of their types.
 
     Args:
-        settings: Their keys are those of settings; those of `objective` and `task` of their class.
-        kinds: The classes of these sections, where they are not those of `SECTIONS`.
+        settings: Known settings; those of `objective` and `task` must be in their class.
+        kinds: Settings classes of sections that differ from `SECTIONS`.
 
     Raises:
-        UsageError: A value is of another type.
+        UsageError: A value has the wrong type.
     """
     kinds = {"": str, **SECTIONS, **kinds}
     result: dict[str, Any] = {}

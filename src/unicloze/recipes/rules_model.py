@@ -1,4 +1,4 @@
-"""What the shape of a model asks of its settings, and of the objective that trains it."""
+"""Checks model settings against each other and against the objective that trains the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST_DISTANCE = 16384
 
 
 def model_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Keys with a value that the model cannot have, and what it must be."""
+    """Invalid model settings: the key and what its value must be."""
     data, objective, model = recipe.data, recipe.objective, recipe.model
     if model.num_heads > 0 and model.hidden_size % model.num_heads:
         yield "model.hidden_size", f"it must be a multiple of model.num_heads, {model.num_heads}"
@@ -28,7 +28,7 @@ def model_problems(recipe: Recipe) -> Iterator[Problem]:
         reason = "data.window" if needed == data.window else f"the positions of a row of objective {objective.name}"
         yield "model.max_positions", f"it must be at least {reason}, {needed}"
     if model.num_segments == 0 and data.segments > 1:
-        yield "model.num_segments", "segments are told apart by their table: set data.segments to 1, or have a table"
+        yield "model.num_segments", "two segments need a segment table: set data.segments to 1, or this to 2 or more"
     elif 0 < model.num_segments < data.segments:
         yield "model.num_segments", f"it must be at least data.segments, {data.segments}"
     yield from _local_problems(recipe)
@@ -37,36 +37,36 @@ def model_problems(recipe: Recipe) -> Iterator[Problem]:
     if model.relative_bias and model.relative_max_distance <= model.relative_buckets // 4:
         yield (
             "model.relative_max_distance",
-            f"model.relative_buckets {model.relative_buckets} need more than a quarter of that",
+            f"it must exceed model.relative_buckets {model.relative_buckets} / 4",
         )
     elif model.relative_bias and model.relative_max_distance > LONGEST_DISTANCE:
         yield (
             "model.relative_max_distance",
-            f"every step looks it up in a table of so many: give {LONGEST_DISTANCE:,} or less",
+            f"it is the size of a table used in every step: give {LONGEST_DISTANCE:,} or less",
         )
     yield from _transformer_xl_problems(recipe)
 
 
 def _transformer_xl_problems(recipe: Recipe) -> Iterator[Problem]:
-    """What does not go with Transformer-XL's encoding, and what a memory needs."""
+    """Settings incompatible with Transformer-XL's position encoding, and requirements of a memory."""
     model = recipe.model
     if model.positions == "transformer_xl":
         if model.relative_bias:
-            yield "model.positions", "it encodes distances by itself: that needs model.relative_bias false"
+            yield "model.positions", "it already encodes distances: set model.relative_bias to false"
         if model.hidden_size % 2:
-            yield "model.hidden_size", "it must be even: model.positions transformer_xl has a sine and a cosine each"
+            yield "model.hidden_size", "it must be even: model.positions transformer_xl uses pairs of sine and cosine"
         if recipe.training.attention == "flex":
-            yield "training.attention", "that cannot add the scores of model.positions transformer_xl; leave it auto"
+            yield "training.attention", "it does not support model.positions transformer_xl; leave it auto"
     if model.memory and (model.positions != "transformer_xl" or recipe.data.order != "streams"):
-        yield "model.memory", "that needs model.positions transformer_xl and data.order streams"
+        yield "model.memory", "it needs model.positions transformer_xl and data.order streams"
     if model.memory and (problem := recipe.objective.forgets) is not None:
         yield "model.memory", f"{problem}; it must be 0"
     if model.memory and model.generator_size > 0:
-        yield "model.memory", "a chain of generator and discriminator remembers nothing; it must be 0"
+        yield "model.memory", "generator and discriminator models do not support a memory; it must be 0"
 
 
 def _local_problems(recipe: Recipe) -> Iterator[Problem]:
-    """What keeps the layers from reading nearby slots only."""
+    """Requirements of local attention layers that are not met."""
     names, objective = recipe.model.layer_visibility, recipe.objective
     if not names:
         yield "model.layer_visibility", "name at least one of 'full' and 'local'"
@@ -75,8 +75,11 @@ def _local_problems(recipe: Recipe) -> Iterator[Problem]:
     if not objective.in_order:
         yield (
             "model.layer_visibility",
-            "'local' needs rows in the order of the text, as objective.name causal makes them: in others, such as "
-            "pseudo-masked ones, a band is more intervals than a slot has",
+            "'local' needs rows in text order, such as those of objective.name causal: in other rows, such as "
+            "pseudo-masked ones, nearby positions are not contiguous slots",
         )
     elif objective.reading.local_width is None:
-        yield "model.layer_visibility", "'local' needs objective.local_width, how many slots away such a layer reads"
+        yield (
+            "model.layer_visibility",
+            "'local' needs objective.local_width, the number of slots to the left it attends to",
+        )

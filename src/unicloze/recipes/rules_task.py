@@ -1,4 +1,4 @@
-"""What the settings of a task must be."""
+"""Checks the settings of a task and of fine-tuning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unicloze.tasks import TASKS
 
 
 def task_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Keys of the task and of fine-tuning with a value that cannot work, and what it must be."""
+    """Invalid settings of the task and of fine-tuning: the key and what its value must be."""
     task, finetuning = recipe.task, recipe.finetuning
     if not task.kind:
         return
@@ -26,7 +26,7 @@ def task_problems(recipe: Recipe) -> Iterator[Problem]:
     if not 0 < finetuning.evaluations < math.inf:
         yield "finetuning.evaluations", "it must be above 0 and finite"
     if finetuning.patience is not None and finetuning.patience < 1:
-        yield "finetuning.patience", "wait for one evaluation or more, or leave it out"
+        yield "finetuning.patience", "it must be at least 1, or left out"
     if not all(0 < weight < math.inf for weight in finetuning.auxiliary.values()):
         yield "finetuning.auxiliary", "each factor must be above 0 and finite"
     if not 0 < finetuning.layer_decay <= 1:

@@ -1,7 +1,7 @@
-"""Settings that a command is given and that nothing would read: they are refused, as whoever gives one expects an effect.
+"""Rejects settings given to a command that would have no effect.
 
-`validate` judges values wherever they stand. Here only what a caller gives counts: a recipe file may well hold a setting
-that some parts of its mixture do not read, or that no command reads but another one.
+`validate` checks values of any origin. These checks apply only to settings given by the caller: a recipe file may contain
+settings that some parts of its mixture, or some commands, do not use.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
         ),
     ),
 }
-"""What settings need wherever a model learns."""
+"""What settings need in any training."""
 
 IN_PRETRAINING: Mapping[str, tuple[Needs, ...]] = {
     **ANYWHERE,
@@ -58,10 +58,10 @@ IN_PRETRAINING: Mapping[str, tuple[Needs, ...]] = {
     ),
     "tokenizer.extra_tokens": (_trained,),
 }
-"""What settings need in pre-training, beside those of `objective`, whose classes say it; others always have an effect."""
+"""What settings need in pre-training, except those of `objective`, which declares its own; others always have an effect."""
 
 _tokens = Needs(
-    "task.kind generation or finetuning.auxiliary, which predict tokens",
+    "predicted tokens (task.kind generation or finetuning.auxiliary)",
     lambda recipe: recipe.task.kind == "generation" or bool(recipe.finetuning.auxiliary),
 )
 _auxiliary = Needs("finetuning.auxiliary", lambda recipe: bool(recipe.finetuning.auxiliary))
@@ -101,13 +101,13 @@ IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
     "generation.block_size": (_generation, _pseudo),
     "generation.any_order": (_generation, _pseudo),
 }
-"""What settings need where a task is learned."""
+"""What settings need in fine-tuning."""
 
 IN_GENERATION: Mapping[str, tuple[Needs, ...]] = {
     "decoding.early_stop": (Needs("decoding.beams above 1", lambda recipe: recipe.decoding.beams > 1),),
     "decoding.length_penalty": (
         Needs(
-            "decoding.beams above 1, or drawn texts with their scores (decoding.num_results)",
+            "decoding.beams above 1, or several sampled texts (decoding.num_results)",
             lambda recipe: recipe.decoding.beams > 1 or recipe.decoding.num_results > 1,
         ),
     ),
@@ -116,40 +116,40 @@ IN_GENERATION: Mapping[str, tuple[Needs, ...]] = {
     ),
     "decoding.seed": (Needs("decoding.sample true", lambda recipe: recipe.decoding.sample),),
 }
-"""What settings need where texts are generated; more is refused by `unicloze.decoding.generate.check_settings`."""
+"""What settings need in generation; `unicloze.decoding.generate.check_settings` checks more."""
 
-_OF_THE_MODEL = "it is that of the model to start from"
+_OF_THE_MODEL = "it is taken from the model to start from"
 DECIDED_IN_A_TASK: Mapping[str, str] = {
     "training.steps": "give finetuning.epochs",
     "training.warmup_steps": "give finetuning.warmup_share",
-    "training.evaluate_every": "give finetuning.evaluations, how many an epoch has",
-    "training.evaluate_windows": "give task.evaluate_records, how many records are measured",
-    "training.save_every": "each evaluation saves; give finetuning.evaluations, how many an epoch has",
-    "training.keep_checkpoints": "the newest checkpoint is kept, and the best one",
-    "training.compile": "its rows differ in length, and a model that is compiled anew for each is slower",
-    "training.phases": "they change the objective or the windows of pre-training",
+    "training.evaluate_every": "give finetuning.evaluations, the number per epoch",
+    "training.evaluate_windows": "give task.evaluate_records, the number of records to evaluate on",
+    "training.save_every": "each evaluation saves; give finetuning.evaluations, the number per epoch",
+    "training.keep_checkpoints": "the newest and the best checkpoint are kept",
+    "training.compile": "rows differ in length, and recompiling the model for each length is slower",
+    "training.phases": "phases change the objective or the windows of pre-training",
     "training.initialize_from": "give --model",
     **dict.fromkeys(("model.pooler", "model.generator_size", "model.memory"), _OF_THE_MODEL),
     "model.scaled_init": _OF_THE_MODEL,
     **{key: _OF_THE_MODEL for key in KEYS if key.startswith(("data.", "tokenizer."))},
 }
-"""Settings that follow from others, or from the model, where a task is learned, and what to do instead."""
+"""Settings that are derived from others or from the model in fine-tuning, and what to do instead."""
 
 OF_TASKS = "task", "generation", "finetuning"
-"""Sections that only fine-tuning reads."""
+"""Sections that only fine-tuning uses."""
 OF_AN_AUXILIARY = (
     "masking", "mask_unit", "mask_rate", "block_probability", "max_span", "geometric_p", "factorization",
     "masks_in_context", "pseudo_token", "mask_share", "random_share", "corruption_unit", "block_size",
 )  # fmt: skip
-"""Settings of `objective` that `finetuning.auxiliary` reads."""
+"""Settings of `objective` that `finetuning.auxiliary` uses."""
 
 
 def given_settings(overrides: Mapping[str, Any] | None, prefix: str = "") -> dict[str, Any]:
-    """The settings that a caller gives, nested or not, by dotted key.
+    """The settings given by a caller, nested or not, by dotted key.
 
     Args:
         overrides: The settings.
-        prefix: Stands before each in a message.
+        prefix: Prefix of each key in messages.
 
     Raises:
         UsageError: There is no such setting.
@@ -159,36 +159,38 @@ def given_settings(overrides: Mapping[str, Any] | None, prefix: str = "") -> dic
 
 
 def refuse_unread(recipes: Sequence[Recipe], given: Collection[str]) -> None:
-    """Refuse a given setting that pre-training reads under none of some recipes, in no part and in no phase.
+    """Reject given settings that have no effect on pre-training in any recipe, part or phase.
 
-    One that has its default is let through.
+    Settings equal to their default are accepted.
 
     Args:
-        recipes: Those it is given for, with its value.
+        recipes: The recipes, with the given values.
         given: Dotted keys.
 
     Raises:
-        UsageError: What it would need, and the cure.
+        UsageError: A setting has no effect; the message names what it needs.
     """
     every = [variant for recipe in recipes for variant in variants(recipe)]
     for key in given:
         found = [variant.recipe for variant in every if key not in variant.set_by]
         if not found:
             place = next(variant.set_by[key] for variant in every)
-            raise UsageError(f"option --{key}: it has no effect, as each entry of {place} sets it: change it there.")
+            raise UsageError(
+                f"option --{key}: it has no effect, because each entry of {place} sets it: change it there."
+            )
         _refuse(key, found, [_in_pretraining(key, recipe) for recipe in found])
 
 
 def refuse_unread_in_task(recipes: Sequence[Recipe], given: Collection[str], prefix: str = "") -> None:
-    """Refuse a given setting that learning a task reads with none of some models.
+    """Reject given settings that have no effect on fine-tuning with any of the models.
 
     Args:
-        recipes: Of the task, one for each model, with what its generation learns by.
+        recipes: Recipe of the task for each model, with `generation.learning` resolved.
         given: Dotted keys.
-        prefix: Stands before each in the message.
+        prefix: Prefix of each key in messages.
 
     Raises:
-        UsageError: Why it has no effect, and the cure.
+        UsageError: A setting has no effect; the message names what it needs.
     """
     for key in given:
         section, _, name = key.partition(".")
@@ -196,82 +198,82 @@ def refuse_unread_in_task(recipes: Sequence[Recipe], given: Collection[str], pre
             _of_class(key, recipe.task) if section == "task" else IN_A_TASK.get(key, ()) for recipe in recipes
         ]
         if section == "objective" and name not in OF_AN_AUXILIARY:
-            raise UsageError(f"option --{prefix}{key}: it has no effect, as {_OF_THE_MODEL}: leave it out.")
+            raise UsageError(f"option --{prefix}{key}: it has no effect, because {_OF_THE_MODEL}: leave it out.")
         if section == "objective":
             needs = [(_auxiliary, *_in_pretraining(key, recipe)) for recipe in recipes]
         _refuse(key, recipes, needs, prefix)
 
 
 def refuse_unread_in_generation(recipe: Recipe, given: Collection[str]) -> None:
-    """Refuse a given setting that changes nothing in what is generated.
+    """Reject given settings that have no effect on generated text.
 
     Args:
-        recipe: Of the model, with the value given.
+        recipe: Recipe of the model, with the given values.
         given: Dotted keys.
 
     Raises:
-        UsageError: What it would need, and the cure.
+        UsageError: A setting has no effect; the message names what it needs.
     """
     for key in given:
         _refuse(key, [recipe], [IN_GENERATION.get(key, ())])
 
 
 def refuse_decided_in_task(given: Collection[str], prefix: str = "") -> None:
-    """Refuse a given setting that follows from others where a task is learned.
+    """Reject given settings that fine-tuning derives from others.
 
     Args:
         given: Dotted keys.
-        prefix: Stands before each in the message.
+        prefix: Prefix of each key in messages.
 
     Raises:
-        UsageError: What to do instead.
+        UsageError: There is such a setting; the message names the alternative.
     """
     for key in given:
         if key in DECIDED_IN_A_TASK:
-            raise UsageError(f"{prefix}{key} is not set for a fine-tuning: {DECIDED_IN_A_TASK[key]}.")
+            raise UsageError(f"{prefix}{key} cannot be set in fine-tuning: {DECIDED_IN_A_TASK[key]}.")
 
 
 def refuse_not_of_pretraining(verb: str, given: Collection[str], prefix: str = "") -> None:
-    """Refuse a given setting that only fine-tuning reads.
+    """Reject given settings that only fine-tuning uses.
 
     Args:
-        verb: Its name.
+        verb: The command that was called.
         given: Dotted keys.
-        prefix: What settings of fine-tuning begin with here, if any can be given.
+        prefix: Prefix of fine-tuning settings of this command; empty if it has none.
 
     Raises:
-        UsageError: There is one, and where to give it.
+        UsageError: There is such a setting; the message names where to give it.
     """
     for key in given:
         if key.partition(".")[0] in OF_TASKS:
             instead = f"give --{prefix}{key}" if prefix else "give it to `unicloze finetune`"
-            raise UsageError(f"option --{key}: `unicloze {verb}` does not read it: {instead}.")
+            raise UsageError(f"option --{key}: `unicloze {verb}` does not use it: {instead}.")
 
 
 def refuse_beyond(verb: str, given: Collection[str], reads: Collection[str], instead: str) -> None:
-    """Refuse a given setting that a verb does not read at all.
+    """Reject given settings that a command does not use at all.
 
     Args:
-        verb: Its name.
+        verb: The command that was called.
         given: Dotted keys.
-        reads: Those it reads, or whole sections.
+        reads: Keys or whole sections that it uses.
         instead: The cure.
 
     Raises:
-        UsageError: There is one.
+        UsageError: There is such a setting.
     """
     for key in given:
         if key not in reads and key.partition(".")[0] not in reads:
-            raise UsageError(f"option --{key}: `unicloze {verb}` does not read it: {instead}.")
+            raise UsageError(f"option --{key}: `unicloze {verb}` does not use it: {instead}.")
 
 
 def _in_pretraining(key: str, recipe: Recipe) -> Sequence[Needs]:
-    """What a setting needs in a recipe, itself without parts and phases."""
+    """What a setting needs in a recipe without parts and phases."""
     return _of_class(key, recipe.objective) if key.startswith("objective.") else IN_PRETRAINING.get(key, ())
 
 
 def _of_class(key: str, settings: ObjectiveSettings | TaskSettings) -> Sequence[Needs]:
-    """What a setting of an objective or a task needs; if they have not got it, another one."""
+    """What a setting of an objective or task needs: another objective or task, if this one lacks the setting."""
     section, _, name = key.partition(".")
     if key not in keys_of(section, type(settings)):
         _, named = VARIED[section]
@@ -281,7 +283,7 @@ def _of_class(key: str, settings: ObjectiveSettings | TaskSettings) -> Sequence[
 
 
 def _refuse(key: str, recipes: Sequence[Recipe], needs: Sequence[Sequence[Needs]], prefix: str = "") -> None:
-    """Refuse a key of which every recipe lacks something that it needs there."""
+    """Reject a key if every recipe lacks something it needs there."""
     lacks = [
         next((need for need in of_recipe if not need.holds(recipe)), None)
         for recipe, of_recipe in zip(recipes, needs, strict=True)
@@ -290,7 +292,7 @@ def _refuse(key: str, recipes: Sequence[Recipe], needs: Sequence[Sequence[Needs]
     if None in lacks or known is None or all(_value(recipe, key, known.default) == known.default for recipe in recipes):
         return
     what = next(need.what for need in lacks if need is not None)
-    raise UsageError(f"option --{prefix}{key}: it has no effect without {what}: set that too, or leave it out.")
+    raise UsageError(f"option --{prefix}{key}: it has no effect without {what}: set that as well, or leave it out.")
 
 
 def _value(recipe: Recipe, key: str, default: Any) -> Any:

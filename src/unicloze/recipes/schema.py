@@ -1,7 +1,7 @@
-"""What a recipe may hold: the dotted keys of its sections, their types, and a parser for each section.
+"""Schema of recipes: the dotted keys of the sections, their types, and a parser for each section.
 
-Which settings `objective` has follows from its name. Those that all objectives have are known here without importing any;
-`find_key` knows those of every objective.
+The settings of `objective` depend on its name. Common settings are known here without importing any objective; `find_key`
+finds those of every objective.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 
 VARIED: Mapping[str, tuple[Registry[Any], str]] = {"objective": (OBJECTIVES, "name"), "task": (TASKS, "kind")}
-"""Sections whose settings follow from one of them: what has their classes, and that setting."""
+"""Sections whose settings depend on one of them: the registry of their classes, and that setting."""
 SPELLED_LIST = re.compile(r"\[.*\]|null", re.DOTALL)
-"""A word that is a whole list, or none, and not an item of one."""
+"""A word that spells a whole list or null, not an item of a list."""
 
 
 class Setting(NamedTuple):
-    """A value for one key, and the file and line or the option it comes from."""
+    """A value for one key and its origin: file and line, or option."""
 
     value: Any
     origin: str
 
 
 class Key(NamedTuple):
-    """What a key takes: its type, its default in a recipe that does not mention it, and its description."""
+    """Type, default and description of a key."""
 
     type: Any
     default: Any
@@ -46,7 +46,7 @@ class Key(NamedTuple):
 
     @property
     def optional(self) -> bool:
-        """Whether null is a value."""
+        """Whether null is allowed."""
         return type(None) in _members(self.type)
 
     @property
@@ -73,7 +73,7 @@ def _schema() -> tuple[dict[str, Any], dict[str, Key]]:
 
 
 def keys_of(section: str, kind: Any) -> Mapping[str, Key]:
-    """The dotted keys of a section, of a dataclass of its settings."""
+    """The dotted keys of a section, given the dataclass of its settings."""
     return _keys_of(section, kind)
 
 
@@ -88,11 +88,11 @@ def _keys_of(section: str, kind: Any) -> Mapping[str, Key]:
 
 
 SECTIONS, KEYS = _schema()
-"""The dataclass of each section, and its dotted keys; of `objective` those that every objective has."""
+"""The dataclass of each section, and all dotted keys; for `objective` and `task`, only the common ones."""
 
 
 def every_key() -> Mapping[str, Key]:
-    """Every dotted key, those that only some objectives or tasks have included."""
+    """Every dotted key, including those of single objectives or tasks."""
     found: dict[str, Key] = {key: known for key, known in KEYS.items() if "." not in key}
     for section, kind in SECTIONS.items():
         found |= keys_of(section, kind)
@@ -102,7 +102,7 @@ def every_key() -> Mapping[str, Key]:
 
 
 def find_key(key: str) -> Key | None:
-    """What a dotted key takes; None if no recipe has it. Classes are imported for a key that only some have."""
+    """Look up a dotted key; None if unknown. Imports objectives or tasks only if the key is not common to all."""
     if key in KEYS:
         return KEYS[key]
     section = key.partition(".")[0]
@@ -124,7 +124,7 @@ def having(key: str) -> list[str]:
 
 
 def foreign_key(key: str, owner: str) -> str:
-    """Why an objective or a task has no setting of a key that others have."""
+    """Message text: the objective or task lacks this setting, and which ones have it."""
     names = having(key)
     have = "has" if len(names) == 1 else "have"
     listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
@@ -133,9 +133,9 @@ def foreign_key(key: str, owner: str) -> str:
 
 @functools.cache
 def parser_of(kind: type) -> ArgumentParser:
-    """The parser that every value of a section goes through, whether from a file or from the command line.
+    """The parser for all values of a section, from files and from the command line.
 
-    It raises `jsonargparse.ArgumentError` instead of exiting. Shared: do not add arguments to it.
+    It raises `jsonargparse.ArgumentError` instead of exiting. It is cached: do not add arguments to it.
     """
     parser = ArgumentParser(exit_on_error=False)
     if dataclasses.is_dataclass(kind):
@@ -146,15 +146,15 @@ def parser_of(kind: type) -> ArgumentParser:
 
 
 def parse_options(arguments: Sequence[str], *, prefix: str = "") -> dict[str, Any]:
-    """Command-line options as overrides for `load_recipe`, which checks their values.
+    """Parse command-line options into overrides for `load_recipe`, which checks the values.
 
     Args:
         arguments: `--training.steps 10 --training.seed=1 --data.corpus a.txt b.txt --training.compile`. A list takes
-            all words up to the next option, and may be given again to add to it; a switch without a word is true.
-        prefix: Stands before settings of something else, as in `--probe.training.steps`; it stays before their keys.
+            all words up to the next option, and repeating it adds to the list; a switch without a value is true.
+        prefix: Prefix of another recipe's settings, as in `--probe.training.steps`; it is kept in the keys.
 
     Raises:
-        UsageError: An unknown option, a missing word or one too many.
+        UsageError: An unknown option, or too few or too many values.
     """
     overrides: dict[str, Any] = {}
     words: list[list[str]] = []
@@ -164,7 +164,7 @@ def parse_options(arguments: Sequence[str], *, prefix: str = "") -> dict[str, An
         elif words:
             words[-1].append(argument)
         else:
-            raise UsageError(f"'{argument}' belongs to no option; a setting is given as --section.name VALUE.")
+            raise UsageError(f"'{argument}' follows no option; give settings as --section.name VALUE.")
     for name, *values in words:
         given = name.replace("-", "_")
         key = given.removeprefix(prefix)
@@ -185,14 +185,14 @@ def parse_options(arguments: Sequence[str], *, prefix: str = "") -> dict[str, An
 
 
 def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str, Setting]:
-    """Nested or dotted values as settings by dotted key; a single value stands for a list of one.
+    """Convert nested or dotted values to settings by dotted key; a single value is accepted for a list of one.
 
     Args:
         values: `{"training": {"steps": 10}}`, `{"training.steps": 10}` or both.
-        origin: Where the value of a dotted key comes from, for messages.
+        origin: Returns the origin of a dotted key's value, for messages.
 
     Raises:
-        UsageError: A key that no recipe has, or a section that is no mapping.
+        UsageError: An unknown key, or a section that is not a mapping.
     """
     settings: dict[str, Setting] = {}
     for key, value in values.items():
@@ -209,7 +209,7 @@ def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str
 
 
 def listed(key: str, value: Any) -> Any:
-    """A value of a key; one that comes alone where a list is expected is a list of one."""
+    """The value of a key, wrapped in a list if the key expects a list."""
     known = find_key(key)
     takes_list = known is not None and any(get_origin(member) is list for member in _members(known.type))
     spells_list = isinstance(value, str) and SPELLED_LIST.fullmatch(value) is not None
@@ -226,9 +226,9 @@ def nested(settings: Mapping[str, Setting]) -> dict[str, Any]:
 
 
 def unknown_key(key: str, origin: str) -> UsageError:
-    """The error for a key that no recipe has, with the key that is most likely meant."""
+    """The error for an unknown key, with the closest known key."""
     if key == "plugin":
-        return UsageError(f"{origin}: a recipe names no plugin: give --plugin FILE on the command line.")
+        return UsageError(f"{origin}: a recipe cannot name a plugin: give --plugin FILE on the command line.")
     near = _nearest(key)
     cure = f"did you mean '{near}'?" if near else f"a recipe has name, {', '.join(SECTIONS)}."
     return UsageError(f"{origin}: there is no setting '{key}'; {cure}")

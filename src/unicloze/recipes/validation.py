@@ -1,4 +1,4 @@
-"""Values that have the right type and still cannot work together."""
+"""Rejects recipes with values of the right type that are invalid or do not work together."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from unicloze.rules import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Problem, Range, de
 from unicloze.settings import DEVICE, Recipe
 
 SMALLEST_VOCABULARY = 16
-"""Special tokens and a few pieces."""
+"""The special tokens and a few word pieces."""
 
 _NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
-"""A single path component, and no hidden one."""
+"""A single path component that is not hidden."""
 
 _POSITIVE = (
     "data.window", "model.hidden_size", "model.num_layers", "model.num_heads", "model.intermediate_size",
@@ -51,14 +51,14 @@ _RANGES: Mapping[str, Range] = {
 
 
 def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
-    """Refuse a recipe whose values cannot work.
+    """Reject a recipe with invalid values.
 
     Args:
         recipe: The recipe.
-        origins: Where the value of a dotted key comes from, for the message: a file and line, or an option.
+        origins: Origin of each value by dotted key, for messages: a file and line, or an option.
 
     Raises:
-        UsageError: The first value that cannot work, why, and the cure.
+        UsageError: A value is invalid; the message names the first one, why, and the cure.
     """
 
     def error(key: str, problem: str, place: str = "") -> UsageError:
@@ -66,7 +66,7 @@ def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
         return UsageError(f"{where}{place}: {problem}.")
 
     if not _NAME.fullmatch(recipe.name):
-        rule = "a run's folder is called so: give it a name without '/' and '\\' and without a dot in front"
+        rule = "it names a run's folder: give a name without '/' and '\\' and without a leading dot"
         raise error("name", f"name is {recipe.name!r}; {rule}")
     found = list(variants(recipe))
     firsts = [next(_problems(variant.recipe), None) for variant in found]
@@ -78,7 +78,7 @@ def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
             said = f"{key} is {_value(variant.recipe, key)!r}; {problem}"
             raise error(variant.set_by.get(key, key), said, "" if of_all else variant.place)
         rows = variant.share * variant.recipe.training.batch_size
-        if rows < 1 and not recipe.task.kind:  # a task has the objective of its model, and rows of its own
+        if rows < 1 and not recipe.task.kind:  # a task has its own rows; the mixture is that of its model
             said = f"its share of training.batch_size {variant.recipe.training.batch_size} is less than one row"
             raise error(variant.mixture_key, f"{said}; raise the batch size or the share", variant.place)
     for key, problem in _problems_of_phases(recipe):
@@ -87,14 +87,14 @@ def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """The recipe as one part of one phase sees it.
+    """The recipe of one part of one phase.
 
     Args:
-        recipe: Itself without parts.
-        place: What to call it.
+        recipe: The recipe, without parts.
+        place: Its name in messages.
         share: Share of the part in the rows of a step.
         mixture_key: The key that lists the part.
-        set_by: By the key of a value that the part or the phase sets, the key of the list it stands in.
+        set_by: For each key that the part or the phase sets, the key of the list with its entry.
     """
 
     recipe: Recipe
@@ -105,7 +105,7 @@ class Variant:
 
 
 def variants(recipe: Recipe) -> Iterator[Variant]:
-    """The recipe as each part of each phase sees it."""
+    """The recipe of each part of each phase."""
     if recipe.training.steps < 1:
         recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, phases=[]))
     changes = recipe.training.phases or [{}]
@@ -131,32 +131,32 @@ def variants(recipe: Recipe) -> Iterator[Variant]:
 
 
 def _problems_of_phases(recipe: Recipe) -> Iterator[Problem]:
-    """Keys that cannot work over all phases, and why."""
+    """Settings that are invalid across phases: the key and why."""
     steps = recipe.training.steps
     for number, phase in enumerate(phases(recipe), 1):
         if phase.last_step == phase.first_step:
             cure = "raise training.steps or its share, or set training.phases to []"
-            yield "training.phases", f"training.phases leaves phase {number} none of the {steps} training.steps; {cure}"
+            yield "training.phases", f"training.phases gives phase {number} none of the {steps} training.steps; {cure}"
         elif not any(part.evaluate for part in parts(phase.recipe.objective)):
             cure = "let at least one part be evaluated (evaluate: true)"
-            yield "objective.mixture", f"objective.mixture leaves nothing to measure on held-out text; {cure}"
+            yield "objective.mixture", f"objective.mixture has no part to evaluate on held-out text; {cure}"
     if recipe.data.order == "streams" and any(phase.recipe.objective.mixture for phase in phases(recipe)):
         yield (
             "data.order",
-            "data.order is 'streams', but the rows of a mixture change places from step to step; set objective.mixture "
-            "to []",
+            "data.order is 'streams', but a mixture reorders its rows at every step; set objective.mixture to [] or "
+            "data.order to shuffled",
         )
     streams = {(phase.recipe.data.window, phase.recipe.training.batch_size) for phase in phases(recipe)}
     if recipe.model.memory and len(streams) > 1:
         yield (
             "model.memory",
             f"model.memory is {recipe.model.memory}, but training.phases changes data.window or training.batch_size, "
-            "after which rows do not go on from those before; keep both, or set model.memory to 0",
+            "which breaks the continuation of rows; keep both constant, or set model.memory to 0",
         )
 
 
 def _has(recipe: Recipe, key: str) -> bool:
-    """Whether a recipe has a setting: of another objective it may not."""
+    """Whether a recipe has a setting; objectives differ in their settings."""
     section, _, name = key.rpartition(".")
     return hasattr(getattr(recipe, section) if section else recipe, name)
 
@@ -167,7 +167,7 @@ def _value(recipe: Recipe, key: str) -> Any:
 
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
-    """Keys with a value that cannot work, and what it must be."""
+    """Invalid values: the key and what the value must be."""
     data, tokenizer, objective = recipe.data, recipe.tokenizer, recipe.objective
     model, training = recipe.model, recipe.training
     own = {
@@ -185,7 +185,7 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     if data.weights is not None and len(data.weights) != len(data.corpus):
         yield "data.weights", f"give one weight for each of the {len(data.corpus)} sources of data.corpus"
     if data.weights is not None and not all(0 < weight < math.inf for weight in data.weights):
-        yield "data.weights", "every weight must be above 0; take the source out of data.corpus instead"
+        yield "data.weights", "every weight must be above 0; remove the source from data.corpus instead"
     if not data.text_field:
         yield "data.text_field", "name the field that holds the text"
     shortest = 1 + 2 * data.segments
@@ -194,7 +194,7 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     if data.order == "streams" and objective.windows.pairs != "contiguous":
         yield (
             "data.order",
-            "windows that go on from each other hold the text as it stands: set objective.pairs to contiguous",
+            "streams need consecutive text: set objective.pairs to contiguous",
         )
     if tokenizer.vocab_size < SMALLEST_VOCABULARY:
         yield "tokenizer.vocab_size", f"the special tokens and some text need {SMALLEST_VOCABULARY} or more"
@@ -206,11 +206,11 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     yield from model_problems(recipe)
     yield from task_problems(recipe)
     if training.attention == "flex" and (model.relative_bias or model.attention_dropout > 0):
-        yield "training.attention", "that needs model.relative_bias false and model.attention_dropout 0"
+        yield "training.attention", "it needs model.relative_bias false and model.attention_dropout 0"
     if training.decay_steps is not None and training.decay_steps > training.steps - training.warmup_steps:
         yield (
             "training.decay_steps",
-            f"after {training.warmup_steps} warm-up steps that is beyond step {training.steps}",
+            f"after {training.warmup_steps} warm-up steps it ends beyond step {training.steps}",
         )
     if training.leaves < 1 or training.leaves & (training.leaves - 1):
         yield "training.leaves", "it must be a power of 2, such as 64"
@@ -218,9 +218,9 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     if micro is not None and micro > 0 and training.batch_size % micro:
         yield "training.micro_batch_size", f"it must divide training.batch_size, {training.batch_size}"
     if training.learning_rate == "auto" and not recipe.task.kind:
-        yield "training.learning_rate", "only fine-tuning chooses one: give a number"
+        yield "training.learning_rate", "only fine-tuning supports auto: give a number"
     if training.optimizer == "adamax" and training.weight_decay:
-        yield "training.weight_decay", "Adamax has no decay of the weights beside the gradient: set it to 0"
+        yield "training.weight_decay", "Adamax does not support decoupled weight decay: set it to 0"
     if not all(0 <= beta < 1 for beta in training.betas):
         yield "training.betas", "both must be at least 0 and below 1"
     if training.seed >= 2**63:
