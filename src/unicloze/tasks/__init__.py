@@ -1,7 +1,7 @@
-"""Tasks: labelled records to examples, one file per kind of task.
+"""Tasks: turn labelled records into examples, with one module per kind of task.
 
-A task is a handful of functions, named in `TASKS` here; fine-tuning is the same loop over what they make. Importing this
-package imports none of them.
+A task is a few functions, listed in `TASKS` here; fine-tuning runs the same loop for all of them. Importing this package
+imports none of these modules.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ TASKS: Registry[Task] = Registry(
 
 
 def task_settings(kind: str, **values: Any) -> Any:
-    """Settings of a kind of task of its own class.
+    """Settings of a kind of task, as an instance of its own class.
 
     Args:
         kind: The kind.
-        values: Those that differ from the defaults.
+        values: Settings that differ from the defaults.
 
     Raises:
         UsageError: There is no such kind.
-        TypeError: It has no such setting.
+        TypeError: The kind has no such setting.
     """
     return TASKS[kind].settings(kind=kind, **values)
 
 
 def task_heads(recipe: Recipe) -> Mapping[str, HeadSettings]:
-    """The heads a recipe's model has for its task; none in pre-training."""
+    """Task heads of a recipe's model; none in pre-training."""
     return TASKS[recipe.task.kind].heads(recipe.task) if recipe.task.kind else {}

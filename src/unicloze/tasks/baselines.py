@@ -1,4 +1,4 @@
-"""What a model has to beat: answers that need no model, made of the training records alone."""
+"""Baselines that a model has to beat: answers derived from the training records alone."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from unicloze.tasks.texts import texts_of
 
 _SENTENCE = re.compile(r".+?(?:[.!?](?=\s)|[\u3002\uff01\uff1f]|\n|\Z)", re.DOTALL)
 SHOWN = 40
-"""Most characters of an answer that a baseline's name shows."""
+"""Maximum characters of an answer in a baseline's name."""
 
 
 def majority(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
-    """The commonest class of the training records."""
+    """The most common class of the training records."""
     settings = task_of(recipe, Labelled)
     return _always(Counter(label_of(record, settings) for record in train), len(records))
 
 
 def majority_choice(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
-    """The choice that is right most often, by its number."""
+    """The index of the choice that is right most often."""
     common = Counter(right_choice(record, recipe.task) for record in train).most_common(1)[0][0]
     return Baseline(f"always taking choice {common + 1}", [common] * len(records))
 
@@ -42,7 +42,7 @@ def mean(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> 
 
 
 def majority_tags(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
-    """The commonest tag of each word, and of all words for one that the training records lack."""
+    """The most common tag of each word; for words not in the training records, the most common tag overall."""
     seen: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for record in train:
         for word, tag in zip(record.texts(recipe.task, "tokens"), tags_of(record, recipe.task), strict=True):
@@ -51,7 +51,7 @@ def majority_tags(train: Sequence[Record], records: Sequence[Record], recipe: Re
     common = {word: counts.most_common(1)[0][0] for word, counts in seen.items()}
     otherwise = every.most_common(1)[0][0]
     answers = [[common.get(word, otherwise) for word in record.texts(recipe.task, "tokens")] for record in records]
-    return Baseline("the commonest tag of each word", answers)
+    return Baseline("the most common tag of each word", answers)
 
 
 def first_sentence(_train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
@@ -62,7 +62,7 @@ def first_sentence(_train: Sequence[Record], records: Sequence[Record], recipe: 
 
 
 def no_answer(_train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline | None:
-    """No answer to any question, where questions may have none."""
+    """No answer to any question, if questions may be unanswerable."""
     return (
         Baseline("never giving an answer", [""] * len(records))
         if task_of(recipe, ExtractionSettings).unanswerable
@@ -71,7 +71,7 @@ def no_answer(_train: Sequence[Record], records: Sequence[Record], recipe: Recip
 
 
 def commonest_answer(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
-    """The commonest first answer of the training records."""
+    """The most common first answer of the training records."""
     return _always(Counter(needed_answers(record, recipe.task)[0].text for record in train), len(records))
 
 

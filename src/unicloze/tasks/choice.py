@@ -1,8 +1,8 @@
-"""The best of several choices: reading tests, endings of stories, what a pronoun stands for (RACE, SWAG, COPA, WSC).
+"""Multiple choice: reading tests, story endings, pronoun resolution (RACE, SWAG, COPA, WSC).
 
-A record is one row: its choices are sequences packed side by side, which read only themselves, and one prediction stands on
-the first slot of each, or on the last where a model reads from left to right. A head scores each, and a softmax runs over
-them (Radford et al. 2018, Section 3.3; Devlin et al. 2019, Section 4.4).
+A record is one row: its choices are packed sequences that see only themselves. A head scores the first slot of each, or the
+last slot if the model reads from left to right, and a softmax runs over the scores (Radford et al. 2018, Section 3.3; Devlin
+et al. 2019, Section 4.4).
 
 | record | sequence of a choice |
 |---|---|
@@ -10,7 +10,8 @@ them (Radford et al. 2018, Section 3.3; Devlin et al. 2019, Section 4.4).
 | `context`, `question`, `choices` | [SOS] context [EOS] question choice [EOS] |
 | `cloze`, a text with the gap `_`, and `choices` | [SOS] the text with the choice in its gap [EOS] |
 
-`label` is the text of the right choice, or its number from 0. A text that is a choice and spells a number too is that choice.
+`label` is the text of the right choice, or its index from 0. A label that matches both a choice's text and an index means
+the text.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TARGET = "choice"
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceSettings(Headed, Delimited):
-    """Settings of a task of choices."""
+    """Settings of multiple choice."""
 
     kind: str = "choice"
 
@@ -43,15 +44,15 @@ class ChoiceSettings(Headed, Delimited):
 
 
 def heads(settings: Headed) -> Mapping[str, HeadSettings]:
-    """One head, which scores a choice."""
+    """One head, which scores the choices."""
     return {TARGET: HeadSettings(kind="choice", dense=settings.head == "dense", dropout=settings.head_dropout)}
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
-    """A row for each record.
+    """One row per record.
 
     Raises:
-        UniclozeError: A record lacks a field, has fewer than two choices or an impossible label; the message names its line.
+        UniclozeError: A record lacks a field, has fewer than two choices or an invalid label; the message names its line.
     """
     task = task_of(recipe, ChoiceSettings)
     pooling = pooling_of(recipe)
@@ -86,18 +87,18 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
 
 
 def sequences(record: Record, settings: TaskSettings) -> list[list[str]]:
-    """The texts of the sequence of each choice.
+    """The texts in the sequence of each choice.
 
     Raises:
         UniclozeError: The record has fewer than two choices, or lacks a field; the message names its line.
     """
     choices = record.texts(settings, "choices")
     if len(choices) < 2:
-        raise UniclozeError(f"{record.place}: {len(choices)} choice where two or more are expected")
+        raise UniclozeError(f"{record.place}: {len(choices)} choice(s); two or more are expected")
     if record.get(settings, "cloze") is not None:
         parts = record.text(settings, "cloze").split(GAP)
         if len(parts) != 2:
-            raise UniclozeError(f"{record.place}: the sentence has {len(parts) - 1} gaps '{GAP}' where one is expected")
+            raise UniclozeError(f"{record.place}: the sentence has {len(parts) - 1} gaps '{GAP}'; one is expected")
         return [[f"{parts[0]}{choice}{parts[1]}"] for choice in choices]
     context = record.text(settings, "context")
     asked = record.get(settings, "question") is not None
@@ -106,24 +107,24 @@ def sequences(record: Record, settings: TaskSettings) -> list[list[str]]:
 
 
 def right_choice(record: Record, settings: TaskSettings) -> int:
-    """The number of the right choice.
+    """Index of the right choice.
 
     Raises:
-        UniclozeError: It has no label, or one that is none of its choices; the message names its line.
+        UniclozeError: The label is missing or matches no choice; the message names the line.
     """
     return choice_of(record.get(settings, "label"), record.texts(settings, "choices"), record.place)
 
 
 def choice_of(label: Any, choices: Sequence[str], place: str) -> int:
-    """The number of the choice that a label names: that of its text, else its number from 0, which a text may spell too.
+    """Index of the choice that a label names by its text or else by its index from 0.
 
     Args:
-        label: As the file holds it.
-        choices: The text of each.
-        place: Of the record, for messages.
+        label: The label in the file.
+        choices: The text of each choice.
+        place: Place of the record, for messages.
 
     Raises:
-        UniclozeError: It names no choice, or the text of several.
+        UniclozeError: The label matches no choice, or the text of several.
     """
     known = f"a number from 0 to {len(choices) - 1}, or the text of one choice"
     if isinstance(label, str) and choices.count(label) > 1:
@@ -132,14 +133,14 @@ def choice_of(label: Any, choices: Sequence[str], place: str) -> int:
         return choices.index(label)
     numbers = [str(number) for number in range(len(choices))]
     if isinstance(label, bool) or not isinstance(label, int | str) or str(label) not in numbers:
-        raise UniclozeError(f"{place}: the label {label!r} is none of the choices: it must be {known}")
+        raise UniclozeError(f"{place}: the label {label!r} is not one of the choices: it must be {known}")
     return int(label)
 
 
 def predict(
     records: Sequence[Record], rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe
 ) -> list[Prediction]:
-    """The number and the text of the best choice of each record, with the probability of each."""
+    """Index and text of the best choice of each record, with the probabilities of all choices."""
     found: list[Prediction] = []
     for record, output in zip(records, outputs, strict=True):
         choices = record.texts(recipe.task, "choices")

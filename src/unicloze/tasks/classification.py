@@ -1,4 +1,4 @@
-"""Texts and pairs of texts to a class or a quantity (Devlin et al. 2019, Section 4.1; UniLMv2, Table 3)."""
+"""Classification and regression of texts and text pairs (Devlin et al. 2019, Section 4.1; UniLMv2, Table 3)."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from unicloze.tasks.task import Outputs, Prediction, cut_note
 from unicloze.text.tokenizers import Tokenizer
 
 LARGEST = float(np.finfo(np.float32).max)
-"""Largest quantity that can be learned."""
+"""Largest valid quantity."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationSettings(Paired, Labelled):
-    """Settings of a task of classes."""
+    """Settings of classification."""
 
     kind: str = "classification"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegressionSettings(Paired):
-    """Settings of a task of quantities."""
+    """Settings of regression."""
 
     kind: str = "regression"
 
 
 def with_labels(settings: Labelled, records: Sequence[Record]) -> Labelled:
-    """The settings with the classes of the training records, where none are given.
+    """The settings with the classes of the training records, unless given.
 
     Raises:
-        UniclozeError: There are fewer than two classes, or a record has none.
+        UniclozeError: There are fewer than two classes, or a record has no class.
     """
     if settings.labels is not None:
         return settings
     labels = sorted({label_of(record, settings) for record in records})
     if len(labels) < 2:
         raise UniclozeError(
-            f"{records[0].place}: all records have the label '{labels[0]}'; give records of two classes"
+            f"{records[0].place}: all records have the label '{labels[0]}'; give records of at least two classes"
         )
     return dataclasses.replace(settings, labels=labels)
 
@@ -55,26 +55,26 @@ def label_of(record: Record, settings: Labelled) -> str:
     """The label of a record as text.
 
     Raises:
-        UniclozeError: It has none, or none of those that the settings name; the message names its line.
+        UniclozeError: The label is missing or not one of the settings' labels; the message names the line.
     """
     value = record.get(settings, "label")
     if isinstance(value, float):
         raise UniclozeError(
-            f"{record.place}: the label {value} is a quantity and no class: give classes as text or whole numbers, or use "
+            f"{record.place}: the label {value} is a quantity, not a class: give classes as text or whole numbers, or use "
             "--task regression"
         )
     label = str(value) if isinstance(value, int) else record.text(settings, "label")
     if settings.labels is not None and label not in settings.labels:
         known = ", ".join(settings.labels)
         raise UniclozeError(
-            f"{record.place}: the label '{label}' is none of those of the task ({known}): mend the record, or fine-tune with "
-            f"{option_of('task.labels')} that name all"
+            f"{record.place}: the label '{label}' is not a label of the task ({known}): correct the record, or fine-tune "
+            f"with {option_of('task.labels')} listing all labels"
         )
     return label
 
 
 def heads(settings: Paired) -> Mapping[str, HeadSettings]:
-    """One head for the class, or for the quantity."""
+    """One head, for the class or the quantity."""
     head = HeadSettings(
         kind="quantities" if settings.kind == "regression" else "classes",
         outputs=len(settings.labels or ()) if isinstance(settings, Labelled) else 1,
@@ -86,10 +86,9 @@ def heads(settings: Paired) -> Mapping[str, HeadSettings]:
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
-    """A row for each record: "[SOS] text [EOS]" or "[SOS] text [EOS] pair [EOS]", predicted from its pooled slots.
+    """One row per record: "[SOS] text [EOS]" or "[SOS] text [EOS] pair [EOS]", predicted from its pooled slots.
 
-    With `task.both_orders` a pair is packed twice, the second text first the second time, and predicted from both
-    (Radford et al. 2018, Section 3.3).
+    With `task.both_orders` a pair is packed in both orders and predicted from both (Radford et al. 2018, Section 3.3).
 
     Raises:
         UniclozeError: A record lacks a field or has an unknown label; the message names its line.
@@ -123,7 +122,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
 
 
 def _answers(records: Sequence[Record], settings: TaskSettings) -> list[int] | list[float] | None:
-    """The answers of all records, None where none has one."""
+    """The answers of all records, or None if no record has one."""
     if all(record.get(settings, "label") is None for record in records):
         return None
     if not isinstance(settings, Labelled):
@@ -133,10 +132,10 @@ def _answers(records: Sequence[Record], settings: TaskSettings) -> list[int] | l
 
 
 def quantity_of(record: Record, settings: TaskSettings) -> float:
-    """The quantity a record is labelled with.
+    """The quantity that labels a record.
 
     Raises:
-        UniclozeError: It is no finite number; the message names its line.
+        UniclozeError: The label is not a finite number; the message names the line.
     """
     value = record.get(settings, "label")
     try:
@@ -144,14 +143,14 @@ def quantity_of(record: Record, settings: TaskSettings) -> float:
     except (TypeError, ValueError, OverflowError):
         number = np.nan
     if isinstance(value, bool) or not abs(number) <= LARGEST:
-        raise UniclozeError(f"{record.place}: the label {value!r:.40} is no number that a regression can learn")
+        raise UniclozeError(f"{record.place}: the label {value!r:.40} is not a number that a regression can learn")
     return number
 
 
 def predict(
     records: Sequence[Record], rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe
 ) -> list[Prediction]:
-    """The likeliest class of each record with the probability of each, or its quantity."""
+    """The most likely class of each record with the probabilities of all classes, or its quantity."""
     labels = recipe.task.labels or [] if isinstance(recipe.task, Labelled) else []
     found: list[Prediction] = []
     for record, output in zip(records, outputs, strict=True):
@@ -167,5 +166,5 @@ def predict(
 
 
 def reference(record: Record, settings: TaskSettings) -> Any:
-    """What the prediction of a record is compared with."""
+    """The reference for a record's prediction."""
     return label_of(record, settings) if isinstance(settings, Labelled) else quantity_of(record, settings)

@@ -1,4 +1,4 @@
-"""Which column of a table is what, where only one answer is possible."""
+"""Infers which column of a table is the text and which the label, if that is unambiguous."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
 
 GUESSED = ("classification", "regression")
-"""Kinds of tasks whose records are a text and what it is labelled with."""
+"""Kinds of tasks whose records are a text and a label."""
 MOST_CLASSES = 50
-"""A column of more values is no column of classes."""
+"""Maximum distinct values of a column of classes."""
 NUMBERS = {"id", "idx", "index", "guid", "uid"}
-"""Names of columns that count records."""
+"""Names of columns that number the records."""
 
 
 def with_columns(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
-    """The settings with the fields of text and label where no record has fields of these names.
+    """The settings with inferred fields for text and label, if no record has fields with these names.
 
-    A column is the text if it alone holds texts of several words that differ, and the label if it alone of all others holds
-    few values, or for a regression numbers.
+    The text is the only column with distinct texts of several words; the label is the only other column with few values, or
+    with numbers for a regression.
     """
     if settings.kind not in GUESSED:
         return settings
@@ -46,7 +46,7 @@ def with_columns(settings: TaskSettings, records: Sequence[Record]) -> TaskSetti
 
 
 def _is_text(values: Sequence[Any]) -> bool:
-    """Texts, most of which differ and have several words (or several characters, where words are not parted)."""
+    """Whether these are texts, mostly distinct and of several words (or characters, in scripts without spaces)."""
     texts = [value for value in values if isinstance(value, str)]
     long = [text for text in texts if len(text.split()) > 1 or (not text.isascii() and len(text) > 4)]
     return len(texts) == len(values) and 2 * len(set(texts)) > len(texts) and 2 * len(long) > len(texts)

@@ -1,7 +1,7 @@
 """Questions of a conversation about a passage, answered by a span of it, yes, no or unknown (CoQA; UniLM v1, Section 3.2).
 
-A row is "[SOS] earlier questions and answers, question [EOS] window [EOS]". [SOS] predicts which of the four it is, or the
-last [EOS] where a model reads from left to right; a span is found as in `unicloze.tasks.extraction`.
+A row is "[SOS] earlier questions and answers, question [EOS] window [EOS]". [SOS] predicts which of the four kinds applies
+(the last [EOS] if the model reads from left to right); spans are predicted as in `unicloze.tasks.extraction`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
 ANSWERS = "span", "yes", "no", "unknown"
-"""What an answer can be: the classes of the head `answer`."""
+"""Kinds of answers: the classes of the head `answer`."""
 _SPAN, _UNKNOWN = ANSWERS.index("span"), ANSWERS.index("unknown")
 _WORD = re.compile(r"\w+")
 _ARTICLES = {"a", "an", "the"}
@@ -47,7 +47,7 @@ _ARTICLES = {"a", "an", "the"}
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationSettings(Passages):
-    """Settings of a task of conversations."""
+    """Settings of conversational question answering."""
 
     kind: str = "conversation"
 
@@ -55,7 +55,7 @@ class ConversationSettings(Passages):
 
 
 def heads(settings: Passages) -> Mapping[str, HeadSettings]:
-    """The choices of a span, and a head that says what the answer is."""
+    """The heads of a span, and a head for the kind of the answer."""
     classes = HeadSettings(
         kind="classes", outputs=len(ANSWERS), dense=settings.head == "dense", dropout=settings.head_dropout
     )
@@ -63,23 +63,23 @@ def heads(settings: Passages) -> Mapping[str, HeadSettings]:
 
 
 def checked(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
-    """The settings as they are.
+    """The unchanged settings, once every record has an answer.
 
     Raises:
-        UniclozeError: A record has no answer to learn; the message names it.
+        UniclozeError: A record has no answer to train on; the message names the record.
     """
     for record in records:
         if not needed_answers(record, settings):
-            raise UniclozeError(f"{record.place}: there is no answer to learn: mend the record or leave it out")
+            raise UniclozeError(f"{record.place}: there is no answer to train on: correct the record or leave it out")
     return settings
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Window]:
-    """The windows of each record, those of a record together.
+    """The windows of all records, record by record.
 
-    The turns before a question stand in front of it, as many of their last tokens as there is room for. The answer to learn
-    is the first annotator's: yes, no or unknown where it says just that, else the span of the rationale with the highest
-    F1. A window without the answer, or without the rationale of a yes or no, is to say unknown.
+    Earlier turns precede a question, as many of their last tokens as fit. The training answer is the first annotator's: yes,
+    no or unknown if it is just that word, else the span of the rationale with the highest F1. The label of a window without
+    the answer, or without the rationale of a yes or no, is unknown.
 
     Raises:
         UniclozeError: A record lacks a field, or two have the same id; the message names the record.
@@ -110,27 +110,27 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
 
 
 def history_of(record: Record, settings: TaskSettings) -> list[str]:
-    """The questions and answers before a question, in their order; none if the record has no history.
+    """The questions and answers before a question, in order; empty if the record has no history.
 
     Raises:
-        UniclozeError: The history is no list of pairs of texts; the message names the record.
+        UniclozeError: The history is not a list of pairs of texts; the message names the record.
     """
     given = record.get(settings, "history")
     turns = [] if given is None else given
     if not isinstance(turns, list) or not all(
         isinstance(turn, list) and len(turn) == 2 and all(isinstance(text, str) for text in turn) for turn in turns
     ):
-        raise UniclozeError(f"{record.place}: the history is no list of [question, answer]: mend the record")
+        raise UniclozeError(f"{record.place}: the history is not a list of [question, answer]: correct the record")
     return [text for turn in turns for text in turn]
 
 
 def _last_tokens(texts: Sequence[Ints], room: int) -> Ints:
-    """The last tokens of a dialogue there is room for; of a question that is itself longer, the first ones."""
+    """The last tokens of a dialogue that fit; if the question alone is longer, its first tokens."""
     return texts[-1][:room] if len(texts[-1]) > room else np.concatenate(texts)[-room:]
 
 
 def kind_of(answer: str) -> int:
-    """Which of `ANSWERS` an answer is."""
+    """Index in `ANSWERS` of an answer's kind."""
     words = _WORD.findall(answer.lower())
     return ANSWERS.index(words[0]) if len(words) == 1 and words[0] in ANSWERS[1:] else _SPAN
 
@@ -156,7 +156,7 @@ def _labels(
 
 
 def _evidence(tokens: tuple[int, int] | None, first: int, last: int, bounds: Sequence[tuple[int, int]]) -> bool:
-    """Whether a window holds more of the rationale than any other, where none holds all of it."""
+    """Whether no window contains more of the rationale than this one."""
     if tokens is None:
         return False
     shared = [min(end, tokens[1] + 1) - max(begin, tokens[0]) for begin, end in bounds]
@@ -164,7 +164,7 @@ def _evidence(tokens: tuple[int, int] | None, first: int, last: int, bounds: Seq
 
 
 def _rationale(record: Record, passage: Passage, settings: TaskSettings) -> tuple[int, int]:
-    """The characters of the rationale; the whole passage where there is none."""
+    """Start and end of the rationale in characters; the whole passage if there is none."""
     text, start = record.get(settings, "rationale"), record.get(settings, "rationale_start")
     if not isinstance(text, str) or not text.strip():
         return 0, len(passage.text)
@@ -174,15 +174,15 @@ def _rationale(record: Record, passage: Passage, settings: TaskSettings) -> tupl
 
 
 def closest_span(answer: str, text: str, start: int, end: int) -> tuple[int, int] | None:
-    """The characters of the part of a text whose words have the highest F1 with an answer; the shortest of several.
+    """Start and end, in characters, of the span whose words have the highest F1 with an answer; the shortest of equals.
 
-    Articles are no words here. Where nothing is in common, the whole stretch of text, or None if that is the whole text.
+    Articles are ignored. Without common words, the result is the searched range, or None if that is the whole text.
 
     Args:
         answer: The answer.
-        text: Where to look.
-        start: First character of the stretch to look in.
-        end: The character behind its last.
+        text: The text to search.
+        start: First character of the range to search.
+        end: End of the range (exclusive).
     """
     wanted = Counter(word for word in _WORD.findall(answer.lower()) if word not in _ARTICLES)
     words = [match for match in _WORD.finditer(text, start, end) if match[0].lower() not in _ARTICLES]
@@ -215,10 +215,10 @@ def lay_out(
 def predict(
     records: Sequence[Record], rows: Sequence[Window], outputs: Sequence[Outputs], recipe: Recipe
 ) -> list[Prediction]:
-    """The answer to each question: the likeliest of yes, no, unknown and a span, and then the best span.
+    """The answer to each question: the most likely of yes, no, unknown and the best span.
 
-    Of several windows, the one that is surest of a span, of a yes or of a no counts for each of these, and for unknown the
-    one that is least sure of it. `scores` holds these log-probabilities.
+    Over several windows, span, yes and no take their highest log-probability and unknown its lowest. `scores` holds these
+    log-probabilities.
     """
     task = task_of(recipe, ConversationSettings)
     found: list[Prediction] = []
@@ -244,7 +244,7 @@ def predict(
 
 
 def turn_of(record: Record, settings: TaskSettings) -> dict[str, Any]:
-    """The story and the number of a turn, by which CoQA's official file names answers; nothing of other records."""
+    """Story and turn number, which identify answers in CoQA's official format; empty for other records."""
     named = {role: record.get(settings, role) for role in ("story", "turn")}
     return {} if None in named.values() else named
 
@@ -260,6 +260,6 @@ def reference(record: Record, settings: TaskSettings) -> dict[str, Any]:
     answers = [answer.text for answer in needed_answers(record, settings)]
     if not answers:
         raise UniclozeError(
-            f"{record.place}: there is no right answer to compare with: mend the record or leave it out"
+            f"{record.place}: there is no reference answer to compare with: correct the record or leave it out"
         )
     return {"answers": answers, "domain": str(record.get(settings, "domain") or "")}

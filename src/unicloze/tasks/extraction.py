@@ -1,9 +1,9 @@
 """Extractive question answering: the answer is a span of the passage (SQuAD; UniLMv2, Section 4.2; UniLM v1, Section 3.2).
 
-A row is "[SOS] question [EOS] window [EOS]". Its start and its end are chosen among the tokens of the window and [SOS], which
-stands for no answer in this window; a model that reads from left to right has the last [EOS] in its place. With
-`task.no_answer` `class` the same slot also predicts whether the window holds an answer. Long passages are read in windows
-that overlap; the best span of all is the answer.
+A row is "[SOS] question [EOS] window [EOS]". Start and end are chosen among the tokens of the window and [SOS], which means
+no answer in this window; a model that reads from left to right uses the last [EOS] instead. With `task.no_answer` `class`
+the same slot also predicts whether the window contains an answer. Long passages are read in overlapping windows; the best
+span of all windows is the answer.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _UNANSWERABLE = Needs(
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractionSettings(Passages):
-    """Settings of a task of answers that stand in a passage.
+    """Settings of extractive question answering.
 
     Args:
-        unanswerable: Whether questions may have no answer in their passage (SQuAD 2.0); whether one of the training file
-            has none if not given.
-        no_answer: What tells that there is none: a `span` at the slot of the whole row scored against the others (BERT), or a
+        unanswerable: Whether questions may have no answer in their passage (SQuAD 2.0); default: whether the training file
+            has such questions.
+        no_answer: How to detect no answer: a `span` at the slot of the whole row, scored against the others (BERT), or a
             `class` predicted from that slot ([SOS]; UniLMv2, Section 4.2).
-        no_answer_threshold: How far the score of no answer must lie above that of the best answer for there to be none;
-            chosen on the development file if not given, 0 without one. By `class` it is the log-odds of none.
+        no_answer_threshold: Minimum margin of no answer's score over the best answer's to predict no answer; with `class`,
+            minimum log-odds. Default: chosen on the development file, 0 without one.
     """
 
     kind: str = "extraction"
@@ -69,23 +69,23 @@ class ExtractionSettings(Passages):
 
 
 NONE = "none"
-"""The target that says whether a window holds an answer: 1 if it holds none."""
+"""The target for windows without an answer: 1 if a window has none."""
 
 
 def span_heads(settings: Passages) -> dict[str, HeadSettings]:
-    """A choice of the slot where the answer starts, and of the one where it ends."""
+    """Heads that choose the slots where the answer starts and ends."""
     head = HeadSettings(kind="choice", dense=settings.head == "dense", dropout=settings.head_dropout)
     return dict.fromkeys(("start", "end"), head)
 
 
 def heads(settings: ExtractionSettings) -> Mapping[str, HeadSettings]:
-    """Those of a span, and by `task.no_answer` a class for having none."""
+    """The heads of a span, and with `task.no_answer` `class` a head for no answer."""
     head = HeadSettings(kind="classes", outputs=2, dense=settings.head == "dense", dropout=settings.head_dropout)
     return {**span_heads(settings), **({NONE: head} if predicts_none(settings) else {})}
 
 
 def predicts_none(settings: ExtractionSettings) -> bool:
-    """Whether a class says that a question has no answer."""
+    """Whether a class predicts that a question has no answer."""
     return settings.no_answer == "class" and settings.unanswerable is not False
 
 
@@ -98,9 +98,9 @@ def lay_out(
 
 
 def with_unanswerable(settings: ExtractionSettings, records: Sequence[Record]) -> ExtractionSettings:
-    """The settings with whether questions may have no answer, where that is not given.
+    """The settings with `unanswerable` determined from the training records, unless given.
 
-    Says how many answers were found elsewhere than their `answer_start`.
+    Warns how many answers were not found at their `answer_start`.
 
     Raises:
         UniclozeError: A record has no list of answers, or its answer is not in its passage.
@@ -113,16 +113,16 @@ def with_unanswerable(settings: ExtractionSettings, records: Sequence[Record]) -
             place = locate(answers[0], context)
             if place is None:
                 raise UniclozeError(
-                    f"{record.place}: the passage does not hold the answer '{answers[0].text:.60}': mend the record or leave "
-                    "it out"
+                    f"{record.place}: the passage does not contain the answer '{answers[0].text:.60}': correct the record or "
+                    "leave it out"
                 )
             moved += answers[0].start not in (None, place)
         else:
             unanswerable += 1
     if moved:
         warnings.warn(
-            f"{moved} of {len(records)} answers do not stand where their answer_start says; the nearest place in the passage "
-            "is taken",
+            f"{moved} of {len(records)} answers are not at their answer_start; the nearest occurrence in the passage is "
+            "used",
             stacklevel=2,
         )
     if settings.unanswerable is not None:
@@ -131,9 +131,9 @@ def with_unanswerable(settings: ExtractionSettings, records: Sequence[Record]) -
 
 
 def locate(answer: Answer, context: str) -> int | None:
-    """The first character of an answer: where it says, else at the place nearest to that; None if it is nowhere.
+    """The first character of an answer: its `start`, else the nearest occurrence; None if there is none.
 
-    Of an answer that says nothing, a place as whole words goes before one within a word, such as the "he" in "the".
+    An answer without `start` prefers an occurrence as whole words to one within a word, such as the "he" in "the".
     """
     wanted = answer.start or 0
     if answer.start is not None and wanted >= 0 and context.startswith(answer.text, wanted):
@@ -154,9 +154,9 @@ def _in_word(first: int, last: int, context: str) -> bool:
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Window]:
-    """The windows of each record, those of a record together; the first of several answers is the one to learn.
+    """The windows of all records, record by record; the first of several answers is the training answer.
 
-    Says once how many questions are cut, how many passages are read in several windows, and how many answers fit in none.
+    Warns once how many questions are cut, how many passages are read in several windows, and how many answers fit in none.
 
     Raises:
         UniclozeError: A record lacks a field, or two have the same id; the message names the record.
@@ -188,7 +188,7 @@ def _labels(span: tuple[int, int] | None, first: int, last: int) -> dict[str, in
 
 
 def span_of(answer: Answer, passage: Passage) -> tuple[int, int] | None:
-    """The first and the last token of an answer; None where it is not in the passage or has no token."""
+    """The first and the last token of an answer; None if it is not in the passage or has no token."""
     place = locate(answer, passage.text)
     return None if place is None else passage.covering(place, place + len(answer.text))
 
@@ -208,15 +208,17 @@ def windows_of_record(
 
 
 def note_windows(records: int, *, cut: int, several: int, unreached: int, recipe: Recipe) -> None:
-    """Say once what of the records does not fit in a row."""
+    """Warn once about records that do not fit in a row."""
     task = recipe.task
     said = []
     if cut:
-        said.append(f"{cut} questions are longer than {room_for_question(recipe)} tokens (task.max_question) and cut")
+        said.append(
+            f"{cut} questions are longer than {room_for_question(recipe)} tokens (task.max_question) and were cut"
+        )
     if several:
         said.append(f"{several} passages are longer than a row (task.max_length {task.max_length}) and read in windows")
     if unreached:
-        said.append(f"{unreached} answers fit in no window, which are learned as having none")
+        said.append(f"{unreached} answers fit in no window and count as having no answer")
     if said:
         warnings.warn(f"of {records} records {'; '.join(said)}", stacklevel=3)
 
@@ -226,10 +228,10 @@ def predict(
 ) -> list[Prediction]:
     """The best answers to each question over all windows of its passage.
 
-    `score` is that of the best, `n_best` lists the best with their first characters. Where questions may have no answer,
-    `no_answer_score` is the lowest score of no answer of all windows, and the prediction is empty if that lies more than
-    the threshold above `score`; `na_probability` is above a half then. Where a class says so, `no_answer_log_odds` are the
-    lowest of all windows, and are compared with the threshold.
+    `score` is that of the best answer; `n_best` lists the best answers with their first characters. If questions may have no
+    answer, `no_answer_score` is the lowest score of no answer over all windows. The prediction is empty, and
+    `na_probability` above a half, if it exceeds `score` by more than the threshold. If a class predicts no answer, its lowest
+    log-odds over all windows, `no_answer_log_odds`, are compared with the threshold instead.
     """
     task = task_of(recipe, ExtractionSettings)
     found: list[Prediction] = []
@@ -264,7 +266,7 @@ def grouped(
 
 
 def no_answer_margin(prediction: Prediction) -> float:
-    """How far the score of no answer lies above that of the best one, or the log-odds of none."""
+    """Margin of the score of no answer over that of the best answer, or the log-odds of no answer."""
     score = prediction["score"]
     if "no_answer_log_odds" in prediction:
         return math.inf if score is None else float(prediction["no_answer_log_odds"])
@@ -272,7 +274,7 @@ def no_answer_margin(prediction: Prediction) -> float:
 
 
 def with_threshold(predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
-    """The predictions as they are under a threshold: empty where the margin of no answer lies above it."""
+    """The predictions for a threshold: empty if the margin of no answer exceeds it."""
     decided = []
     for prediction in predictions:
         margin = no_answer_margin(prediction)
@@ -284,5 +286,5 @@ def with_threshold(predictions: Sequence[Prediction], threshold: float) -> list[
 
 
 def reference(record: Record, settings: TaskSettings) -> list[str]:
-    """The right answers; none where the question is unanswerable."""
+    """The right answers; empty if the question is unanswerable."""
     return [answer.text for answer in needed_answers(record, settings)]

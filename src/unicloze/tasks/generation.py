@@ -1,16 +1,16 @@
-"""Sources to targets: fine-tuning a generator (UniLMv2, Section 3.4; UniLM v1, Section 2.5).
+"""Text generation tasks: fine-tuning on sources and targets (UniLMv2, Section 3.4; UniLM v1, Section 2.5).
 
-A row is "[SOS] source [EOS] target [EOS]", the source reading itself and the target the source and its own past. Its tokens
-are learned in one of three ways (`generation.learning`):
+A row is "[SOS] source [EOS] target [EOS]"; the source sees itself, the target sees the source and its own past. The target
+is trained in one of three ways (`generation.learning`):
 
-- `pseudo`: behind the row stands a pseudo mask for each token of the target, [EOS] included, with its position and segment.
-  It reads the source, the target before its token, and itself; with blocks, the target before its block, and its block.
+- `pseudo`: the row is followed by a pseudo mask for each target token, [EOS] included, with its position and segment. It
+  sees the source, the target before its token, and itself; with blocks, the target before its block, and its block.
 - `masked`: a share of the target, [EOS] included, is masked in place and predicted there.
-- `next`: every slot from the source's [EOS] on predicts the next token. A model that reads from left to right reads the
-  source so too.
+- `next`: every slot from the source's [EOS] on predicts the next token. A model that reads from left to right also reads
+  the source that way.
 
-Where nothing may be drawn, every token is predicted as decoding predicts it: once, from the source and the true tokens
-before it. [UNK] is read and never predicted, as decoding never writes it. All draws are keyed by row.
+Without random draws, every token is predicted as in decoding: once, from the source and the true tokens before it. [UNK] is
+visible but never predicted, since decoding never writes it. All draws are keyed by row.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from unicloze.text.windows import Windows, windows_of
 Learning = Literal["pseudo", "masked", "next"]
 
 SHORTEST_SOURCE = 4
-"""Tokens of the shortest source: special tokens and some text."""
+"""Minimum tokens of a source: special tokens and some text."""
 SOURCE_SPECIALS = 2
 """[SOS] and the [EOS] that ends a source."""
 SEGMENTS_OF_UNILM_V1 = 6
-"""Rows of the segment table of UniLM v1, which names sequence-to-sequence rows by segments of their own."""
+"""Rows of UniLM v1's segment table; it uses separate segments for sequence-to-sequence rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +55,10 @@ class SourceTarget:
     """A source and its target as tokens, without [SOS] and the two [EOS].
 
     Args:
-        record: Number of the record they are from.
+        record: Index of their record.
         source: *Shape:* (tokens,)
-        target: None where it is unknown. *Shape:* (tokens,)
-        slots: Slots of the row they are learned by.
+        target: None if unknown. *Shape:* (tokens,)
+        slots: Slots of their training row.
     """
 
     record: int
@@ -69,21 +69,21 @@ class SourceTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class WritingSettings(TaskSettings):
-    """Settings of a task that generates; those of `generation` are its own too."""
+    """Settings of text generation, in addition to those of `generation`."""
 
     kind: str = "generation"
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Values of `generation` that cannot work."""
+        """Reject invalid values of `generation`."""
         yield from super().problems(recipe)
         generation = recipe.generation
         if not generation.source:
-            yield "generation.source", "name at least one role that the source is made of"
+            yield "generation.source", "name at least one role for the source"
         for role in generation.chunk_by or []:
             if role not in generation.source:
                 yield (
                     "generation.chunk_by",
-                    f"'{role}' is no part of the source, which has {', '.join(generation.source)}",
+                    f"'{role}' is not part of the source, which has {', '.join(generation.source)}",
                 )
         if generation.max_target < 2:
             yield "generation.max_target", "a token and [EOS] need 2 or more"
@@ -95,31 +95,31 @@ class WritingSettings(TaskSettings):
         if generation.mask_share + generation.random_share > 1:
             yield "generation.random_share", "with generation.mask_share it must be at most 1"
         if generation.block_size < 1:
-            yield "generation.block_size", "predict one token or more in a step"
+            yield "generation.block_size", "it must be at least 1"
         if generation.segment_ids is not None and len(generation.segment_ids) not in (1, 2):
-            yield "generation.segment_ids", "give one for source and target each"
+            yield "generation.segment_ids", "give one id for source and target each"
 
 
 def learning_of(recipe: Recipe) -> Learning:
-    """How a recipe of a task learns targets: as its setting says, or as its model was trained."""
+    """How a recipe trains targets: as set, or else as its model was trained."""
     if recipe.generation.learning is not None:
         return recipe.generation.learning
     return "next" if all("lm" in part.settings.targets for part in parts(recipe.objective)) else "pseudo"
 
 
 def with_learning(recipe: Recipe) -> Recipe:
-    """A recipe of a task that says how its model learns targets, whatever the task."""
+    """The recipe with `generation.learning` resolved."""
     return dataclasses.replace(recipe, generation=dataclasses.replace(recipe.generation, learning=learning_of(recipe)))
 
 
 def reads_left_to_right(recipe: Recipe) -> bool:
-    """Whether the source reads from left to right as the target does."""
+    """Whether the source is read from left to right, as the target is."""
     causal = recipe.use.visibility == "left_to_right" or "local" in recipe.model.layer_visibility
     return causal and learning_of(recipe) == "next"
 
 
 def pseudo_token(recipe: Recipe, vocabulary: Vocabulary) -> Literal["own", "mask"]:
-    """Whether the pseudo mask has an id of its own: only where the model was trained with one."""
+    """Whether the pseudo mask has its own id, which requires a model trained with one."""
     if learning_of(recipe) != "pseudo" or vocabulary.pseudo is None:
         return "mask"
     for part in parts(recipe.objective):
@@ -140,17 +140,17 @@ def segments_of(recipe: Recipe) -> tuple[int, int]:
 
 
 def room(recipe: Recipe) -> tuple[int, int]:
-    """Most tokens of a source and of a target, special tokens included."""
+    """Maximum tokens of a source and of a target, special tokens included."""
     generation, longest = recipe.generation, recipe.task.max_length
     target = min(generation.max_target, longest // 2)
     return min(generation.max_source or longest, longest - target), target
 
 
 def with_targets(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
-    """The settings as they are, once every training record has a target.
+    """The unchanged settings, once every training record has a target.
 
     Raises:
-        UniclozeError: One has none; the message names its line.
+        UniclozeError: A record has no target; the message names its line.
     """
     for record in records:
         targets_of(record, settings)
@@ -158,15 +158,15 @@ def with_targets(settings: TaskSettings, records: Sequence[Record]) -> TaskSetti
 
 
 def heads(_settings: TaskSettings) -> Mapping[str, HeadSettings]:
-    """None: tokens are predicted by the head of pre-training."""
+    """No heads: the pre-training head predicts tokens."""
     return {}
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[SourceTarget]:
-    """A row for each record, or for each target of each; without a target where a record has none.
+    """One row per record, or per target; without a target if the record has none.
 
     Raises:
-        UniclozeError: A record lacks a part of its source, or its target is no text; the message names its line.
+        UniclozeError: A record lacks a part of its source, or its target is not text; the message names its line.
     """
     task, generation = recipe.task, recipe.generation
     texts = [[" ".join(texts_of(record, task, role)) for role in generation.source] for record in records]
@@ -194,7 +194,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     if any(cut):
         warnings.warn(
             f"{cut[0]} of {len(records)} sources are longer than {for_source} tokens, special tokens included, and {cut[1]} "
-            f"targets longer than {for_target}: they are cut (generation.max_source and max_target, within task.max_length)",
+            f"targets longer than {for_target}: they were cut (generation.max_source and max_target, within task.max_length)",
             stacklevel=2,
         )
     return rows
@@ -203,13 +203,13 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
 def lay_out(
     rows: Sequence[SourceTarget], vocabulary: Vocabulary, recipe: Recipe, keys: npt.NDArray[np.uint64] | None
 ) -> Examples:
-    """Rows to examples with the predictions `target`.
+    """Examples with the prediction target `target`.
 
     Args:
-        rows: Each with a target.
-        vocabulary: Ids of the special tokens and of those a random one is drawn from.
-        recipe: How targets are learned.
-        keys: Key of each row's draws; if None nothing is drawn, and every token is predicted.
+        rows: Rows, each with a target.
+        vocabulary: Ids of the special tokens and candidates for random tokens.
+        recipe: How targets are trained.
+        keys: Key of each row's draws; if None, nothing is drawn and every token is predicted.
 
     Raises:
         UniclozeError: A row has no target.
@@ -227,11 +227,11 @@ def lay_out(
 
 
 def _windows(rows: Sequence[SourceTarget], vocabulary: Vocabulary, keys: npt.NDArray[np.uint64] | None) -> Windows:
-    """Windows "[SOS] source [EOS] target [EOS]" in which the target may be masked, its [EOS] included."""
+    """Windows "[SOS] source [EOS] target [EOS]" whose target is maskable, its [EOS] included."""
     sequences = []
     for row in rows:
         if row.target is None:
-            raise UniclozeError("a record without a target cannot be learned from: give it one")
+            raise UniclozeError("a record without a target cannot be used for training: give it one")
         sequences.append([row.source, row.target])
     drawn = np.zeros(len(rows), dtype=np.uint64) if keys is None else keys
     windows = windows_of(sequences, vocabulary, keys=drawn)
@@ -239,7 +239,7 @@ def _windows(rows: Sequence[SourceTarget], vocabulary: Vocabulary, keys: npt.NDA
 
 
 def _pseudo(windows: Windows, vocabulary: Vocabulary, recipe: Recipe, *, drawn: bool) -> Examples:
-    """The source as context, then the target's own tokens by step, then their pseudo masks by step."""
+    """The source as context, then the target tokens by step, then their pseudo masks by step."""
     generation = recipe.generation
     steps = (np.cumsum(windows.maskable, axis=1, dtype=np.int32) - 1) * windows.maskable - ~windows.maskable
     if drawn:
@@ -267,7 +267,7 @@ def _add_noise(
     corruption: Corruption,
     share: float,
 ) -> None:
-    """Let a share of the target's own tokens show, in place, what a masked token shows; drawn anew for each."""
+    """Corrupt a share of the target's own tokens in place like masked tokens, with independent draws."""
     row, position = masked_tokens.row, masked_tokens.position
     slot = examples.mutual[row] + masked_tokens.rank
     keys = keyed.bits(windows.keys, keyed.Stream.NOISE_OF_TARGET, np.zeros(1, np.int64))
@@ -279,7 +279,7 @@ def _add_noise(
 
 
 def _masked(windows: Windows, vocabulary: Vocabulary, recipe: Recipe) -> Examples:
-    """A share of the target masked in place."""
+    """Rows with a share of the target masked in place."""
     generation = recipe.generation
     rates = np.full(len(windows), generation.mask_rate)
     steps = masking.single_tokens(windows.maskable, windows.keys, rates=rates)
@@ -289,7 +289,7 @@ def _masked(windows: Windows, vocabulary: Vocabulary, recipe: Recipe) -> Example
 
 
 def _next(windows: Windows, rows: Sequence[SourceTarget], vocabulary: Vocabulary, recipe: Recipe) -> Examples:
-    """Each slot of the target predicts the next token, the source's [EOS] the first."""
+    """Rows in which each target slot predicts the next token, and the source's [EOS] the first."""
     settings = seq2seq.PrefixSettings(mask_rate=1.0, segment_ids=list(segments_of(recipe)))
     targets = windows.token_ids[windows.maskable]
     source = seq2seq.Ragged(

@@ -1,4 +1,4 @@
-"""Settings that several kinds of tasks share, in groups that their own settings inherit, with their rules."""
+"""Groups of settings that several kinds of tasks inherit, with their rules."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ def task_of(recipe: Recipe, kind: type[T]) -> T:
     """The settings of a recipe's task.
 
     Args:
-        recipe: Of a task of this class.
-        kind: Its class.
+        recipe: The recipe.
+        kind: Expected class of the settings.
 
     Raises:
-        TypeError: They are of another class.
+        TypeError: The settings are of another class.
     """
     if not isinstance(recipe.task, kind):
-        raise TypeError(f"the settings of task.kind {recipe.task.kind!r} are no {kind.__name__}")
+        raise TypeError(f"the settings of task.kind {recipe.task.kind!r} are not {kind.__name__}")
     return recipe.task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Headed(TaskSettings):
-    """A head of its own.
+    """Settings of a task head.
 
     Args:
-        head: `dense` puts BERT's dense layer and tanh before the output layer (it can be exported), `plain` does not (as
-            both UniLM papers say).
-        pooling: What stands for a text: its `first` slot, its `last`, or the `mean` of all; as the model's recipe says
-            (`use.pooling`) if not given. In tagging: what stands for a word; for a choice, no answer and the kind of an
-            answer: one slot. These are the `last` of a model that reads from left to right, else the `first`, if not given.
-        head_dropout: Dropout of what the output layer reads; `model.dropout` if not given.
+        head: `dense` puts BERT's dense layer and tanh before the output layer (exportable); `plain` does not (as in both
+            UniLM papers).
+        pooling: Representation of a text: its `first` slot, its `last`, or the `mean` of all; default: `use.pooling` of the
+            model's recipe. In tagging, the representation of a word; for choices, no answer and the kind of an answer, one
+            slot: by default the `last` if the model reads from left to right, else the `first`.
+        head_dropout: Dropout of the output layer's input; default: `model.dropout`.
     """
 
     head: Literal["dense", "plain"] = "dense"
@@ -46,27 +46,27 @@ class Headed(TaskSettings):
 
     ranges: ClassVar = {"head_dropout": BELOW_ONE}
     one_slot: ClassVar[str] = ""
-    """What a single slot is for, where slots are not pooled."""
+    """What a single slot predicts, if slots cannot be pooled."""
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Slots that cannot be pooled."""
+        """Reject pooling where a single slot is needed."""
         yield from super().problems(recipe)
         if self.one_slot and self.pooling == "mean":
-            yield "task.pooling", f"{self.one_slot} by one slot: set it to first or last"
+            yield "task.pooling", f"{self.one_slot} from one slot: set it to first or last"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled(TaskSettings):
-    """Classes.
+    """Settings of tasks with classes.
 
     Args:
-        labels: The classes, in the order of their numbers; those of the training file, sorted, if not given.
+        labels: The classes, in the order of their indices; default: sorted labels of the training file.
     """
 
     labels: list[str] | None = None
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Classes that are named twice."""
+        """Reject duplicate classes."""
         yield from super().problems(recipe)
         if self.labels is not None and len(set(self.labels)) != len(self.labels):
             yield "task.labels", "name each class once"
@@ -74,10 +74,10 @@ class Labelled(TaskSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Delimited(TaskSettings):
-    """Two texts in a row.
+    """Settings of tasks with two texts in a row.
 
     Args:
-        delimiter: Put a token of its own between two texts and give both one segment, as GPT does, instead of [EOS] and
+        delimiter: Separate two texts with a dedicated token within one segment, as GPT does, instead of [EOS] and two
             segments.
     """
 
@@ -86,32 +86,31 @@ class Delimited(TaskSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Paired(Headed, Delimited):
-    """A text or a pair of texts, of which one thing is predicted.
+    """Settings of tasks with one prediction for a text or a pair of texts.
 
     Args:
-        both_orders: Read each pair in both orders and sum what stands for it, as GPT does where the order has no meaning.
+        both_orders: Read each pair in both orders and sum the representations, as GPT does if the order has no meaning.
     """
 
     both_orders: bool = False
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Orders that cannot be summed."""
+        """Reject both orders without a pooling."""
         yield from super().problems(recipe)
         if self.both_orders and self.pooling is None:
-            yield "task.pooling", "what stands for each of both orders is summed: set it to first, last or mean"
+            yield "task.pooling", "task.both_orders sums pooled representations: set it to first, last or mean"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passages(Headed):
-    """Questions about passages that may be longer than a row.
+    """Settings of tasks with questions about passages that may be longer than a row.
 
     Args:
-        max_question: Most tokens of a question, that of a conversation with the turns before it; the rest of a row is for
-            the passage.
-        stride: Tokens of the passage from the beginning of one window to that of the next; half a window where that is
-            less.
-        max_answer: Most tokens of an extracted answer.
-        n_best: How many answers a prediction lists.
+        max_question: Maximum tokens of a question, in a conversation including earlier turns; the rest of a row is for the
+            passage.
+        stride: Passage tokens from the start of one window to the start of the next; at most half a window.
+        max_answer: Maximum tokens of an extracted answer.
+        n_best: Number of answers listed in a prediction.
     """
 
     max_question: int = 64

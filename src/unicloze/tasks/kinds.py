@@ -1,4 +1,4 @@
-"""Every kind of task as functions; `unicloze.tasks.TASKS` finds them here."""
+"""Definitions of all kinds of tasks; `unicloze.tasks.TASKS` imports them from here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _as_they_are(
 
 TASKS: Mapping[str, Task] = {
     "classification": Task(
-        purpose="One of several classes for a text or a pair of texts.",
+        purpose="Predicts one of several classes for a text or a pair of texts.",
         settings=classification.ClassificationSettings,
         roles=("text", "pair", "label"),
         answers=("label",),
@@ -39,7 +39,7 @@ TASKS: Mapping[str, Task] = {
         compares=("labels",),
     ),
     "regression": Task(
-        purpose="A quantity for a text or a pair of texts.",
+        purpose="Predicts a quantity for a text or a pair of texts.",
         settings=classification.RegressionSettings,
         roles=("text", "pair", "label"),
         answers=("label",),
@@ -54,7 +54,7 @@ TASKS: Mapping[str, Task] = {
         compares=("numbers",),
     ),
     "generation": Task(
-        purpose="A text for another: a summary, a question, an answer, a response, a translation.",
+        purpose="Generates text from text: a summary, a question, an answer, a response, a translation.",
         settings=generation.WritingSettings,
         roles=("source", "context", "history", "question", "answer", "target", "references"),
         answers=("target", "references"),
@@ -68,7 +68,7 @@ TASKS: Mapping[str, Task] = {
         token_targets=(TARGET,),
     ),
     "choice": Task(
-        purpose="The best of several choices, each read with its context or within its sentence.",
+        purpose="Picks the best of several choices, each read with its context or within its sentence.",
         settings=choice.ChoiceSettings,
         roles=("context", "question", "cloze", "choices", "label"),
         answers=("label",),
@@ -83,7 +83,7 @@ TASKS: Mapping[str, Task] = {
         compares=("labels",),
     ),
     "tagging": Task(
-        purpose="A tag for each word of a sentence.",
+        purpose="Tags each word of a sentence.",
         settings=tagging.TaggingSettings,
         roles=("tokens", "tags", "predicate"),
         answers=("tags",),
@@ -98,7 +98,7 @@ TASKS: Mapping[str, Task] = {
         compares=("tags",),
     ),
     "extraction": Task(
-        purpose="The span of a passage that answers a question, or none.",
+        purpose="Finds the span of a passage that answers a question, or none.",
         settings=extraction.ExtractionSettings,
         roles=("context", "question", "answers"),
         answers=("answers",),
@@ -112,7 +112,7 @@ TASKS: Mapping[str, Task] = {
         compares=("squad",),
     ),
     "conversation": Task(
-        purpose="The answer to a question of a conversation about a passage: a span of it, yes, no or unknown.",
+        purpose="Answers a question in a conversation about a passage: a span, yes, no or unknown.",
         settings=conversation.ConversationSettings,
         roles=("context", "question", "history", "answers", "rationale", "rationale_start", "story", "turn", "domain"),
         answers=("answers", "rationale", "rationale_start"),

@@ -1,4 +1,4 @@
-"""Sources put together from parts, cut to the room there is."""
+"""Joins the parts of a source and cuts them to a maximum length."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ Keep = Literal["beginning", "end", "chunk"]
 
 
 def join_parts(parts: Sequence[Ints], separator: int) -> Ints:
-    """All parts in a row, a separator between any two. *Shape:* (tokens,)"""
+    """Concatenate the parts with a separator between them. *Shape:* (tokens,)"""
     joined = [token for part in parts for token in (np.array([separator], dtype=np.int32), part)]
     return np.concatenate(joined[1:]).astype(np.int32)
 
 
 def cut_parts(parts: Sequence[Ints], room: int, keep: Keep, chunk_by: Collection[int] | None = None) -> list[Ints]:
-    """Shorten the longest parts, to one length if need be, until all fit with separators between them.
+    """Shorten the longest parts, to equal length if necessary, until all fit with separators between them.
 
     Args:
-        parts: Token ids of each.
-        room: Most tokens of all, separators included.
-        keep: What stays of a part, see `GenerationSettings.keep`.
-        chunk_by: Numbers of the parts that choose a chunk; all but the part itself if not given.
+        parts: Token ids of each part.
+        room: Maximum total tokens, separators included.
+        keep: What to keep of a part; see `GenerationSettings.keep`.
+        chunk_by: Indices of the parts that select a chunk; default: all but the part itself.
     """
     lengths = np.array([len(part) for part in parts])
     left = max(0, room - (len(parts) - 1))
     if lengths.sum() <= left:
         return list(parts)
     allowed = np.zeros_like(lengths)
-    for done, number in enumerate(np.argsort(lengths, kind="stable")):  # what a short one leaves, the longer ones share
+    for done, number in enumerate(np.argsort(lengths, kind="stable")):  # longer parts share what shorter ones leave
         allowed[number] = min(int(lengths[number]), left // (len(parts) - done))
         left -= int(allowed[number])
     choosing = range(len(parts)) if chunk_by is None else chunk_by
@@ -49,9 +49,9 @@ def _kept(part: Ints, others: Sequence[Ints], size: int, keep: Keep) -> Ints:
 
 
 def chunk(part: Ints, others: Sequence[Ints], size: int) -> Ints:
-    """So many tokens of a part in a row: those that hold the whole of another part, then most of the others' tokens.
+    """The chunk of `size` consecutive tokens that contains another part as a whole, or else the most tokens of the others.
 
-    The first such chunk, if several are alike (UniLM v1, Sections 3.2 and 3.3).
+    Of equal chunks, the first is taken (UniLM v1, Sections 3.2 and 3.3).
 
     Args:
         part: *Shape:* (tokens,)

@@ -1,6 +1,6 @@
-"""Passages and the windows they are read in: "[SOS] question [EOS] window [EOS]", and spans of tokens as text.
+"""Reads passages in windows, "[SOS] question [EOS] window [EOS]", and converts token spans to text.
 
-Characters are those of the passage as it is given: what a span says is a slice of it, whatever the tokenizer does to case,
+Character positions refer to the original passage: a span's text is a slice of it, whatever the tokenizer does to case,
 accents or white space.
 """
 
@@ -22,19 +22,19 @@ from unicloze.text.tokenizers import Tokenizer, Vocabulary
 SPECIALS = 3
 """[SOS] and two [EOS]."""
 NOWHERE = 0
-"""Among the choices of a span's start and end: the slot that stands for the whole row, [SOS], or the last [EOS] where a model
-reads from left to right. The tokens of the window follow from 1 on."""
+"""Choice of a span's start and end that means no answer: the slot of the whole row, [SOS], or the last [EOS] if the model
+reads from left to right. The tokens of the window are choices 1, 2, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passage:
-    """A text and where its tokens stand in it.
+    """A text with its tokens and their character positions.
 
     Args:
         text: The text.
         ids: *Shape:* (tokens,)
         starts: First character of each token. *Shape:* (tokens,)
-        ends: Character behind the last one of each token. *Shape:* (tokens,)
+        ends: End of each token in characters (exclusive). *Shape:* (tokens,)
     """
 
     text: str
@@ -46,10 +46,10 @@ class Passage:
         return len(self.ids)
 
     def covering(self, start: int, end: int) -> tuple[int, int] | None:
-        """The first and the last of the fewest tokens that cover the characters from `start` to before `end`.
+        """First and last of the fewest tokens that cover the characters from `start` to `end` (exclusive).
 
-        White space at either end does not count, which byte-level tokens hold together with the word behind it. None where
-        no token stands there.
+        White space at either end is ignored, since byte-level tokens include the space before a word. None if no token is
+        there.
         """
         text = self.text[start:end]
         start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
@@ -60,14 +60,14 @@ class Passage:
         return (first, last) if first <= last else None
 
     def span(self, first: int, last: int) -> tuple[int, str]:
-        """The first character of some tokens and their text, without white space around it."""
+        """First character and text of a span of tokens, without surrounding white space."""
         start = int(self.starts[first])
         text = self.text[start : int(self.ends[last])]
         return start + len(text) - len(text.lstrip()), text.strip()
 
 
 def encode_passages(texts: Sequence[str], tokenizer: Tokenizer) -> list[Passage]:
-    """The passages of some texts; a text that comes again is encoded once."""
+    """The passages of some texts; repeated texts are encoded once."""
     unique = list(dict.fromkeys(texts))
     known = {
         text: _passage(text, ids, offsets)
@@ -78,7 +78,7 @@ def encode_passages(texts: Sequence[str], tokenizer: Tokenizer) -> list[Passage]
 
 def _passage(text: str, ids: Ints, offsets: Ints) -> Passage:
     starts, ends = np.ascontiguousarray(offsets[:, 0]), offsets[:, 1].copy()
-    if not text.isascii():  # what goes on with a character may be left out of its token, stripped or composed with it
+    if not text.isascii():  # combining characters may be missing from a token: stripped or composed
         following = np.append(starts[1:], len(text))
         for token in np.flatnonzero(following > ends):
             while ends[token] < following[token] and _goes_on(text[ends[token]]):
@@ -87,21 +87,21 @@ def _passage(text: str, ids: Ints, offsets: Ints) -> Passage:
 
 
 def _goes_on(character: str) -> bool:
-    """Whether a character is no letter of its own: an accent, or a vowel or final consonant of a Korean syllable."""
+    """Whether a character continues the one before it: an accent, or a vowel or final consonant of a Korean syllable."""
     return unicodedata.category(character).startswith("M") or "\u1160" <= character <= "\u11ff"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What is read at once of a question and its passage.
+    """A question with a window of its passage, read as one row.
 
     Args:
-        record: Number of the record.
+        record: Index of the record.
         question: Tokens before the passage, without special tokens. *Shape:* (tokens,)
         passage: The whole passage.
-        first: Number of the window's first token in the passage.
-        last: Number of the token behind its last.
-        labels: The answer to each target of the task; `start` and `end` are choices. None where it is unknown.
+        first: Index of the window's first token in the passage.
+        last: Index after its last token.
+        labels: The answer for each target of the task; `start` and `end` are choices. None if unknown.
     """
 
     record: int
@@ -113,22 +113,22 @@ class Window:
 
     @property
     def slots(self) -> int:
-        """How long its row is."""
+        """Length of its row."""
         return len(self.question) + self.last - self.first + SPECIALS
 
 
 def room_for_question(recipe: Recipe) -> int:
-    """Most tokens of a question in a row, which leaves as many or more for the passage."""
+    """Maximum tokens of a question in a row; at least as many remain for the passage."""
     return min(task_of(recipe, Passages).max_question, (recipe.task.max_length - SPECIALS) // 2)
 
 
 def window_bounds(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """The first token of each window and the one behind its last, so that neighbours overlap by half a window or more.
+    """Start and end (exclusive) of each window; neighbours overlap by at least half a window.
 
     Args:
         tokens: Tokens of the passage.
         room: Tokens of a window.
-        stride: Tokens from the beginning of one to that of the next; half a window where that is less.
+        stride: Tokens from the start of one window to the start of the next; at most half a window.
     """
     step = min(stride, max(1, room // 2))
     further = -(-max(0, tokens - room) // step)
@@ -136,7 +136,7 @@ def window_bounds(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def span_labels(span: tuple[int, int] | None, first: int, last: int) -> dict[str, int]:
-    """The choices of a span's start and end in the window of the tokens from `first` to before `last`."""
+    """The choices of a span's start and end in the window of tokens from `first` to `last` (exclusive)."""
     if span is None or span[0] < first or span[1] >= last:
         return {"start": NOWHERE, "end": NOWHERE}
     return {"start": span[0] - first + 1, "end": span[1] - first + 1}
@@ -145,13 +145,13 @@ def span_labels(span: tuple[int, int] | None, first: int, last: int) -> dict[str
 def lay_out_windows(
     rows: Sequence[Window], vocabulary: Vocabulary, recipe: Recipe, *, classes: Sequence[str] = ()
 ) -> Examples:
-    """Windows to examples.
+    """Convert windows to examples.
 
     Args:
         rows: The windows.
         vocabulary: Ids of the special tokens.
-        recipe: Of the task.
-        classes: What the slot that stands for the whole row predicts, beside `start` and `end`, which are chosen among it and
+        recipe: Recipe of the task.
+        classes: Further targets, predicted by the slot of the whole row; `start` and `end` are chosen among this slot and
             the tokens of the window.
     """
     segments = (0, min(1, max(0, recipe.model.num_segments - 1)))
@@ -179,7 +179,7 @@ def _row(
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A span of a passage and how likely it is.
+    """A span of a passage and its score.
 
     Args:
         text: A slice of the passage.
@@ -200,8 +200,8 @@ def best_spans(
     Args:
         starts: Score of each token as a start. *Shape:* (tokens,)
         ends: Score of each token as an end. *Shape:* (tokens,)
-        longest: Most tokens of a span.
-        most: How many spans; fewer if there are no more.
+        longest: Maximum tokens of a span.
+        most: Maximum number of spans.
 
     Returns:
         First tokens, last tokens and scores. *Shape:* (spans,) each
@@ -226,15 +226,15 @@ def best_of_windows(
     longest: int,
     most: int,
 ) -> tuple[list[Span], float]:
-    """The best spans of all windows of a passage, and the lowest score of having none.
+    """The best spans over all windows of a passage, and the lowest score of no answer.
 
-    A span that several windows hold counts once, with its highest score. Scores are sums of logits.
+    A span found in several windows counts once, with its highest score. Scores are sums of logits.
 
     Args:
-        windows: Of one passage.
-        outputs: Of `start` and `end`, of each window.
-        longest: Most tokens of a span.
-        most: How many spans.
+        windows: Windows of one passage.
+        outputs: Outputs `start` and `end` for each window.
+        longest: Maximum tokens of a span.
+        most: Maximum number of spans.
     """
     found: dict[tuple[int, int], float] = {}
     nowhere = np.inf

@@ -1,4 +1,4 @@
-"""Which roles the records of a file hold: what is named wrongly would otherwise be left out without a word."""
+"""Checks the roles in the records of a file, since misnamed fields would otherwise be ignored silently."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from unicloze.tasks.task import Task
 
 
 def resolved(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
-    """The settings with what follows from the training records: classes, optional roles.
+    """The settings completed from the training records: classes, optional roles.
 
     Raises:
-        UniclozeError: A record cannot be learned from; the message names its line.
+        UniclozeError: A record cannot be used for training; the message names its line.
     """
     task = TASKS[settings.kind]
     return with_optional(task.resolve(settings, records), task, records)
 
 
 def with_optional(settings: TaskSettings, task: Task, records: Sequence[Record]) -> TaskSettings:
-    """The settings with the optional roles that the training records hold, where none are given."""
+    """The settings with the optional roles found in the training records, unless given."""
     if settings.optional is not None:
         return settings
     held = [role for role in task.optional if any(record.get(settings, role) is not None for record in records)]
@@ -31,12 +31,12 @@ def with_optional(settings: TaskSettings, task: Task, records: Sequence[Record])
 
 
 def check_roles(records: Sequence[Record], task: Task, recipe: Recipe) -> None:
-    """Refuse names of roles that there are not, and records that do not hold the optional roles of the training file.
+    """Reject unknown roles, and records whose optional roles differ from those of the training file.
 
     Raises:
-        UsageError: `task.fields` or `task.optional` names a role that the task does not read.
-        UniclozeError: No record holds an optional role that the training file has or `task.fields` names, or one holds a
-            role that the training file has not.
+        UsageError: `task.fields` or `task.optional` names a role that the task does not use.
+        UniclozeError: No record has an optional role that the training file has or `task.fields` names, or a record has a
+            role that the training file lacks.
     """
     settings = recipe.task
     check_fields(recipe, task)
@@ -48,17 +48,17 @@ def check_roles(records: Sequence[Record], task: Task, recipe: Recipe) -> None:
         if holder is not None and settings.optional is not None and role not in settings.optional:
             name = settings.fields.get(role, role)
             raise UniclozeError(
-                f"{holder.place}: there is a field '{name}', and the training file has none: rename it or leave it out"
+                f"{holder.place}: there is a field '{name}', but the training file has none: rename it or leave it out"
             )
 
 
 def check_fields(recipe: Recipe, task: Task | None, more: Sequence[str] = ()) -> None:
-    """Refuse `task.fields` that say where something is kept that nobody looks for.
+    """Reject `task.fields` with roles that are not used.
 
     Args:
-        recipe: Of a task, or of pre-training, whose sources are texts.
+        recipe: Recipe of a task, or of pre-training for plain text sources.
         task: Its task, if it has one.
-        more: Roles that are looked for besides.
+        more: Further known roles.
 
     Raises:
         UsageError: A role is unknown.
@@ -74,4 +74,4 @@ def _check_known(key: str, named: Iterable[str], known: Collection[str], kind: s
     if unknown is not None:
         of_kind = f" of the kind {kind}" if kind else ""
         roles = ", ".join(sorted(known)) or "none"
-        raise UsageError(f"{key} names the role '{unknown}'; those of a task{of_kind} are {roles}")
+        raise UsageError(f"{key} names the role '{unknown}'; the roles of a task{of_kind} are {roles}")

@@ -1,4 +1,4 @@
-"""Rows of tasks: sequences of tokens to `Examples`, for all tasks whose rows have nothing to draw at random."""
+"""Converts token sequences of tasks to `Examples`, for all tasks without random draws."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RowTarget:
 
     Args:
         slots: The slots of each prediction; several if they predict together.
-        labels: The answers; nothing where they are unknown.
+        labels: The answers; None if unknown.
     """
 
     slots: Sequence[Sequence[int] | npt.NDArray[np.integer]]
@@ -32,13 +32,13 @@ class RowTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of a task before it is padded.
+    """A row of a task before padding.
 
     Args:
-        record: Number of the record it was made from.
+        record: Index of its record.
         input_ids: Its tokens, special tokens included. *Shape:* (slots,)
         segment_ids: *Shape:* (slots,)
-        lengths: Slots of each of the sequences packed in it, which read only themselves; one of all slots if not given.
+        lengths: Slots of each packed sequence, which sees only itself; default: one sequence of all slots.
         targets: Predictions by name.
     """
 
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def slots(self) -> int:
-        """How long it is."""
+        """Length of the row."""
         return len(self.input_ids)
 
 
@@ -59,8 +59,8 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
 
     Args:
         rows: All with the same targets.
-        vocabulary: Has the id of padding.
-        recipe: Who reads whom.
+        vocabulary: Provides the id of padding.
+        recipe: Provides the visibility.
     """
     lengths = np.array([row.slots for row in rows], dtype=np.int32)
     shape = len(rows), int(lengths.max(initial=1))
@@ -91,7 +91,7 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
 
 
 def _target(targets: Sequence[RowTarget]) -> Target:
-    """Predictions of all rows, padded to one number and one number of slots each."""
+    """Predictions of all rows, padded to the same number of predictions and of slots per prediction."""
     rows, most = len(targets), max(1, *(len(target.slots) for target in targets))
     together = max((len(slots) for target in targets for slots in target.slots), default=1)
     quantities = any(isinstance(label, float) for target in targets for label in target.labels or ())
@@ -115,19 +115,19 @@ def cut_pair(first: Ints, second: Ints, room: int) -> tuple[Ints, Ints]:
     Args:
         first: *Shape:* (tokens,)
         second: *Shape:* (tokens,)
-        room: Tokens there is room for.
+        room: Maximum tokens of both.
     """
     over = len(first) + len(second) - room
     if over <= 0:
         return first, second
-    even = max(0, over - abs(len(first) - len(second)))  # cut from both in turn once they are as long
+    even = max(0, over - abs(len(first) - len(second)))  # cut from both in turn once their lengths are equal
     from_first = min(over, max(0, len(first) - len(second))) + even // 2
     from_second = over - from_first
     return first[: max(0, len(first) - from_first)], second[: max(0, len(second) - from_second)]
 
 
 def fit_texts(texts: Sequence[Ints], longest: int) -> tuple[Ints, ...]:
-    """One text or two, shortened so that they are no more than `longest` tokens with [SOS] and what closes each."""
+    """One text or two, shortened to at most `longest` tokens including [SOS] and the token that closes each."""
     room = longest - 1 - len(texts)
     return cut_pair(texts[0], texts[1], room) if len(texts) == 2 else (texts[0][: max(0, room)],)
 
@@ -138,10 +138,10 @@ def text_row(
     """The tokens of "[SOS] A [EOS]" or "[SOS] A [EOS] B [EOS]", and their segments.
 
     Args:
-        texts: One or more. *Shape:* (tokens,) each
-        vocabulary: Has the special tokens.
+        texts: One or more texts. *Shape:* (tokens,) each
+        vocabulary: Provides the special tokens.
         segments: The segment of each text.
-        between: The token that stands between two texts; [EOS] if None.
+        between: The token between two texts; [EOS] if None.
     """
     closing = [vocabulary.eos if between is None else between] * (len(texts) - 1) + [vocabulary.eos]
     parts = [np.append(text, token) for text, token in zip(texts, closing, strict=True)]
@@ -151,10 +151,10 @@ def text_row(
 
 
 def pair_marks(recipe: Recipe, vocabulary: Vocabulary) -> tuple[tuple[int, int], int]:
-    """What tells the texts of a pair apart: their segments, and the token between them.
+    """The segments of the texts of a pair, and the token between them.
 
-    With `task.delimiter` that token is one no causal model has read before (Radford et al. 2018, Section 3.3), and the
-    segment is one. Models of a single segment (RoBERTa) have the token [EOS] alone.
+    With `task.delimiter` both texts have one segment, and the token is one that no causal model has seen before (Radford et
+    al. 2018, Section 3.3). Models with a single segment (RoBERTa) use [EOS] alone.
     """
     if isinstance(recipe.task, Delimited) and recipe.task.delimiter:
         return (0, 0), vocabulary.mask if vocabulary.pseudo is None else vocabulary.pseudo
@@ -162,7 +162,7 @@ def pair_marks(recipe: Recipe, vocabulary: Vocabulary) -> tuple[tuple[int, int],
 
 
 def pooling_of(recipe: Recipe) -> Pooling:
-    """Which slots stand for what a task predicts something of: a text, a choice, a word, or all of a question's row."""
+    """Which slots represent the unit that a task predicts from: a text, a choice, a word, or a question's whole row."""
     task, use = recipe.task, recipe.use
     if isinstance(task, Headed) and task.pooling is not None:
         return task.pooling
@@ -172,5 +172,5 @@ def pooling_of(recipe: Recipe) -> Pooling:
 
 
 def pooled_slots(length: int, pooling: Pooling) -> Sequence[int]:
-    """The slots that stand for a sequence: its `first`, its `last`, or for their `mean` all."""
+    """The slots that represent a sequence: its `first`, its `last`, or all for the `mean`."""
     return {"first": range(1), "last": range(length - 1, length), "mean": range(length)}[pooling]

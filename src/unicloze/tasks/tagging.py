@@ -1,15 +1,15 @@
-"""A tag for each word of a sentence: entities, chunks, parts of speech, the roles of a predicate.
+"""Tagging: one tag per word of a sentence, for entities, chunks, parts of speech or semantic roles.
 
-A record has `tokens`, its words, and `tags`, one each. A word is predicted from the first of its sub-tokens (Devlin et al.
-2019, Section 5.3), by a causal model from the last, where it has read all of the word, or as `task.pooling` says. A word
-without sub-tokens, such as one of invisible characters, is shown as [UNK].
+A record has `tokens`, its words, and `tags`, one per word. A word is predicted from its first sub-token (Devlin et al. 2019,
+Section 5.3), in a causal model from the last, which has seen the whole word, or as set by `task.pooling`. A word without
+sub-tokens, for example of invisible characters, becomes [UNK].
 
-A sentence longer than a row is read in windows that overlap by a quarter; each word is predicted in one window, and the
-overlap is halved between both, so that every word has words on both sides. Of a word longer than a row the beginning is read.
+A sentence longer than a row is read in windows that overlap by a quarter; each word is predicted in one window, and each of
+two windows predicts half of their overlap, so that words have context on both sides. A word longer than a row is cut.
 
-A record for semantic roles has `predicate`, the number of its word from 0, and tags its arguments. `task.predicate: segment`
-gives the words of the predicate segment 1; `repeat` reads "[SOS] sentence [EOS] predicate [EOS]" (Shi and Lin 2019,
-Section 3). A window without the predicate shows it with `repeat` only.
+A record for semantic roles has `predicate`, the index of its word from 0, and tags its arguments. `task.predicate: segment`
+gives the predicate segment 1; `repeat` reads "[SOS] sentence [EOS] predicate [EOS]" (Shi and Lin 2019, Section 3). A window
+that does not contain the predicate shows it only with `repeat`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from unicloze.text.tokenizers import Tokenizer
 
 TARGET = "tags"
 OVERLAP = 4
-"""Neighbouring windows share this fraction of a row."""
+"""Neighbouring windows overlap by a row divided by this number."""
 
 _BIO = re.compile(r"O|[BI]-.+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaggingSettings(Headed, Delimited, Labelled):
-    """Settings of a task of tags.
+    """Settings of tagging.
 
     Args:
-        predicate: How a tagged sentence shows its predicate, where it has one: by `segment` 1, or `repeat`ed behind it.
+        predicate: How to mark the predicate of a sentence, if any: `segment` gives it segment 1, `repeat` appends it.
     """
 
     kind: str = "tagging"
@@ -54,24 +54,24 @@ class TaggingSettings(Headed, Delimited, Labelled):
 
 
 def with_tags(settings: TaggingSettings, records: Sequence[Record]) -> TaggingSettings:
-    """The settings with the tags of the training records as labels, where none are given.
+    """The settings with the tags of the training records as labels, unless given.
 
     Raises:
-        UniclozeError: A record has no tags, or not one for each word; the message names its line.
+        UniclozeError: A record has no tags, or not one per word; the message names its line.
     """
     if settings.labels is not None:
         return settings
     labels = sorted({tag for record in records for tag in tags_of(record, settings)})
     if not labels:
-        raise UniclozeError(f"{records[0].place}: no record has a word, and so there is no tag to learn")
+        raise UniclozeError(f"{records[0].place}: no record has any words, so there are no tags to train on")
     return dataclasses.replace(settings, labels=labels)
 
 
 def tags_of(record: Record, settings: TaskSettings) -> list[str]:
-    """The tags of a record, one for each word.
+    """The tags of a record, one per word.
 
     Raises:
-        UniclozeError: It has others; the message names its line.
+        UniclozeError: The tags are invalid or not one per word; the message names the line.
     """
     tags, words = record.texts(settings, "tags"), record.texts(settings, "tokens")
     if len(tags) != len(words):
@@ -79,24 +79,24 @@ def tags_of(record: Record, settings: TaskSettings) -> list[str]:
     wrong = next((tag for tag in tags if not _BIO.fullmatch(tag)), None) if "entity-f1" in settings.metrics else None
     if wrong is not None:
         raise UniclozeError(
-            f"{record.place}: the tag '{wrong}' is none of B-KIND, I-KIND and O, whose entities are counted; for tags "
-            f"of single words fine-tune with {option_of('task.metrics')} tag-accuracy"
+            f"{record.place}: the tag '{wrong}' is not one of B-KIND, I-KIND and O, which entity-f1 needs; for tags of "
+            f"single words fine-tune with {option_of('task.metrics')} tag-accuracy"
         )
     return tags
 
 
 def heads(settings: TaggingSettings) -> Mapping[str, HeadSettings]:
-    """One head for the tag of a word."""
+    """One head, for the tag of a word."""
     count, dense = len(settings.labels or ()), settings.head == "dense"
     return {TARGET: HeadSettings(kind="classes", outputs=count, dense=dense, dropout=settings.head_dropout)}
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
-    """A row for each record, or several for a long one.
+    """One row per record, or several for a long one.
 
     Raises:
-        UniclozeError: A record lacks a field, has an unknown tag or an impossible predicate; the message names its line.
-        UsageError: The model has no segment to mark a predicate with.
+        UniclozeError: A record lacks a field, has an unknown tag or an invalid predicate; the message names its line.
+        UsageError: The model has no second segment to mark a predicate with.
     """
     task = task_of(recipe, TaggingSettings)
     answers = _answers(records, task)
@@ -132,10 +132,10 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
 
 
 def windows(sizes: Sequence[int], room: int) -> Iterator[tuple[range, range]]:
-    """The words each window shows, and those predicted in it; together these are all, each once.
+    """The words that each window contains, and those it predicts; every word is predicted exactly once.
 
     Args:
-        sizes: Sub-tokens of each word, none more than `room`.
+        sizes: Sub-tokens of each word, at most `room`.
         room: Sub-tokens of a window.
     """
     start = predicted = 0
@@ -172,14 +172,14 @@ def _row(
 
 
 def _word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> list[Ints]:
-    """The sub-tokens of each word as they are within a sentence: byte-level vocabularies spell a word with its space."""
+    """The sub-tokens of each word as within a sentence: byte-level vocabularies spell a word with its leading space."""
     unknown = np.array([tokenizer.vocabulary.unk], dtype=np.int32)
     spaced = [word if number == 0 else f" {word}" for number, word in enumerate(words)]
     return [tokens if len(tokens) else unknown for tokens in tokenizer.encode_batch(spaced)]
 
 
 def _answers(records: Sequence[Record], settings: TaggingSettings) -> list[list[int]] | None:
-    """The numbers of the tags of all records, None where none has any."""
+    """Tag indices of all records, or None if no record has tags."""
     if all(record.get(settings, "tags") is None for record in records):
         return None
     numbers = {label: number for number, label in enumerate(settings.labels or ())}
@@ -189,15 +189,15 @@ def _answers(records: Sequence[Record], settings: TaggingSettings) -> list[list[
         unknown = next((tag for tag in tags if tag not in numbers), None)
         if unknown is not None:
             raise UniclozeError(
-                f"{record.place}: the tag '{unknown}' is none of those of the task ({', '.join(numbers)}): mend the "
-                f"record, or fine-tune with {option_of('task.labels')} that name all"
+                f"{record.place}: the tag '{unknown}' is not a tag of the task ({', '.join(numbers)}): correct the "
+                f"record, or fine-tune with {option_of('task.labels')} listing all tags"
             )
         found.append([numbers[tag] for tag in tags])
     return found
 
 
 def _predicates(records: Sequence[Record], recipe: Recipe) -> list[int | None]:
-    """The number of the word that is the predicate of each record, None where none has one."""
+    """Index of each record's predicate word; all None if no record has a predicate."""
     task = task_of(recipe, TaggingSettings)
     found: list[int | None] = [record.get(task, "predicate") for record in records]
     if all(place is None for place in found):
@@ -218,7 +218,7 @@ def _predicates(records: Sequence[Record], recipe: Recipe) -> list[int | None]:
 def predict(
     records: Sequence[Record], rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe
 ) -> list[Prediction]:
-    """The likeliest tag of each word of each record."""
+    """The most likely tag of each word of each record."""
     labels = task_of(recipe, TaggingSettings).labels or []
     found: list[list[str]] = [[] for _ in records]
     for row, output in zip(rows, outputs, strict=True):
@@ -227,5 +227,5 @@ def predict(
 
 
 def reference(record: Record, settings: TaskSettings) -> Any:
-    """What the prediction of a record is compared with."""
+    """The reference for a record's prediction."""
     return tags_of(record, settings)

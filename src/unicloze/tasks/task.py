@@ -1,4 +1,4 @@
-"""What a task is: how labelled records become rows, and what a model says of them becomes predictions."""
+"""Defines a task: how labelled records become rows, and model outputs become predictions."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
 Outputs = Mapping[str, npt.NDArray[np.float32]]
-"""What a model says of a row, by target. *Shape:* (predictions, outputs) each"""
+"""Outputs of a model for a row, by target. *Shape:* (predictions, outputs) each."""
 Prediction = dict[str, Any]
 
 
 class Predictions(list[Prediction]):
-    """Predictions in the order of their records; as `str` what a terminal shows of them.
+    """Predictions in the order of their records; `str` formats them for a terminal.
 
     Args:
         found: The predictions.
-        shown: Makes that text.
-        one: Whether there is one, which is its own JSON.
+        shown: Formats predictions as text.
+        one: Whether there is a single prediction, written to JSON without a list.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Predictions(list[Prediction]):
         self.shown, self.one = shown, one
 
     def to_dict(self) -> Prediction | list[Prediction]:
-        """The predictions, fit for JSON."""
+        """The predictions, for JSON."""
         return self[0] if self.one else list(self)
 
     def __str__(self) -> str:
@@ -45,20 +45,20 @@ class Predictions(list[Prediction]):
 
 
 def written(out: str | PathLike[str], what: str, found: Sequence[Prediction]) -> str:
-    """How many predictions a file holds."""
+    """Message with the number of predictions in a file."""
     return f"{out}: {len(found):,} {what}"
 
 
-"""A line of the file of predictions: `id`, `prediction`, and what else a task tells."""
+"""A line of the prediction file: `id`, `prediction`, and further fields of the task."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Answers that need no model, made of the training records alone.
+    """Answers derived from the training records alone, without a model.
 
     Args:
-        name: What is done, as in "no better than ...".
-        answers: One for each record, as predictions hold them.
+        name: Description that completes "no better than ...".
+        answers: One answer per record, in the format of predictions.
     """
 
     name: str
@@ -70,22 +70,22 @@ class Task:
     """One kind of task, as functions.
 
     Args:
-        purpose: What it does, in one line.
-        roles: What its records hold, for messages: the roles of `TaskSettings.fields`.
-        answers: Those of them that say what is right, which nobody reads to predict.
-        optional: Those that the records of a file hold or not; those of the training file decide (`TaskSettings.optional`).
+        purpose: Its purpose, in one line.
+        roles: Roles of its records (keys of `TaskSettings.fields`), for messages.
+        answers: Roles that contain the right answer and are not used to predict.
+        optional: Roles that a file's records may lack; the training file decides (`TaskSettings.optional`).
         settings: The class of its settings.
-        resolve: The settings with what follows from the training records, such as the classes.
-        heads: The heads its model has beside the pre-training ones, by target.
-        token_targets: Those of its targets that predict tokens.
-        encode: Records to rows as tokens, once; a record may give several rows. Labels may be absent where none has one.
-        lay_out: Rows to examples, at every step. Called with the rows, the vocabulary, the recipe and the keys of all
-            random draws, one a row (see `unicloze.keyed`); keys are None where nothing may be drawn.
-        predict: What a model says of the rows, to a prediction for each record; None where predictions are generated from
+        resolve: Completes the settings from the training records, for example with the classes.
+        heads: Task heads of the model in addition to the pre-training heads, by target.
+        token_targets: Its targets that predict tokens.
+        encode: Converts records to rows of tokens, once; a record may give several rows. All labels may be absent.
+        lay_out: Converts rows to examples, at every step. Takes the rows, the vocabulary, the recipe and the keys of random
+            draws, one per row (see `unicloze.keyed`); keys are None if nothing may be drawn.
+        predict: Converts model outputs of the rows to one prediction per record; None if predictions are generated from
             rows with a `source`.
-        reference: What a record's prediction is compared with.
-        baseline: What a model has to beat: see `unicloze.tasks.baselines`.
-        compares: What its metrics may compare (see `unicloze.evaluation.metrics.registry`); anything if empty.
+        reference: The reference for a record's prediction.
+        baseline: The baseline that a model has to beat; see `unicloze.tasks.baselines`.
+        compares: What its metrics may compare (see `unicloze.evaluation.metrics.registry`); empty for anything.
     """
 
     purpose: str
@@ -109,10 +109,10 @@ class RecordsCut(UserWarning):
 
 
 def cut_note(cut: int, records: int, longest: int) -> None:
-    """Say once how many records are longer than a row."""
+    """Warn once how many records are longer than a row."""
     if cut:
         warnings.warn(
-            f"{cut} of {records} records are longer than the {longest} tokens of a row (task.max_length) and are cut",
+            f"{cut} of {records} records are longer than the {longest} tokens of a row (task.max_length) and were cut",
             RecordsCut,
             stacklevel=3,
         )

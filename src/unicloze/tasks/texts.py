@@ -1,4 +1,4 @@
-"""The texts of records: what a source is made of, the targets to learn, the references to compare with."""
+"""Texts in records: the parts of a source, the targets to train on, the references to compare with."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
 
 TARGET = "target"
-"""Role of what is learned, and name of its predictions."""
+"""Role of the text to train on, and name of its predictions."""
 REFERENCES = "references"
-"""Role of what predictions are compared with, where that is not the target."""
+"""Role of the texts that predictions are compared with, if not the target."""
 
 
 def texts_of(record: Record, settings: TaskSettings, role: str) -> list[str]:
-    """The texts in a role: a text, that of a mapping with a `text` (SQuAD's answers), or those of a list of these.
+    """The texts in a role: a text, the `text` of a mapping (SQuAD's answers), or the texts in a list of these.
 
     Raises:
-        UniclozeError: There is something else; the message names the line.
+        UniclozeError: The value has another type; the message names the line.
     """
     found = _texts_in(record.get(settings, role))
     return [record.text(settings, role)] if found is None else found
 
 
 def _texts_in(value: Any) -> list[str] | None:
-    """The texts in a value, None if it holds something else."""
+    """The texts in a value, or None if it contains anything else."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping) and isinstance(value.get("text"), str):
@@ -37,25 +37,25 @@ def _texts_in(value: Any) -> list[str] | None:
 
 
 def has_target(record: Record, settings: TaskSettings) -> bool:
-    """Whether a record says what its target is."""
+    """Whether a record has a target or references."""
     return any(record.get(settings, role) is not None for role in (TARGET, REFERENCES))
 
 
 def targets_of(record: Record, settings: TaskSettings) -> list[str]:
-    """What may be learned from a record: its targets, or else its references.
+    """The texts to train on: a record's targets, or else its references.
 
     Raises:
-        UniclozeError: It has neither; the message names its line.
+        UniclozeError: The record has neither; the message names its line.
     """
     only_references = record.get(settings, TARGET) is None and record.get(settings, REFERENCES) is not None
     return _some_texts(record, settings, REFERENCES if only_references else TARGET)
 
 
 def reference(record: Record, settings: TaskSettings) -> list[str]:
-    """What the prediction of a record is compared with: its references, or else its targets.
+    """The texts to compare a prediction with: a record's references, or else its targets.
 
     Raises:
-        UniclozeError: It has neither; the message names its line.
+        UniclozeError: The record has neither; the message names its line.
     """
     return _some_texts(record, settings, TARGET if record.get(settings, REFERENCES) is None else REFERENCES)
 

@@ -1,8 +1,8 @@
-"""Training records for question answering out of passages, questions and answers, unanswerable ones among them.
+"""Writes training records for question answering from generated questions, including unanswerable ones.
 
-UniLM v1 (Section 3.3, Table 9) learns from generated questions and from unanswerable ones made by changing them, four of
-these to five of those. It does not say how they are changed. Here a question is put to another passage of its article, which
-does not hold the answer: it stays on the topic, as those of SQuAD 2.0 do.
+UniLM v1 (Section 3.3, Table 9) trains on generated questions and on unanswerable ones made by changing them, four for every
+five, but does not say how they are changed. Here a question is paired with another passage of its article that does not
+contain the answer: it stays on the topic, like those of SQuAD 2.0.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from unicloze.tasks.extraction import locate
 SHARE = 0.8
 """Unanswerable questions for each answerable one, as in UniLM v1."""
 _TRIES = 64
-"""Passages of an article that are looked at for one without the answer."""
+"""Maximum passages of an article to search for one without the answer."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What became of the records of a file.
+    """Counts of the written records.
 
     Args:
-        out: The file.
-        answerable: Records with their answer.
-        unanswerable: Records made from these.
-        dropped: Records left out: they have no question, or their passage does not hold their answer.
+        out: The written file.
+        answerable: Records with an answer.
+        unanswerable: Unanswerable records made from these.
+        dropped: Records left out, since they have no question or their passage does not contain their answer.
     """
 
     out: Path
@@ -46,30 +46,30 @@ class Written:
     dropped: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as a JSON-serialisable dictionary."""
+        """The fields as a JSON-serialisable dictionary."""
         return {**asdict(self), "out": str(self.out)}
 
     def __str__(self) -> str:
         return (
             f"{self.out}: {self.answerable:,} questions with an answer, {self.unanswerable:,} without; {self.dropped:,} "
-            "records left out, without a question or an answer in their passage"
+            "records left out for lack of a question or of an answer in their passage"
         )
 
 
 def write_training_records(
     source: Path, out: Path, *, share: float = SHARE, seed: int = 0, settings: TaskSettings | None = None
 ) -> Written:
-    """Write training records of the task `extraction` out of a file of passages, questions and answers.
+    """Write training records of the task `extraction` from a file of passages, questions and answers.
 
     Args:
-        source: Records with `context`, `question` and `answers` (or `answer`, a text), and perhaps `title`, the article.
+        source: Records with `context`, `question` and `answers` (or `answer`, a text), and optionally `title`, the article.
         out: The .jsonl to write.
-        share: Unanswerable questions for each answerable one.
-        seed: Names the draws.
+        share: Unanswerable questions per answerable one.
+        seed: Seed of the draws.
         settings: Format and fields of the source.
 
     Raises:
-        UniclozeError: A record cannot be used, and the message names its line; or none of them has an answer.
+        UniclozeError: A record is invalid (the message names its line), or no record has an answer.
     """
     settings = settings or TaskSettings(kind="extraction")
     found: list[dict[str, Any]] = []
@@ -86,7 +86,7 @@ def write_training_records(
             found.append({"id": record.id, "title": title, "context": context, "question": question, "answers": inside})
     if not found:
         raise UniclozeError(
-            f"{source}: none of its {len(records):,} records has a question and an answer that stands in its context; "
+            f"{source}: none of its {len(records):,} records has a question and an answer that occurs in its context; "
             "there is nothing to write."
         )
     made = unanswerable(found, share=share, seed=seed)
@@ -95,14 +95,14 @@ def write_training_records(
 
 
 def unanswerable(records: Sequence[Mapping[str, Any]], *, share: float = SHARE, seed: int = 0) -> list[dict[str, Any]]:
-    """Questions without an answer: each with another passage of its article that holds none of its answers.
+    """Unanswerable questions: each with another passage of its article that contains none of its answers.
 
-    Where an article has no such passage, its question is left out, so there may be fewer.
+    If an article has no such passage, the question is left out, so there may be fewer.
 
     Args:
-        records: With `id`, `title`, `context`, `question` and `answers`, a list of objects with `text`.
-        share: How many for each record, from 0 to 1.
-        seed: Names the draws.
+        records: Records with `id`, `title`, `context`, `question` and `answers`, a list of objects with `text`.
+        share: Number per record, from 0 to 1.
+        seed: Seed of the draws.
     """
     articles: dict[str, list[str]] = {}
     for record in records:
@@ -124,7 +124,7 @@ def unanswerable(records: Sequence[Mapping[str, Any]], *, share: float = SHARE, 
 
 
 def _without_answer(record: Mapping[str, Any], passages: Sequence[str], draw: np.uint64) -> str | None:
-    """A passage of an article that is not the record's own and holds none of its answers."""
+    """Another passage of the record's article that contains none of its answers."""
     answers = [answer["text"].casefold() for answer in record["answers"]]
     first = int(draw % np.uint64(len(passages)))
     for step in range(min(_TRIES, len(passages))):
