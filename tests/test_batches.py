@@ -242,7 +242,7 @@ def test_what_an_objective_cannot_use_is_refused_in_whatever_phase_it_stands() -
     check_windows(made, sampler_of)
     assert asked == [12]
     sampler.vocabulary = dataclasses.replace(sampler.vocabulary, ends_sentence=np.zeros(50, dtype=bool))
-    with pytest.raises(UsageError, match=r"names permute_sentences, but none of 512 windows"):
+    with pytest.raises(UsageError, match=r"includes permute_sentences, but none of 512 windows"):
         check_windows(made, sampler_of)
 
 

@@ -116,7 +116,9 @@ def test_segments_may_be_named() -> None:
 
 
 def test_reading_in_both_directions_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"reads its own answer: set --objective\.visibility left_to_right or"):
+    with pytest.raises(
+        UsageError, match=r"lets a slot see its own answer: set --objective\.visibility left_to_right or"
+    ):
         make_examples(two_texts(), vocabulary(), settings_of(name="causal", targets=["lm"]))
 
 
@@ -249,12 +251,12 @@ def test_random_tokens_are_learned_down_to_the_floor_and_no_further() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"objective.visibility": "prefix"}, "objective causal reads left_to_right or right_to_left."),
+        ({"objective.visibility": "prefix"}, "objective causal needs left_to_right or right_to_left."),
         ({"objective.targets": ["ae"]}, "name at least one of 'lm'."),
         ({"objective.local_width": -1}, "it must be at least 0 and finite."),
         ({"model.layer_visibility": []}, "name at least one of 'full' and 'local'."),
         ({"model.layer_visibility": ["local"]}, "'local' needs objective.local_width"),
-        ({"data.segments": 2}, "segments are told apart by their table"),
+        ({"data.segments": 2}, "two segments need a segment table"),
         ({"model.embedding_size": 0}, "it must be above 0 and finite."),
         ({"model.num_segments": -1}, "it must be at least 0 and finite."),
     ],
@@ -269,6 +271,6 @@ def test_settings_that_cannot_work_together(overrides: dict[str, Any], message: 
 def test_local_layers_over_another_objective_are_refused() -> None:
     overrides = {"model.layer_visibility": ["full", "local"]}
     with pytest.raises(
-        UsageError, match=r"'local' needs rows in the order of the text, as objective\.name causal .* pseudo"
+        UsageError, match=r"'local' needs rows in text order, such as those of objective\.name causal.* pseudo"
     ):
         load_recipe("unilmv2-base", overrides)

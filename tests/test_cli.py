@@ -419,7 +419,7 @@ def test_text_that_is_no_utf8_is_mended(here: Path, command: Command) -> None:
         (["compare", "--budget", "steps=2", "--data.corpus", "a.txt", "gpt"], "before any setting that takes a list"),
         (["pretrain", "--recipe", "quickstart", "--training.stpes", "7"], "did you mean 'training.steps'?"),
         (["pretrain", "--recipe", "quickstart", "--training.steps", "many"], "expected a whole number"),
-        (["pretrain", "--recipe", "quickstart", "stray"], "'stray' belongs to no option"),
+        (["pretrain", "--recipe", "quickstart", "stray"], "'stray' follows no option"),
         (["pretrain", "--recipe", "nowhere/mine.yaml"], "there is no such file"),
         (["pretrain", "--recipe", "quickstart", "--toy", "--data.window", "4"], "need 5 or more"),
         (["pretrain"], "--recipe"),

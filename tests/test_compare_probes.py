@@ -245,7 +245,7 @@ SECTIONS = "task, generation, decoding, finetuning, training"
         ("classification", None, None, {"training.seed": 3}, "--probe.training.seed: the comparison decides"),
         ("classification", None, None, {"task.metrics": ["squad"]}, "task.metrics names squad"),
         ("classification", UNLABELLED, None, {}, r"say where it is with --probe\.task\.fields '{label: NAME}'"),
-        ("classification", None, [{"text": "a", "label": "2"}], {}, r"fine-tune with --probe\.task\.labels that name all"),
+        ("classification", None, [{"text": "a", "label": "2"}], {}, r"fine-tune with --probe\.task\.labels listing all"),
         ("classification", None, None, {"task.metric_options": {"tokenize": "13a"}}, r"\(--probe\.task\.metric_options"),
     ],
 )  # fmt: skip

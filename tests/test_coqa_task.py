@@ -158,7 +158,7 @@ def test_the_window_with_most_of_a_rationale_learns_yes_or_no(start: LoadedModel
     kinds = [ANSWERS[window.labels["answer"]] for window in windows if window.labels]
     assert kinds == ["yes" if count == max(shared) else "unknown" for count in shared] and "unknown" in kinds
     everything = {**fields, "answers": [story[first:last]]}
-    with pytest.warns(UserWarning, match="1 answers fit in no window, which are learned as having none"):
+    with pytest.warns(UserWarning, match="1 answers fit in no window and count as having no answer"):
         encode([Record("0", everything, "here")], start.tokenizer, recipe)
 
 
@@ -245,7 +245,7 @@ def test_a_story_that_cannot_be_used_is_named(tmp_path: Path, change: dict[str, 
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"history": ["a", "b"]}, r"line 1: the history is no list of \[question, answer\]"),
-    ({"answers": []}, "line 1: there is no answer to learn"),
+    ({"answers": []}, "line 1: there is no answer to train on"),
     ({"context": None}, "line 1: 'context' is null: mend the record or leave it out"),
 ])  # fmt: skip
 def test_a_record_that_cannot_be_used_is_named(

@@ -111,7 +111,7 @@ def test_too_few_sentinels_are_refused_with_the_number_needed() -> None:
     make_examples(windows, vocabulary(extra=6), T5)
     with pytest.raises(UsageError, match="needs 18 sentinels"):
         make_examples(windows, vocabulary(extra=6), dataclasses.replace(T5, final_mask_rate=0.5))
-    with pytest.raises(UsageError, match=r"mode_token is 5, which is a sentinel too.* to 6 or more"):
+    with pytest.raises(UsageError, match=r"mode_token is 5, but the first 6 extra tokens are sentinels.* to 6 or more"):
         make_examples(windows, vocabulary(extra=9), dataclasses.replace(T5, mode_token=5))
 
 
@@ -276,7 +276,7 @@ def test_all_kinds_of_noise_at_once() -> None:
 def test_windows_without_sentences_are_refused() -> None:
     permuting = dataclasses.replace(BART, noise=["infill", "permute_sentences"])
     windows, tokenizer = spoken("no end in sight", rows=3)
-    with pytest.raises(UsageError, match=r"none of 3 windows holds the end of a sentence.*take it out"):
+    with pytest.raises(UsageError, match=r"none of 3 windows contains the end of a sentence.*remove it"):
         check_sentences(windows, tokenizer.vocabulary, permuting)
     check_sentences(windows, tokenizer.vocabulary, BART)
     for text, fine in (("one . two", True), ("one .", False)):

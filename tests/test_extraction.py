@@ -246,7 +246,7 @@ def test_an_answer_without_a_token_is_counted_as_out_of_reach(start: LoadedModel
     hidden = [
         {"id": "0", "context": "a \u200b door", "question": "who?", "answers": [{"text": "\u200b", "answer_start": 2}]}
     ]
-    with pytest.warns(UserWarning, match="of 1 records 1 answers fit in no window, which are learned as having none"):
+    with pytest.warns(UserWarning, match="of 1 records 1 answers fit in no window and count as having no answer"):
         encode(records_of(hidden), start.tokenizer, recipe_for(start, "squad-v2"))
 
 

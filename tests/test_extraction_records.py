@@ -52,12 +52,12 @@ def test_answers_come_in_several_forms(answers: Any) -> None:
 def test_moved_answers_are_counted() -> None:
     some = questions(4)
     some[1]["answers"][0]["answer_start"] = 3
-    with pytest.warns(UserWarning, match="1 of 4 answers do not stand"):
+    with pytest.warns(UserWarning, match="1 of 4 answers are not at"):
         with_unanswerable(SETTINGS, records_of(some))
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"answers": [{"text": "nobody", "answer_start": 0}]}, "question q1: the passage does not hold the answer 'nobody'"),
+    ({"answers": [{"text": "nobody", "answer_start": 0}]}, "question q1: the passage does not contain the answer 'nobody'"),
     ({"answers": "Li"}, "question q1: the answers are no list"),
     ({"answers": [{"text": "Li", "answer_start": "0"}]}, "question q1: the answers are no list"),
     ({"question": 3}, "question q1: 'question' is missing or of another type"),

@@ -141,7 +141,7 @@ def test_all_targets_of_all_parts_of_all_phases_have_their_head() -> None:
     ("setting", "message"),
     [
         ({"objective.mixture": [{"colour": 1}]}, "part 1 of objective.mixture: there is no setting 'objective.colour'"),
-        ({"objective.mixture": [{"label": "a"}, {"label": "a"}]}, "label 'a' stands twice"),
+        ({"objective.mixture": [{"label": "a"}, {"label": "a"}]}, "label 'a' is used twice"),
         ({"objective.mixture": [{"share": 0}]}, "share is 0; it must be above 0"),
         ({"objective.mixture": ["ae"]}, "objective.mixture is ['ae']; expected a list"),
         ({"objective.mixture": [{"mask_rate": "much"}]}, "objective.mask_rate is 'much'; expected a number"),
@@ -152,22 +152,22 @@ def test_all_targets_of_all_parts_of_all_phases_have_their_head() -> None:
         ({"objective.mixture": [{"label": "x", "share": 9000}, {}]}, "less than one row"),
         (
             {"objective.mixture": [{"label": "a", "mixture": []}]},
-            "part 1 of objective.mixture: a part is itself no mixture; list its parts beside the others.",
+            "part 1 of objective.mixture: a part cannot be a mixture; list its parts directly.",
         ),
         ({"objective.mixture": [{"label": None}]}, "part 1 of objective.mixture: label is None; expected text."),
         ({"objective.mixture": [{"label": " "}]}, "label is ' '; expected text."),
         ({"objective.mixture": [{"label": [1]}]}, "label is [1]; expected text."),
         (
             {"objective.mixture": [{"label": "a", "evaluate": False}, {"label": "b", "evaluate": False}]},
-            "nothing to measure on held-out text; let at least one part be evaluated",
+            "no part to evaluate on held-out text; let at least one part be evaluated",
         ),
         (
             {"training.phases": [{}, {"objective": {"mixture": [{"evaluate": False}]}}]},
-            "nothing to measure on held-out text; let at least one part be evaluated",
+            "no part to evaluate on held-out text; let at least one part be evaluated",
         ),
         (
             {"training.steps": 3, "training.phases": [{"share": 9}, {"share": 1}]},
-            "training.phases leaves phase 2 none of the 3 training.steps; raise training.steps or its share, or set",
+            "training.phases gives phase 2 none of the 3 training.steps; raise training.steps or its share, or set",
         ),
         ({"training.steps": 0, "training.phases": [{}, {}]}, "option --training.steps: training.steps is 0"),
         ({"training.phases": [{"model.num_layers": 2}]}, "model.num_layers cannot change during a run"),

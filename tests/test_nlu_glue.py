@@ -209,7 +209,7 @@ def test_adamax_goes_on_exactly_after_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_adamax_decays_no_weights() -> None:
-    with pytest.raises(UsageError, match=r"training.weight_decay is 0.01; Adamax has no decay"):
+    with pytest.raises(UsageError, match=r"training.weight_decay is 0.01; Adamax does not support"):
         load_recipe("classification", {"training.optimizer": "adamax"})
 
 

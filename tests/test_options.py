@@ -199,7 +199,7 @@ def test_a_setting_may_be_given_in_a_section(world: World) -> None:
     given = {"model": {"dropout": 0.3}, "finetuning": {"epochs": 1}, "training": {"device": "cpu"}}
     run = verbs.finetune("classification", model, train, out=world.place / "nested", quiet=True, overrides=given)
     assert load_recipe(run.out / "recipe.yaml").model.dropout == 0.3
-    with pytest.raises(UsageError, match=r"data\.window is not set for a fine-tuning"):
+    with pytest.raises(UsageError, match=r"data\.window cannot be set in fine-tuning"):
         verbs.finetune("classification", model, train, quiet=True, overrides={"data": {"window": 12}})
     with pytest.raises(UsageError, match=r"option --training\.steps: the comparison decides"):
         verbs.compare([world.place / "unilmv2.yaml"], "steps=2", quiet=True, overrides={"training": {"steps": 3}})

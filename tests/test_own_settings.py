@@ -103,7 +103,7 @@ def test_an_unknown_objective_is_refused_wherever_it_stands() -> None:
         {"training.phases": [{"share": 1, "objective": {"name": "os"}}]},
     ):
         said = refusal("unilmv2-base", overrides)
-        assert "'os'" in said and f"; {known}" in said and "needs --plugin FILE" in said
+        assert "'os'" in said and f"; {known}" in said and "add --plugin FILE" in said
 
 
 def test_another_objective_keeps_what_both_have() -> None:

@@ -223,7 +223,7 @@ def test_no_softmax_is_over_nothing(name: str, relative_bias: bool) -> None:
         loss.backward()
         assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
     whole = np.where(np.arange(24) < windows.lengths[:, None], 0, -1).astype(np.int32)
-    with pytest.raises(UsageError, match=r"leave its first, \[SOS\], to be read"):
+    with pytest.raises(UsageError, match=r"leave at least \[SOS\] as context"):
         OBJECTIVES[name].stepwise(windows, whole, vocabulary(), objective)  # type: ignore[misc]
 
 

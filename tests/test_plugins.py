@@ -128,7 +128,7 @@ def test_a_model_is_refused_without_its_plugin_and_nothing_is_run(
     for words in (["score", "--model", str(run), "--text", "a"], ["fill", "--model", str(run), "--text", "a [MASK]"]):
         assert main(words) == 2
         said = capsys.readouterr().err
-        assert "objective.name is 'comb'; known objectives: unilmv2" in said and "needs --plugin FILE" in said
+        assert "objective.name is 'comb'; known objectives: unilmv2" in said and "add --plugin FILE" in said
     assert main(["pretrain", "--out", str(run)]) == 2
     unicloze.register(run.parent / "comb.py")
     assert unicloze.score(run, ["a list"])[0].pseudo_log_likelihood
@@ -175,14 +175,17 @@ def test_a_recipe_or_a_checkpoint_runs_nothing(
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("x = 1", "it has none of OBJECTIVES, TASKS, METRICS"),
-        ("OBJECTIVES = {'a': 1}", "OBJECTIVES is no mapping of names to Objective"),
-        ("1 / 0", "it fails with ZeroDivisionError: division by zero; --debug shows where"),
-        (COMB.replace('"comb"', '"masked"'), "OBJECTIVES has 'masked', which there is already"),
-        (COMB.replace('{"comb": O', '{"brush": O'), "CombSettings has the name 'comb' and is that of 'brush'"),
+        ("x = 1", "it adds nothing: define at least one of OBJECTIVES, TASKS, METRICS"),
+        ("OBJECTIVES = {'a': 1}", "OBJECTIVES is not a mapping from names to Objective"),
+        ("1 / 0", "loading it fails with ZeroDivisionError: division by zero; --debug shows where"),
+        (COMB.replace('"comb"', '"masked"'), "OBJECTIVES has 'masked', which already exists"),
+        (
+            COMB.replace('{"comb": O', '{"brush": O'),
+            "CombSettings has the name 'comb', but it is registered as 'brush'",
+        ),
         (
             COMB.replace("every: int = 4", "max_span: str = ''"),
-            "objective.max_span is of another type in other objectives",
+            "objective.max_span has another type in other objectives",
         ),
     ],
 )
@@ -198,7 +201,7 @@ def test_a_plugin_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str
         (["--plugin", "gone.py"], "--plugin gone.py: there is no such file."),
         (
             ["--plugin", "no_such_module"],
-            "--plugin no_such_module: there is no such module; of a file give the name with .py.",
+            "--plugin no_such_module: there is no such module; to load a file, include .py in its name.",
         ),
         (["--plugin"], "option --plugin: it needs a value, a Python file or the name of a module."),
     ):
@@ -219,7 +222,7 @@ def test_a_task_brings_its_own_setting(place: Path) -> None:
     )
     mine = place / "topics.yaml"
     mine.write_text("base: classification\ntask: {kind: topics, most: 2}\n")
-    with pytest.raises(UsageError, match=r"topics.yaml, line 2: task.kind is 'topics'; .* needs --plugin FILE"):
+    with pytest.raises(UsageError, match=r"topics.yaml, line 2: task.kind is 'topics'; .* add --plugin FILE"):
         load_recipe(mine)
     unicloze.register("topics.py")
     assert vars(load_recipe(mine).task)["most"] == 2

@@ -187,7 +187,7 @@ def test_the_ids_of_records_are_those_of_the_field_that_is_named(tmp_path: Path)
 
 @pytest.mark.parametrize("key", ["steps", "warmup_steps", "evaluate_every", "save_every", "compile"])
 def test_settings_that_a_fine_tuning_has_not_are_refused(key: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"training.{key} is not set for a fine-tuning: "):
+    with pytest.raises(UsageError, match=f"training.{key} cannot be set in fine-tuning: "):
         verbs.finetune("classification", "no model", tmp_path / "no file", overrides={f"training.{key}": 3})
 
 

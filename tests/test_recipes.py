@@ -128,8 +128,8 @@ def test_a_setting_of_several_objectives_is_of_one_type() -> None:
     [
         ("quikstart", "No recipe is named 'quikstart'; did you mean 'quickstart'? `unicloze recipes` lists all."),
         ("zzzz", "No recipe is named 'zzzz'. `unicloze recipes` lists all."),
-        ("gone.yaml", "gone.yaml: there is no such file; `unicloze recipes` lists the recipes that need no file."),
-        ("runs/gone", "runs/gone: there is no such file; `unicloze recipes` lists the recipes that need no file."),
+        ("gone.yaml", "gone.yaml: there is no such file; `unicloze recipes` lists the built-in recipes."),
+        ("runs/gone", "runs/gone: there is no such file; `unicloze recipes` lists the built-in recipes."),
     ],
 )
 def test_unknown_recipe(source: str, message: str) -> None:
@@ -137,7 +137,7 @@ def test_unknown_recipe(source: str, message: str) -> None:
 
 
 def test_directory_is_no_recipe(tmp_path: Path) -> None:
-    assert refusal(tmp_path).startswith(f"{tmp_path}: it is a directory; name the recipe file in it")
+    assert refusal(tmp_path).startswith(f"{tmp_path}: this is a directory; name the recipe file in it")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_directory_is_no_recipe(tmp_path: Path) -> None:
         ),
         (
             "training:\n  seed: 1\ndata: {}\ntraining: {}\n",
-            "line 4: training is given a second time (first in line 1); keep one.",
+            "line 4: training is given twice (first on line 1); keep one.",
         ),
         (
             "objective:\n  mixture:\n  - {share: 1, label: a}\n  - {share: 1, label: b, share: 2}\n",
@@ -213,7 +213,7 @@ def test_broken_file_names_its_line(write: Any, text: str, message: str) -> None
 
 @pytest.mark.parametrize("text", ["", "- 1\n", "hello\n", "3\n"])
 def test_file_that_is_no_mapping(write: Any, text: str) -> None:
-    assert "a recipe is a mapping with the sections provenance, data," in refusal(write(text))
+    assert "this is not a recipe, which is a mapping with the sections provenance, data," in refusal(write(text))
 
 
 def test_unreadable_bytes(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_unreadable_bytes(tmp_path: Path) -> None:
 
 def test_base_in_a_circle(write: Any) -> None:
     write("base: mine.yaml\n", "other.yaml")
-    assert "this recipe is its own base; take out one `base:` of" in refusal(write("base: other.yaml\n"))
+    assert "this recipe is its own base; remove one `base:` of" in refusal(write("base: other.yaml\n"))
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_base_in_a_circle(write: Any) -> None:
         ),
         (
             {"data.weights": [0]},
-            "data.weights is [0.0]; every weight must be above 0; take the source out of data.corpus instead.",
+            "data.weights is [0.0]; every weight must be above 0; remove the source from data.corpus instead.",
         ),
         ({"data.text_field": ""}, "data.text_field is ''; name the field that holds the text."),
         ({"tokenizer.vocab_size": 7}, "tokenizer.vocab_size is 7; the special tokens and some text need 16 or more."),
@@ -264,10 +264,13 @@ def test_base_in_a_circle(write: Any) -> None:
             {"objective.targets": ["ae", "ae"]},
             "objective.targets is ['ae', 'ae']; name each target once; objective.coefficients weighs them.",
         ),
-        ({"objective.random_share": 0.3}, "objective.random_share is 0.3; with objective.mask_share 0.8 it exceeds 1."),
+        (
+            {"objective.random_share": 0.3},
+            "objective.random_share is 0.3; its sum with objective.mask_share 0.8 exceeds 1.",
+        ),
         (
             {"objective.coefficients": {"nsp": 1}},
-            "objective.coefficients is {'nsp': 1.0}; 'nsp' is none of objective.targets ['ae', 'par'].",
+            "objective.coefficients is {'nsp': 1.0}; 'nsp' is not one of objective.targets ['ae', 'par'].",
         ),
         ({"model.max_positions": 8}, "model.max_positions is 8; it must be at least data.window, "),
         ({"model.num_segments": 1}, "model.num_segments is 1; it must be at least data.segments, 2."),
@@ -278,18 +281,18 @@ def test_base_in_a_circle(write: Any) -> None:
         ({"objective.masks_in_context": False}, "objective.masks_in_context is False; the target 'ae' is predicted"),
         (
             {"objective.name": "masked", "objective.targets": ["ae"], "objective.segment_ids": [0, 1, 2]},
-            "objective.segment_ids is [0, 1, 2]; give one id for both segments or one",
+            "objective.segment_ids is [0, 1, 2]; give one id for both segments, or one",
         ),
         (
             {"objective.name": "masked", "objective.targets": ["ae"], "objective.segment_ids": [4, 5]},
-            "objective.segment_ids is [4, 5]; model.num_segments 2 has the ids below it.",
+            "objective.segment_ids is [4, 5]; model.num_segments is 2: each id must be below it.",
         ),
-        ({"training.attention": "flex"}, "training.attention is 'flex'; that needs model.relative_bias false and"),
+        ({"training.attention": "flex"}, "training.attention is 'flex'; it needs model.relative_bias false and"),
         (
             {"model.positions": "transformer_xl"},
-            "model.positions is 'transformer_xl'; it encodes distances by itself: that needs model.relative_bias false.",
+            "model.positions is 'transformer_xl'; it already encodes distances: set model.relative_bias to false.",
         ),
-        ({"model.memory": 8}, "model.memory is 8; that needs model.positions transformer_xl and data.order streams."),
+        ({"model.memory": 8}, "model.memory is 8; it needs model.positions transformer_xl and data.order streams."),
         ({"training.decay_steps": 99999}, "training.decay_steps is 99999; after "),
         ({"training.micro_batch_size": 7}, "training.micro_batch_size is 7; it must divide training.batch_size, "),
         (
@@ -302,20 +305,20 @@ def test_base_in_a_circle(write: Any) -> None:
         ),
         (
             {"objective.pairs": "next_sentence", "data.segments": 1},
-            "objective.pairs is 'next_sentence'; there is one segment only: set data.segments to 2.",
+            "objective.pairs is 'next_sentence'; there is only one segment: set data.segments to 2.",
         ),
         (
             {"objective.pairs": "next_sentence", "data.documents": "joined"},
-            "objective.pairs is 'next_sentence'; it relates segments of one document: set data.documents to separate.",
+            "objective.pairs is 'next_sentence'; it needs windows within documents: set data.documents to separate.",
         ),
         ({"objective.static_copies": 0}, "objective.static_copies is 0; it must be at least 1; leave it out to draw"),
         (
             {"data.order": "streams", "objective.pairs": "next_sentence", "objective.mixture": []},
-            "data.order is 'streams'; windows that go on from each other hold the text as it stands: set objective.pairs to",
+            "data.order is 'streams'; streams need consecutive text: set objective.pairs to",
         ),
         (
             {"data.order": "streams", "data.segments": 1},
-            "data.order is 'streams', but the rows of a mixture change places from step to step; set objective.mixture to",
+            "data.order is 'streams', but a mixture reorders its rows at every step; set objective.mixture to",
         ),
         ({"training.betas": [0.9, 1]}, "training.betas is (0.9, 1.0); both must be at least 0 and below 1."),
         ({"tokenizer.extra_tokens": -3}, "tokenizer.extra_tokens is -3; it must be at least 0 and finite."),
@@ -344,7 +347,7 @@ def test_impossible_override_names_its_option(overrides: dict[str, Any], message
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("x", "'x' belongs to no option; a setting is given as --section.name VALUE."),
+        ("x", "'x' follows no option; give settings as --section.name VALUE."),
         (
             "--training.stepz 1",
             "option --training.stepz: there is no setting 'training.stepz'; did you mean 'training.steps'?",
@@ -380,7 +383,7 @@ def test_settings_of_another_objective_are_refused(name: str, objective: dict[st
 def test_objectives_that_always_predict_stepwise_say_so(name: str) -> None:
     overrides = {"objective.pairs": "next_sentence", "data.segments": 2, "data.documents": "separate"}
     said = refusal(name, {**overrides, "data.order": "shuffled", "model.memory": 0, "objective.targets": ["nsp"]})
-    assert "objective.targets is ['nsp']; objective" in said and "always predicts 'par'; name it" in said
+    assert "objective.targets is ['nsp']; objective" in said and "always predicts 'par'; include it" in said
 
 
 def test_rows_that_cannot_go_on_from_a_memory_are_refused() -> None:
@@ -393,12 +396,12 @@ def test_rows_that_cannot_go_on_from_a_memory_are_refused() -> None:
     chain = {"objective.name": "causal", "objective.targets": ["lm"]}
     load_recipe("xlnet-base", {**base, **chain, "objective.visibility": "left_to_right"})
     said = refusal("xlnet-base", {**base, **chain, "objective.visibility": "right_to_left"})
-    assert "model.memory is 384; read from right to left, only the first slot" in said
+    assert "model.memory is 384; from right to left, only the first slot" in said
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/b", "a\\b", ".", "..", "", ".hidden", "a\x00b"])
 def test_a_name_is_one_path_component(name: str) -> None:
-    with pytest.raises(UsageError, match=r"name is .*; a run's folder is called so"):
+    with pytest.raises(UsageError, match=r"name is .*; it names a run's folder"):
         validate(dataclasses.replace(Recipe(), name=name))
     validate(dataclasses.replace(Recipe(), name="my run 2.1"))
 

@@ -153,6 +153,6 @@ def test_a_table_without_a_header_is_told_what_its_first_line_is(
 
 def test_fields_have_names_and_no_numbers() -> None:
     with pytest.raises(
-        UsageError, match=r"each value text: the name of a field, which the header .* and no number of a col"
+        UsageError, match=r"each value text: the name of a field, as in the header .* not the number of a col"
     ):
         load_recipe("classification", {"task.fields": "{text: 1, label: 0}"})

@@ -55,7 +55,7 @@ CASES = {
         task("tagging"),
         [{"tokens": ["the", "cat"], "tags": ["D", "N"]}, {"tokens": ["cat", "cat", "sat"], "tags": ["V", "N", "N"]}],
         [{"tokens": ["the", "cat", "unseen"]}],
-        ("the commonest tag of each word", [["D", "N", "N"]]),
+        ("the most common tag of each word", [["D", "N", "N"]]),
     ),
     "generation": (
         task("generation"),

@@ -243,7 +243,7 @@ class ObjectiveSettings:
         return None
 
     def bounds(self, window: int, rates: Collection[float] = ()) -> Bounds:
-        """Upper bounds on the size of any row; exact for positions.
+        """Upper bounds on the size of any row; by default, only of its positions.
 
         Args:
             window: Length of the windows in tokens, special tokens included.

@@ -72,7 +72,7 @@ class SourceTarget(MaskRate, Segments):
         """Upper bounds on the size of a row with this many text tokens at a mask rate."""
 
     def _rates_on_the_way(self, text: int) -> set[float]:
-        """Mask rates between the first and the final one, spaced by one token."""
+        """Mask rates from the first to the final one, spaced by one token."""
         low, high = sorted(self.rates)
         return {low, high} | {i / text for i in range(text + 1) if low < i / text < high}
 
