@@ -233,7 +233,7 @@ SECTIONS = "task, generation, decoding, finetuning, training"
         ("classification", None, "nowhere.jsonl", {}, "nowhere.jsonl: there is no such file"),
         ("classification", None, UNLABELLED, {}, r"new.jsonl, line 1: the field 'label' is missing"),
         ("classification", UNLABELLED, None, {"task.labels": ["0", "1"]}, r"line 1: the field 'label' is missing"),
-        ("classification", None, [{"text": "a", "label": "2"}], {}, r"line 1: the label '2' is none of those"),
+        ("classification", None, [{"text": "a", "label": "2"}], {}, r"line 1: the label '2' is not a label"),
         ("writing", UNLABELLED, None, {}, r"line 1: the field 'target' is missing"),
         ("clasification", None, None, {}, "did you mean 'classification'"),
         ("gpt", None, None, {}, "recipe gpt is for pre-training: give --probe a task"),

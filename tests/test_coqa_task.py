@@ -244,7 +244,7 @@ def test_a_story_that_cannot_be_used_is_named(tmp_path: Path, change: dict[str, 
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"history": ["a", "b"]}, r"line 1: the history is no list of \[question, answer\]"),
+    ({"history": ["a", "b"]}, r"line 1: the history is not a list of \[question, answer\]"),
     ({"answers": []}, "line 1: there is no answer to train on"),
     ({"context": None}, "line 1: 'context' is null: mend the record or leave it out"),
 ])  # fmt: skip

@@ -76,7 +76,7 @@ def test_the_known_positions_stay_and_the_others_repeat_them(tmp_path: Path) -> 
     """Saved before anything was learned, with a learning rate that changes nothing."""
     start = start_of()
     recipe = recipe_for(start, training__learning_rate=1e-30, training__weight_decay=0.0)
-    with pytest.warns(UserWarning, match="are cut"), pytest.warns(UserWarning, match="learn next to nothing"):
+    with pytest.warns(UserWarning, match="were cut"), pytest.warns(UserWarning, match="learn next to nothing"):
         finetune_run(recipe, start, pairs(tmp_path / "train.jsonl"), None, tmp_path / "run", progress=False)
     known, grown = (model.model.state_dict()[POSITION_ROWS] for model in (start, load_model(tmp_path / "run")))
     assert torch.equal(grown[:512], known)

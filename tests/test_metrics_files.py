@@ -252,5 +252,5 @@ def test_a_label_that_is_no_class_of_the_model_is_refused(tmp_path: Path) -> Non
         tmp_path, mine_yaml="base: classification\ntask: {labels: [a, b]}\n",
         t_tsv="text\tlabel\nx\ta\ny\t?\n", p_txt="a\nb\n",
     )  # fmt: skip
-    with pytest.raises(UniclozeError, match=r"t\.tsv, line 3: the label '\?' is none of those of the task \(a, b\)"):
+    with pytest.raises(UniclozeError, match=r"t\.tsv, line 3: the label '\?' is not a label of the task \(a, b\)"):
         verbs.measure_task(recipe, said, records)

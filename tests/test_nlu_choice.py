@@ -200,12 +200,12 @@ def outputs(network: Any, recipe: Recipe, model: LoadedModel, *rows: Row) -> Any
     ({"context": "a", "choices": ["b"], "label": 0}, "here, line 1: 1 choice(s); two or more"),
     ({"context": "a", "choices": "bc", "label": 0}, "here, line 1: the field 'choices' is no list of texts"),
     ({"choices": ["a", "b"], "label": 0}, "here, line 1: the field 'context' is missing"),
-    ({"context": "a", "choices": ["b", "c"], "label": 2}, "here, line 1: the label 2 is none of the choices"),
+    ({"context": "a", "choices": ["b", "c"], "label": 2}, "here, line 1: the label 2 is not one of the choices"),
     ({"context": "a", "choices": ["b", "b"], "label": "b"}, "here, line 1: the label 'b' is the text of several choices"),
-    ({"context": "a", "choices": ["b", "c"], "label": "2"}, "here, line 1: the label '2' is none of the choices"),
-    ({"context": "a", "choices": ["b", "c"], "label": "-1"}, "here, line 1: the label '-1' is none of the choices"),
-    ({"context": "a", "choices": ["b", "c"], "label": 1.0}, "here, line 1: the label 1.0 is none of the choices"),
-    ({"context": "a", "choices": ["b", "c"], "label": True}, "here, line 1: the label True is none of the choices"),
+    ({"context": "a", "choices": ["b", "c"], "label": "2"}, "here, line 1: the label '2' is not one of the choices"),
+    ({"context": "a", "choices": ["b", "c"], "label": "-1"}, "here, line 1: the label '-1' is not one of the choices"),
+    ({"context": "a", "choices": ["b", "c"], "label": 1.0}, "here, line 1: the label 1.0 is not one of the choices"),
+    ({"context": "a", "choices": ["b", "c"], "label": True}, "here, line 1: the label True is not one of the choices"),
     ({"cloze": "no gap", "choices": ["b", "c"], "label": 0}, "here, line 1: the sentence has 0 gaps '_'; one"),
     ({"cloze": "_ and _", "choices": ["b", "c"], "label": 0}, "here, line 1: the sentence has 2 gaps '_'; one"),
 ])  # fmt: skip
@@ -220,7 +220,7 @@ def test_a_choice_stands_on_one_slot_whatever_stands_for_a_text(bert: LoadedMode
     assert rows_of(bert, averaging, one)[0].targets["choice"].slots == [[0, 5]]
     (row,) = rows_of(gpt, recipe_for(gpt, "choice"), one)
     assert row.targets["choice"].slots == [[row.lengths[0] - 1, sum(row.lengths) - 1]]
-    with pytest.raises(UsageError, match=r"task\.pooling is 'mean'; a choice is scored by one slot"):
+    with pytest.raises(UsageError, match=r"task\.pooling is 'mean'; a choice is scored from one slot"):
         recipe_for(bert, "choice", task__pooling="mean")
     with pytest.raises(UsageError, match=r"task\.pooling is None; task\.both_orders sums pooled"):
         recipe_for(bert, "classification", task__both_orders=True)

@@ -168,8 +168,8 @@ def test_every_window_shows_a_repeated_predicate(bert: LoadedModel) -> None:
 @pytest.mark.parametrize(("fields", "message"), [
     ({"tokens": "a b", "tags": ["O"]}, "the field 'tokens' is no list of texts"),
     ({"tokens": ["a", "b"], "tags": ["O"]}, "1 tags for 2 tokens"),
-    ({"tokens": ["a"], "tags": ["B-Y"]}, "the tag 'B-Y' is none of those of the task (O, B-X)"),
-    ({"tokens": ["a"], "tags": ["S-X"]}, "the tag 'S-X' is none of B-KIND, I-KIND and O"),
+    ({"tokens": ["a"], "tags": ["B-Y"]}, "the tag 'B-Y' is not a tag of the task (O, B-X)"),
+    ({"tokens": ["a"], "tags": ["S-X"]}, "the tag 'S-X' is not one of B-KIND, I-KIND and O"),
     ({"tokens": ["a"], "tags": ["O"], "predicate": 1}, "the predicate is 1; it must be the number of one of its 1 tokens"),
 ])  # fmt: skip
 def test_a_record_that_cannot_be_tagged_is_named(bert: LoadedModel, fields: dict[str, Any], message: str) -> None:

@@ -63,9 +63,14 @@ def question(name: str) -> dict[str, Any]:
     [
         ("classification", "a.jsonl", "[" * 100_000, "line 1: this is no JSON"),
         ("classification", "a.csv", "text,label,text\nx,a,y\n", "line 1: two columns have the name 'text'"),
-        ("regression", "a.jsonl", '{"text": "x", "label": 1' + "0" * 400 + "}", "line 1: the label 10+.* is no number"),
-        ("regression", "a.jsonl", '{"text": "x", "label": 1e39}', r"line 1: the label 1e\+39 is no number"),
-        ("regression", "a.jsonl", '{"text": "x", "label": true}', "line 1: the label True is no number"),
+        (
+            "regression",
+            "a.jsonl",
+            '{"text": "x", "label": 1' + "0" * 400 + "}",
+            "line 1: the label 10+.* is not a number",
+        ),
+        ("regression", "a.jsonl", '{"text": "x", "label": 1e39}', r"line 1: the label 1e\+39 is not a number"),
+        ("regression", "a.jsonl", '{"text": "x", "label": true}', "line 1: the label True is not a number"),
         (
             "squad-v1.1",
             "a.json",

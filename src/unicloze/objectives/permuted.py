@@ -132,7 +132,7 @@ def lay_out_permuted(
 
     Args:
         windows: The text.
-        steps: Step of each position, -1 where it is not predicted. *Shape:* (rows, window)
+        steps: Step of each position, -1 if it is not predicted. *Shape:* (rows, window)
         vocabulary: Ids of the special tokens.
         pseudo: Token id of the P slots.
         most: Minimum capacity of a row in predicted tokens.
@@ -170,7 +170,7 @@ def lay_out_compensated(
 
     Args:
         windows: The text.
-        steps: Step of each position, -1 where it is not predicted. *Shape:* (rows, window)
+        steps: Step of each position, -1 if it is not predicted. *Shape:* (rows, window)
         vocabulary: Ids of the masks and candidates for random tokens.
         corruption: What M and Q show.
         pseudo: Id of the masks in Q.

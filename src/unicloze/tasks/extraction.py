@@ -64,7 +64,7 @@ class ExtractionSettings(Passages):
     no_answer: Literal["span", "class"] = "span"
     no_answer_threshold: float | None = None
 
-    one_slot = "that there is no answer is scored"
+    one_slot = "no answer is scored"
     needs: ClassVar = dict.fromkeys(("no_answer", "no_answer_threshold"), (_UNANSWERABLE,))
 
 
