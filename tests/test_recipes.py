@@ -408,7 +408,7 @@ def test_a_name_is_one_path_component(name: str) -> None:
 
 def test_a_name_in_a_file_names_its_line(write: Any) -> None:
     path = write("base: quickstart\nname: ../evil\n")
-    assert refusal(path).startswith(f"{path}, line 2: name is '../evil'; a run's folder")
+    assert refusal(path).startswith(f"{path}, line 2: name is '../evil'; it names a run's folder")
 
 
 def test_a_value_in_a_part_or_phase_is_blamed_on_where_the_list_stands(write: Any) -> None:
