@@ -88,7 +88,7 @@ def built(spec: dict[str, Any], predicts: str) -> tuple[Any, Any]:
     """A model of this package with random weights, and how it generates."""
     import torch
 
-    from unicloze.decoding.layout import GenerationLayout
+    from unicloze.decoding.model_format import GenerationFormat
     from unicloze.model.model import UnifiedModel
     from unicloze.settings import ModelSettings
 
@@ -100,7 +100,7 @@ def built(spec: dict[str, Any], predicts: str) -> tuple[Any, Any]:
     positions = spec["source"] + spec["target"] + 8
     model = UnifiedModel(settings, vocab_size=VOCABULARY, max_positions=positions, targets=("par",))
     model.initialize(0)
-    layout = GenerationLayout(
+    layout = GenerationFormat(
         predicts="pseudo" if pseudo else "next", start=(SOS,), stop=EOS, pseudo=PSEUDO if pseudo else None,
         target_segment=int(pseudo), decoder_only=not pseudo,
     )  # fmt: skip

@@ -52,17 +52,17 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
 
     from unicloze.finetuning import run as room
     from unicloze.finetuning.data import open_records
+    from unicloze.finetuning.initial import task_recipe
     from unicloze.finetuning.predict import predict
     from unicloze.finetuning.scores import measure, with_errors
-    from unicloze.finetuning.start import task_recipe
     from unicloze.finetuning.task_model import load_task_model
     from unicloze.interop.opening import open_model
     from unicloze.recipes import load_recipe
     from unicloze.records import read_records
     from unicloze.records.record import Record
     from unicloze.training import process
+    from unicloze.training.loading import load_model
     from unicloze.training.loop import fit
-    from unicloze.training.models import load_model
 
     settings = {**spec["settings"], "training.seed": spec["seed"]}
     start = open_model(spec["model"])

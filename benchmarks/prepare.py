@@ -30,8 +30,8 @@ def measure_encode(corpus: list[str], tokenizer_path: str) -> dict[str, float]:
     """Time inside the tokenizers library for all documents of a corpus."""
     from tokenizers import Tokenizer
 
+    from unicloze.text.documents import read_documents
     from unicloze.text.pipeline import batches
-    from unicloze.text.readers import read_documents
 
     tokenizer = Tokenizer.from_file(tokenizer_path)
     seconds, processor_seconds, size = 0.0, 0.0, 0
@@ -75,7 +75,7 @@ def median(runs: list[dict[str, float]], what: str) -> float:
 
 def slice_corpus(corpus: list[str], megabytes: float, out: Path) -> list[str]:
     """The first `megabytes` MB of the text as one .jsonl file."""
-    from unicloze.text.readers import read_documents
+    from unicloze.text.documents import read_documents
 
     size = 0
     with out.open("w", encoding="utf-8") as file:

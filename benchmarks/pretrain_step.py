@@ -56,7 +56,7 @@ def ours(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]
     import torch
 
     from objectives import VOCABULARY, full_windows
-    from unicloze.comparison.plan import flops_of
+    from unicloze.comparison.contestants import flops_of
     from unicloze.model.model import UnifiedModel
     from unicloze.objectives.unilmv2 import UniLMv2Settings, unilmv2
     from unicloze.settings import ModelSettings, TrainingSettings

@@ -34,7 +34,7 @@ from unicloze.finetuning.predict import predict
 from unicloze.finetuning.scores import measure
 from unicloze.finetuning.task_model import load_task_model
 from unicloze.recipes import parse_options
-from unicloze.training.models import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel, load_model
 
 TESTED_ARTICLES = 5
 """One of so many is tested on."""

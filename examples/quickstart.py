@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import unicloze
-from unicloze.training.models import build_model
+from unicloze.training.loading import build_model
 
 BLANKS = {
     "Return the [MASK] of elements in the list.": "number",

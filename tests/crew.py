@@ -109,10 +109,10 @@ def pretrain(job: Job) -> Any:
 
 
 def finetune(job: Job) -> Any:
+    from unicloze.finetuning.initial import task_recipe
     from unicloze.finetuning.run import finetune_run
-    from unicloze.finetuning.start import task_recipe
     from unicloze.recipes import load_recipe
-    from unicloze.training.models import load_model
+    from unicloze.training.loading import load_model
 
     start = load_model(job["model"])
     recipe = task_recipe(load_recipe(job["task"], job["overrides"]), start, list(job["overrides"]))

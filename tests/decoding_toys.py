@@ -21,7 +21,7 @@ from unicloze.objectives.groups import PseudoToken
 from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TokenizerSettings, UseSettings
 from unicloze.text.tokenizers import SPECIAL_TOKENS, Tokenizer, Vocabulary
 from unicloze.text.windows import Windows
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 WORDS = [
     "the",

@@ -140,7 +140,7 @@ def sign_checkpoint(folder: Path) -> None:
 def of_checkpoint(name: str) -> Callable[[World], tuple[Json, Case]]:
     def make(world: World) -> tuple[Json, Case]:
         from unicloze.training.checkpoint import load_checkpoint
-        from unicloze.training.models import load_model
+        from unicloze.training.loading import load_model
 
         folder = world.copy(world.checkpoint)
 
@@ -161,7 +161,7 @@ def of_moments(world: World) -> tuple[Json, Case]:
     import torch
 
     from unicloze.training.checkpoint import load_checkpoint
-    from unicloze.training.models import load_model, ready_model
+    from unicloze.training.loading import load_model, ready_model
     from unicloze.training.optimizers import build_optimizers
     from unicloze.training.process import load_moments
 
@@ -264,7 +264,7 @@ def of_tokenizer(name: str) -> Callable[[World], tuple[Json, Case]]:
 
 
 def of_documents(world: World) -> tuple[Json, Case]:
-    from unicloze.text.readers import read_documents
+    from unicloze.text.documents import read_documents
 
     file = world.place / "documents.jsonl"
 

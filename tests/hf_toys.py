@@ -12,7 +12,7 @@ from decoding_toys import loaded
 from unicloze.example import Batch, Examples, Kind, Target, collate
 from unicloze.recipes import save_recipe
 from unicloze.training.checkpoint import save_checkpoint
-from unicloze.training.models import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel, load_model
 
 
 def save_run(folder: Path, model: LoadedModel | None = None, **objective: Any) -> LoadedModel:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from toys import random_windows
 from unicloze.example import Batch, collate
-from unicloze.interop.config import Config
+from unicloze.interop.checked_json import Config
 from unicloze.interop.families import Family, family_of
 from unicloze.interop.tables import Table
 from unicloze.interop.weights import open_weights

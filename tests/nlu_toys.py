@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from unicloze.finetuning.start import task_recipe
+from unicloze.finetuning.initial import task_recipe
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import Recipe, TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.models import LoadedModel, build_model
+from unicloze.training.loading import LoadedModel, build_model
 
 WORDS = ["anna", "berlin", "carl", "dublin", "eva", "fargo", "sees", "leaves", "playing", "plays"]
 

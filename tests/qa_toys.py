@@ -8,10 +8,10 @@ from typing import Any
 
 from corpora import write_corpus
 from unicloze import verbs
-from unicloze.finetuning.start import task_recipe
+from unicloze.finetuning.initial import task_recipe
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
-from unicloze.training.models import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel, load_model
 
 BY_HEART = {
     "finetuning.epochs": 40,

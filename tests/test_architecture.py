@@ -22,8 +22,8 @@ from corpora import write_corpus
 from toys import random_windows, vocabulary
 from unicloze.errors import UniclozeError
 from unicloze.example import Batch, collate
-from unicloze.model import visibility_plan as planning
-from unicloze.model.layers import PARTS, SHARED_PARTS
+from unicloze.model import attention_plan as planning
+from unicloze.model.layers import SHARED_SUBLAYERS, SUBLAYERS
 from unicloze.model.model import UnifiedModel
 from unicloze.model.sharing import owners
 from unicloze.objectives import make_examples, settings_of
@@ -32,7 +32,7 @@ from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import ModelSettings, TrainingSettings
 from unicloze.training.checkpoint import load_checkpoint, save_checkpoint
-from unicloze.training.models import load_model
+from unicloze.training.loading import load_model
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.run import pretrain_run
 from unicloze.verbs import count_parameters
@@ -59,7 +59,7 @@ def unshared(model: UnifiedModel, share: Any) -> UnifiedModel:
     state = model.state_dict()
     for name in list(state):
         _, found, rest = name.partition("backbone.layers.0.")
-        if found and rest.split(".")[0] in SHARED_PARTS[share]:
+        if found and rest.split(".")[0] in SHARED_SUBLAYERS[share]:
             state |= {f"backbone.layers.{n}.{rest}": state[name] for n in range(1, model.settings.num_layers)}
     twin.load_state_dict(state)
     return twin
@@ -77,7 +77,7 @@ def test_shared_layers_compute_what_equal_layers_do(share: Any) -> None:
     theirs = {name: parameter.grad for name, parameter in twin.named_parameters()}
     for name, parameter in model.named_parameters():
         _, found, rest = name.partition("backbone.layers.0.")
-        shared = bool(found) and rest.split(".")[0] in SHARED_PARTS[share]
+        shared = bool(found) and rest.split(".")[0] in SHARED_SUBLAYERS[share]
         names = [f"backbone.layers.{n}.{rest}" for n in range(3)] if shared else [name]
         total = torch.stack([grad for its_own in names if (grad := theirs[its_own]) is not None]).sum(0)
         assert parameter.grad is not None
@@ -88,7 +88,7 @@ def test_shared_layers_compute_what_equal_layers_do(share: Any) -> None:
 def test_shared_weights_are_held_once(share: Any, tmp_path: Path) -> None:
     model = toys.model(share_layers=share)
     shared = [name for name in model.state_dict() if ".layers.1." in name or ".layers.2." in name]
-    assert {name.split(".")[3] for name in shared} == set(PARTS) - SHARED_PARTS[share]
+    assert {name.split(".")[3] for name in shared} == set(SUBLAYERS) - SHARED_SUBLAYERS[share]
     storages = [tensor.data_ptr() for tensor in model.state_dict().values()]
     assert len(set(storages)) == len(storages)
     for kind in ("adamw", "muon"):
@@ -273,7 +273,7 @@ def test_where_few_of_many_predictions_are_real_only_these_are_computed(monkeypa
     results = []
     for most, late in ((0.8, True), (0.0, False)):
         monkeypatch.setattr(planning, "MOST_SELECTED", most)
-        plan = planning.plan(batch, None, [None], "sdpa", torch.float32, True)
+        plan = planning.plan_attention(batch, None, [None], "sdpa", torch.float32, True)
         assert plan.late is late
         assert plan.selected is None or plan.selected.numel() == (target.weights > 0).sum()
         model = toys.model(targets=("diffusion",))
@@ -304,7 +304,10 @@ def test_the_last_layer_computes_all_slots_where_nearly_all_predict() -> None:
         "all": collate(causal(windows, vocabulary(), CAUSAL)),
         "few": collate(unilmv2(windows, vocabulary(), settings_of(targets=["ae"]))),
     }
-    plans = {name: planning.plan(batch, None, [None], "sdpa", torch.float32, True) for name, batch in batches.items()}
+    plans = {
+        name: planning.plan_attention(batch, None, [None], "sdpa", torch.float32, True)
+        for name, batch in batches.items()
+    }
     assert plans["all"].selected is None and plans["all"].last is plans["all"].blocks
     assert plans["few"].selected is not None
 

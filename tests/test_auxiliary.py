@@ -17,8 +17,8 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.data import finetuning_steps, open_records
+from unicloze.finetuning.initial import start_weights
 from unicloze.finetuning.run import finetune_run
-from unicloze.finetuning.start import start_weights
 from unicloze.recipes import load_recipe
 from unicloze.records import read_records
 from unicloze.records.answers import answers_of
@@ -28,8 +28,8 @@ from unicloze.tasks.unanswerable import unanswerable, write_training_records
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.ledger import read_ledger
+from unicloze.training.loading import LoadedModel, load_model, ready_model
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients
-from unicloze.training.models import LoadedModel, load_model, ready_model
 
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 

@@ -20,8 +20,8 @@ from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TrainingS
 from unicloze.text.windows import Windows
 from unicloze.training import batches
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, mask_rates, training_steps
+from unicloze.training.filled_samples import heldout_samples, varied
 from unicloze.training.loop import Compute
-from unicloze.training.samples import heldout_samples, varied
 
 WINDOW = 24
 
@@ -177,7 +177,7 @@ def test_samples_are_filled_into_masks_only() -> None:
         return shown[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unicloze.training.samples.make_examples", noted)
+        patch.setattr("unicloze.training.filled_samples.make_examples", noted)
 
         class Tokens:
             def tokens(self, ids: Any) -> list[str]:

@@ -24,11 +24,11 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation import minimal_pairs
 from unicloze.evaluation.blimp import TIE, BlimpResult, blimp
-from unicloze.evaluation.known_words import frequent_words, keep_known, listed_words, words_of
+from unicloze.evaluation.known_words import frequent_word_list, keep_known, listed_words, words_of
 from unicloze.evaluation.minimal_pairs import read_pairs
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text.prepare import prepare_data
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 Pairs = Iterable[tuple[str, str]]
 
@@ -414,14 +414,14 @@ def test_words_of_the_corpus_must_occur_twice(tmp_path: Path) -> None:
     (tmp_path / "text.jsonl").write_text('{"body": "The list. A state"}\n{"body": "the LIST\'s list"}\n')
     data = DataSettings(corpus=[str(tmp_path / "text.jsonl")], text_field="body")
     wanted = {"the", "list", "list's", "state", "zebra"}
-    assert frequent_words(data, wanted, progress=False) == {"the", "list"}
+    assert frequent_word_list(data, wanted, progress=False) == {"the", "list"}
     write_set(tmp_path / "pairs", [("the list", "list the"), ("the state", "state the")], "some")
     model = loaded()
     model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, data=data))
     result = blimp(model, tmp_path / "pairs", filter_by="corpus", progress=False)
     assert (result.pairs, result.filtered) == (1, 1)
     with pytest.raises(UniclozeError, match=r"no text file at .*gone"):
-        frequent_words(DataSettings(corpus=[str(tmp_path / "gone.txt")]), wanted, progress=False)
+        frequent_word_list(DataSettings(corpus=[str(tmp_path / "gone.txt")]), wanted, progress=False)
 
 
 def test_the_corpus_of_a_prepared_folder_is_the_one_it_was_made_from(tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ def test_the_corpus_of_a_prepared_folder_is_the_one_it_was_made_from(tmp_path: P
     prepare_data(data, TokenizerSettings(vocab_size=300), tmp_path / "prepared", progress=False)
     prepared = DataSettings(corpus=["elsewhere"], prepared=str(tmp_path / "prepared"))
     wanted = {"cat", "river", "zebra"}
-    assert frequent_words(prepared, wanted, progress=False) == {"cat", "river"}
+    assert frequent_word_list(prepared, wanted, progress=False) == {"cat", "river"}
 
 
 # Wrong arguments

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from toys import random_windows, vocabulary
-from unicloze.blocks import lay_end_to_end
 from unicloze.example import Batch, Examples, Kind, Target, collate
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples, settings_of
+from unicloze.packing import pack
 from unicloze.settings import HeadSettings, ModelSettings, ObjectiveSettings
 
 CASES: dict[str, tuple[ObjectiveSettings, dict[str, Any]]] = {
@@ -68,7 +68,7 @@ def test_losses_and_gradients_are_those_of_the_rows_by_themselves(case: str, bac
     batches = [collate(examples) for examples in blocks_of(objective)]
     model = network(targets=objective.targets, **settings)
     model.backbone.backend = backend
-    flat = lay_end_to_end(batches)
+    flat = pack(batches)
     assert len(flat.input_ids) == 1 and flat.input_ids.shape[1] == sum(batch.input_ids.numel() for batch in batches)
     apart = weighed(model, batches)
     together = weighed(model, [flat])
@@ -108,7 +108,7 @@ def pooled(rows: int, length: int, width: int, seed: int) -> Examples:
 def test_predictions_of_as_many_slots_as_they_like(kind: Any) -> None:
     batches = [collate(pooled(*shape)) for shape in ((3, 9, 4, 0), (2, 6, 2, 1), (1, 5, 5, 2))]
     model = network(heads={"task": HeadSettings(kind=kind, outputs=4)})
-    flat = lay_end_to_end(batches)
+    flat = pack(batches)
     outputs = model.outputs(flat)["task"][0]
     for part, batch in zip(outputs.split([3, 2, 1]), batches, strict=True):
         alone = model.outputs(batch)["task"][:, 0]
@@ -127,7 +127,7 @@ def test_texts_do_not_read_each_other_with_dropout_on_either() -> None:
     changed = dataclasses.replace(examples[1], input_ids=examples[1].input_ids[:, ::-1].copy())
     states = []
     for middle in (examples[1], changed):
-        flat = lay_end_to_end([collate(block) for block in (examples[0], middle, examples[2])])
+        flat = pack([collate(block) for block in (examples[0], middle, examples[2])])
         hidden = model.backbone(flat, dropout=DropoutKey(1, 2, 3))[-1][0]
         sizes = [block.input_ids.numel() for block in flat.blocks]
         states.append(hidden.split(sizes))

@@ -17,10 +17,10 @@ from corpora import write_corpus
 from unicloze import verbs
 from unicloze.comparison import runs
 from unicloze.comparison.compare import compare_recipes
+from unicloze.comparison.contestants import Budget, contestants, contestants_at_budget, measure_slots
 from unicloze.comparison.measures import held_out
 from unicloze.comparison.page import page
-from unicloze.comparison.plan import Budget, contestants, measure_slots, plan
-from unicloze.comparison.results import Row, Spread
+from unicloze.comparison.results import ContestantResult, OverSeeds
 from unicloze.comparison.table import Comparison, as_markdown, as_text
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.model.flops import backbone_flops
@@ -30,8 +30,8 @@ from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DataSettings, ModelSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
+from unicloze.training.loading import load_model
 from unicloze.training.loop import Compute
-from unicloze.training.models import load_model
 from unicloze.training.run import RunResult, build_sampler, pretrain_run
 
 TOKENIZER = TokenizerSettings(vocab_size=512)
@@ -111,11 +111,11 @@ def test_another_comparison_is_not_gone_on_with(corpus: Path, tmp_path: Path) ->
     for options in ({"budget": "steps=3"}, {"overrides": {"model.num_layers": 1}}, {"names": NAMES[1:2]}):
         with pytest.raises(UsageError, match="belongs to another comparison"):
             run(corpus, tmp_path / "c", **({"budget": "steps=2", "names": NAMES[:1]} | options))  # type: ignore[arg-type]
-    plan = tmp_path / "c" / "comparison.json"
-    plan.write_text(plan.read_text().replace('"schema": 2', '"schema": 1'))
+    contestants_at_budget = tmp_path / "c" / "comparison.json"
+    contestants_at_budget.write_text(contestants_at_budget.read_text().replace('"schema": 2', '"schema": 1'))
     with pytest.raises(UsageError, match="written by another version of unicloze, with other recipe settings"):
         run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
-    plan.write_text("{")
+    contestants_at_budget.write_text("{")
     with pytest.raises(UniclozeError, match=r"comparison.json is damaged"):
         run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
 
@@ -177,7 +177,7 @@ def test_a_moving_mask_rate_is_costed_over_its_whole_way(corpus: Path, tmp_path:
     for rates in ((0.1, 0.9), (0.9, 0.1), (0.5, None)):
         more = {"objective.mask_rate": rates[0], "objective.final_mask_rate": rates[1], "training.steps": 200}
         recipe = load_recipe("unilmv2-ablation-ae", overrides(corpus) | more)
-        costs[rates] = plan(recipe, prepared, Budget("steps", 200), tmp_path).flops_per_step
+        costs[rates] = contestants_at_budget(recipe, prepared, Budget("steps", 200), tmp_path).flops_per_step
     assert costs[0.1, 0.9] == pytest.approx(costs[0.9, 0.1], rel=0.02) == pytest.approx(costs[0.5, None], rel=0.03)
 
 
@@ -308,8 +308,10 @@ def test_a_budget_below_one_step_is_refused(corpus: Path, tmp_path: Path) -> Non
 
 
 def test_the_spread_is_the_sample_standard_deviation() -> None:
-    assert Spread.of([1.0, 3.0]) == Spread(mean=2.0, deviation=pytest.approx(math.sqrt(2)))
-    assert Spread.of([5.0]).deviation is None
-    row = Row(name="a", objective="b", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1, scores={"ae": None})
+    assert OverSeeds.of([1.0, 3.0]) == OverSeeds(mean=2.0, deviation=pytest.approx(math.sqrt(2)))
+    assert OverSeeds.of([5.0]).deviation is None
+    row = ContestantResult(
+        name="a", objective="b", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1, scores={"ae": None}
+    )
     table = as_markdown(Comparison(out=Path("."), budget="steps=1", seeds=1, windows=1, window=2, rows=(row,)))
     assert "| a | b | - | 1 | 1 | 1 | 1.00e+00 | 1 |" in table

@@ -16,7 +16,7 @@ from unicloze import cli, verbs
 from unicloze.comparison import runs
 from unicloze.comparison.page import page
 from unicloze.comparison.probes import Probe, finetuning_flops, fit_probes, open_probe, recipe_for
-from unicloze.comparison.results import ProbeColumn, Row, Spread
+from unicloze.comparison.results import ContestantResult, OverSeeds, ProbeColumn
 from unicloze.comparison.table import Comparison, as_markdown, as_text, cells
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import metric
@@ -28,7 +28,7 @@ from unicloze.records import read_records
 from unicloze.settings import UseSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.rows import pooling_of
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 NAMES = "unilmv2-ablation-ae", "gpt"
 FAST = {"finetuning.epochs": 2, "training.batch_size": 8, "training.learning_rate": 3e-3, "finetuning.evaluations": 1}
@@ -137,7 +137,7 @@ def test_a_score_is_that_of_finetune_predict_and_metric(
         json.loads((run.parent / f"seed-{n}" / "scores.json").read_text())["probes"]["classification"]["score"]
         for n in range(2)
     ]
-    assert row.scores["probe.classification"] == Spread(mean=np.mean(each), deviation=np.std(each, ddof=1))
+    assert row.scores["probe.classification"] == OverSeeds(mean=np.mean(each), deviation=np.std(each, ddof=1))
 
 
 class Stop(Exception):
@@ -366,9 +366,9 @@ def test_the_operations_of_a_fine_tuning_are_those_of_its_rows(files: dict[str, 
 
 
 def test_scores_below_zero_have_no_bar() -> None:
-    row = Row(name="a", objective="b", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1, scores={})
+    row = ContestantResult(name="a", objective="b", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1, scores={})
     rows = tuple(
-        dataclasses.replace(row, name=name, scores={"probe.p": Spread(mean=mean, deviation=None)})
+        dataclasses.replace(row, name=name, scores={"probe.p": OverSeeds(mean=mean, deviation=None)})
         for name, mean in (("a", -3.0), ("b", 0.0))
     )
     column = ProbeColumn(

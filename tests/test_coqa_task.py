@@ -19,7 +19,7 @@ from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.tasks import task_settings
 from unicloze.tasks.conversation import ANSWERS, closest_span, encode, kind_of, lay_out, predict
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 SETTINGS = task_settings(kind="conversation")
 TURNS = [

@@ -14,7 +14,7 @@ from decoding_toys import wordpiece
 from toys import EOS, UNK, vocabulary
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import counts as counts_module
-from unicloze.text.content_words import content_words, frequent_words, letters_of
+from unicloze.text.content_words import content_words, frequent_tokens, letters_of
 from unicloze.text.counts import Counts, stretches
 from unicloze.text.prepare import prepare_data
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
@@ -111,9 +111,9 @@ def test_frequent_words_are_those_of_two_fifths_of_the_running_words(tmp_path: P
     letters = np.ones(15, dtype=bool)
     letters[13] = False
     counts = Counts.of([source(tmp_path / "a.ds", text)], VOCABULARY)
-    assert np.flatnonzero(frequent_words(counts, letters)).tolist() == [7, 8]  # 4 of 11 running words are not enough
+    assert np.flatnonzero(frequent_tokens(counts, letters)).tolist() == [7, 8]  # 4 of 11 running words are not enough
     letters[[8, 10]] = False
-    assert np.flatnonzero(frequent_words(counts, letters)).tolist() == [7]  # 4 of 6 are
+    assert np.flatnonzero(frequent_tokens(counts, letters)).tolist() == [7]  # 4 of 6 are
 
 
 SENTENCES = [
@@ -177,7 +177,7 @@ def test_words_of_a_language_are_told_by_their_frequency(
     prepared = prepare_data(DataSettings(corpus=[str(corpus)]), settings, tmp_path / "data", progress=False)
     tokenizer = prepared.tokenizer
     counts = Counts.of(prepared.train, tokenizer.vocabulary)
-    left_out = frequent_words(counts, letters_of(tokenizer)[0])
+    left_out = frequent_tokens(counts, letters_of(tokenizer)[0])
     assert left_out[[ids(tokenizer, word) for word in frequent.split()]].all()
     assert not left_out[[ids(tokenizer, word) for word in others.split()]].any()
     assert 50 < left_out.sum() < 400

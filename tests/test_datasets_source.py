@@ -14,8 +14,8 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import dataset_source
 from unicloze.text.dataset_source import DatasetSource
+from unicloze.text.documents import Tally
 from unicloze.text.prepare import Prepared, prepare_data
-from unicloze.text.readers import Tally
 
 datasets = pytest.importorskip("datasets")
 

@@ -21,7 +21,7 @@ from unicloze.interop.opening import open_model
 from unicloze.interop.read import write_model
 from unicloze.settings import TrainingSettings
 from unicloze.training import precision
-from unicloze.training.models import LoadedModel, build_model
+from unicloze.training.loading import LoadedModel, build_model
 
 TEXTS = ["the old cat sees the dog", "anna leaves berlin and a bird", "carl plays"]
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -19,7 +19,7 @@ from toys import EOS, FIRST_ORDINARY, MASK, SOS, random_windows, vocabulary
 from unicloze import keyed
 from unicloze.example import Batch, collate
 from unicloze.model.build import build
-from unicloze.model.chain import ReplacedTokenModel, draws_of_rows, generator_settings, sample, with_samples
+from unicloze.model.chain import ReplacedTokenModel, draws_of_rows, generator_settings, sample_tokens, with_samples
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples, settings_of
@@ -122,12 +122,12 @@ def test_samples_follow_the_softmax() -> None:
     logits = torch.randn(1, 12, generator=generator) * 2
     logits[0, [0, 5, 11]] = -torch.inf
     count = 200_000
-    drawn = sample(logits.expand(count, -1), DropoutKey(3, 1, 4).uniform(count))
+    drawn = sample_tokens(logits.expand(count, -1), DropoutKey(3, 1, 4).uniform(count))
     share = torch.bincount(drawn, minlength=12) / count
     expected = torch.softmax(logits[0], dim=-1)
     assert (share[[0, 5, 11]] == 0).all()
     assert ((share - expected).abs() <= 5 * (expected * (1 - expected) / count).sqrt()).all()
-    ends = sample(logits.expand(2, -1), torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
+    ends = sample_tokens(logits.expand(2, -1), torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
     assert ends.tolist() == [1, 10], "the first and the last token that can be drawn"
 
 

@@ -31,8 +31,8 @@ from unicloze.settings import TrainingSettings
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import list_checkpoints, load_newest
 from unicloze.training.ledger import read_ledger
+from unicloze.training.loading import load_model
 from unicloze.training.loop import Compute, Hooks, TrainState, accumulate_gradients, fit
-from unicloze.training.models import load_model
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.run import pretrain_run
 

@@ -16,7 +16,7 @@ from unicloze.decoding.embed import embed, rows_to_encode
 from unicloze.errors import UsageError
 from unicloze.example import Batch, Leading
 from unicloze.settings import UseSettings
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 from unicloze.visibility import bool_mask
 
 RELATIVE = pytest.mark.parametrize("relative", [False, True])

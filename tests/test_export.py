@@ -26,7 +26,7 @@ from unicloze.model.model import UnifiedModel
 from unicloze.recipes import recipe_names
 from unicloze.settings import ModelSettings, UseSettings
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 transformers = pytest.importorskip("transformers")
 

@@ -22,7 +22,7 @@ from unicloze.interop.export import stock_format, write_export
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.training.ledger import read_ledger
-from unicloze.training.models import load_model
+from unicloze.training.loading import load_model
 
 transformers = pytest.importorskip("transformers")
 

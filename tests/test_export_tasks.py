@@ -20,7 +20,7 @@ from unicloze.interop import peer as peers
 from unicloze.interop.stock import STOCK
 from unicloze.model.model import UnifiedModel
 from unicloze.tasks import task_heads, task_settings
-from unicloze.training.models import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel, load_model
 
 transformers = pytest.importorskip("transformers")
 

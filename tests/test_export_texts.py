@@ -17,7 +17,7 @@ from unicloze.interop import peer as peers
 from unicloze.interop.export import stock_format, write_export
 from unicloze.interop.tokenizer_files import write_tokenizer
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 transformers = pytest.importorskip("transformers")
 

@@ -16,16 +16,16 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.finetuning.data import block_sizes, finetuning_steps, open_records
+from unicloze.finetuning.data import bucket_sizes, finetuning_steps, open_records
+from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.scores import headline
 from unicloze.finetuning.seeds import _spread
-from unicloze.finetuning.start import task_recipe
 from unicloze.recipes import load_recipe
 from unicloze.tasks.rows import Row, cut_pair, lay_out
 from unicloze.training.checkpoint import load_checkpoint
+from unicloze.training.loading import LoadedModel, load_model, ready_model
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients
-from unicloze.training.models import LoadedModel, load_model, ready_model
 from unicloze.training.optimizers import build_optimizers
 
 SIXTEEN = {
@@ -187,9 +187,9 @@ def test_blocks_cover_a_step_and_change_only_the_padding(start: LoadedModel, tmp
 
 def test_blocks_are_the_cheapest_cut() -> None:
     lengths = np.array([95, 90, 11, 10, 9])
-    assert block_sizes(lengths, 8) == [2, 3]
-    assert block_sizes(lengths, 0) == [1, 1, 1, 1, 1]
-    assert block_sizes(lengths, 1 << 20) == [5]
+    assert bucket_sizes(lengths, 8) == [2, 3]
+    assert bucket_sizes(lengths, 0) == [1, 1, 1, 1, 1]
+    assert bucket_sizes(lengths, 1 << 20) == [5]
 
 
 def test_micro_batches_of_a_step_have_at_most_so_many_rows(start: LoadedModel, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.finetuning.scores import measure_file
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
-from unicloze.training.models import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel, load_model
 
 SHORT = {"finetuning__epochs": 3, "finetuning__evaluations": 1, "training__batch_size": 8}
 

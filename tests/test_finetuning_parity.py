@@ -12,11 +12,11 @@ import torch
 
 from unicloze.example import collate
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.start import start_weights, task_recipe
+from unicloze.finetuning.initial import start_weights, task_recipe
 from unicloze.interop.read import import_checkpoint
 from unicloze.recipes import load_recipe
 from unicloze.tasks import TASKS
-from unicloze.training.models import ready_model
+from unicloze.training.loading import ready_model
 
 TEXTS = [
     ("the cat sees", "a dog", "yes"),

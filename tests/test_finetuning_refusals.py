@@ -19,14 +19,14 @@ from test_finetuning_resume import Killed, files, recipe_for, records, stop_behi
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.finetuning.initial import start_weights
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.finetuning.seeds import FinetuneSummary, _spreads, finetune_seeds
-from unicloze.finetuning.start import start_weights
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.training.changes import refuse_changes
-from unicloze.training.models import LoadedModel, load_model, ready_model
+from unicloze.training.loading import LoadedModel, load_model, ready_model
 from unicloze.visibility import bool_mask
 
 

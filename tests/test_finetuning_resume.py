@@ -18,7 +18,7 @@ from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
 from unicloze.settings import Recipe
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.ledger import Ledger
-from unicloze.training.models import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel, load_model
 
 SHORT = {"finetuning__epochs": 3, "finetuning__evaluations": 1, "training__batch_size": 8}
 

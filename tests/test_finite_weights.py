@@ -28,8 +28,8 @@ from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint, load_newest, save_checkpoint
 from unicloze.training.finite import first_non_finite
 from unicloze.training.ledger import read_ledger
+from unicloze.training.loading import load_model
 from unicloze.training.loop import Compute, Hooks, NonFiniteError, TrainState, fit
-from unicloze.training.models import load_model
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.run import pretrain_run
 

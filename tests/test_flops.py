@@ -17,11 +17,11 @@ import nlu_toys
 import toys
 from corpora import write_corpus
 from test_coqa_task import stories
-from unicloze.comparison.plan import flops_of, measure_slots
+from unicloze.comparison.contestants import flops_of, measure_slots
 from unicloze.example import Examples, collate
 from unicloze.finetuning.data import encoded
 from unicloze.mixtures import parts, phases
-from unicloze.model import visibility_plan as planning
+from unicloze.model import attention_plan as planning
 from unicloze.model.build import Model
 from unicloze.objectives import make_examples, settings_of
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
@@ -30,7 +30,7 @@ from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.tasks import TASKS
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.batches import read_windows
-from unicloze.training.models import build_model
+from unicloze.training.loading import build_model
 from unicloze.training.run import build_sampler, phrases_for
 
 RECORDS: dict[str, tuple[str, list[dict[str, Any]]]] = {

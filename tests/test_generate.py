@@ -16,7 +16,7 @@ import toys
 from decoding_toys import generate_tokens
 from toys import EOS, MASK, PSEUDO, SOS
 from unicloze.decoding.branches import Branches
-from unicloze.decoding.layout import GenerationLayout
+from unicloze.decoding.model_format import GenerationFormat
 from unicloze.decoding.search import Hypothesis
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target, collate
@@ -26,10 +26,10 @@ from unicloze.settings import DecodingSettings, ModelSettings
 
 Ids = npt.NDArray[np.int64]
 
-PSEUDO_LAYOUT = GenerationLayout(predicts="pseudo", start=(SOS,), stop=EOS, pseudo=PSEUDO)
-NEXT_LAYOUT = GenerationLayout(predicts="next", start=(SOS,), stop=EOS)
-OPENED_LAYOUT = GenerationLayout(predicts="next", start=(SOS, 9), stop=EOS, opening=MASK)
-CAUSAL_LAYOUT = GenerationLayout(predicts="next", start=(SOS,), stop=EOS, target_segment=0, decoder_only=True)
+PSEUDO_LAYOUT = GenerationFormat(predicts="pseudo", start=(SOS,), stop=EOS, pseudo=PSEUDO)
+NEXT_LAYOUT = GenerationFormat(predicts="next", start=(SOS,), stop=EOS)
+OPENED_LAYOUT = GenerationFormat(predicts="next", start=(SOS, 9), stop=EOS, opening=MASK)
+CAUSAL_LAYOUT = GenerationFormat(predicts="next", start=(SOS,), stop=EOS, target_segment=0, decoder_only=True)
 LAYOUTS = {"pseudo": PSEUDO_LAYOUT, "next": NEXT_LAYOUT, "opened": OPENED_LAYOUT, "causal": CAUSAL_LAYOUT}
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ def sources(*lengths: int, vocab: int = 50) -> list[Ids]:
     return [draw.integers(toys.FIRST_ORDINARY, vocab, length) for length in lengths]
 
 
-def uncached(model: UnifiedModel, layout: GenerationLayout, source: Ids, target: Sequence[int]) -> Tensor:
+def uncached(model: UnifiedModel, layout: GenerationFormat, source: Ids, target: Sequence[int]) -> Tensor:
     """Logits of the token after a target, from one row of `Examples`. *Shape:* (vocabulary,)"""
     before = [*layout.start, *source.tolist(), *([] if layout.decoder_only else [layout.stop])]
     after = [*([] if layout.opening is None else [layout.opening]), *target]
@@ -97,7 +97,7 @@ def uncached(model: UnifiedModel, layout: GenerationLayout, source: Ids, target:
 class Uncached:
     """What `Branches` does, without a cache."""
 
-    def __init__(self, model: UnifiedModel, layout: GenerationLayout, given: Sequence[Ids], count: int) -> None:
+    def __init__(self, model: UnifiedModel, layout: GenerationFormat, given: Sequence[Ids], count: int) -> None:
         self.model, self.layout, self.given, self.count = model, layout, list(given), count
         self.targets: list[list[list[int]]] = [[[] for _ in range(count)] for _ in given]
 
@@ -188,7 +188,7 @@ def approximately(results: list[list[Hypothesis]]) -> list[list[tuple[Any, ...]]
 
 
 def naive_beam_search(
-    model: UnifiedModel, layout: GenerationLayout, source: Ids, settings: DecodingSettings
+    model: UnifiedModel, layout: GenerationFormat, source: Ids, settings: DecodingSettings
 ) -> list[tuple[list[int], float, float, bool]]:
     """Beam search to the very end, one hypothesis at a time, every one computed anew."""
     beams, alpha = settings.beams, settings.length_penalty

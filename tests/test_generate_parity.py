@@ -12,12 +12,12 @@ import toys
 from decoding_toys import generate_tokens
 from test_parity_variants import GPT, SIZES, both, gpt_names, with_parts
 from toys import EOS, PAD, SOS
-from unicloze.decoding.layout import GenerationLayout
+from unicloze.decoding.model_format import GenerationFormat
 from unicloze.settings import DecodingSettings
 
 transformers = pytest.importorskip("transformers")
 
-LAYOUT = GenerationLayout(predicts="next", start=(SOS,), stop=EOS, target_segment=0, decoder_only=True)
+LAYOUT = GenerationFormat(predicts="next", start=(SOS,), stop=EOS, target_segment=0, decoder_only=True)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "greedy": (dict(), dict()),
     "greedy, long": (dict(min_length=6), dict(min_new_tokens=6)),

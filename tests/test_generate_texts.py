@@ -18,9 +18,9 @@ from test_generate import PSEUDO_LAYOUT, approximately, sources
 from toys import EOS, PSEUDO
 from unicloze import verbs
 from unicloze.decoding.branches import Branches
-from unicloze.decoding.choices import Rules
 from unicloze.decoding.generate import generate
-from unicloze.decoding.layout import layout_of
+from unicloze.decoding.model_format import generation_format_of
+from unicloze.decoding.sampling import TokenConstraints
 from unicloze.decoding.search import search
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Kind, Target, collate
@@ -29,7 +29,7 @@ from unicloze.model.model import UnifiedModel
 from unicloze.objectives import settings_of
 from unicloze.recipes import load_recipe
 from unicloze.settings import DecodingSettings, Recipe
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 SOURCES = ["the list of items is empty", "return a value", "the state of play, given the list, is not the value of x"]
 
@@ -38,7 +38,7 @@ def test_how_the_recipes_generate() -> None:
     vocabulary = toys.vocabulary(extra=4)
     found = {}
     for name in ("unilmv2-base", "unilm-v1-base", "gpt-2", "t5-base", "mass-base", "quickstart", "bart-base"):
-        layout = layout_of(load_recipe(name), vocabulary)
+        layout = generation_format_of(load_recipe(name), vocabulary)
         segments = layout.source_segment, layout.target_segment
         found[name] = (layout.predicts, layout.pseudo, segments, layout.decoder_only, layout.opening)
     assert found == {
@@ -51,11 +51,11 @@ def test_how_the_recipes_generate() -> None:
         "bart-base": ("next", None, (0, 1), False, None),
     }
     sentinels = set(vocabulary.extra.tolist())
-    assert not sentinels & set(layout_of(load_recipe("t5-base"), vocabulary).never)
-    assert sentinels < set(layout_of(load_recipe("gpt-2"), vocabulary).never)
+    assert not sentinels & set(generation_format_of(load_recipe("t5-base"), vocabulary).never)
+    assert sentinels < set(generation_format_of(load_recipe("gpt-2"), vocabulary).never)
     left_to_right = Recipe(objective=settings_of(name="masked", targets=["ae"], visibility="left_to_right"))
-    assert layout_of(left_to_right, vocabulary).decoder_only
-    ul2 = layout_of(Recipe(objective=settings_of(name="prefix", targets=["lm"], mode_token=3)), vocabulary)
+    assert generation_format_of(left_to_right, vocabulary).decoder_only
+    ul2 = generation_format_of(Recipe(objective=settings_of(name="prefix", targets=["lm"], mode_token=3)), vocabulary)
     assert ul2.start == (toys.SOS, int(vocabulary.extra[3]))
     assert ul2.specials == 3
 
@@ -63,7 +63,7 @@ def test_how_the_recipes_generate() -> None:
 @pytest.mark.parametrize("name", ["bert-base", "xlnet-base", "electra-base", "mdlm-base"])
 def test_recipes_that_cannot_generate(name: str) -> None:
     with pytest.raises(UsageError, match="cannot generate text"):
-        layout_of(load_recipe(name), toys.vocabulary(extra=4))
+        generation_format_of(load_recipe(name), toys.vocabulary(extra=4))
 
 
 def stream(model: LoadedModel, source: str, settings: DecodingSettings) -> list[str]:
@@ -136,7 +136,7 @@ def test_long_sources_are_cut_and_it_is_said_once(objective: str) -> None:
     kept = [ids[:room] if objective == "unilmv2" else ids[-room:] for ids in tokens]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        layout = layout_of(model.recipe, model.tokenizer.vocabulary)
+        layout = generation_format_of(model.recipe, model.tokenizer.vocabulary)
         expected = generate_tokens(model.model, kept, settings, layout)
     assert [g.candidates[0].tokens for g in (found[0], found[2])] == [row[0].tokens for row in expected]
 
@@ -197,7 +197,7 @@ def test_a_search_yields_the_tokens_of_its_results_as_they_come() -> None:
     ready = IncrementalModel(toys.model().eval(), torch.float32)
     branches = Branches(ready, PSEUDO_LAYOUT, given, count=1, max_length=10)
     told: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    steps = search(branches, Rules(settings, PSEUDO_LAYOUT), range(3))
+    steps = search(branches, TokenConstraints(settings, PSEUDO_LAYOUT), range(3))
     while True:
         try:
             settled = next(steps)

@@ -15,9 +15,9 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.run import finetune_run
 from unicloze.records.record import Record
 from unicloze.tasks import TASKS, generation
-from unicloze.tasks.parts import chunk, cut_parts
-from unicloze.tasks.texts import targets_of
-from unicloze.training.models import LoadedModel
+from unicloze.tasks.source_texts import chunk, cut_texts
+from unicloze.tasks.targets import targets_of
+from unicloze.training.loading import LoadedModel
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +86,14 @@ def test_parts_lists_and_references(start: LoadedModel) -> None:
 
 def test_long_parts_are_cut_first_and_chunks_hold_the_answer() -> None:
     long, short, middle = np.arange(100, 160), np.arange(2), np.arange(200, 212)
-    kept = cut_parts([long, short, middle], 34, "beginning")
+    kept = cut_texts([long, short, middle], 34, "beginning")
     assert [len(part) for part in kept] == [18, 2, 12] and kept[0].tolist() == list(range(100, 118))
-    kept = cut_parts([long, short, middle], 20, "end")
+    kept = cut_texts([long, short, middle], 20, "end")
     assert [len(part) for part in kept] == [8, 2, 8] and kept[2].tolist() == list(range(204, 212))
-    assert [len(part) for part in cut_parts([long, short], 63, "end")] == [60, 2]
+    assert [len(part) for part in cut_texts([long, short], 63, "end")] == [60, 2]
     history, asked = np.array([7, 8, 9], dtype=np.int32), np.array([50, 52], dtype=np.int32)
     story = np.arange(100, dtype=np.int32)
-    by_all, by_question = (cut_parts([history, asked, story], 17, "chunk", by)[2].tolist() for by in (None, [1]))
+    by_all, by_question = (cut_texts([history, asked, story], 17, "chunk", by)[2].tolist() for by in (None, [1]))
     assert by_all == list(range(10)), "the history is found whole"
     assert by_question == list(range(43, 53)), "UniLM v1 takes the chunk with the highest overlap with the question"
     rng = np.random.default_rng(0)

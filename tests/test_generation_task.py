@@ -15,13 +15,13 @@ from torch.nn import functional
 import toys
 from decoding_toys import generate_tokens
 from unicloze import keyed, verbs, visibility
-from unicloze.decoding.layout import layout_of
+from unicloze.decoding.model_format import generation_format_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Kind, collate
-from unicloze.finetuning.data import encoded, sample
-from unicloze.finetuning.generate import target_loss
+from unicloze.finetuning.data import encoded, evenly_chosen
+from unicloze.finetuning.generated import target_loss
+from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.run import finetune_run
-from unicloze.finetuning.start import task_recipe
 from unicloze.finetuning.task_model import TaskModel
 from unicloze.model import heads
 from unicloze.model.heads import cross_entropy
@@ -39,8 +39,8 @@ from unicloze.settings import (
 from unicloze.tasks import generation, task_settings
 from unicloze.tasks.generation import SourceTarget, lay_out
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.loading import LoadedModel, build_model, load_model
 from unicloze.training.loop import Compute
-from unicloze.training.models import LoadedModel, build_model, load_model
 
 WORDS = ["alpha", "beta", "gamma", "delta", "eps", "zeta", "eta", "theta"]
 WORDS += ["iota", "kappa", "mu", "nu", "xi", "pi", "rho", "chi"]
@@ -337,10 +337,10 @@ def test_the_loss_is_what_decoding_says(name: str) -> None:
     vocabulary = dataclasses.replace(
         toys.vocabulary(), unk=toys.PAD
     )  # [UNK] is never predicted, and may be written here
-    layout = layout_of(recipe, vocabulary)
+    layout = generation_format_of(recipe, vocabulary)
     assert (layout.source_segment, layout.target_segment) == ((4, 5) if name == "v1" else (0, 1))
     rows = rows_of((5, 1), (0, 1), (9, 1))
-    settings = DecodingSettings(sample=True, max_length=12, seed=3)
+    settings = DecodingSettings(evenly_chosen=True, max_length=12, seed=3)
     found = generate_tokens(model, [row.source for row in rows], settings, dataclasses.replace(layout, never=()))
     told = [
         dataclasses.replace(row, target=np.array(one.tokens, np.int32)) for row, (one,) in zip(rows, found, strict=True)
@@ -358,7 +358,7 @@ def test_the_loss_of_the_right_targets_is_a_mean_over_tokens(start: LoadedModel)
     recipe = recipe_for(start, task__evaluate_records=5)
     records = [Record(str(i), fields, f"line {i}") for i, fields in enumerate(pairs())]
     data = encoded(records, recipe, start.tokenizer)
-    few = sample(data, 5)
+    few = evenly_chosen(data, 5)
     assert [record.id for record in few.records] == ["0", "3", "6", "9", "12"]
     assert [row.record for row in few.rows] == [0, 1, 2, 3, 4]
     task_model = TaskModel(start.model, start.tokenizer, recipe, Compute(device=torch.device("cpu"), precision="fp32"))
@@ -422,7 +422,7 @@ def test_transformers_writes_as_the_task_was_learned(start: LoadedModel, setting
     tuned = dataclasses.replace(start, recipe=recipe_for(start, **changes, decoding__max_length=6))
     vocabulary = start.tokenizer.vocabulary
     source = start.tokenizer.encode("alpha beta gamma")
-    layout = layout_of(tuned.recipe, vocabulary)
+    layout = generation_format_of(tuned.recipe, vocabulary)
     ((best,),) = generate_tokens(tuned.model, [source], tuned.recipe.decoding, layout)
     row = torch.tensor([[vocabulary.sos, *source.tolist(), vocabulary.eos]])
     written = hf.UniclozeForConditionalGeneration.of(tuned).generate(row, max_new_tokens=6, do_sample=False)

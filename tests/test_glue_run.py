@@ -15,7 +15,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.glue import GRID, grid
 from unicloze.finetuning.task_model import load_task_model
 from unicloze.recipes import load_recipe
-from unicloze.training.models import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel, load_model
 
 QUICK: dict[str, Any] = {
     "training.device": "cpu", "training.precision": "fp32", "training.learning_rate": 1e-2, "training.batch_size": 8,

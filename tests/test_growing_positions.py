@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 import nlu_toys
 from unicloze import verbs
 from unicloze.errors import UsageError
+from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.run import finetune_run
-from unicloze.finetuning.start import task_recipe
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe, TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.initial import POSITION_ROWS
-from unicloze.training.models import LoadedModel, build_model, load_model
+from unicloze.training.loading import LoadedModel, build_model, load_model
 
 WORDS = [
     "anna", "eva", "carl", "berlin", "oslo", "sees", "meets", "likes", "the", "old", "red", "small", "river", "garden",

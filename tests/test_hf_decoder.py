@@ -16,7 +16,7 @@ from unicloze.decoding.search import _uniform
 from unicloze.interop.peer import quietly
 from unicloze.settings import DecodingSettings
 from unicloze.text.joining import join_words
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("unicloze.hf")

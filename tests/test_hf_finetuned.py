@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from unicloze import verbs
+from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.run import finetune_run
-from unicloze.finetuning.start import task_recipe
 from unicloze.interop.peer import quietly
 from unicloze.recipes import load_recipe
 from unicloze.settings import TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.models import LoadedModel, build_model
+from unicloze.training.loading import LoadedModel, build_model
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("unicloze.hf")

@@ -14,7 +14,7 @@ from interop_toys import batch_of, noise, save, table_of
 from unicloze.interop.opening import open_model
 from unicloze.interop.read import import_checkpoint, write_model
 from unicloze.model.dropout import DropoutKey
-from unicloze.training.models import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel, load_model
 
 pytest.importorskip("transformers")
 

@@ -16,7 +16,7 @@ from unicloze.interop.opening import open_model
 from unicloze.objectives import settings_of
 from unicloze.objectives.masked import masked
 from unicloze.text.windows import windows_of
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 from unicloze.verbs import fill, load_model, score
 
 transformers = pytest.importorskip("transformers")

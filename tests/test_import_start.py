@@ -24,7 +24,7 @@ from unicloze.recipes import load_recipe
 from unicloze.settings import TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.initial import repeated, rows_of_segments, rows_of_tokens, shared_tokens
-from unicloze.training.models import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel, load_model
 from unicloze.verbs import embed, finetune, predict, pretrain
 
 TOKENS = "backbone.embeddings.tokens.weight"

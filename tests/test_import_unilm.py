@@ -21,11 +21,11 @@ from interop_toys import batch_of, noise, table_of, write_vocabulary
 from unicloze.decoding.infill import fill
 from unicloze.decoding.likelihood import score
 from unicloze.errors import UsageError
+from unicloze.interop.architectures import Architecture
 from unicloze.interop.families import FAMILIES
-from unicloze.interop.layouts import Layout
 from unicloze.interop.opening import open_model
 from unicloze.interop.read import import_checkpoint, write_model
-from unicloze.training.models import load_model
+from unicloze.training.loading import load_model
 
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 32, 3, 4, 64, 40
 
@@ -202,7 +202,7 @@ def test_a_bias_of_the_keys_is_left_out_without_a_difference(tmp_path: Path) -> 
 def test_a_model_with_segments_folds_into_a_family_without(tmp_path: Path) -> None:
     released(tmp_path, fused=True, relative=True, segments=2)
     ours = open_model(tmp_path).model
-    table = FAMILIES["mpnet"].table(Layout(settings=ours.settings, padding=2), heads=["token"])
+    table = FAMILIES["mpnet"].table(Architecture(settings=ours.settings, padding=2), heads=["token"])
     theirs = table.to_theirs(ours.state_dict())
     expected = ours.backbone.embeddings.positions.weight + ours.backbone.embeddings.segments.weight[0]  # type: ignore[union-attr]
     found = theirs["mpnet.embeddings.position_embeddings.weight"]

@@ -24,7 +24,7 @@ from unicloze.decoding.infill import FillResult, fill
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.objectives.unilmv2 import pseudo_id
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 RELATIVE = pytest.mark.parametrize("relative", [False, True])
 MASKED = "the [MASK] of [MASK] [MASK] is empty , return [MASK] ."

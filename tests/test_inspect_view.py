@@ -13,7 +13,7 @@ from unicloze.errors import UsageError
 from unicloze.model.model import WITHOUT_VOCABULARY
 from unicloze.objectives.unilmv2 import ALL_MASKED, lay_out
 from unicloze.recipes import load_recipe, recipe_names
-from unicloze.report.answers import WITHOUT_TOKENS, is_token, spell
+from unicloze.report.answer_words import WITHOUT_TOKENS, is_token, spell
 from unicloze.report.example_view import ExampleView, example_of, example_title, inspect_example, part_of, view_of
 from unicloze.settings import Recipe
 from unicloze.text.sampler import WindowSampler

@@ -22,7 +22,7 @@ from unicloze.model.build import Model, build
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples, settings_of
 from unicloze.settings import ModelSettings
-from unicloze.training.models import ready_model
+from unicloze.training.loading import ready_model
 
 SMOOTHING = 0.3
 SHAPE = ModelSettings(

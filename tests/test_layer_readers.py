@@ -12,7 +12,7 @@ import toys
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.model.backbone import Backbone
 from unicloze.model.cache import Cache
-from unicloze.model.from_attention_mask import EncodingRule, StepRule, encoding_batch, slots_of
+from unicloze.model.from_attention_mask import EncoderInputs, StepInputs, encoding_batch, slots_of
 from unicloze.model.readers import GivenKeys, OwnCache, check_steps
 from unicloze.settings import ModelSettings
 from unicloze.visibility_masks import continuation_mask
@@ -35,12 +35,12 @@ def token_ids() -> Tensor:
 
 
 def by_rows(backbone: Backbone, ids: Tensor) -> list[Tensor]:
-    rule = EncodingRule(visibility="left_to_right", segment_ids=(0, 0), local_width=WIDTH)
+    rule = EncoderInputs(visibility="left_to_right", segment_ids=(0, 0), local_width=WIDTH)
     return backbone(encoding_batch(ids, None, None, None, rule=rule, max_positions=SLOTS))
 
 
 def by_given_keys(backbone: Backbone, ids: Tensor) -> list[Tensor]:
-    rule = StepRule(predicts="next", source="left_to_right", segment_ids=(0, 0), local_width=WIDTH)
+    rule = StepInputs(predicts="next", source="left_to_right", segment_ids=(0, 0), local_width=WIDTH)
     kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def append(key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ def test_all_readers_give_the_same_states_after_every_layer(settings: dict[str, 
 
 def test_local_layers_need_a_width() -> None:
     backbone = toys.model(layer_visibility=["local"]).eval().backbone
-    slots = slots_of(token_ids(), None, None, rule=StepRule(predicts="next"), earlier=0, max_positions=SLOTS)
+    slots = slots_of(token_ids(), None, None, rule=StepInputs(predicts="next"), earlier=0, max_positions=SLOTS)
     reader = GivenKeys(slots=slots, append=lambda key, value, _: (key, value))
     with pytest.raises(
         UniclozeError, match=r"no local visibility: use objective\.name causal with objective\.local_width"

@@ -16,12 +16,12 @@ from corpora import write_corpus
 from unicloze import verbs
 from unicloze.errors import UsageError
 from unicloze.finetuning.data import finetuning_steps
+from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.run import finetune_run
-from unicloze.finetuning.start import task_recipe
 from unicloze.recipes import load_recipe
 from unicloze.settings import HeadSettings, TrainingSettings
 from unicloze.training.checkpoint import load_checkpoint
-from unicloze.training.models import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel, load_model
 from unicloze.training.optimizers import build_optimizers, depths, schedule_factor, set_learning, set_learning_rate
 
 LAYERS = 3  # of `toys.model`

@@ -28,7 +28,7 @@ from unicloze.objectives import defined
 from unicloze.objectives.unilmv2 import pseudo_id
 from unicloze.recipes import load_recipe, recipe_names
 from unicloze.settings import TrainingSettings
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 RELATIVE = pytest.mark.parametrize("relative", [False, True])
 

@@ -16,7 +16,7 @@ from unicloze.evaluation.metrics.last_words import lambada, last_word
 from unicloze.evaluation.metrics.numbers import correlation
 from unicloze.evaluation.metrics.registry import METRICS, MetricTable
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.evaluation.metrics.spread import binomial_error, bootstrap_errors, standard_errors
+from unicloze.evaluation.metrics.standard_errors import binomial_error, bootstrap_errors, standard_errors
 from unicloze.evaluation.metrics.tags import Entity, entities, entity_f1
 
 # 3 true positives, 1 false positive, 2 false negatives, 4 true negatives

@@ -19,10 +19,11 @@ from unicloze.objectives import settings_of
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DataSettings, Recipe, TrainingSettings
 from unicloze.text.windows import Windows
-from unicloze.training import models, run
+from unicloze.training import loading as models
+from unicloze.training import run
 from unicloze.training.batches import training_steps
 from unicloze.training.ledger import read_ledger
-from unicloze.training.models import load_model
+from unicloze.training.loading import load_model
 from unicloze.training.run import pretrain_run
 
 MIXTURE = [

@@ -25,8 +25,8 @@ from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, choice, classification, task_settings
 from unicloze.tasks.rows import Row
+from unicloze.training.loading import LoadedModel, ready_model
 from unicloze.training.loop import Compute
-from unicloze.training.models import LoadedModel, ready_model
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.glue import GLUE
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.evaluation.metrics.spread import binomial_error, bootstrap_errors
+from unicloze.evaluation.metrics.standard_errors import binomial_error, bootstrap_errors
 from unicloze.finetuning.predict import as_glue
 from unicloze.finetuning.run import finetune_run
 from unicloze.recipes import load_recipe, task_names
@@ -26,7 +26,7 @@ from unicloze.records.record import Record
 from unicloze.settings import TrainingSettings
 from unicloze.tasks import TASKS, task_settings
 from unicloze.training.checkpoint import load_checkpoint, save_checkpoint
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 from unicloze.training.optimizers import build_optimizers
 
 MNLI = (

@@ -20,7 +20,7 @@ from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS, tagging, task_settings
 from unicloze.tasks.rows import Row
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 NER = "-DOCSTART- -X- -X- O\n\nEva NNP B-NP B-PER\nsees VBZ B-VP O\n\n\n# SYM O O\nde\u00a0Carl NNP B-NP B-PER"
 CONLLU = (

@@ -21,7 +21,7 @@ from unicloze.interop import onnx as onnx_files
 from unicloze.interop import programs
 from unicloze.interop.onnx import export_onnx
 from unicloze.interop.programs import export_program
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 SOURCES = [[3, 10, 11, 12, 13, 4], [3, 20, 4]]
 SIZES = {"rows", "slots", "past"}
@@ -156,7 +156,7 @@ def test_a_file_that_computes_something_else_is_deleted(tmp_path: Path, monkeypa
 def test_a_program_that_computes_something_else_is_refused() -> None:
     module = programs.module_of(loaded(), "encoder")
     with pytest.raises(UniclozeError, match="the program differs from the model by"):
-        programs.compare(
+        programs.compare_program(
             module, lambda *inputs: [each + 3e-5 * each.abs().max() for each in module(*inputs)], "the program"
         )
 

@@ -13,13 +13,13 @@ from option_table import NO_EFFECT, SCENES, SETTINGS, VERBS
 from option_verbs import COMMON, COMPARE, OPTIONS, REFUSED
 from option_world import OBJECTIVES, Scene, World
 from unicloze import cli, verbs
-from unicloze.comparison.plan import Budget, contestants, plan
+from unicloze.comparison.contestants import Budget, contestants, contestants_at_budget
 from unicloze.errors import UsageError
 from unicloze.interop import opening
 from unicloze.recipes import load_recipe, parse_options
 from unicloze.recipes.schema import every_key
 from unicloze.text.prepare import Prepared
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 ANY = ""
 """The scene of commands that are given whole."""
@@ -105,7 +105,7 @@ def test_a_comparison_takes_a_setting_into_its_runs_or_refuses_it(key: str, worl
         (contestant,) = contestants([recipe], like=None, overrides=given)
         wanted = load_recipe(recipe, given)
         every = wanted.training.evaluate_every if key == "training.evaluate_every" else None
-        planned = plan(contestant, prepared, budget, world.place, evaluate_every=every).recipe
+        planned = contestants_at_budget(contestant, prepared, budget, world.place, evaluate_every=every).recipe
     except UsageError as error:
         assert key in str(error) or row.beside
         return

@@ -17,7 +17,7 @@ from unicloze.mixtures import parts
 from unicloze.model.dropout import DropoutKey
 from unicloze.objectives import make_examples
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
-from unicloze.training.models import shape_model
+from unicloze.training.loading import shape_model
 
 STEPS, RATE = 260, 4e-3
 

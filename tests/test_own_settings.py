@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from unicloze.comparison.plan import contestants
+from unicloze.comparison.contestants import contestants
 from unicloze.errors import UsageError
 from unicloze.mixtures import parts, phases
 from unicloze.objectives import OBJECTIVES, changed, field_names, settings_of

@@ -25,10 +25,10 @@ from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples, settings_of
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import ModelSettings
-from unicloze.text import pairs as pairing
-from unicloze.text.pairs import Pairs
+from unicloze.text import segment_pairs as pairing
 from unicloze.text.pieces import Places
-from unicloze.text.sampler import WindowSampler, check_pairs
+from unicloze.text.sampler import WindowSampler, check_segment_pairs
+from unicloze.text.segment_pairs import Pairs
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.windows import Windows
 from unicloze.training.run import pretrain_run
@@ -323,8 +323,8 @@ def test_one_document_has_no_other(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"all windows are from one document: give more documents"):
         sampler.read(0, 4, pairs="next_sentence")
     with pytest.raises(UsageError, match=r"all windows are from one document"):
-        check_pairs(sampler, "next_sentence")
-    check_pairs(make_sampler(make_source(tmp_path, [300, 2])), "next_sentence")
+        check_segment_pairs(sampler, "next_sentence")
+    check_segment_pairs(make_sampler(make_source(tmp_path, [300, 2])), "next_sentence")
 
 
 def test_text_without_sentences_has_no_order(tmp_path: Path) -> None:
@@ -333,8 +333,8 @@ def test_text_without_sentences_has_no_order(tmp_path: Path) -> None:
         writer.write(flat, 1)
     source = TokenSource(name="flat", shards=(TokenShard.open(tmp_path / "flat.ds"),))
     with pytest.raises(UsageError, match=r"only 0% of the windows hold two whole sentences: raise --data\.window"):
-        check_pairs(make_sampler(source), "sentence_order")
-    check_pairs(make_sampler(sentence_source(tmp_path, name="long"), window=43), "sentence_order")
+        check_segment_pairs(make_sampler(source), "sentence_order")
+    check_segment_pairs(make_sampler(sentence_source(tmp_path, name="long"), window=43), "sentence_order")
 
 
 @pytest.mark.parametrize("options", [{"segments": 1}, {"documents": "joined"}])
@@ -342,7 +342,7 @@ def test_text_without_sentences_has_no_order(tmp_path: Path) -> None:
 def test_pairs_need_two_segments_of_one_document(tmp_path: Path, options: dict[str, Any], pairs: Pairs) -> None:
     sampler = make_sampler(make_source(tmp_path), **options)
     with pytest.raises(UsageError, match=rf"objective\.pairs is {pairs}, .*--data\.segments 2 and --data\.documents"):
-        check_pairs(sampler, pairs)
+        check_segment_pairs(sampler, pairs)
 
 
 def test_a_run_is_refused_before_its_first_step(tmp_path: Path) -> None:

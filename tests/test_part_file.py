@@ -14,8 +14,8 @@ import nlu_toys
 import unicloze.decoding.generate as room
 from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.finetuning.part_file import PartFile
-from unicloze.training.models import LoadedModel
+from unicloze.finetuning.partial_file import PartialFile
+from unicloze.training.loading import LoadedModel
 
 DRAWN = {
     "decoding.sample": True,
@@ -184,8 +184,8 @@ def test_what_does_not_fit_in_memory_may_be_gone_on_with_in_smaller_batches(
 
 
 def test_two_commands_do_not_write_one_part(tmp_path: Path) -> None:
-    def part() -> PartFile:
-        return PartFile(tmp_path / "out.jsonl", 2, {"model": "x"}, lambda *_: True)
+    def part() -> PartialFile:
+        return PartialFile(tmp_path / "out.jsonl", 2, {"model": "x"}, lambda *_: True)
 
     with part() as first:
         first.append([{"id": "0"}])
@@ -226,14 +226,14 @@ def test_a_signal_while_lines_are_written_loses_none(tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", interrupt)
-        patch.setattr("unicloze.finetuning.part_file.replace_file", lambda path, text: path.write_text(text))
+        patch.setattr("unicloze.finetuning.partial_file.replace_file", lambda path, text: path.write_text(text))
         with (
             pytest.warns(UserWarning, match="has 1 of 2 lines"),
             pytest.raises(KeyboardInterrupt),
-            PartFile(tmp_path / "out.jsonl", 2, {"model": "x"}, lambda *_: True) as part,
+            PartialFile(tmp_path / "out.jsonl", 2, {"model": "x"}, lambda *_: True) as part,
         ):
             part.append([{"id": "0"}])
-    with PartFile(tmp_path / "out.jsonl", 2, {"model": "x"}, lambda *_: True) as part:
+    with PartialFile(tmp_path / "out.jsonl", 2, {"model": "x"}, lambda *_: True) as part:
         assert part.lines == [{"id": "0"}]
         part.append([{"id": "1"}])
     assert lines_of(tmp_path / "out.jsonl") == [{"id": "0"}, {"id": "1"}]

@@ -19,8 +19,8 @@ from unicloze import keyed, visibility
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, collate
 from unicloze.objectives import OBJECTIVES, make_examples, settings_of
-from unicloze.objectives.layout import in_turn
 from unicloze.objectives.permuted import lay_out_compensated, lay_out_permuted
+from unicloze.objectives.row_builder import in_turn
 from unicloze.objectives.unilmv2 import ALL_MASKED, draw_steps
 from unicloze.recipes import load_recipe
 from unicloze.settings import ObjectiveSettings

@@ -18,7 +18,7 @@ from unicloze.finetuning.data import open_records
 from unicloze.finetuning.predict import as_glue
 from unicloze.recipes import load_recipe
 from unicloze.tasks.raw_texts import words_of
-from unicloze.training.models import LoadedModel, build_model
+from unicloze.training.loading import LoadedModel, build_model
 
 
 @pytest.fixture(scope="module")

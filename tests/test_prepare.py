@@ -15,9 +15,9 @@ from decoding_toys import sentencepiece
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import cutting, pipeline, prepare, python_docs
+from unicloze.text.documents import Document, read_documents
 from unicloze.text.lineage import is_corpus
 from unicloze.text.prepare import Prepared, open_or_prepare, prepare_data
-from unicloze.text.readers import Document, read_documents
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import TokenSource
 from unicloze.text.tokenizers import Tokenizer

@@ -20,12 +20,12 @@ from unicloze.recipes import load_recipe, recipe_names, toy_overrides
 from unicloze.text.content_words import ContentWords
 from unicloze.text.counts import Counts
 from unicloze.text.prepare import prepare_data
-from unicloze.training.baselines import open_baselines
-from unicloze.training.content_words import Asking, WordScore, ranks_by_counts, ranks_by_model, way_to_ask
+from unicloze.training.count_baselines import open_baselines
 from unicloze.training.ledger import read_ledger
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 from unicloze.training.run import RunResult, pretrain_run
 from unicloze.training.verdict import Course, verdict_on
+from unicloze.training.word_guesses import Asking, WordScore, ranks_by_counts, ranks_by_model, way_to_ask
 
 TEXTS = ["the list of items is empty", "return the value or state and not x", "x in the list .", "list of the state ."]
 PLACES = [3, 2, 1, 3]
@@ -66,7 +66,7 @@ def ranks_by_hand(model: LoadedModel, asking: Asking) -> list[int]:
 def test_words_are_guessed_by_what_the_objective_defines(
     asking: Asking, objective: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unicloze.training.content_words.ROWS", 3)
+    monkeypatch.setattr("unicloze.training.word_guesses.ROWS", 3)
     model = loaded(**objective)
     way = way_to_ask(model.recipe.objective)
     assert way is not None and way[0] == asking

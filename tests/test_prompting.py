@@ -17,7 +17,7 @@ from unicloze import verbs
 from unicloze.decoding.blanks import Blank, fill_blanks, way_of
 from unicloze.decoding.generate import Candidate, Generation
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.choices import PromptResult
+from unicloze.evaluation.answer_choice import PromptResult
 from unicloze.evaluation.lambada import LambadaResult, lambada
 from unicloze.evaluation.prompt_files import read_prompt
 from unicloze.evaluation.prompting import draw_examples, prompted
@@ -26,7 +26,7 @@ from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings, TaskSettings
 from unicloze.tasks import task_settings
 from unicloze.tasks.choice import right_choice
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 CAUSAL: dict[str, Any] = {"name": "causal", "targets": ["lm"], "visibility": "left_to_right"}
 PAR: dict[str, Any] = {"name": "unilmv2", "targets": ["ae", "par"], "pseudo_token": "own"}

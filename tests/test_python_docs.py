@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unicloze.text import python_docs
-from unicloze.text.readers import read_documents
+from unicloze.text.documents import read_documents
 
 SOURCE = '''"""A module of a test.
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from unicloze.errors import UniclozeError
-from unicloze.text import readers
-from unicloze.text.readers import Tally, find_files, other_files, read_documents
+from unicloze.text import documents as readers
+from unicloze.text.documents import Tally, find_files, other_files, read_documents
 
 TEXT = "First line.\nSecond line.\n\nA second document. Grüße\n \t\n\n\nA third one\n"
 DOCUMENTS = ["First line.\nSecond line.", "A second document. Grüße", "A third one"]

@@ -16,7 +16,7 @@ import yaml
 from report_toys import TIME, WORDS, Page, cards, evaluation, lineage, make_run, page_of, samples, start, step, whole
 from unicloze.comparison.page import page as comparison_page
 from unicloze.comparison.page import ranked
-from unicloze.comparison.results import Row, Spread
+from unicloze.comparison.results import ContestantResult, OverSeeds
 from unicloze.comparison.table import Column, Comparison
 from unicloze.errors import UniclozeError
 from unicloze.recipes import load_recipe, save_recipe
@@ -301,7 +301,9 @@ def test_a_comparison_has_one_panel_for_each_target(tmp_path: Path) -> None:
     finished(tmp_path / "quickstart" / "seed-0", "quickstart", {"ae": 4.0, "par": 4.5})
     finished(tmp_path / "unilm-v1-base" / "seed-0", "unilm-v1-base", {"bidirectional.ae": 5.0, "left-to-right.ae": 6.0})
     rows = tuple(
-        Row(name=name, objective="x", parameters=1, steps=2, text_tokens=1, flops=1, seconds=1, scores={"ae": None})
+        ContestantResult(
+            name=name, objective="x", parameters=1, steps=2, text_tokens=1, flops=1, seconds=1, scores={"ae": None}
+        )
         for name in ("quickstart", "unilm-v1-base")
     )
     text = comparison_page(Comparison(out=tmp_path, budget="steps=2", seeds=1, windows=1, window=64, rows=rows))
@@ -481,9 +483,11 @@ def test_commands_try_a_held_out_sentence(tmp_path: Path) -> None:
 
 def test_a_comparison_marks_the_best_and_what_lies_within_its_spread() -> None:
     figures = {"a": (10.0, 1.0), "b": (11.5, 0.6), "c": (13.0, 0.5)}
-    means = {"d": None, **{name: Spread(mean=mean, deviation=spread) for name, (mean, spread) in figures.items()}}
+    means = {"d": None, **{name: OverSeeds(mean=mean, deviation=spread) for name, (mean, spread) in figures.items()}}
     rows = tuple(
-        Row(name=name, objective="x", parameters=1, steps=2, text_tokens=1, flops=1, seconds=1, scores={"ae": each})
+        ContestantResult(
+            name=name, objective="x", parameters=1, steps=2, text_tokens=1, flops=1, seconds=1, scores={"ae": each}
+        )
         for name, each in means.items()
     )
     comparison = Comparison(out=Path("none"), budget="steps=2", seeds=2, windows=1, window=8, rows=rows, probes=())

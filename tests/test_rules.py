@@ -10,8 +10,8 @@ import torch
 
 from toys import EOS, MASK, PSEUDO, random_windows, vocabulary
 from unicloze.decoding.embed import rows_to_encode
-from unicloze.interop.rules import encoding_rule, never_written, step_rule
-from unicloze.model.from_attention_mask import StepRule, encoding_batch, slots_of
+from unicloze.interop.calling import encoder_inputs, never_written, step_inputs
+from unicloze.model.from_attention_mask import StepInputs, encoding_batch, slots_of
 from unicloze.objectives import settings_of
 from unicloze.objectives.seq2seq import prefix
 from unicloze.recipes import load_recipe, recipe_names
@@ -30,7 +30,7 @@ def test_texts_are_read_as_embed_reads_them(name: str) -> None:
         torch.from_numpy(real).long(),
         torch.from_numpy(windows.segment_ids),
         None,
-        rule=encoding_rule(recipe),
+        rule=encoder_inputs(recipe),
         max_positions=20,
     )
     assert np.array_equal(found.position_ids.numpy()[real], expected.position_ids[real])
@@ -47,8 +47,8 @@ def test_a_source_and_its_target_are_read_as_the_prefix_objective_trains() -> No
     rows = prefix(random_windows(6, 20, short=True), vocabulary(), settings)
     width = rows.input_ids.shape[1]
     real = np.arange(width) < rows.lengths[:, None]
-    rule = step_rule(Recipe(objective=settings), vocabulary())
-    assert rule == StepRule(predicts="next")
+    rule = step_inputs(Recipe(objective=settings), vocabulary())
+    assert rule == StepInputs(predicts="next")
     found = slots_of(
         torch.from_numpy(rows.input_ids).long(),
         torch.from_numpy(real),
@@ -62,16 +62,16 @@ def test_a_source_and_its_target_are_read_as_the_prefix_objective_trains() -> No
     assert np.array_equal(found.segment_ids.numpy()[real], rows.segment_ids[real])
 
 
-WRITERS: list[tuple[dict[str, Any], StepRule | None]] = [
-    ({}, StepRule(predicts="pseudo", pseudo=PSEUDO)),
-    ({"pseudo_token": "mask"}, StepRule(predicts="pseudo", pseudo=MASK)),
+WRITERS: list[tuple[dict[str, Any], StepInputs | None]] = [
+    ({}, StepInputs(predicts="pseudo", pseudo=PSEUDO)),
+    ({"pseudo_token": "mask"}, StepInputs(predicts="pseudo", pseudo=MASK)),
     ({"targets": ["ae"]}, None),
     ({"name": "masked", "targets": ["ae"]}, None),
-    ({"name": "masked", "targets": ["ae"], "visibility": "prefix"}, StepRule(predicts="pseudo", pseudo=MASK)),
+    ({"name": "masked", "targets": ["ae"], "visibility": "prefix"}, StepInputs(predicts="pseudo", pseudo=MASK)),
     ({"name": "masked", "targets": ["ae", "rtd"], "visibility": "prefix"}, None),
     (
         {"name": "causal", "targets": ["lm"], "visibility": "left_to_right", "local_width": 7},
-        StepRule(predicts="next", source="left_to_right", segment_ids=(0, 0), local_width=7),
+        StepInputs(predicts="next", source="left_to_right", segment_ids=(0, 0), local_width=7),
     ),
     (
         {
@@ -82,17 +82,17 @@ WRITERS: list[tuple[dict[str, Any], StepRule | None]] = [
                 {"visibility": "prefix", "segment_ids": [4, 5]},
             ],
         },
-        StepRule(predicts="pseudo", segment_ids=(4, 5), pseudo=MASK),
+        StepInputs(predicts="pseudo", segment_ids=(4, 5), pseudo=MASK),
     ),
     ({"name": "masked_diffusion", "targets": ["diffusion"]}, None),
 ]
 
 
 @pytest.mark.parametrize(("objective", "expected"), WRITERS)
-def test_a_target_is_written_as_the_objective_trains(objective: dict[str, Any], expected: StepRule | None) -> None:
+def test_a_target_is_written_as_the_objective_trains(objective: dict[str, Any], expected: StepInputs | None) -> None:
     recipe = load_recipe("unilm-v1-large") if "mixture" in objective else Recipe()
     recipe = Recipe(objective=settings_of(**objective), model=recipe.model)
-    assert step_rule(recipe, vocabulary()) == expected
+    assert step_inputs(recipe, vocabulary()) == expected
 
 
 def test_special_tokens_are_never_written_but_the_end_and_sentinels() -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import nlu_toys
+from unicloze.decoding.inputs import one_segment
 from unicloze.decoding.likelihood import score
-from unicloze.decoding.texts import one_segment
 from unicloze.example import Memory, collate
 from unicloze.objectives.permuted import permuted_causal
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 WINDOW = 12
 ONE = "anna sees berlin"

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from unicloze.decoding.choices import Rules, draw, repeats
 from unicloze.decoding.generate import check_settings
-from unicloze.decoding.layout import GenerationLayout
+from unicloze.decoding.model_format import GenerationFormat
+from unicloze.decoding.sampling import TokenConstraints, draw, repeats
 from unicloze.decoding.search import Hypothesis, Search, beam_search, length_penalty, search
 from unicloze.errors import UsageError
 from unicloze.settings import DecodingSettings
 
 STOP = 0
-LAYOUT = GenerationLayout(predicts="next", start=(), stop=STOP)
+LAYOUT = GenerationFormat(predicts="next", start=(), stop=STOP)
 
 
 class Table:
@@ -53,8 +53,8 @@ def finish(steps: Search) -> list[list[Hypothesis]]:
             return found
 
 
-def run(table: Table, layout: GenerationLayout = LAYOUT, **settings: Any) -> list[list[Hypothesis]]:
-    rules = Rules(DecodingSettings(**settings), layout)
+def run(table: Table, layout: GenerationFormat = LAYOUT, **settings: Any) -> list[list[Hypothesis]]:
+    rules = TokenConstraints(DecodingSettings(**settings), layout)
     return finish(search(table, rules, list(range(len(table)))))
 
 
@@ -67,7 +67,7 @@ def test_greedy_is_a_beam_of_one(settings: dict[str, Any]) -> None:
     for seed in range(8):
         logits = table(seed=seed)
         greedy = run(Table(2, 1, logits), max_length=7, **settings)
-        rules = Rules(DecodingSettings(max_length=7, early_stop="first", **settings), LAYOUT)
+        rules = TokenConstraints(DecodingSettings(max_length=7, early_stop="first", **settings), LAYOUT)
         beam = finish(beam_search(Table(2, 1, logits), rules, [0, 1]))
         assert [[h.tokens for h in row] for row in greedy] == [[h.tokens for h in row] for row in beam]
         np.testing.assert_allclose([h.score for (h,) in greedy], [h.score for (h,) in beam], rtol=1e-6)
@@ -107,7 +107,7 @@ def test_draws_are_named_by_seed_source_and_step() -> None:
     assert both == again
     assert both != run(Table(2, 2, table()), seed=1, **settings)
     assert both[0] != both[1]
-    rules = Rules(DecodingSettings(**settings), LAYOUT)
+    rules = TokenConstraints(DecodingSettings(**settings), LAYOUT)
     assert finish(search(Table(1, 2, table()), rules, [1])) == both[1:]
 
 

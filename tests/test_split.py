@@ -17,7 +17,7 @@ import pytest
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import cutting
 from unicloze.text.prepare import Prepared, prepare_data
-from unicloze.text.split import CUT, DROP, HELDOUT, TRAIN, Split, text_hash
+from unicloze.text.split import CUT, DROP, HELDOUT, TRAIN, HeldoutSplit, text_hash
 from unicloze.text.tokenizers import Tokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu"]
@@ -257,8 +257,10 @@ def test_any_corpus_is_split_by_content(tmp_path: Path, given: TokenizerSettings
         assert any(heldout), "something is held out where a document can be spared"
 
 
-def split_of(documents: Sequence[tuple[str, int, int, bool]], share: float, *, deduplicate: bool = True) -> Split:
-    split = Split(share, deduplicate=deduplicate, sources=len({source for source, *_ in documents}))
+def split_of(
+    documents: Sequence[tuple[str, int, int, bool]], share: float, *, deduplicate: bool = True
+) -> HeldoutSplit:
+    split = HeldoutSplit(share, deduplicate=deduplicate, sources=len({source for source, *_ in documents}))
     for source, value, size, is_text in documents:
         split.add(source, value, size, is_text=is_text)
     split.decide()

@@ -15,7 +15,7 @@ from unicloze.recipes import load_recipe
 from unicloze.records import read_records
 from unicloze.tasks import task_settings
 from unicloze.tasks.groups import Labelled
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 HALF = "\ud800"
 

@@ -16,8 +16,8 @@ from corpora import write_corpus
 from report_toys import Page
 from unicloze import verbs
 from unicloze.evaluation.metrics.registry import metric
-from unicloze.evaluation.metrics.spread import bootstrap_errors, standard_errors
-from unicloze.finetuning.samples import SAMPLES, is_right, samples
+from unicloze.evaluation.metrics.standard_errors import bootstrap_errors, standard_errors
+from unicloze.finetuning.shown_predictions import SAMPLES, is_right, samples
 from unicloze.records.record import Record
 from unicloze.report.charts import by_class, confusion, deviations, lengths, scatter
 from unicloze.report.page import build_report

@@ -28,8 +28,8 @@ from unicloze.training.checkpoint import (
     load_newest,
 )
 from unicloze.training.ledger import read_ledger
+from unicloze.training.loading import build_model, load_model
 from unicloze.training.loop import Compute, Hooks, TrainState, accumulate_gradients, clip_gradient, fit
-from unicloze.training.models import build_model, load_model
 from unicloze.training.optimizers import build_optimizers, schedule_factor
 from unicloze.training.run import pretrain_run
 

@@ -26,7 +26,7 @@ from unicloze.recipes.summaries import kept_summaries
 from unicloze.text import lineage
 from unicloze.training import run as training_run
 from unicloze.training.ledger import read_ledger
-from unicloze.training.models import load_model
+from unicloze.training.loading import load_model
 from unicloze.training.run import RunResult
 from unicloze.verbs.about import summarised
 

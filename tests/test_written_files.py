@@ -13,10 +13,10 @@ import torch
 
 from unicloze import verbs
 from unicloze.comparison.compare import compare_recipes
-from unicloze.comparison.plan import Budget
+from unicloze.comparison.contestants import Budget
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import write_file
-from unicloze.finetuning.part_file import PartFile
+from unicloze.finetuning.partial_file import PartialFile
 from unicloze.finetuning.seeds import finetune_seeds
 from unicloze.recipes import load_recipe
 from unicloze.terminal import show
@@ -29,7 +29,7 @@ def test_a_link_stays_one_and_its_file_is_replaced(tmp_path: Path) -> None:
     link, target = tmp_path / "link.txt", tmp_path / "real" / "file.txt"
     link.symlink_to(target)
     write_file(link, "one")
-    with PartFile(link, 1, {}, lambda *_: True) as part:
+    with PartialFile(link, 1, {}, lambda *_: True) as part:
         assert part.lines == []
         part.append([{"two": 2}])
     assert link.is_symlink() and json.loads(target.read_text()) == {"two": 2}

@@ -19,7 +19,7 @@ MODULES = (
     "objectives/masking", "objectives/unilmv2", "objectives/permuted", "objectives/diffusion",
     "text/pipeline", "text/shards", "text/sampler", "model/heads", "tasks/passages", "training/batches", "training/loop",
     "training/optimizers", "training/checkpoint", "training/process", "decoding/search", "decoding/likelihood",
-    "evaluation/metrics/spread", "interop/tokenizer_files", "finetuning/run",
+    "evaluation/metrics/standard_errors", "interop/tokenizer_files", "finetuning/run",
 )  # fmt: skip
 """What is sampled unless other modules are named."""
 KILLED = {"killed", "timeout"}

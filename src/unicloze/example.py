@@ -272,7 +272,7 @@ class Batch:
         local: Visibility in layers that read only nearby slots; None if there are none. *Shape:* (rows, slots, 4)
         memory: Hidden states of the preceding text; None if rows stand alone.
         text_slots: Slots the memory remembers, see `Examples.text_slots`. *Shape:* (rows, tokens)
-        blocks: The blocks concatenated into the only row, see `unicloze.blocks`; empty otherwise.
+        blocks: The blocks concatenated into the only row, see `unicloze.packing`; empty otherwise.
     """
 
     input_ids: torch.Tensor

@@ -22,8 +22,8 @@ from unicloze.recipes import load_recipe
 from unicloze.records import read_records
 from unicloze.records.plain_files import read_text as read_predictions
 from unicloze.settings import TaskSettings
-from unicloze.text import readers
-from unicloze.text.readers import find_files, other_files, read_documents
+from unicloze.text import documents as readers
+from unicloze.text.documents import find_files, other_files, read_documents
 from unicloze.training.ledger import read_ledger
 from unicloze.yaml_loader import Loader
 

@@ -16,10 +16,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unicloze.comparison.contestants import (
+    COMPARISON_FILE,
+    Budget,
+    Contestant,
+    check_same_text,
+    contestants,
+    contestants_at_budget,
+    with_one_precision,
+)
 from unicloze.comparison.measures import masked_steps
-from unicloze.comparison.plan import PLAN, Budget, Contestant, check_text, contestants, plan, with_one_precision
 from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
-from unicloze.comparison.results import ProbeColumn, Row, Spent, Spread
+from unicloze.comparison.results import ContestantResult, OverSeeds, ProbeColumn, Spent
 from unicloze.comparison.runs import PROBES, SCHEMA, Evaluator, fine_tune, run_once, scores_of
 from unicloze.comparison.table import Comparison
 from unicloze.errors import UniclozeError, UsageError
@@ -80,11 +88,11 @@ def compare_recipes(
     out.mkdir(parents=True, exist_ok=True)
     prepared, window = _prepare(recipes, out, progress)
     for recipe in recipes:
-        check_text(recipe, prepared, out)
+        check_same_text(recipe, prepared, out)
     fitted = fit_probes(probes, recipes, prepared.tokenizer)
     every = recipes[0].training.evaluate_every if "training.evaluate_every" in (overrides or {}) else None
-    planned = _plan(recipes, prepared, budget, out / PLAN, wanted, every, say)
-    _note_probes(fitted, out / PLAN, say)
+    planned = _plan(recipes, prepared, budget, out / COMPARISON_FILE, wanted, every, say)
+    _note_probes(fitted, out / COMPARISON_FILE, say)
     windows = build_sampler(_measured_on(recipes[0], window), prepared, heldout=True).sequential(
         recipes[0].training.evaluate_windows
     )
@@ -118,7 +126,9 @@ def compare_recipes(
     )
     found = comparison.to_dict()
     results = {"seeds": seeds, "results": found["rows"], **({"probed": found["probes"]} if fitted else {})}
-    write_file(out / PLAN, json.dumps({**json.loads((out / PLAN).read_text()), **results}, indent=1))
+    write_file(
+        out / COMPARISON_FILE, json.dumps({**json.loads((out / COMPARISON_FILE).read_text()), **results}, indent=1)
+    )
     return comparison
 
 
@@ -195,7 +205,7 @@ def _plan(
         return [_planned(recipe, known[recipe.name]) for recipe in recipes]
     say("measuring what a step of each recipe costs")
     planned = [
-        plan(recipe, prepared, budget, path.parent, evaluate_every=evaluate_every)
+        contestants_at_budget(recipe, prepared, budget, path.parent, evaluate_every=evaluate_every)
         for recipe in with_one_precision(recipes)
     ]
     entries = [
@@ -218,7 +228,7 @@ def _refuse_foreign(out: Path) -> None:
         UsageError: There is one.
     """
     foreign = next((name for name in PAGES if (out / name).exists()), None)
-    if foreign is not None and not (out / PLAN).is_file():
+    if foreign is not None and not (out / COMPARISON_FILE).is_file():
         raise UsageError(f"{out / foreign} was not written by a comparison and would be replaced: give another --out.")
 
 
@@ -263,7 +273,7 @@ def _row(
     runs: Sequence[tuple[Path, Mapping[str, Any]]],
     evaluators: Iterable[str],
     probes: Sequence[FittedProbe],
-) -> Row:
+) -> ContestantResult:
     recipe = contestant.recipe
     histories = [History.read(run) for run, _ in runs]
     each = [scores_of(known, evaluators, probes) for _, known in runs]
@@ -271,9 +281,9 @@ def _row(
     for name in each[0]:
         values = [found[name] for found in each]
         known = [value for value in values if value is not None]
-        scores[name] = Spread.of(known) if len(known) == len(values) else None
+        scores[name] = OverSeeds.of(known) if len(known) == len(values) else None
     tokens = [points[-1][1] for history in histories if (points := history.curve("text_tokens"))]
-    return Row(
+    return ContestantResult(
         name=recipe.name,
         objective=describe(recipe.objective),
         parameters=int(histories[0].start.get("parameters", 0)),

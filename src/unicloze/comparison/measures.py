@@ -18,8 +18,8 @@ from unicloze.objectives import defined
 from unicloze.objectives.unilmv2 import UniLMv2Settings, draw_steps
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
+from unicloze.training.loading import LoadedModel
 from unicloze.training.loop import Compute, evaluate
-from unicloze.training.models import LoadedModel
 
 MEASURES: Mapping[str, Ability] = {"ae": "cloze", "par": "stepwise", "causal": "causal"}
 """The ability of an objective that each measure needs."""

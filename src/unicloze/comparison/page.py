@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from unicloze.comparison.results import ProbeColumn, Row
+from unicloze.comparison.results import ContestantResult, ProbeColumn
 from unicloze.comparison.runs import PROBES
 from unicloze.comparison.table import NOT_DEFINED, Column, Comparison, caption, cells, columns
 from unicloze.report.curves import Line, line_chart
@@ -173,7 +173,7 @@ def _measure(probe: ProbeColumn) -> str:
     return probe.value if probe.value == probe.metric else f"{probe.metric}: {probe.value}"
 
 
-def _spent(comparison: Comparison, row: Row) -> list[str]:
+def _spent(comparison: Comparison, row: ContestantResult) -> list[str]:
     """FLOPs and seconds of fine-tuning on each probe."""
     found = [row.probes.get(probe.name) for probe in comparison.probes]
     texts = [(f"{one.flops:.2e}", f"{one.seconds:,.0f}") if one else (NOT_DEFINED,) * 2 for one in found]

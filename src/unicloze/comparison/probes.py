@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from unicloze.comparison.plan import SAMPLED_STEPS, flops_of
+from unicloze.comparison.contestants import SAMPLED_STEPS, flops_of
 from unicloze.comparison.results import ProbeColumn
 from unicloze.errors import UsageError, options_begin_with
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.automatic import with_chosen
 from unicloze.finetuning.checks import check_answers, check_labels, check_metrics
 from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, open_records, reading_columns
-from unicloze.finetuning.start import task_recipe
+from unicloze.finetuning.initial import task_recipe
 from unicloze.model.build import shapes_only
 from unicloze.recipes import load_recipe
-from unicloze.recipes.rules_unread import refuse_decided_in_task, refuse_unread_in_task
+from unicloze.recipes.unread_settings import refuse_decided_in_task, refuse_unread_in_task
 from unicloze.records import read_records
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
@@ -34,7 +34,7 @@ from unicloze.tasks.groups import Headed
 from unicloze.tasks.roles import check_roles, resolved
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.changes import FREE_TO_CHANGE
-from unicloze.training.models import LoadedModel, check_smoothing, shape_model
+from unicloze.training.loading import LoadedModel, check_smoothing, shape_model
 
 POOLED = "classification", "regression", "choice"
 """Kinds of tasks with a slot that represents a text; only these use the pooling of the model's recipe."""

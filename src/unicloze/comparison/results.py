@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class OverSeeds:
     """Mean and standard deviation of a score over the seeds.
 
     Args:
@@ -21,7 +21,7 @@ class Spread:
     deviation: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> OverSeeds:
         """Mean and sample standard deviation of values."""
         return cls(mean=statistics.fmean(values), deviation=statistics.stdev(values) if len(values) > 1 else None)
 
@@ -40,7 +40,7 @@ class Spent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ContestantResult:
     """One contestant's results.
 
     Args:
@@ -63,7 +63,7 @@ class Row:
     text_tokens: float
     flops: float
     seconds: float
-    scores: Mapping[str, Spread | None]
+    scores: Mapping[str, OverSeeds | None]
     reads: str = ""
     probes: Mapping[str, Spent] = field(default_factory=dict)
 

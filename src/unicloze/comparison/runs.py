@@ -25,8 +25,8 @@ from unicloze.settings import Recipe
 from unicloze.tasks.task import RecordsCut
 from unicloze.text.prepare import Prepared
 from unicloze.text.windows import Windows
+from unicloze.training.loading import load_model
 from unicloze.training.loop import Compute
-from unicloze.training.models import load_model
 from unicloze.training.precision import choose_device
 from unicloze.training.run import pretrain_run, tokens_per_byte
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unicloze.comparison.results import ProbeColumn, Row, Spread
+from unicloze.comparison.results import ContestantResult, OverSeeds, ProbeColumn
 from unicloze.report.curves import short
 
 NOT_DEFINED = "-"
@@ -45,7 +45,7 @@ class Comparison:
     seeds: int
     windows: int
     window: int
-    rows: tuple[Row, ...]
+    rows: tuple[ContestantResult, ...]
     probes: tuple[ProbeColumn, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Column:
     decimals: int
     higher_is_better: bool
 
-    def figure(self, spread: Spread | None) -> str:
+    def figure(self, spread: OverSeeds | None) -> str:
         """A score with its standard deviation over the seeds."""
         if spread is None:
             return NOT_DEFINED
@@ -103,7 +103,7 @@ def cells(comparison: Comparison) -> list[list[str]]:
     return [heading, *(_line(row, scores, probed) for row in comparison.rows)]
 
 
-def _line(row: Row, scores: Sequence[Column], probed: bool) -> list[str]:
+def _line(row: ContestantResult, scores: Sequence[Column], probed: bool) -> list[str]:
     spent = [short(row.parameters), f"{row.steps:,}", short(row.text_tokens), f"{row.flops:.2e}", f"{row.seconds:,.0f}"]
     if probed:
         flops, seconds = (sum(getattr(one, key) for one in row.probes.values()) for key in ("flops", "seconds"))

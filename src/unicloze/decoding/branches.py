@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unicloze.decoding.layout import GenerationLayout
+from unicloze.decoding.model_format import GenerationFormat
 from unicloze.decoding.sources import Sources
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.visibility_masks import hypothesis_mask, with_pseudo_masks
@@ -40,7 +40,7 @@ class Branches:
     def __init__(
         self,
         model: IncrementalModel,
-        layout: GenerationLayout,
+        layout: GenerationFormat,
         sources: Sequence[npt.NDArray[np.integer]],
         *,
         count: int,

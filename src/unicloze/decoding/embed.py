@@ -10,12 +10,12 @@ import numpy.typing as npt
 import torch
 
 from unicloze.decoding.abilities import read_as
-from unicloze.decoding.texts import by_length, check_numbers, cut, one_segment
+from unicloze.decoding.inputs import by_length, check_numbers, cut, one_segment
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, collate
 from unicloze.settings import Pooling, Recipe
 from unicloze.text.windows import Windows
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 from unicloze.visibility import bidirectional_rows, left_to_right_rows, nearby
 
 

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 
 from unicloze.decoding.branches import Branches
-from unicloze.decoding.choices import Rules
-from unicloze.decoding.layout import GenerationLayout, layout_of
+from unicloze.decoding.inputs import check_text
+from unicloze.decoding.model_format import GenerationFormat, generation_format_of
 from unicloze.decoding.parallel import fill_in_parallel
+from unicloze.decoding.sampling import TokenConstraints
 from unicloze.decoding.search import Hypothesis, Settled, search
-from unicloze.decoding.texts import check_text
 from unicloze.decoding.uses import place_of
 from unicloze.errors import UsageError
 from unicloze.model.inference_model import IncrementalModel
@@ -26,12 +26,12 @@ from unicloze.model.model import UnifiedModel
 from unicloze.progress import Progress
 from unicloze.settings import DecodingSettings, TrainingSettings
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 from unicloze.training.precision import choose_precision
 
 Ids = npt.NDArray[np.integer]
 
-BATCHES_OF_A_PART = 64
+BATCHES_OF_A_CHUNK = 64
 """Sources are sorted by length within groups of this many batches, which pads about as little as sorting all of them."""
 STEEPEST = 10
 """Largest exponent of a length penalty; much larger ones overflow."""
@@ -96,7 +96,7 @@ class Part:
     results: Sequence[list[Hypothesis]] = ()
 
 
-def check_settings(settings: DecodingSettings, layout: GenerationLayout) -> None:
+def check_settings(settings: DecodingSettings, layout: GenerationFormat) -> None:
     """Reject settings that contradict each other or the way the model generates.
 
     Raises:
@@ -153,7 +153,7 @@ def generate_parts(
     model: UnifiedModel,
     sources: Sequence[Ids],
     settings: DecodingSettings,
-    layout: GenerationLayout,
+    layout: GenerationFormat,
     *,
     first: int = 0,
     progress: bool = False,
@@ -187,9 +187,9 @@ def _shown(parts: Iterable[Part], sources: int, first: int) -> Iterator[Part]:
 
 
 def _parts(
-    model: IncrementalModel, sources: Sequence[Ids], settings: DecodingSettings, layout: GenerationLayout, first: int
+    model: IncrementalModel, sources: Sequence[Ids], settings: DecodingSettings, layout: GenerationFormat, first: int
 ) -> Iterator[Part]:
-    size = settings.batch_size * BATCHES_OF_A_PART
+    size = settings.batch_size * BATCHES_OF_A_CHUNK
     for begin in (first, *range(first - first % size + size, len(sources), size)):
         numbers = range(begin, min(begin - begin % size + size, len(sources)))
         order = sorted(numbers, key=lambda number: -len(sources[number]))
@@ -206,11 +206,11 @@ def _batch(
     model: IncrementalModel,
     sources: Sequence[Ids],
     settings: DecodingSettings,
-    layout: GenerationLayout,
+    layout: GenerationFormat,
     numbers: Sequence[int],
 ) -> Generator[Part, None, list[list[Hypothesis]]]:
     """Generate for one batch, step by step."""
-    rules = Rules(settings, layout)
+    rules = TokenConstraints(settings, layout)
     if settings.parallel is not None:
         steps = fill_in_parallel(model, sources, rules)
     else:
@@ -282,7 +282,7 @@ def ready(
     sources: Sequence[str],
     settings: DecodingSettings,
     keep: Literal["beginning", "end"] | None = None,
-) -> tuple[GenerationLayout, list[Ids]]:
+) -> tuple[GenerationFormat, list[Ids]]:
     """The model's generation layout, and the token ids of each source, truncated to what it can read; see `generate`.
 
     Raises:
@@ -290,7 +290,7 @@ def ready(
     """
     if isinstance(sources, str):
         raise UsageError("sources is one string: give a list of texts")
-    layout = layout_of(model.recipe, model.tokenizer.vocabulary, place_of(model))
+    layout = generation_format_of(model.recipe, model.tokenizer.vocabulary, place_of(model))
     check_settings(settings, layout)
     for i, source in enumerate(sources):
         check_text(source, f"source {i + 1} of {len(sources)}")
@@ -313,7 +313,7 @@ def ready(
     return layout, [ids[-room:] if keep == "end" else ids[:room] for ids in tokens]
 
 
-def with_token_ids(layout: GenerationLayout, settings: DecodingSettings, tokenizer: Tokenizer) -> GenerationLayout:
+def with_token_ids(layout: GenerationFormat, settings: DecodingSettings, tokenizer: Tokenizer) -> GenerationFormat:
     """The layout with the ids of the tokens named in `settings.may_repeat`.
 
     Raises:

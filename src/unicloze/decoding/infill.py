@@ -16,14 +16,14 @@ import numpy.typing as npt
 import torch
 
 from unicloze.decoding.abilities import lacks, objective_of, part_with
-from unicloze.decoding.texts import check_numbers, check_text, logits_of, longest_text, one_segment, rows_at_once
+from unicloze.decoding.inputs import check_numbers, check_text, logits_of, longest_text, one_segment, rows_at_once
 from unicloze.decoding.uses import check_predicts_tokens, instead
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Target
 from unicloze.objectives import LayOut, defined
 from unicloze.settings import ObjectiveSettings, Order
 from unicloze.text.tokenizers import MASK, Tokenizer
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 Guesses = list[tuple[int, float]]
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
+from unicloze.decoding.inputs import Logs, ReadWindow, by_length, cut, log_probability, logits_of, one_segment
 from unicloze.decoding.memory import rows_of, with_memories
-from unicloze.decoding.texts import Logs, Piece, by_length, cut, log_probability, logits_of, one_segment
 from unicloze.decoding.uses import check_predicts_tokens
 from unicloze.errors import UsageError
 from unicloze.example import Memory, select_rows
@@ -22,7 +22,7 @@ from unicloze.mixtures import parts
 from unicloze.model.model import perplexity
 from unicloze.objectives import OBJECTIVES, defined
 from unicloze.settings import ObjectiveSettings
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 Measure = Literal["pseudo", "chain"]
 Progress = Callable[[int], object]
@@ -172,7 +172,12 @@ def check_defines(objective: ObjectiveSettings, measure: Measure) -> None:
 
 
 def log_probabilities(
-    model: LoadedModel, pieces: Sequence[Piece], measure: Measure, *, batch_size: int, progress: Progress | None = None
+    model: LoadedModel,
+    pieces: Sequence[ReadWindow],
+    measure: Measure,
+    *,
+    batch_size: int,
+    progress: Progress | None = None,
 ) -> list[Logs]:
     """log p of each token of each piece; nan for tokens that are not scored.
 
@@ -206,7 +211,7 @@ def log_probabilities(
 def _chain(
     loaded: LoadedModel,
     settings: ObjectiveSettings,
-    pieces: Sequence[Piece],
+    pieces: Sequence[ReadWindow],
     batch_size: int,
     progress: Progress,
     memory: Memory | None,
@@ -229,7 +234,7 @@ def _chain(
 def _pseudo(
     loaded: LoadedModel,
     settings: ObjectiveSettings,
-    pieces: Sequence[Piece],
+    pieces: Sequence[ReadWindow],
     batch_size: int,
     progress: Progress,
     memory: Memory | None,
@@ -259,7 +264,7 @@ def _pseudo(
     return np.split(result, first[1:])
 
 
-def _by_text(count: int, pieces: Sequence[Piece], logs: Sequence[Logs]) -> list[Logs | None]:
+def _by_text(count: int, pieces: Sequence[ReadWindow], logs: Sequence[Logs]) -> list[Logs | None]:
     result: list[Logs | None] = [None] * count
     for piece, part in zip(pieces, logs, strict=True):
         before = result[piece.text]

@@ -11,15 +11,15 @@ import numpy.typing as npt
 import torch
 
 from unicloze.decoding.embed import rows_to_encode
-from unicloze.decoding.texts import Piece, by_length, one_segment
+from unicloze.decoding.inputs import ReadWindow, by_length, one_segment
 from unicloze.example import Memory, collate
 
 if TYPE_CHECKING:
-    from unicloze.training.models import LoadedModel
+    from unicloze.training.loading import LoadedModel
 
 
 def with_memories(
-    model: LoadedModel, pieces: Sequence[Piece], batch_size: int
+    model: LoadedModel, pieces: Sequence[ReadWindow], batch_size: int
 ) -> Iterator[tuple[list[int], Memory | None]]:
     """Yield groups of pieces of different texts, with the memory of the pieces before each.
 
@@ -54,7 +54,7 @@ def rows_of(memory: Memory | None, rows: npt.NDArray[np.int64]) -> Memory | None
 
 
 @torch.inference_mode()
-def _remembered(model: LoadedModel, pieces: Sequence[Piece], before: Memory | None, batch_size: int) -> Memory:
+def _remembered(model: LoadedModel, pieces: Sequence[ReadWindow], before: Memory | None, batch_size: int) -> Memory:
     """The memory after reading each piece."""
     settings, device = model.model.settings, model.compute.device
     shape = settings.num_layers, len(pieces), settings.memory, settings.hidden_size

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unicloze.decoding.choices import NEVER, Rules
+from unicloze.decoding.sampling import NEVER, TokenConstraints
 from unicloze.decoding.search import Hypothesis, Search, length_penalty
 from unicloze.decoding.sources import Sources
 from unicloze.model.inference_model import IncrementalModel
@@ -40,7 +40,9 @@ def surest(logs: Tensor, open_positions: Tensor, count: int) -> Tensor:
 
 
 @torch.inference_mode()
-def fill_in_parallel(model: IncrementalModel, sources: Sequence[npt.NDArray[np.integer]], rules: Rules) -> Search:
+def fill_in_parallel(
+    model: IncrementalModel, sources: Sequence[npt.NDArray[np.integer]], rules: TokenConstraints
+) -> Search:
     """Generate a target for each source, filling `parallel` positions per step.
 
     Args:

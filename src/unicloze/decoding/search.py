@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from unicloze import keyed
-from unicloze.decoding.choices import NEVER, Rules, draw
+from unicloze.decoding.sampling import NEVER, TokenConstraints, draw
 from unicloze.settings import DecodingSettings
 
 LEAVE_AT = 0.25
@@ -72,7 +72,7 @@ def length_penalty(length: int, alpha: float) -> float:
     return float(((5 + length) / 6) ** alpha)
 
 
-def search(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Search:
+def search(stepper: Stepper, rules: TokenConstraints, records: Sequence[int]) -> Search:
     """The search chosen by the settings.
 
     Args:
@@ -86,7 +86,7 @@ def search(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Search:
 
 
 @torch.inference_mode()
-def chains(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Search:
+def chains(stepper: Stepper, rules: TokenConstraints, records: Sequence[int]) -> Search:
     """Greedy search or sampling: each text is extended by its likeliest or a sampled token."""
     settings, stop = rules.settings, rules.layout.stop
     numbers = list(range(len(stepper)))
@@ -205,7 +205,7 @@ class _Candidates:
 
 
 @torch.inference_mode()
-def beam_search(stepper: Stepper, rules: Rules, records: Sequence[int]) -> Search:
+def beam_search(stepper: Stepper, rules: TokenConstraints, records: Sequence[int]) -> Search:
     """Beam search as described in the module docstring."""
     settings, stop, beams = rules.settings, rules.layout.stop, stepper.count
     alpha, longest = settings.length_penalty, settings.max_length

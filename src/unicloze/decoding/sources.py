@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unicloze.decoding.layout import GenerationLayout
-from unicloze.decoding.texts import check_numbers
+from unicloze.decoding.inputs import check_numbers
+from unicloze.decoding.model_format import GenerationFormat
 from unicloze.errors import UsageError
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.visibility_masks import hypothesis_mask, source_mask
@@ -40,7 +40,7 @@ class Sources:
     def __init__(
         self,
         model: IncrementalModel,
-        layout: GenerationLayout,
+        layout: GenerationFormat,
         sources: Sequence[npt.NDArray[np.integer]],
         *,
         max_length: int,

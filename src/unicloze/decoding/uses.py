@@ -11,7 +11,7 @@ from unicloze.tasks import TASKS
 
 if TYPE_CHECKING:
     from unicloze.settings import Recipe
-    from unicloze.training.models import LoadedModel
+    from unicloze.training.loading import LoadedModel
 
 MASKED = '"Some [MASK] text."'
 ANY = '"Some text."'

@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.decoding.abilities import objective_of
+from unicloze.decoding.inputs import pieces_of
 from unicloze.decoding.likelihood import Measure, check_defines, defines, log_probabilities
-from unicloze.decoding.texts import pieces_of
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.known_words import frequent_words, keep_known, listed_words, words_of
+from unicloze.evaluation.known_words import frequent_word_list, keep_known, listed_words, words_of
 from unicloze.evaluation.minimal_pairs import PairSet, read_pairs
 from unicloze.progress import Progress
 from unicloze.settings import Mode, ObjectiveSettings
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 Scores = npt.NDArray[np.float64]
 
@@ -213,7 +213,7 @@ def _chosen(
     if filter_by is not None:
         if filter_by == CORPUS:
             wanted = {word for one in sets for pair in one.pairs for text in pair for word in words_of(text)}
-            words = frequent_words(loaded.recipe.data, wanted, progress=progress)
+            words = frequent_word_list(loaded.recipe.data, wanted, progress=progress)
         else:
             words = listed_words(filter_by)
         sets = keep_known(sets, words)

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.choices import Choice, Normaliser, PromptResult, choose
+from unicloze.evaluation.answer_choice import Choice, Normaliser, PromptResult, choose
 from unicloze.records.plain_files import read_text
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 BLANK = "XXXXX"
 _LINE = re.compile(r"(\d+) (.*)")

@@ -13,9 +13,9 @@ from unicloze.progress import Progress
 from unicloze.records.plain_files import read_text
 from unicloze.settings import PYTHON_DOCS, DataSettings
 from unicloze.text.dataset_source import DatasetSource, is_dataset
+from unicloze.text.documents import Document, Tally, read_documents
 from unicloze.text.lineage import read_lineage
 from unicloze.text.python_docs import python_docs
-from unicloze.text.readers import Document, Tally, read_documents
 
 OFTEN_ENOUGH = 2
 """Minimum number of occurrences of a word in the model's training text."""
@@ -61,7 +61,7 @@ def listed_words(file: str | Path) -> set[str]:
     return words
 
 
-def frequent_words(data: DataSettings, wanted: Collection[str], *, progress: bool = True) -> set[str]:
+def frequent_word_list(data: DataSettings, wanted: Collection[str], *, progress: bool = True) -> set[str]:
     """The wanted words that occur often enough in a corpus, including its held-out documents.
 
     Args:

@@ -19,13 +19,13 @@ import numpy.typing as npt
 from unicloze.decoding.blanks import Blank, By, fill_blanks, way_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.known_words import listed_words
-from unicloze.evaluation.metrics.spread import binomial_error
+from unicloze.evaluation.metrics.standard_errors import binomial_error
 from unicloze.progress import Progress
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 ENGLISH = "english"
 """Name of the built-in stop word list below."""

@@ -20,7 +20,7 @@ LARGEST_FILE = 64 * 2**20
 """Maximum size of a set in bytes; BLiMP's have half a megabyte."""
 LARGEST_ARCHIVE = 2**30
 """Maximum total size in bytes of an archive's members, unpacked."""
-_BLOCK = 2**20
+_CHUNK_BYTES = 2**20
 _COMPRESSIONS: Mapping[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 """Functions to open compressed files, by their first bytes."""
 
@@ -106,8 +106,8 @@ def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
                 content = stream.extractfile(member)
                 assert content is not None  # it is a regular file
                 yield f"{archive}:{member.name}", content.read()
-            for _ in range(LARGEST_ARCHIVE // _BLOCK):  # the checksum at the end reveals damage
-                if not unpacked.read(_BLOCK):
+            for _ in range(LARGEST_ARCHIVE // _CHUNK_BYTES):  # the checksum at the end reveals damage
+                if not unpacked.read(_CHUNK_BYTES):
                     break
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise UniclozeError(f"{archive} is not an archive, or is damaged ({error}): fetch it again.") from error

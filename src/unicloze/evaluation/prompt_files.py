@@ -20,8 +20,8 @@ import yaml
 
 from unicloze.bounded import read_bytes
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.choices import NORMALISERS, Normaliser
-from unicloze.recipes.entries import typed
+from unicloze.evaluation.answer_choice import NORMALISERS, Normaliser
+from unicloze.recipes.list_entries import typed
 from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings, TaskSettings
 from unicloze.tasks.choice import choice_of

@@ -14,13 +14,13 @@ import numpy as np
 
 from unicloze import keyed
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.choices import Choice, PromptResult, choose, measure
+from unicloze.evaluation.answer_choice import Choice, PromptResult, choose, measure
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.prompt_files import IN_FILE, LABEL, Prompt, read_prompt
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 
 def prompted(

@@ -14,7 +14,7 @@ from unicloze.finetuning.data import TaskData
 from unicloze.records.record import Record, refuse_repeated
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 Origin = Mapping[str, str | None]
 """Fingerprints of the model and files that a run started with; None for those it lacks."""

@@ -28,7 +28,7 @@ from unicloze.training.batches import MicroBatch
 ROWS_SEEN = 256
 """Number of rows checked to find how many segments rows have."""
 
-BLOCK_COST = {"cpu": 24, "cuda": 1 << 20}
+BUCKET_COST = {"cpu": 24, "cuda": 1 << 20}
 """Overhead of a separate attention block, in slots: so high on a GPU that a step is one block, whatever its padding."""
 
 
@@ -94,7 +94,7 @@ def records_fingerprint(records: Sequence[Record]) -> str:
     return digest([[record.id, dict(record.fields)] for record in records])
 
 
-def sample(data: TaskData, count: int | None) -> TaskData:
+def evenly_chosen(data: TaskData, count: int | None) -> TaskData:
     """`count` of the records with their rows, evenly spaced; all if there are no more or `count` is None."""
     if count is None or count >= len(data.records):
         return data
@@ -144,7 +144,7 @@ def finetuning_steps(
         yield step_batches
 
 
-def block_sizes(lengths: npt.NDArray[np.integer], cost: int) -> list[int]:
+def bucket_sizes(lengths: npt.NDArray[np.integer], cost: int) -> list[int]:
     """Divide rows into blocks at the lowest cost, counting padding and a constant per block.
 
     Args:
@@ -167,7 +167,7 @@ def block_sizes(lengths: npt.NDArray[np.integer], cost: int) -> list[int]:
     return sizes[::-1]
 
 
-def blocks_by_length(rows: Sequence[Any], most_slots: int) -> Iterator[npt.NDArray[np.int64]]:
+def buckets_by_length(rows: Sequence[Any], most_slots: int) -> Iterator[npt.NDArray[np.int64]]:
     """Indices of all rows, longest first, in blocks of at most `most_slots` slots including padding."""
     lengths = np.array([row.slots for row in rows])
     order, first = np.argsort(-lengths, kind="stable"), 0
@@ -189,5 +189,5 @@ def _micro_batch(
     examples = TASKS[recipe.task.kind].lay_out(rows, vocabulary, recipe, keys)
     others = f" and {len(rows) - 1} more records" if len(rows) > 1 else ""
     place = f"{data.records[rows[0].record].place}{others}"
-    blocks = block_sizes(examples.lengths, BLOCK_COST[device])
+    blocks = bucket_sizes(examples.lengths, BUCKET_COST[device])
     return MicroBatch(examples, None, recipe.objective.coefficients, place, blocks)

@@ -19,7 +19,7 @@ from unicloze import keyed
 from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.glue import GLUE
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.evaluation.metrics.spread import binomial_error
+from unicloze.evaluation.metrics.standard_errors import binomial_error
 from unicloze.files import replace_file
 from unicloze.finetuning.data import encoded, open_records
 from unicloze.finetuning.predict import predict, write_predictions
@@ -29,7 +29,7 @@ from unicloze.finetuning.seeds import FinetuneSummary, finetune_seeds
 from unicloze.finetuning.task_model import load_task_model
 from unicloze.records import read_records
 from unicloze.settings import Recipe
-from unicloze.training.models import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel, load_model
 
 NAMES: Mapping[str, str] = {
     "cola": "CoLA", "sst-2": "SST-2", "mrpc": "MRPC", "sts-b": "STS-B", "qqp": "QQP", "mnli": "MNLI", "qnli": "QNLI",

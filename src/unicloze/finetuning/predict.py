@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from unicloze.decoding.texts import check_numbers
+from unicloze.decoding.inputs import check_numbers
 from unicloze.errors import UsageError
 from unicloze.example import collate
 from unicloze.files import write_file
-from unicloze.finetuning.data import TaskData, blocks_by_length
-from unicloze.finetuning.generate import generated, predictions_of
+from unicloze.finetuning.data import TaskData, buckets_by_length
+from unicloze.finetuning.generated import generated, predictions_of
 from unicloze.finetuning.task_model import SLOTS_AT_ONCE, TaskModel
 from unicloze.progress import Progress
 from unicloze.records.record import Record
@@ -49,7 +49,7 @@ def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = Fal
     """
     task, vocabulary = TASKS[model.recipe.task.kind], model.tokenizer.vocabulary
     own: dict[str, torch.Tensor] = {}
-    world, blocks = model.compute.world, list(blocks_by_length(rows, SLOTS_AT_ONCE))
+    world, blocks = model.compute.world, list(buckets_by_length(rows, SLOTS_AT_ONCE))
     model.model.eval()
     with torch.inference_mode(), Progress("", len(rows), "rows", show=progress) as bar:
         for block in (blocks[number] for number in share(world.rank, world.size, len(blocks))):

@@ -31,18 +31,18 @@ from unicloze.finetuning.checks import (
 from unicloze.finetuning.data import (
     TaskData,
     encoded,
+    evenly_chosen,
     finetuning_steps,
     open_records,
     reading_columns,
-    sample,
     segments_of,
     steps_per_epoch,
 )
-from unicloze.finetuning.generate import target_loss
+from unicloze.finetuning.generated import target_loss
+from unicloze.finetuning.initial import changed_settings, start_weights, what_changed
 from unicloze.finetuning.predict import as_json_lines, predict
-from unicloze.finetuning.samples import samples, with_references
 from unicloze.finetuning.scores import headline, measure, with_errors
-from unicloze.finetuning.start import changed_settings, start_weights, what_changed
+from unicloze.finetuning.shown_predictions import samples, with_references
 from unicloze.finetuning.task_model import TaskModel
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
@@ -69,9 +69,9 @@ from unicloze.training.checkpoint import (
     set_aside_newer,
 )
 from unicloze.training.ledger import trained_on
+from unicloze.training.loading import LoadedModel, ready_model
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, TrainState
-from unicloze.training.models import LoadedModel, ready_model
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision, with_precision
@@ -133,7 +133,7 @@ def finetune_run(
         recipe = reading_columns(recipe, records, progress)
         recipe = dataclasses.replace(recipe, task=resolved(recipe.task, records))
         check_labels(records, recipe)
-        training = sample(encoded(records, recipe, start.tokenizer), recipe.task.train_records)
+        training = evenly_chosen(encoded(records, recipe, start.tokenizer), recipe.task.train_records)
         development = None if dev is None else open_records(dev, recipe, start.tokenizer)
         if development is not None:
             check_answers(development, recipe)
@@ -207,7 +207,7 @@ class _Run(RunProcess):
     ) -> None:
         self.start, self.train_data, self.dev, self.origin = start, train, dev, origin
         self.files = files
-        self.measured = dev and sample(dev, recipe.task.evaluate_records)
+        self.measured = dev and evenly_chosen(dev, recipe.task.evaluate_records)
         if dev and self.measured and len(self.measured.records) < len(dev.records):
             warnings.warn(
                 f"evaluating on {len(self.measured.records)} of the {len(dev.records):,} development records, evenly spaced "

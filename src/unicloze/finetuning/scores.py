@@ -16,7 +16,7 @@ from unicloze.evaluation.metrics.read_files import check_match, value_of
 from unicloze.evaluation.metrics.registry import measurable, metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.row_files import Item, read_items
-from unicloze.evaluation.metrics.spread import standard_errors
+from unicloze.evaluation.metrics.standard_errors import standard_errors
 from unicloze.finetuning.checks import check_metrics, options_of
 from unicloze.records import read_records
 from unicloze.records.record import Record, refuse_repeated

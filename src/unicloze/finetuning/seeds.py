@@ -18,14 +18,14 @@ from unicloze.files import replace_file
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.run_files import RECIPE, RESULTS
 from unicloze.settings import Recipe
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 FEW = 4
 """Number of metric values that fit in one line."""
 
 
 @dataclass(frozen=True)
-class Spread:
+class OverSeeds:
     """Mean and standard deviation over the seeds.
 
     Args:
@@ -52,7 +52,7 @@ class FinetuneSummary:
 
     out: Path
     runs: Sequence[FinetuneResult]
-    scores: Mapping[str, Mapping[str, Spread]]
+    scores: Mapping[str, Mapping[str, OverSeeds]]
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a JSON-serialisable dictionary."""
@@ -184,9 +184,9 @@ def _refuse_others(out: Path, first: int, seeds: int) -> None:
     raise UsageError(f"{out} holds {what}: give {'the runs' if seeds > 1 else 'the run'} of this command another --out")
 
 
-def _spreads(runs: Sequence[FinetuneResult]) -> Mapping[str, Mapping[str, Spread]]:
+def _spreads(runs: Sequence[FinetuneResult]) -> Mapping[str, Mapping[str, OverSeeds]]:
     """Spread of the values that all runs have: a class that only one run predicts has no F1 in the others."""
-    found: dict[str, dict[str, Spread]] = {}
+    found: dict[str, dict[str, OverSeeds]] = {}
     for name in runs[0].scores if runs else ():
         each = [run.scores[name].values for run in runs if name in run.scores]
         common = [key for key in each[0] if all(key in values for values in each)]
@@ -194,5 +194,5 @@ def _spreads(runs: Sequence[FinetuneResult]) -> Mapping[str, Mapping[str, Spread
     return found
 
 
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+def _spread(values: Sequence[float]) -> OverSeeds:
+    return OverSeeds(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)

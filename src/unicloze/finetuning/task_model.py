@@ -9,8 +9,8 @@ from unicloze.errors import UsageError
 from unicloze.model.model import UnifiedModel
 from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.loading import LoadedModel
 from unicloze.training.loop import Compute
-from unicloze.training.models import LoadedModel
 
 SLOTS_AT_ONCE = 8192
 """Slots in one forward pass over records, including padding."""

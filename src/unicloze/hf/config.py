@@ -10,10 +10,10 @@ from huggingface_hub.dataclasses import type_validator
 from transformers import PreTrainedConfig
 
 from unicloze.errors import UsageError
-from unicloze.interop.rules import encoding_rule, step_rule
-from unicloze.model.from_attention_mask import EncodingRule, StepRule
+from unicloze.interop.calling import encoder_inputs, step_inputs
+from unicloze.model.from_attention_mask import EncoderInputs, StepInputs
 from unicloze.settings import ModelSettings
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 _TYPES = typing.get_type_hints(ModelSettings)
 
@@ -93,13 +93,13 @@ class UniclozeConfig(PreTrainedConfig):
         return settings
 
     @property
-    def encoding(self) -> EncodingRule:
+    def encoding(self) -> EncoderInputs:
         """How a text is encoded."""
         first, second = self.segments
-        return EncodingRule(visibility=self.visibility, segment_ids=(first, second), local_width=self.local_width)
+        return EncoderInputs(visibility=self.visibility, segment_ids=(first, second), local_width=self.local_width)
 
     @property
-    def writing(self) -> StepRule:
+    def writing(self) -> StepInputs:
         """How a target is generated.
 
         Raises:
@@ -115,7 +115,7 @@ class UniclozeConfig(PreTrainedConfig):
                 "config.predicts is 'pseudo' but config.pseudo_token_id is not set: set it to the id of the pseudo mask"
             )
         source, target = self.generation_segments
-        return StepRule(
+        return StepInputs(
             predicts=self.predicts,
             source=self.source_visibility,
             segment_ids=(source, target),
@@ -132,7 +132,7 @@ class UniclozeConfig(PreTrainedConfig):
             changes: Fields to override.
         """
         vocabulary, recipe = loaded.tokenizer.vocabulary, loaded.recipe
-        reading, writing = encoding_rule(recipe), step_rule(recipe, vocabulary)
+        reading, writing = encoder_inputs(recipe), step_inputs(recipe, vocabulary)
         fields: dict[str, Any] = dataclasses.asdict(loaded.model.settings) | {
             "max_positions": loaded.model.max_positions,
             "vocab_size": loaded.model.vocab_size,

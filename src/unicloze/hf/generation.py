@@ -11,7 +11,7 @@ from transformers import DynamicCache, GenerationMixin, LogitsProcessor, LogitsP
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor, SuppressTokensLogitsProcessor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from unicloze.decoding.choices import repeats
+from unicloze.decoding.sampling import repeats
 from unicloze.errors import UsageError
 from unicloze.hf.config import UniclozeConfig
 from unicloze.hf.models import UniclozePreTrainedModel, resize_bias, returns_dict, summed_loss

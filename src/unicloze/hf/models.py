@@ -15,13 +15,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOu
 
 from unicloze.errors import UsageError
 from unicloze.hf.config import UniclozeConfig
+from unicloze.interop.calling import never_written
 from unicloze.interop.decoding import generate_arguments
-from unicloze.interop.rules import never_written
 from unicloze.model.backbone import Backbone
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.from_attention_mask import encoding_batch
 from unicloze.model.heads import TokenHead
-from unicloze.training.models import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel, load_model
 
 
 class UniclozePreTrainedModel(PreTrainedModel):

@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from unicloze.interop.tokenizer_files import write_tokenizer
-from unicloze.training.models import load_model
+from unicloze.training.loading import load_model
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:

@@ -15,7 +15,7 @@ from unicloze.interop.decoding import goes_on, longest_source
 from unicloze.run_files import BEST, CHECKPOINTS, LEDGER
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.training.ledger import read_ledger
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 from unicloze.version import __version__
 
 PLACES = (

@@ -23,7 +23,7 @@ from unicloze.example import Batch, Examples, Target, collate
 from unicloze.interop.peer import Peer, quietly, transformers_library
 from unicloze.tasks import task_heads
 from unicloze.text.windows import Windows, windows_of
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 LARGEST_DIFFERENCE = 1e-4
 """Largest accepted difference between an export and its model."""
@@ -56,7 +56,7 @@ Answers = Mapping[str, Tensor]
 """Outputs of a model by name: `states` of all layers, and the heads. *Shape:* (rows, slots or predictions, ...) each"""
 
 
-def compare(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
+def compare_models(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
     """The largest difference for each kind of input, see above.
 
     Raises:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from unicloze.decoding.layout import layout_of
+from unicloze.decoding.model_format import generation_format_of
 from unicloze.tasks import generation
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 
 def generate_arguments(loaded: LoadedModel) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def longest_source(loaded: LoadedModel) -> int:
 
 def goes_on(loaded: LoadedModel) -> bool:
     """Whether the model continues a text, which then has no final [EOS]."""
-    return not layout_of(loaded.recipe, loaded.tokenizer.vocabulary).ends_source
+    return not generation_format_of(loaded.recipe, loaded.tokenizer.vocabulary).ends_source
 
 
 def _longest_target(loaded: LoadedModel) -> int:

@@ -13,13 +13,13 @@ from typing import Any
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import as_umask_says
 from unicloze.interop.card import model_card
-from unicloze.interop.check import LARGEST_DIFFERENCE, compare
-from unicloze.interop.config import read_json
+from unicloze.interop.check import LARGEST_DIFFERENCE, compare_models
+from unicloze.interop.checked_json import read_json
 from unicloze.interop.limits import check_format
 from unicloze.interop.peer import load_stock, transformers_library
 from unicloze.interop.stock import STOCK
 from unicloze.interop.stock_export import stock_export
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 from unicloze.version import __version__
 
 MARK = "unicloze_export.json"
@@ -91,7 +91,7 @@ def stock_format(loaded: LoadedModel, to: str) -> Export:
         to=to,
         architecture=plan.architecture,
         write=plan.write,
-        check=lambda folder: compare(loaded, load_stock(plan, folder)),
+        check=lambda folder: compare_models(loaded, load_stock(plan, folder)),
         said=plan.said,
     )
 

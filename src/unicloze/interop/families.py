@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from unicloze.interop import entries, layouts
-from unicloze.interop.config import Config
-from unicloze.interop.entries import TOKENS, pair_head, token_head
-from unicloze.interop.layouts import Layout
+from unicloze.interop import architectures as layouts
+from unicloze.interop import weight_names as entries
+from unicloze.interop.architectures import Architecture
+from unicloze.interop.checked_json import Config
 from unicloze.interop.tables import Entry, Table, modules
+from unicloze.interop.weight_names import TOKENS, pair_head, token_head
 
 Head = Literal["token", "next", "order", "replaced"]
 
@@ -42,14 +43,14 @@ class Family:
     name: str
     paper: str
     prefix: str
-    read: Callable[[Config, Collection[str]], Layout]
-    backbone: Callable[[Layout], Iterable[Entry]]
+    read: Callable[[Config, Collection[str]], Architecture]
+    backbone: Callable[[Architecture], Iterable[Entry]]
     heads: Mapping[Head, tuple[Entry, ...]]
     copies: Mapping[str, str] = field(default_factory=dict)
     pooler: str = ""
     gelu_heads: frozenset[Head] = frozenset()
 
-    def table(self, layout: Layout, *, heads: Collection[Head] = (), bare: bool = False) -> Table:
+    def table(self, layout: Architecture, *, heads: Collection[Head] = (), bare: bool = False) -> Table:
         """The key table of a model.
 
         Args:
@@ -73,7 +74,7 @@ class Family:
             ignored=tuple(unused),
         )
 
-    def layout(self, config: Config, names: Collection[str]) -> Layout:
+    def layout(self, config: Config, names: Collection[str]) -> Architecture:
         """The layout of a checkpoint, with a pooler if it has one outside a head.
 
         Raises:
@@ -117,7 +118,7 @@ FAMILIES: Mapping[str, Family] = {
             name="bert",
             paper="BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
             prefix="bert.",
-            read=layouts.bert_layout,
+            read=layouts.bert_architecture,
             backbone=entries.bert_backbone,
             heads=_BERT_HEADS,
             copies=_BERT_COPIES,
@@ -127,7 +128,7 @@ FAMILIES: Mapping[str, Family] = {
             name="roberta",
             paper="RoBERTa: A Robustly Optimized BERT Pretraining Approach",
             prefix="roberta.",
-            read=layouts.roberta_layout,
+            read=layouts.roberta_architecture,
             backbone=entries.bert_backbone,
             heads=_LM_HEAD,
             copies={"lm_head.decoder.weight": f"roberta.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
@@ -138,7 +139,7 @@ FAMILIES: Mapping[str, Family] = {
             name="mpnet",
             paper="MPNet: Masked and Permuted Pre-training for Language Understanding",
             prefix="mpnet.",
-            read=layouts.mpnet_layout,
+            read=layouts.mpnet_architecture,
             backbone=entries.mpnet_backbone,
             heads=_LM_HEAD,
             copies={"lm_head.decoder.weight": f"mpnet.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
@@ -149,7 +150,7 @@ FAMILIES: Mapping[str, Family] = {
             name="electra",
             paper="ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators",
             prefix="electra.",
-            read=layouts.electra_layout,
+            read=layouts.electra_architecture,
             backbone=entries.electra_backbone,
             heads={
                 "token": token_head(
@@ -171,7 +172,7 @@ FAMILIES: Mapping[str, Family] = {
             name="albert",
             paper="ALBERT: A Lite BERT for Self-supervised Learning of Language Representations",
             prefix="albert.",
-            read=layouts.albert_layout,
+            read=layouts.albert_architecture,
             backbone=entries.albert_backbone,
             heads={
                 "token": token_head("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
@@ -187,7 +188,7 @@ FAMILIES: Mapping[str, Family] = {
             name="distilbert",
             paper="DistilBERT, a distilled version of BERT: smaller, faster, cheaper and lighter",
             prefix="distilbert.",
-            read=layouts.distilbert_layout,
+            read=layouts.distilbert_architecture,
             backbone=entries.distilbert_backbone,
             heads={"token": token_head("vocab_transform", "vocab_layer_norm", "vocab_projector.bias")},
             copies={"vocab_projector.weight": f"distilbert.{TOKENS}"},
@@ -196,7 +197,7 @@ FAMILIES: Mapping[str, Family] = {
             name="unilm",
             paper="UniLMv2: Pseudo-Masked Language Models for Unified Language Model Pre-Training",
             prefix="bert.",
-            read=layouts.unilm_layout,
+            read=layouts.unilm_architecture,
             backbone=entries.unilm_backbone,
             heads=_BERT_HEADS,
             copies=_BERT_COPIES,

@@ -78,14 +78,14 @@ def said_of_allowed(place: Path, weights: Weights, table: Table, held: Table) ->
     drawn = dict.fromkeys(name for entry in table.entries for name in entry.theirs if name not in read)
     unread = _unread(weights, table)
     said = (
-        [f"{_counted(drawn)} of {place} did not fit, as allowed, and are newly initialised: {listed(drawn)}"]
+        [f"{_counted(drawn)} of {place} did not fit, as allowed, and are newly initialised: {in_words(drawn)}"]
         if drawn
         else []
     )
-    return said + ([f"{_counted(unread)} of {place} ignored, as allowed: {listed(unread)}"] if unread else [])
+    return said + ([f"{_counted(unread)} of {place} ignored, as allowed: {in_words(unread)}"] if unread else [])
 
 
-def listed(names: Iterable[str], notes: Mapping[str, str] | None = None) -> str:
+def in_words(names: Iterable[str], notes: Mapping[str, str] | None = None) -> str:
     """Tensor names with those of several layers merged to a pattern for `--allow`: `encoder.layer.*.output.bias (x12)`.
 
     Args:
@@ -125,7 +125,7 @@ def _size(shape: Sequence[int]) -> str:
 
 
 def _refuse(place: Path, problems: Mapping[str, Sequence[str]], notes: Mapping[str, str] | None = None) -> None:
-    said = [f"{_counted(names)} {problem}: {listed(names, notes)}" for problem, names in problems.items() if names]
+    said = [f"{_counted(names)} {problem}: {in_words(names, notes)}" for problem, names in problems.items() if names]
     if said:
         raise UniclozeError(
             f"{place} does not match its configuration: {'; '.join(said)}; pass --allow PATTERN to accept this"

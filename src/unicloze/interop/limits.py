@@ -15,7 +15,7 @@ from unicloze.settings import HeadSettings
 from unicloze.tasks import task_heads
 from unicloze.tasks.groups import Delimited, Headed
 from unicloze.tasks.rows import pooling_of
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 OWN = "unicloze"
 """Name of the format that can hold every model: the classes of `unicloze.hf`."""

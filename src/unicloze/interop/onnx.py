@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from unicloze.errors import UsageError
+from unicloze.interop.calling import step_inputs
 from unicloze.interop.opening import ModelLike, open_model
-from unicloze.interop.programs import Encoder, Part, Step, compare, module_of, trace
-from unicloze.interop.rules import step_rule
+from unicloze.interop.programs import Encoder, Program, Step, compare_program, module_of, trace
 
 _LARGEST_FILE = 2**31 - 2**20
 """Largest weights of one file in bytes: protobuf is limited to 2 GiB."""
 
 
-def export_onnx(model: ModelLike, out: str | os.PathLike[str], *, parts: Sequence[Part] | None = None) -> list[Path]:
+def export_onnx(model: ModelLike, out: str | os.PathLike[str], *, parts: Sequence[Program] | None = None) -> list[Path]:
     """Write `encoder.onnx` and, if the model generates text, `step.onnx` to a folder; rows and slots are dynamic.
 
     Each file is run by ONNX Runtime and compared with the model on rows of several shapes before it is moved into place.
@@ -41,8 +41,8 @@ def export_onnx(model: ModelLike, out: str | os.PathLike[str], *, parts: Sequenc
     """
     _check_installed()
     loaded = open_model(model)
-    writes = step_rule(loaded.recipe, loaded.tokenizer.vocabulary) is not None
-    own: tuple[Part, ...] = ("encoder", "step") if writes else ("encoder",)
+    writes = step_inputs(loaded.recipe, loaded.tokenizer.vocabulary) is not None
+    own: tuple[Program, ...] = ("encoder", "step") if writes else ("encoder",)
     modules = {part: module_of(loaded, part) for part in parts or own}
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def _export(module: Encoder | Step, file: Path) -> Path:
         )
         _forget_origin(program.model)
         program.save(part, external_data=False)
-        compare(module, _Runner(module, part), str(file))
+        compare_program(module, _Runner(module, part), str(file))
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)

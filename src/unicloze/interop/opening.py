@@ -13,7 +13,7 @@ from unicloze.errors import UsageError
 from unicloze.interop.read import import_checkpoint, is_foreign
 from unicloze.settings import Precision, TrainingSettings
 from unicloze.training import precision as precisions
-from unicloze.training.models import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel, load_model
 
 ModelLike = str | os.PathLike[str] | LoadedModel
 

@@ -21,15 +21,15 @@ from torch.nn import functional
 
 from unicloze.decoding.abilities import objective_of
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.interop.calling import encoder_inputs, step_inputs
 from unicloze.interop.opening import ModelLike, open_model
-from unicloze.interop.rules import encoding_rule, step_rule
 from unicloze.mixtures import describe
-from unicloze.model.from_attention_mask import EncodingRule, StepRule, encoding_batch, slots_of
+from unicloze.model.from_attention_mask import EncoderInputs, StepInputs, encoding_batch, slots_of
 from unicloze.model.model import UnifiedModel
 from unicloze.model.readers import GivenKeys, check_steps
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
-Part = Literal["encoder", "step"]
+Program = Literal["encoder", "step"]
 
 TOLERANCE = 1e-5
 """Largest accepted difference, relative to the largest value of an output if that is above 1."""
@@ -45,7 +45,7 @@ class Encoder(nn.Module):
         rule: How it encodes.
     """
 
-    def __init__(self, model: UnifiedModel, rule: EncodingRule) -> None:
+    def __init__(self, model: UnifiedModel, rule: EncoderInputs) -> None:
         super().__init__()
         self.model = model
         self.rule = rule
@@ -74,7 +74,7 @@ class Step(nn.Module):
 
     outputs = "logits", "new_keys", "new_values"
 
-    def __init__(self, model: UnifiedModel, rule: StepRule) -> None:
+    def __init__(self, model: UnifiedModel, rule: StepInputs) -> None:
         super().__init__()
         check_steps(model.settings)
         self.model = model
@@ -134,7 +134,7 @@ class Step(nn.Module):
         return self.model.token_logits(hidden[:, -1]), torch.stack(new_keys), torch.stack(new_values)
 
 
-def module_of(model: LoadedModel, part: Part) -> Encoder | Step:
+def module_of(model: LoadedModel, part: Program) -> Encoder | Step:
     """The module to export for one part of a model.
 
     Raises:
@@ -145,8 +145,8 @@ def module_of(model: LoadedModel, part: Part) -> Encoder | Step:
             "model.positions is transformer_xl: its distances depend on the text, which cannot be exported"
         )
     if part == "encoder":
-        return Encoder(model.model, encoding_rule(model.recipe)).eval()
-    rule = step_rule(model.recipe, model.tokenizer.vocabulary)
+        return Encoder(model.model, encoder_inputs(model.recipe)).eval()
+    rule = step_inputs(model.recipe, model.tokenizer.vocabulary)
     if rule is None:
         objective = objective_of(model.recipe)
         what = "an encoder without heads" if not objective.trains else f"a model trained by {describe(objective)}"
@@ -154,7 +154,7 @@ def module_of(model: LoadedModel, part: Part) -> Encoder | Step:
     return Step(model.model, rule).eval()
 
 
-def export_program(model: ModelLike, part: Part = "encoder") -> ExportedProgram:
+def export_program(model: ModelLike, part: Program = "encoder") -> ExportedProgram:
     """A part of a model as an `ExportedProgram`, compared with the model on rows of several shapes.
 
     Args:
@@ -167,7 +167,7 @@ def export_program(model: ModelLike, part: Part = "encoder") -> ExportedProgram:
     """
     module = module_of(open_model(model), part)
     program = trace(module)
-    compare(module, program.module(), f"the exported {part}")
+    compare_program(module, program.module(), f"the exported {part}")
     return program
 
 
@@ -178,7 +178,7 @@ def trace(module: Encoder | Step) -> ExportedProgram:
 
 
 @torch.no_grad()
-def compare(module: Encoder | Step, program: Callable[..., Sequence[Tensor]], name: str) -> None:
+def compare_program(module: Encoder | Step, program: Callable[..., Sequence[Tensor]], name: str) -> None:
     """Compare a program with the model on the same rows: one or several, short or long, padded, with and without a past.
 
     Raises:

@@ -16,10 +16,10 @@ from pathlib import Path
 from torch import Tensor
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.interop.config import LARGEST, Config
+from unicloze.interop.architectures import Architecture
+from unicloze.interop.checked_json import LARGEST, Config
 from unicloze.interop.families import TARGETS, Family, Head, family_of
 from unicloze.interop.fit import check_names, said_of_allowed, without_misfits
-from unicloze.interop.layouts import Layout
 from unicloze.interop.recipe import imported_recipe
 from unicloze.interop.vocabulary import open_tokenizer, read_tokenizer
 from unicloze.interop.weights import inside, open_weights
@@ -40,7 +40,7 @@ from unicloze.training.initial import (
     said_of_tokens,
     shared_tokens,
 )
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 
 def is_foreign(place: Path) -> bool:
@@ -178,7 +178,7 @@ def _config_file(folder: Path) -> Path | None:
     return inside(folder, found[0].name) if len(found) == 1 else None
 
 
-def _check_heads(config: Config, family: Family, layout: Layout, heads: Sequence[Head]) -> None:
+def _check_heads(config: Config, family: Family, layout: Architecture, heads: Sequence[Head]) -> None:
     for head in heads:
         if head in family.gelu_heads and layout.settings.activation != "gelu":
             key = "hidden_act" if "hidden_act" in config.values else "activation"

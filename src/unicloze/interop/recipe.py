@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from unicloze.interop.config import read_json
+from unicloze.interop.checked_json import read_json
 from unicloze.interop.families import TARGETS, Family, Head
 from unicloze.interop.weights import inside
 from unicloze.objectives.groups import PseudoToken

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from unicloze.interop.families import FAMILIES, Family, Head
-from unicloze.interop.tables import Entry, Split, module
+from unicloze.interop.tables import Entry, SplitRows, module
 from unicloze.settings import ModelSettings
 
 TaskClass = Literal["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"]
@@ -69,7 +69,9 @@ class Stock:
         if kind == "ForQuestionAnswering":
             ours = "task_heads.start.output", "task_heads.end.output"
             return [
-                Entry(ours=tuple(f"{name}.{part}" for name in ours), theirs=(f"qa_outputs.{part}",), change=Split(2))
+                Entry(
+                    ours=tuple(f"{name}.{part}" for name in ours), theirs=(f"qa_outputs.{part}",), change=SplitRows(2)
+                )
                 for part in ("weight", "bias")
             ]
         if kind == "ForTokenClassification":

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unicloze.decoding.texts import SPECIALS_OF_A_WINDOW, longest_text
-from unicloze.interop.layouts import Layout
+from unicloze.decoding.inputs import SPECIALS_OF_A_WINDOW, longest_text
+from unicloze.interop.architectures import Architecture
+from unicloze.interop.calling import encoder_inputs
 from unicloze.interop.limits import HEADS, exported_heads, task_class
-from unicloze.interop.rules import encoding_rule
 from unicloze.interop.stock import Stock
 from unicloze.interop.tables import Table
 from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_sentence_files, write_tokenizer
@@ -22,7 +22,7 @@ from unicloze.settings import ModelSettings
 from unicloze.tasks import task_heads
 from unicloze.tasks.groups import Labelled
 from unicloze.training.initial import POSITION_ROWS, SEGMENT_ROWS, TOKEN_ROWS
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def stock_export(stock: Stock, loaded: LoadedModel) -> StockExport:
         kept, lost = [], [*lost, *(HEADS[head] for head in kept)]
     kind = task_class(heads)
     bare = not kept and not heads
-    table = stock.family.table(Layout(settings=settings, padding=padding), heads=kept, bare=bare)
+    table = stock.family.table(Architecture(settings=settings, padding=padding), heads=kept, bare=bare)
     if kind is not None:
         table = dataclasses.replace(table, entries=(*table.entries, *stock.task_entries(kind)))
     said = [f"{each} is omitted" for each in lost]
@@ -157,7 +157,7 @@ def _segments(loaded: LoadedModel) -> tuple[int, int]:
     """Segment ids of a text and of its second part."""
     if task_heads(loaded.recipe):
         return 0, min(1, max(0, loaded.model.settings.num_segments - 1))
-    return encoding_rule(loaded.recipe).segment_ids
+    return encoder_inputs(loaded.recipe).segment_ids
 
 
 def _segment_order(loaded: LoadedModel) -> list[int]:

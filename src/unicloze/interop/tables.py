@@ -60,7 +60,7 @@ class Fused:
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitRows:
     """Our tensors are slices of theirs along the first dimension, such as the two outputs of `qa_outputs`.
 
     Args:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from unicloze.bounded import leads_out
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.interop.config import read_json
+from unicloze.interop.checked_json import read_json
 
 SAFETENSORS, BINARY = "model.safetensors", "pytorch_model.bin"
 LARGEST_HEADER = 16 << 20

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from unicloze.model.attention_plan import Backend, Region
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.transformer_xl import RelativeTerms
-from unicloze.model.visibility_plan import Backend, Region
 from unicloze.settings import ModelSettings
 
 

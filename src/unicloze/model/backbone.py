@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from unicloze.example import Batch
 from unicloze.model.attention import SelfAttention
+from unicloze.model.attention_plan import Backend
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.layers import FeedForward, Layer, Reader, layer_norm
 from unicloze.model.readers import FullRows
 from unicloze.model.relative_bias import RelativeBias
-from unicloze.model.visibility_plan import Backend
 from unicloze.settings import ModelSettings
 
 

@@ -95,7 +95,7 @@ class ReplacedTokenModel(nn.Module):
         losses = self.generator.token_losses(logits, labels)
         loss = TargetLoss(total=(losses * weights).sum(), weight=target.normaliser)
         draws = draws_of_rows(batch) if dropout is None else dropout.uniform(len(predicted))
-        return loss, with_samples(batch, sample(logits.detach(), draws.to(logits.device)))
+        return loss, with_samples(batch, sample_tokens(logits.detach(), draws.to(logits.device)))
 
     def logits(self, batch: Batch) -> Mapping[str, Tensor]:
         """The generator's logits for every masked token, without dropout. *Shape:* (rows, predictions, vocabulary)"""
@@ -166,7 +166,7 @@ def draws_of_rows(batch: Batch) -> Tensor:
     return torch.from_numpy(keyed.uniform(drawn))
 
 
-def sample(logits: Tensor, draws: Tensor) -> Tensor:
+def sample_tokens(logits: Tensor, draws: Tensor) -> Tensor:
     """Sample a token from each softmax: the first whose cumulative probability exceeds the draw.
 
     Args:

@@ -27,7 +27,7 @@ from unicloze.example import Batch, Leading
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodingRule:
+class EncoderInputs:
     """How a model encodes a text.
 
     Args:
@@ -42,7 +42,7 @@ class EncodingRule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepRule:
+class StepInputs:
     """How a model generates a target.
 
     Args:
@@ -116,7 +116,7 @@ def encoding_batch(
     part: Tensor | None,
     position_ids: Tensor | None,
     *,
-    rule: EncodingRule,
+    rule: EncoderInputs,
     max_positions: int,
 ) -> Batch:
     """A batch of texts to encode, without targets. Padding may be at either end of a row; it reads only itself.
@@ -156,7 +156,7 @@ def slots_of(
     attention_mask: Tensor | None,
     part: Tensor | None,
     *,
-    rule: StepRule,
+    rule: StepInputs,
     earlier: int,
     max_positions: int,
 ) -> Slots:

@@ -42,7 +42,7 @@ class FeedForward(nn.Module):
         return projected
 
 
-PARTS: Mapping[str, Callable[[ModelSettings], nn.Module]] = {
+SUBLAYERS: Mapping[str, Callable[[ModelSettings], nn.Module]] = {
     "attention": SelfAttention,
     "attention_norm": layer_norm,
     "feed_forward": FeedForward,
@@ -50,11 +50,11 @@ PARTS: Mapping[str, Callable[[ModelSettings], nn.Module]] = {
 }
 """The modules of a layer."""
 
-SHARED_PARTS: Mapping[str, frozenset[str]] = {
+SHARED_SUBLAYERS: Mapping[str, frozenset[str]] = {
     "none": frozenset(),
     "attention": frozenset({"attention", "attention_norm"}),
     "feed_forward": frozenset({"feed_forward", "feed_forward_norm"}),
-    "all": frozenset(PARTS),
+    "all": frozenset(SUBLAYERS),
 }
 """Modules shared by all layers under each `share_layers`; a normalisation is shared with its sublayer."""
 
@@ -105,8 +105,8 @@ class Layer(nn.Module):
 
     def __init__(self, settings: ModelSettings, number: int = 0, first: Layer | None = None) -> None:
         super().__init__()
-        shared = SHARED_PARTS[settings.share_layers] if first is not None else frozenset()
-        for name, build in PARTS.items():
+        shared = SHARED_SUBLAYERS[settings.share_layers] if first is not None else frozenset()
+        for name, build in SUBLAYERS.items():
             if name not in shared:
                 setattr(self, name, build(settings))
         if first is not None:

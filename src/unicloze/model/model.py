@@ -151,7 +151,7 @@ class UnifiedModel(nn.Module):
         predicted = weights.flatten().nonzero().squeeze(1)
         logits = self.token_logits(states.flatten(0, 1).index_select(0, predicted))
         losses = self.token_losses(logits, labels.flatten().index_select(0, predicted))
-        each = _spread(losses, predicted, weights)
+        each = _scatter(losses, predicted, weights)
         return dict(zip(hidden, each.split([part.shape[1] for part in hidden.values()], 1), strict=True))
 
     def token_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class UnifiedModel(nn.Module):
         boundary = hidden.reshape(-1, 2, hidden.shape[2]).index_select(0, predicted)
         places, labels = (ids.flatten().index_select(0, predicted) for ids in (target.places, target.labels))
         logits = self.boundary_head(boundary, places, self.backbone.embeddings.tokens.weight)
-        return _spread(self.token_losses(logits, labels), predicted, target.weights)
+        return _scatter(self.token_losses(logits, labels), predicted, target.weights)
 
     def logits(self, batch: Batch) -> Mapping[str, Tensor]:
         """Logits of every token prediction by target, without dropout. *Shape:* (rows, predictions, vocabulary) each"""
@@ -257,7 +257,7 @@ class UnifiedModel(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
 
-def _spread(losses: Tensor, predicted: Tensor, weights: Tensor) -> Tensor:
+def _scatter(losses: Tensor, predicted: Tensor, weights: Tensor) -> Tensor:
     """Scatter losses of some predictions to the places of all, with 0 elsewhere. *Shape:* that of `weights`"""
     everywhere = torch.zeros(weights.numel(), dtype=losses.dtype, device=losses.device)
     return everywhere.index_copy(0, predicted, losses).view(weights.shape)

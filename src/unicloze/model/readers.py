@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from unicloze.blocks import end_to_end
 from unicloze.errors import UsageError
 from unicloze.example import Batch
 from unicloze.model.attention import SelfAttention, attend, choose_backend, in_one_row, score_dtype, select_slots
+from unicloze.model.attention_plan import Backend, Region, plan_attention, predicted_slots, step_biases
 from unicloze.model.cache import Cache
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.from_attention_mask import Slots
 from unicloze.model.layers import Layer
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.transformer_xl import Relations
-from unicloze.model.visibility_plan import Backend, Region, plan, predicted_slots, step_biases
+from unicloze.packing import packed_slots
 from unicloze.settings import ModelSettings
 
 FEW = 8
@@ -81,7 +81,7 @@ class FullRows:
         relations = [Relations(part, self.settings, self.dropout) if encoded else None for part in batch.parts]
         self._backend = self.backend or choose_backend(hidden, dtype, relative is not None or encoded)
         plans = {
-            name: plan(
+            name: plan_attention(
                 batch.under(name), relative, relations, self._backend, dtype, self.select and name == visibility[-1]
             )
             for name in dict.fromkeys(visibility)
@@ -131,7 +131,7 @@ class FullRows:
         # Padding predictions may lack a computed slot: they take the first state, which nothing uses.
         number = torch.zeros(batch.input_ids.numel(), dtype=torch.long, device=hidden.device)
         number[selected[0]] = torch.arange(selected.shape[1], device=hidden.device)
-        (asked,) = end_to_end([predicted], [batch])
+        (asked,) = packed_slots([predicted], [batch])
         found: Tensor = hidden[0].index_select(0, number[asked]).unflatten(0, predicted.shape)
         return found
 

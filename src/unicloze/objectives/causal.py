@@ -17,11 +17,11 @@ import numpy.typing as npt
 from unicloze import visibility
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
-from unicloze.objectives.generation_layout import GenerationLayout, layout
+from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import Directed
-from unicloze.objectives.layout import unknown_words
 from unicloze.objectives.masking import Flags
 from unicloze.objectives.objective import Ability, Objective
+from unicloze.objectives.row_builder import unknown_words
 from unicloze.ragged import ranks
 from unicloze.rules import NOT_NEGATIVE, Needs, Problem
 from unicloze.settings import Reading, Recipe
@@ -155,7 +155,7 @@ def _target(windows: Windows, answers: Flags, shift: int) -> Target:
     return Target(slots=slots, labels=labels, weights=weights)
 
 
-def _generates(settings: CausalSettings, vocabulary: Vocabulary) -> GenerationLayout | None:
+def _generates(settings: CausalSettings, vocabulary: Vocabulary) -> GenerationFormat | None:
     return layout(settings, vocabulary, predicts="next", decoder_only=True) if _to_the_right(settings) else None
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from unicloze import keyed
 from unicloze.errors import UsageError
 from unicloze.example import Examples
-from unicloze.objectives.generation_layout import GenerationLayout, layout
+from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import Shown
 from unicloze.objectives.masking import Flags, Rates, rates_of
 from unicloze.objectives.noise import NOISE, apply_noise, infilled_spans, noised_tokens, sentences
@@ -314,12 +314,12 @@ def mask_span(
     )
 
 
-def _writes_sentinels(settings: SpanCorruptionSettings, vocabulary: Vocabulary) -> GenerationLayout:
+def _writes_sentinels(settings: SpanCorruptionSettings, vocabulary: Vocabulary) -> GenerationFormat:
     mode = mode_id(vocabulary, settings)
     return layout(settings, vocabulary, predicts="next", mode=mode, written=vocabulary.extra.tolist())
 
 
-def _begins_with_a_mask(settings: MaskedSpanSettings, vocabulary: Vocabulary) -> GenerationLayout:
+def _begins_with_a_mask(settings: MaskedSpanSettings, vocabulary: Vocabulary) -> GenerationFormat:
     return dataclasses.replace(generates(settings, vocabulary), opening=vocabulary.mask)
 
 

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from unicloze import visibility
 from unicloze.example import Examples, Ints, Kind, Target
 from unicloze.objectives import unilmv2
-from unicloze.objectives.generation_layout import GenerationLayout, layout
+from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import Corruption, Directed, Masking, Pairs
 from unicloze.objectives.masking import Steps, highest_rate, most_masked_by, rates_of
 from unicloze.objectives.objective import Ability, Objective
-from unicloze.objectives.pairs import with_pair_target
+from unicloze.objectives.pair_target import with_pair_target
 from unicloze.objectives.replaced import with_replaced_target
 from unicloze.ragged import ranks
 from unicloze.rules import Problem
@@ -187,7 +187,7 @@ def _defines(settings: MaskedSettings) -> set[Ability]:
     return by_direction.get(settings.visibility, set())
 
 
-def _generates(settings: MaskedSettings, vocabulary: Vocabulary) -> GenerationLayout | None:
+def _generates(settings: MaskedSettings, vocabulary: Vocabulary) -> GenerationFormat | None:
     reads = settings.visibility
     if "ae" not in settings.targets or "rtd" in settings.targets or reads not in ("prefix", "left_to_right"):
         return None

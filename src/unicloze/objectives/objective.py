@@ -10,7 +10,7 @@ from unicloze.settings import ObjectiveSettings
 
 if TYPE_CHECKING:
     from unicloze.example import Examples
-    from unicloze.objectives.generation_layout import GenerationLayout
+    from unicloze.objectives.generation_format import GenerationFormat
     from unicloze.objectives.masking import Rates, Steps
     from unicloze.text.tokenizers import Vocabulary
     from unicloze.text.windows import Windows
@@ -50,5 +50,5 @@ class Objective(Generic[S]):
     causal: Callable[[Windows, Vocabulary, S], Examples] | None = None
     defines: Callable[[S], Collection[Ability]] | None = None
     causal_masks: bool = False
-    generates: Callable[[S, Vocabulary], GenerationLayout | None] | None = None
+    generates: Callable[[S, Vocabulary], GenerationFormat | None] | None = None
     check: Callable[[Windows, Vocabulary, S], None] | None = None

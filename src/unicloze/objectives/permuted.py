@@ -26,9 +26,9 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.objectives import masking
 from unicloze.objectives.groups import Corruption, Masking, Pairs, PseudoToken
-from unicloze.objectives.layout import MaskedTokens, Rows, in_turn
 from unicloze.objectives.objective import Objective
-from unicloze.objectives.pairs import with_pair_target
+from unicloze.objectives.pair_target import with_pair_target
+from unicloze.objectives.row_builder import MaskedTokens, RowBuilder, in_turn
 from unicloze.objectives.unilmv2 import ALL_MASKED, corrupt, draw_steps, pseudo_id
 from unicloze.rules import Problem
 from unicloze.settings import Recipe
@@ -142,7 +142,7 @@ def lay_out_permuted(
     """
     masked, most = _masked(windows, steps, most)
     capacity = windows.token_ids.shape[1] + most
-    rows = Rows(windows, masked, vocabulary, capacity)
+    rows = RowBuilder(windows, masked, vocabulary, capacity)
     context = rows.put_unmasked()
     original = context[masked.row] + masked.rank
     query = original + masked.counts[masked.row]
@@ -181,7 +181,7 @@ def lay_out_compensated(
     """
     masked, most = _masked(windows, steps, most)
     capacity = windows.token_ids.shape[1] + 2 * most
-    rows = Rows(windows, masked, vocabulary, capacity)
+    rows = RowBuilder(windows, masked, vocabulary, capacity)
     context = rows.put_unmasked()
     counts = masked.counts[masked.row]
     original = context[masked.row] + masked.rank

@@ -26,11 +26,11 @@ import numpy.typing as npt
 from unicloze import keyed, visibility
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
-from unicloze.objectives.generation_layout import GenerationLayout, layout
+from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import MaskRate, Segments
-from unicloze.objectives.layout import unknown_words, without_unknown
 from unicloze.objectives.masking import Flags, Rates, rates_of
 from unicloze.objectives.objective import Ability, Objective
+from unicloze.objectives.row_builder import unknown_words, without_unknown
 from unicloze.objectives.spans import Counts, per_row, within
 from unicloze.rules import Problem
 from unicloze.settings import Bounds, Recipe
@@ -330,7 +330,7 @@ def _split(
     return lay_out(windows, source, target, vocabulary, settings, rates=rates)
 
 
-def generates(settings: SourceTarget, vocabulary: Vocabulary) -> GenerationLayout:
+def generates(settings: SourceTarget, vocabulary: Vocabulary) -> GenerationFormat:
     """Generation layout in which the last token's own slot predicts the next token."""
     return layout(settings, vocabulary, predicts="next", mode=mode_id(vocabulary, settings))
 

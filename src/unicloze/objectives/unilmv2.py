@@ -18,11 +18,11 @@ from unicloze import keyed, visibility
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.objectives import masking
-from unicloze.objectives.generation_layout import GenerationLayout, layout
+from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import Corruption, Masking, Pairs, PseudoToken
-from unicloze.objectives.layout import MaskedTokens, Rows, in_turn
 from unicloze.objectives.objective import Ability, Objective
-from unicloze.objectives.pairs import with_pair_target
+from unicloze.objectives.pair_target import with_pair_target
+from unicloze.objectives.row_builder import MaskedTokens, RowBuilder, in_turn
 from unicloze.rules import Problem
 from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Vocabulary
@@ -155,7 +155,7 @@ def lay_out(
     row = masked.row
     original_ids = windows.token_ids[row, masked.position]
     context_ids, pseudo_ids = corrupt(windows, masked, original_ids, vocabulary, corruption, pseudo=pseudo)
-    rows = Rows(windows, masked, vocabulary, capacity)
+    rows = RowBuilder(windows, masked, vocabulary, capacity)
     context = rows.put_windows(context_ids) if whole or not stepwise else rows.put_unmasked()
 
     targets = {}
@@ -219,7 +219,7 @@ def _defines(settings: UniLMv2Settings) -> set[Ability]:
     return found | ({"stepwise", "causal"} if "par" in settings.targets else set())
 
 
-def _generates(settings: UniLMv2Settings, vocabulary: Vocabulary) -> GenerationLayout | None:
+def _generates(settings: UniLMv2Settings, vocabulary: Vocabulary) -> GenerationFormat | None:
     if "par" not in settings.targets:
         return None
     own = settings.pseudo_token == "own" and vocabulary.pseudo is not None

@@ -20,7 +20,7 @@ from unicloze.bounded import read_bytes
 from unicloze.errors import UsageError, option_of
 from unicloze.files import write_file
 from unicloze.recipes.dumps import SCHEMA, without_foreign
-from unicloze.recipes.entries import kind_of, named, parsed, typed_mixture, typed_phases
+from unicloze.recipes.list_entries import kind_of, named, parsed, typed_mixture, typed_phases
 from unicloze.recipes.schema import KEYS, SECTIONS, VARIED, Setting, flatten, keys_of, parse_options
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe

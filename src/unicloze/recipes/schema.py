@@ -127,8 +127,8 @@ def foreign_key(key: str, owner: str) -> str:
     """Message text: the objective or task lacks this setting, and which ones have it."""
     names = having(key)
     have = "has" if len(names) == 1 else "have"
-    listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    return f"{key.partition('.')[2]} is not a setting of {owner}; {listed} {have} it"
+    names_of_choices = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return f"{key.partition('.')[2]} is not a setting of {owner}; {names_of_choices} {have} it"
 
 
 @functools.cache
@@ -197,7 +197,7 @@ def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str
     settings: dict[str, Setting] = {}
     for key, value in values.items():
         if find_key(key) is not None:
-            settings[key] = Setting(listed(key, value), origin(key))
+            settings[key] = Setting(names_of_choices(key, value), origin(key))
         elif key not in SECTIONS:
             raise unknown_key(str(key), origin(key))
         elif isinstance(value, Mapping):
@@ -208,7 +208,7 @@ def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str
     return settings
 
 
-def listed(key: str, value: Any) -> Any:
+def names_of_choices(key: str, value: Any) -> Any:
     """The value of a key, wrapped in a list if the key expects a list."""
     known = find_key(key)
     takes_list = known is not None and any(get_origin(member) is list for member in _members(known.type))

@@ -12,8 +12,8 @@ from typing import Any
 from unicloze.errors import UsageError
 from unicloze.mixtures import parts, phases
 from unicloze.objectives import OBJECTIVES
-from unicloze.recipes.rules_model import model_problems
-from unicloze.recipes.rules_task import task_problems
+from unicloze.recipes.checks_model import model_problems
+from unicloze.recipes.checks_task import task_problems
 from unicloze.rules import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Problem, Range, declared
 from unicloze.settings import DEVICE, Recipe
 

@@ -9,14 +9,14 @@ from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
 
 
-class Answer(NamedTuple):
+class GoldAnswer(NamedTuple):
     """An answer and its first character in the passage, if the file gives it."""
 
     text: str
     start: int | None
 
 
-def answers_of(record: Record, settings: TaskSettings) -> list[Answer] | None:
+def answers_of(record: Record, settings: TaskSettings) -> list[GoldAnswer] | None:
     """The answers of a record: an empty list if it is unanswerable, None if the field is missing.
 
     Accepts a list of texts, a list of objects with `text` and perhaps `answer_start`, or one object with a list of each.
@@ -41,11 +41,11 @@ def answers_of(record: Record, settings: TaskSettings) -> list[Answer] | None:
                 '{"text": ..., "answer_start": ...}: fix the record'
             )
         if text.strip():
-            found.append(Answer(text, start))
+            found.append(GoldAnswer(text, start))
     return found
 
 
-def needed_answers(record: Record, settings: TaskSettings) -> list[Answer]:
+def needed_answers(record: Record, settings: TaskSettings) -> list[GoldAnswer]:
     """The answers of a record that must have a list of them, possibly empty.
 
     Raises:

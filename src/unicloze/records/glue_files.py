@@ -19,7 +19,7 @@ from unicloze.records.line_files import Reader
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class GlueColumns:
     """Column names in the files of a task.
 
     Args:
@@ -40,23 +40,23 @@ class Layout:
 
 
 _STS = "genre", "filename", "year", "old_index", "score", "sentence1", "sentence2"
-_TWO_SENTENCES = Layout(text=("sentence1",), pair=("sentence2",))
+_TWO_SENTENCES = GlueColumns(text=("sentence1",), pair=("sentence2",))
 
-LAYOUTS: Mapping[str, Layout] = {
-    "cola": Layout(text=("sentence",), bare={4: ("source", "label", "star", "sentence")}),
-    "sst-2": Layout(text=("sentence",)),
-    "mrpc": Layout(text=("#1 String",), pair=("#2 String",), label=("Quality",)),
-    "sts-b": Layout(
+LAYOUTS: Mapping[str, GlueColumns] = {
+    "cola": GlueColumns(text=("sentence",), bare={4: ("source", "label", "star", "sentence")}),
+    "sst-2": GlueColumns(text=("sentence",)),
+    "mrpc": GlueColumns(text=("#1 String",), pair=("#2 String",), label=("Quality",)),
+    "sts-b": GlueColumns(
         text=("sentence1",),
         pair=("sentence2",),
         label=("score",),
         bare={7: _STS, 9: (*_STS, "source1", "source2")},
     ),
-    "qqp": Layout(
+    "qqp": GlueColumns(
         text=("question1",), pair=("question2",), label=("is_duplicate",), id=("id",), drops_broken=True
     ),
-    "mnli": Layout(text=("sentence1", "Premise"), pair=("sentence2", "Hypothesis"), label=("gold_label", "Label")),
-    "qnli": Layout(text=("question",), pair=("sentence",)),
+    "mnli": GlueColumns(text=("sentence1", "Premise"), pair=("sentence2", "Hypothesis"), label=("gold_label", "Label")),
+    "qnli": GlueColumns(text=("question",), pair=("sentence",)),
     "rte": _TWO_SENTENCES,
     "wnli": _TWO_SENTENCES,
 }  # fmt: skip
@@ -101,12 +101,12 @@ def read_glue(text: str, path: Path, *, task: str) -> Iterator[tuple[int, dict[s
         warnings.warn(f"{path}: {len(broken)} broken lines are skipped ({named})", stacklevel=2)
 
 
-def has_all(roles: Mapping[str, str], layout: Layout) -> bool:
+def has_all(roles: Mapping[str, str], layout: GlueColumns) -> bool:
     """Whether the columns include all texts of a task."""
     return {"text", *(["pair"] if layout.pair else [])} <= set(roles.values())
 
 
-def _roles(names: tuple[str, ...], layout: Layout) -> dict[str, str]:
+def _roles(names: tuple[str, ...], layout: GlueColumns) -> dict[str, str]:
     """The role of each column that has one."""
     columns = {"text": layout.text, "pair": layout.pair, "label": layout.label, "id": layout.id}
     return {name: role for role, known in columns.items() for name in known if name in names}

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from unicloze.report import svg
-from unicloze.report.blocks import score_row, score_table
+from unicloze.report.components import score_row, score_table
 from unicloze.report.curves import Axis, drawable, left_out, nice_ticks, short, tick
 
 MOST_LABELS = 20

@@ -19,7 +19,7 @@ from unicloze.example import Examples, Kind
 from unicloze.mixtures import parts
 from unicloze.objectives import make_examples
 from unicloze.objectives.groups import Corruption
-from unicloze.report.answers import spell
+from unicloze.report.answer_words import spell
 from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
 from unicloze.text.windows import split_segments, windows_of
@@ -78,7 +78,7 @@ class Answers:
 
     Args:
         slots: The slot, or list of slots, from which each prediction is made.
-        labels: The label of each prediction in words; see `unicloze.report.answers`.
+        labels: The label of each prediction in words; see `unicloze.report.answer_words`.
     """
 
     slots: list[Any]

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from unicloze.errors import UniclozeError
-from unicloze.report.answers import is_token
+from unicloze.report.answer_words import is_token
 from unicloze.report.curves import SMALLEST, Axis, apart, drawable, short
 from unicloze.report.drawing import SANS_WIDTH, Drawing, Label
 from unicloze.report.history import History, Points

@@ -14,8 +14,8 @@ from unicloze.decoding.abilities import Ability, objective_of, part_with
 from unicloze.errors import UniclozeError
 from unicloze.files import write_file
 from unicloze.recipes import load_recipe
-from unicloze.report.answers import is_token
-from unicloze.report.blocks import (
+from unicloze.report.answer_words import is_token
+from unicloze.report.components import (
     REPORT,
     card,
     colophon,

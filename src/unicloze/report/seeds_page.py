@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from unicloze.report.blocks import (
+from unicloze.report.components import (
     REPORT,
     card,
     colophon,

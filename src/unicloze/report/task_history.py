@@ -10,7 +10,7 @@ from typing import Any
 
 from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.registry import METRICS
-from unicloze.evaluation.metrics.spread import standard_errors
+from unicloze.evaluation.metrics.standard_errors import standard_errors
 from unicloze.report.history import Event, History, mapping, number, sequence
 from unicloze.run_files import DEV_PREDICTIONS, DEV_SAMPLES
 

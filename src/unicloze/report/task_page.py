@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.evaluation.metrics.registry import METRICS
-from unicloze.report.blocks import (
+from unicloze.report.charts import by_class, confusion, deviations, lengths, scatter
+from unicloze.report.components import (
     card,
     colophon,
     heading_of,
@@ -24,7 +25,6 @@ from unicloze.report.blocks import (
     status_of,
     time_card,
 )
-from unicloze.report.charts import by_class, confusion, deviations, lengths, scatter
 from unicloze.report.curves import Line, line_chart
 from unicloze.report.frame import frame
 from unicloze.report.history import Event, mapping, number, sequence

@@ -15,8 +15,8 @@ from unicloze.tasks.classification import label_of, quantity_of
 from unicloze.tasks.extraction import ExtractionSettings
 from unicloze.tasks.groups import Labelled, task_of
 from unicloze.tasks.tagging import tags_of
+from unicloze.tasks.targets import texts_of
 from unicloze.tasks.task import Baseline
-from unicloze.tasks.texts import texts_of
 
 _SENTENCE = re.compile(r".+?(?:[.!?](?=\s)|[\u3002\uff01\uff1f]|\n|\Z)", re.DOTALL)
 SHOWN = 40

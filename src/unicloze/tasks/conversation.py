@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from unicloze.errors import UniclozeError
 from unicloze.example import Examples
-from unicloze.records.answers import Answer, answers_of, needed_answers
+from unicloze.records.answers import GoldAnswer, answers_of, needed_answers
 from unicloze.records.record import Record, refuse_repeated
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks import extraction
@@ -136,7 +136,7 @@ def kind_of(answer: str) -> int:
 
 
 def _labels(
-    answers: Sequence[Answer],
+    answers: Sequence[GoldAnswer],
     record: Record,
     passage: Passage,
     bounds: Sequence[tuple[int, int]],
@@ -169,7 +169,7 @@ def _rationale(record: Record, passage: Passage, settings: TaskSettings) -> tupl
     if not isinstance(text, str) or not text.strip():
         return 0, len(passage.text)
     known = start if isinstance(start, int) and start >= 0 else None
-    place = extraction.locate(Answer(text, known), passage.text)
+    place = extraction.locate(GoldAnswer(text, known), passage.text)
     return (0, len(passage.text)) if place is None else (place, place + len(text))
 
 

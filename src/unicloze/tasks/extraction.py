@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from unicloze.errors import UniclozeError
 from unicloze.example import Examples
-from unicloze.records.answers import Answer, answers_of, needed_answers
+from unicloze.records.answers import GoldAnswer, answers_of, needed_answers
 from unicloze.records.record import Record, refuse_repeated
 from unicloze.rules import Needs
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
@@ -130,7 +130,7 @@ def with_unanswerable(settings: ExtractionSettings, records: Sequence[Record]) -
     return dataclasses.replace(settings, unanswerable=unanswerable > 0)
 
 
-def locate(answer: Answer, context: str) -> int | None:
+def locate(answer: GoldAnswer, context: str) -> int | None:
     """The first character of an answer: its `start`, else the nearest occurrence; None if there is none.
 
     An answer without `start` prefers an occurrence as whole words to one within a word, such as the "he" in "the".
@@ -187,7 +187,7 @@ def _labels(span: tuple[int, int] | None, first: int, last: int) -> dict[str, in
     return {**labels, NONE: int(labels["start"] == NOWHERE)}
 
 
-def span_of(answer: Answer, passage: Passage) -> tuple[int, int] | None:
+def span_of(answer: GoldAnswer, passage: Passage) -> tuple[int, int] | None:
     """The first and the last token of an answer; None if it is not in the passage or has no token."""
     place = locate(answer, passage.text)
     return None if place is None else passage.covering(place, place + len(answer.text))

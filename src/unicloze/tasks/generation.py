@@ -30,13 +30,13 @@ from unicloze.example import Examples
 from unicloze.mixtures import parts
 from unicloze.objectives import OBJECTIVES, masked, masking, seq2seq, unilmv2
 from unicloze.objectives.groups import Corruption
-from unicloze.objectives.layout import MaskedTokens, without_unknown
+from unicloze.objectives.row_builder import MaskedTokens, without_unknown
 from unicloze.records.record import Record
 from unicloze.rules import Problem
 from unicloze.settings import HeadSettings, Reading, Recipe, TaskSettings
-from unicloze.tasks.parts import cut_parts, join_parts
 from unicloze.tasks.rows import Ints
-from unicloze.tasks.texts import TARGET, has_target, targets_of, texts_of
+from unicloze.tasks.source_texts import cut_texts, join_texts
+from unicloze.tasks.targets import TARGET, has_target, targets_of, texts_of
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 from unicloze.text.windows import Windows, windows_of
 
@@ -183,8 +183,8 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     for number, (ids, targets) in enumerate(
         zip(given, [[next(answers) for _ in each] for each in several], strict=True)
     ):
-        kept = cut_parts(ids, for_source - SOURCE_SPECIALS, generation.keep, choosing)
-        source = join_parts(kept, tokenizer.vocabulary.eos)
+        kept = cut_texts(ids, for_source - SOURCE_SPECIALS, generation.keep, choosing)
+        source = join_texts(kept, tokenizer.vocabulary.eos)
         shown: list[Ints | None] = [target[: for_target - 1] for target in targets]
         cut[0] += sum(map(len, kept)) < sum(map(len, ids))
         cut[1] += any(len(target) >= for_target for target in targets)

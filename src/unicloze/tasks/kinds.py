@@ -11,8 +11,8 @@ from unicloze.example import Examples
 from unicloze.settings import Recipe
 from unicloze.tasks import baselines, choice, classification, conversation, extraction, generation, tagging
 from unicloze.tasks.rows import Row, lay_out
+from unicloze.tasks.targets import TARGET, reference
 from unicloze.tasks.task import Task
-from unicloze.tasks.texts import TARGET, reference
 from unicloze.text.tokenizers import Vocabulary
 
 

@@ -19,7 +19,7 @@ from unicloze import keyed
 from unicloze.errors import UniclozeError
 from unicloze.files import replace_file
 from unicloze.records import read_records
-from unicloze.records.answers import Answer, answers_of
+from unicloze.records.answers import GoldAnswer, answers_of
 from unicloze.settings import TaskSettings
 from unicloze.tasks.extraction import locate
 
@@ -78,7 +78,7 @@ def write_training_records(
         context, question = record.text(settings, "context"), record.text(settings, "question")
         answers = answers_of(record, settings)
         if answers is None:
-            answers = [Answer(record.text(settings, "answer"), None)]
+            answers = [GoldAnswer(record.text(settings, "answer"), None)]
         placed = [(answer.text, locate(answer, context)) for answer in answers]
         inside = [{"text": text, "answer_start": start} for text, start in placed if start is not None and text.strip()]
         if inside and question.strip():

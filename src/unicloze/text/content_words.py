@@ -67,7 +67,7 @@ def content_words(
         most: Largest number of sentences; all are distinct.
     """
     letters, could_be_word = letters_of(tokenizer)
-    is_word = could_be_word & ~frequent_words(counts, letters)
+    is_word = could_be_word & ~frequent_tokens(counts, letters)
     read = [*stretches(sources, MOST_READ)]
     if not read:
         return ContentWords(sentences=[], places=[])
@@ -89,7 +89,7 @@ def content_words(
     return ContentWords(sentences=[*map(list, sentences)], places=[*sentences.values()])
 
 
-def frequent_words(counts: Counts, letters: Flags) -> Flags:
+def frequent_tokens(counts: Counts, letters: Flags) -> Flags:
     """The most frequent single-token words, up to `FREQUENT_SHARE` of all running words.
 
     Args:

@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.text.orders import spread
+from unicloze.text.orders import evenly_spaced
 from unicloze.text.shards import TokenShard, TokenSource
 from unicloze.text.tokenizers import Vocabulary
 
@@ -54,7 +54,7 @@ def stretches(sources: Sequence[TokenSource], most: int) -> Iterator[tuple[Ints,
         for shard in source.shards
         for start in range(0, int((shard.ends - shard.starts).sum()), STRETCH)
     ]
-    for number in spread(min(len(places), max(1, most // STRETCH)), len(places)).tolist() if places else []:
+    for number in evenly_spaced(min(len(places), max(1, most // STRETCH)), len(places)).tolist() if places else []:
         yield _stretch(*places[number])
 
 

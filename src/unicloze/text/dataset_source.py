@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.text.readers import Document, Tally, mended_document
+from unicloze.text.documents import Document, Tally, mended_document
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -17,7 +17,7 @@ from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import python_docs
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.digests import SEAL, seal
-from unicloze.text.readers import find_files
+from unicloze.text.documents import find_files
 from unicloze.text.tokenised import find_shards
 from unicloze.text.tokenizers import Tokenizer
 

@@ -54,12 +54,12 @@ def streams(
     return epochs, (lane * size // lanes + taken + shift) % size, step == 0, backward
 
 
-def spread(count: int, size: int) -> Ints:
+def evenly_spaced(count: int, size: int) -> Ints:
     """`count` evenly spaced numbers below `size`. *Shape:* (count,)"""
     return np.arange(count, dtype=np.int64) * size // count
 
 
-def spread_lanes(
+def evenly_spaced_lanes(
     count: int, size: int, *, lanes: int, both: bool = False
 ) -> tuple[Ints, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """At most `count` of `size` numbers: lanes at even distances, each of consecutive numbers.

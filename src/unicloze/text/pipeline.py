@@ -24,10 +24,10 @@ from unicloze.text import lineage, tokenised
 from unicloze.text.cutting import last_visible, pieces_of, tail_start, visible
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.digests import SEAL, Digests, seal
+from unicloze.text.documents import SUFFIXES, Document, Tally, files_at, find_files, other_files, read_file
 from unicloze.text.python_docs import write_python_docs
-from unicloze.text.readers import SUFFIXES, Document, Tally, files_at, find_files, other_files, read_file
 from unicloze.text.shards import ShardWriter, TokenShard, files_beside
-from unicloze.text.split import CUT, HELDOUT, TRAIN, Spelling, Split, text_hash, tokens_hash
+from unicloze.text.split import CUT, HELDOUT, TRAIN, HeldoutSplit, Spelling, text_hash, tokens_hash
 from unicloze.text.tokenizers import Tokenizer
 
 TokenIds = npt.NDArray[np.int32]
@@ -103,7 +103,7 @@ class Preparation:
             _refuse_texts_beside(entry["corpus"])
         self.digests: dict[str, bytes] = {}
         self.hashes = folder / "hashes"
-        self.split = Split(data.heldout_share, deduplicate=data.deduplicate, sources=len(self.entries))
+        self.split = HeldoutSplit(data.heldout_share, deduplicate=data.deduplicate, sources=len(self.entries))
         self.total_bytes = 0
         self._tail: int | None = None
         if self.tokenised and tokenizer.path is None:

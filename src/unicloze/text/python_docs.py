@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from unicloze.cores import usable_cores
-from unicloze.text.readers import Document
+from unicloze.text.documents import Document
 
 _PACKAGES = "numpy", "torch"
 _SKIPPED = frozenset(

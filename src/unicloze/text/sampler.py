@@ -19,10 +19,10 @@ import numpy.typing as npt
 from unicloze import keyed
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.text import orders
-from unicloze.text import pairs as pairing
-from unicloze.text.pairs import Pairs
+from unicloze.text import segment_pairs as pairing
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.pieces import Ints, Pieces, Places
+from unicloze.text.segment_pairs import Pairs
 from unicloze.text.shards import TokenSource
 from unicloze.text.tokenised import check_ids
 from unicloze.text.tokenizers import Vocabulary
@@ -152,7 +152,7 @@ class WindowSampler:
         Args:
             start: First position.
             count: Number of windows.
-            pairs: Relation of S2 to S1, see `unicloze.text.pairs`.
+            pairs: Relation of S2 to S1, see `unicloze.text.segment_pairs`.
             static_copies: Draws for a window repeat after this many passes over its source (BERT's static masking); default:
                 new draws in every pass.
             lanes: Number of parallel streams, equal to the batch size; ignored by the shuffled order.
@@ -193,9 +193,11 @@ class WindowSampler:
         """
         count, begins, backward = min(count, self.num_windows), None, None
         if self.order == "streams":
-            numbers, begins, backward = orders.spread_lanes(count, self.num_windows, lanes=lanes, both=self._both)
+            numbers, begins, backward = orders.evenly_spaced_lanes(
+                count, self.num_windows, lanes=lanes, both=self._both
+            )
         else:
-            numbers = orders.spread(count, self.num_windows)
+            numbers = orders.evenly_spaced(count, self.num_windows)
         bounds = np.cumsum(self.source_windows)
         source = np.searchsorted(bounds, numbers, side="right")
         index = numbers - (bounds - self.source_windows)[source]
@@ -334,7 +336,7 @@ class WindowSampler:
         return token_ids, segment_ids
 
 
-def check_pairs(sampler: WindowSampler, pairs: Pairs) -> None:
+def check_segment_pairs(sampler: WindowSampler, pairs: Pairs) -> None:
     """Reject text that does not allow such segment pairs.
 
     Raises:

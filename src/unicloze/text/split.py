@@ -45,7 +45,7 @@ class _Document:
     is_text: bool
 
 
-class Split:
+class HeldoutSplit:
     """Sees all documents once, then returns the side of each. Memory use does not grow with the corpus.
 
     Args:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from unicloze.errors import UniclozeError
 from unicloze.text.digests import Digests
-from unicloze.text.readers import files_at
+from unicloze.text.documents import files_at
 from unicloze.text.shards import TokenShard, TokenSource
 from unicloze.text.tokenizers import Tokenizer
 
@@ -21,7 +21,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 def find_shards(corpus: str | Path) -> list[Path]:
-    """The `.ds` files under a path, sorted; see `unicloze.text.readers.files_at`."""
+    """The `.ds` files under a path, sorted; see `unicloze.text.documents.files_at`."""
     return [file for file in files_at(corpus) if file.suffix == ".ds"]
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from unicloze.files import write_file
 from unicloze.settings import PYTHON_DOCS, DataSettings
 from unicloze.text.dataset_source import is_dataset
+from unicloze.text.documents import find_files, read_documents
 from unicloze.text.python_docs import python_docs
-from unicloze.text.readers import find_files, read_documents
 from unicloze.text.tokenised import find_shards
 
 ENOUGH = 500_000

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from unicloze.blocks import lay_end_to_end
 from unicloze.example import Batch, Examples, collate, select_rows
 from unicloze.mixtures import Phase, parts, phases
 from unicloze.objectives import defined, make_examples
+from unicloze.packing import pack
 from unicloze.settings import ObjectiveSettings, Recipe
-from unicloze.text.sampler import WindowSampler, check_pairs
+from unicloze.text.sampler import WindowSampler, check_segment_pairs
 from unicloze.text.windows import Windows
 
 WINDOWS_AT_ONCE = 512
@@ -60,7 +60,7 @@ class MicroBatch:
     def batch(self, device: torch.device, *, fixed_shape: bool = False) -> Batch:
         """The rows as tensors; `fixed_shape` requires that there are no blocks."""
         ends = np.cumsum([0, *(self.blocks or [len(self.examples)])])
-        return lay_end_to_end(
+        return pack(
             [
                 collate(self.examples[int(first) : int(last)], device=device, fixed_shape=fixed_shape)
                 for first, last in itertools.pairwise(ends)
@@ -213,4 +213,4 @@ def check_windows(recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler])
                 sampler = sampler_of(phase.recipe)
                 check(sampler.sequential(CHECKED_WINDOWS), sampler.vocabulary, part.settings)
         for pairs in sorted({part.settings.windows.pairs for part in parts(phase.recipe.objective)} - {"contiguous"}):
-            check_pairs(sampler_of(phase.recipe), pairs)
+            check_segment_pairs(sampler_of(phase.recipe), pairs)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UsageError
-from unicloze.recipes.rules_unread import DECIDED_IN_A_TASK
+from unicloze.recipes.unread_settings import DECIDED_IN_A_TASK
 from unicloze.settings import Recipe
 
 FREE_TO_CHANGE = {

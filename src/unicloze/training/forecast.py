@@ -11,7 +11,7 @@ from unicloze.errors import UsageError
 from unicloze.mixtures import phases
 from unicloze.model.build import shapes_only
 from unicloze.settings import Recipe
-from unicloze.training.models import shape_model
+from unicloze.training.loading import shape_model
 
 _GIB = 2**30
 _CGROUPS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")

@@ -21,7 +21,7 @@ from unicloze.mixtures import longest_row, parts, phases
 from unicloze.model.build import Model
 from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 TOKEN_ROWS = "backbone.embeddings.tokens.weight", "token_head.bias", "boundary_head.bias"
 """Tensors with one row per token."""

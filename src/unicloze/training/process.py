@@ -21,8 +21,8 @@ from unicloze.settings import Recipe, TrainingSettings, chosen
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import MALFORMED, Checkpoint, checkpoint_name, save_checkpoint
 from unicloze.training.ledger import Ledger, NoLedger, read_ledger
+from unicloze.training.loading import fit_weights
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
-from unicloze.training.models import fit_weights
 from unicloze.training.optimizers import schedule_factor
 from unicloze.training.recurrence import Memories, pack, unpack
 from unicloze.training.world import World

@@ -27,23 +27,23 @@ from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import WindowSampler
 from unicloze.training.agreement import as_prepared
-from unicloze.training.baselines import open_baselines, trained_sources
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, training_steps
 from unicloze.training.changes import FREE_AFTER_DIVERGENCE, FREE_TO_CHANGE, refuse_changes
 from unicloze.training.checkpoint import Checkpoint, load_newest, set_aside_newer
-from unicloze.training.content_words import WordScore, ranks_by_model, way_to_ask
+from unicloze.training.count_baselines import open_baselines, trained_sources
+from unicloze.training.filled_samples import heldout_samples
 from unicloze.training.forecast import refuse_what_cannot_fit
 from unicloze.training.initial import Open, initialize_from
 from unicloze.training.ledger import read_ledger
+from unicloze.training.loading import load_model, ready_model
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, NonFiniteError, TrainState, evaluate
-from unicloze.training.models import load_model, ready_model
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads
-from unicloze.training.samples import heldout_samples
 from unicloze.training.verdict import Course, shown, too_little_text, verdict_on
+from unicloze.training.word_guesses import WordScore, ranks_by_model, way_to_ask
 from unicloze.training.world import World
 
 CURE_OF_LITTLE = (

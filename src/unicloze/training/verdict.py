@@ -8,7 +8,7 @@ from typing import Any
 
 from unicloze.model.model import WITHOUT_VOCABULARY
 from unicloze.text.shards import TokenSource
-from unicloze.training.content_words import WordScore
+from unicloze.training.word_guesses import WordScore
 
 LITTLE_BYTES, LITTLE_TOKENS = 1_000_000, 250_000
 """Less text than this is too little to learn a language; tokens count if bytes are unknown."""

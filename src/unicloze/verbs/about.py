@@ -106,7 +106,7 @@ def keep_summaries() -> None:
 def count_parameters(recipe: Recipe) -> int:
     """Number of weights of a recipe's model at the requested vocabulary size; tied weights count once."""
     from unicloze.model.build import shapes_only
-    from unicloze.training.models import shape_model
+    from unicloze.training.loading import shape_model
 
     with shapes_only():
         return shape_model(recipe, recipe.tokenizer.vocab_size).num_parameters()

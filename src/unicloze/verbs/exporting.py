@@ -12,7 +12,7 @@ from unicloze.verbs.options import Folder, Option
 
 if TYPE_CHECKING:
     from unicloze.interop.export import ExportResult
-    from unicloze.training.models import LoadedModel
+    from unicloze.training.loading import LoadedModel
 
 
 def export(
@@ -51,7 +51,7 @@ def export(
     check_format(to, loaded)
     if to != OWN:
         return write_export(loaded, stock_format(loaded, to), folder)
-    from unicloze.hf.export import own_format
+    from unicloze.hf.save import own_format
 
     return write_export(loaded, own_format(loaded), folder)
 

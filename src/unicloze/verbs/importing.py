@@ -9,7 +9,7 @@ from unicloze.verbs.common import PathLike, folder_at
 from unicloze.verbs.options import Folder, Number, Option
 
 if TYPE_CHECKING:
-    from unicloze.training.models import LoadedModel
+    from unicloze.training.loading import LoadedModel
 
 
 def load_model(path: PathLike, device: str = "cpu") -> LoadedModel:

@@ -12,8 +12,8 @@ from unicloze.verbs.common import OF_FILES, PathLike, check_fixed
 from unicloze.verbs.options import Device, File, Model, NamedValues, Number, OfFiles, Option
 
 if TYPE_CHECKING:
+    from unicloze.evaluation.answer_choice import PromptResult
     from unicloze.evaluation.blimp import BlimpResult
-    from unicloze.evaluation.choices import PromptResult
     from unicloze.evaluation.lambada import LambadaResult
     from unicloze.evaluation.metrics.registry import MetricTable
     from unicloze.evaluation.metrics.result import MetricResult
@@ -256,7 +256,7 @@ def measure_task(
     """
     from unicloze.finetuning.scores import measure_file
     from unicloze.recipes import load_recipe
-    from unicloze.recipes.rules_unread import given_settings
+    from unicloze.recipes.unread_settings import given_settings
     from unicloze.run_files import RECIPE
     from unicloze.tasks import TASKS
     from unicloze.tasks.roles import check_fields

@@ -13,7 +13,7 @@ from unicloze.errors import UsageError
 from unicloze.verbs.common import Overrides, PathLike
 
 if TYPE_CHECKING:
-    from unicloze.training.models import LoadedModel
+    from unicloze.training.loading import LoadedModel
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def prepare(
         UniclozeError: The corpus cannot be read, or the folder holds something else.
     """
     from unicloze.recipes import load_recipe
-    from unicloze.recipes.rules_unread import given_settings, refuse_beyond, refuse_unread
+    from unicloze.recipes.unread_settings import given_settings, refuse_beyond, refuse_unread
     from unicloze.text.prepare import prepare_data
     from unicloze.training.agreement import check_beside_path
 
@@ -130,7 +130,7 @@ def pretrain(
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
     """
     from unicloze.recipes import given_beside, load_recipe, toy_overrides
-    from unicloze.recipes.rules_unread import given_settings, refuse_not_of_pretraining, refuse_unread
+    from unicloze.recipes.unread_settings import given_settings, refuse_not_of_pretraining, refuse_unread
     from unicloze.training.agreement import check_beside_path, check_beside_prepared
     from unicloze.training.allocator import tune_allocator
 
@@ -166,7 +166,7 @@ def pretrain(
         )
 
     tune_allocator()
-    from unicloze.interop.start import Start
+    from unicloze.interop.initialize import Start
     from unicloze.training.run import pretrain_run
 
     start, whole, small = Start(), settings, toy_overrides() if toy else {}
@@ -184,7 +184,7 @@ def pretrain(
 
 def _of_whole(given: Overrides) -> dict[str, Any]:
     """The settings that are given beside --toy and say something of the whole run: others are of the toy's own sizes."""
-    from unicloze.recipes.rules_unread import given_settings
+    from unicloze.recipes.unread_settings import given_settings
 
     settings = given_settings(given)
     of_toy = {"data.window", "training.steps", "training.batch_size", "training.micro_batch_size"}
@@ -253,7 +253,7 @@ def inspect(
         UniclozeError: There is no tokenizer in `out`, or the picture cannot be written.
     """
     from unicloze.recipes import load_recipe
-    from unicloze.recipes.rules_unread import given_settings, refuse_beyond, refuse_unread
+    from unicloze.recipes.unread_settings import given_settings, refuse_beyond, refuse_unread
     from unicloze.report.example_view import inspect_example, part_of, view_of
 
     if not 0 <= seed < 2**63:
@@ -396,13 +396,13 @@ def compare(
         raise UsageError(f"compare: --probe.{next(iter(probe_overrides))} needs --probe TASK TRAIN DEV.")
     tune_allocator()
     from unicloze.comparison.compare import compare_recipes
+    from unicloze.comparison.contestants import Budget
     from unicloze.comparison.page import page
-    from unicloze.comparison.plan import Budget
     from unicloze.comparison.probes import PREFIX, open_probe
     from unicloze.comparison.table import as_markdown
     from unicloze.files import write_file
-    from unicloze.recipes.rules_unread import given_settings
     from unicloze.recipes.several import recipes_of
+    from unicloze.recipes.unread_settings import given_settings
 
     given, of_probes = given_settings(overrides), given_settings(probe_overrides, PREFIX)
     if not probes and (of_use := next((key for key in given if key.startswith("use.")), None)):

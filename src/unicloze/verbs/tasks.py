@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from unicloze.settings import Recipe
     from unicloze.tasks.task import Predictions
     from unicloze.tasks.unanswerable import Written
-    from unicloze.training.models import LoadedModel
+    from unicloze.training.loading import LoadedModel
 
 WHOLE_GLUE = "glue", "glue-v1"
 """Task names that stand for all GLUE tasks."""
@@ -76,7 +76,7 @@ def finetune(
         UniclozeError: A record, the model or the directory is unusable, or the loss is not finite.
     """
     from unicloze.recipes import load_recipe
-    from unicloze.recipes.rules_unread import given_settings, refuse_decided_in_task, refuse_unread_in_task
+    from unicloze.recipes.unread_settings import given_settings, refuse_decided_in_task, refuse_unread_in_task
     from unicloze.training.allocator import tune_allocator
 
     if seeds < 1:
@@ -93,8 +93,8 @@ def finetune(
     recipe = load_recipe(task, {key: value for key, value in given.items() if key not in of_objective})
     tune_allocator()
     from unicloze.finetuning.checks import check_given_options
+    from unicloze.finetuning.initial import task_recipe
     from unicloze.finetuning.seeds import finetune_seeds
-    from unicloze.finetuning.start import task_recipe
     from unicloze.interop.opening import open_model
     from unicloze.tasks.generation import with_learning
 
@@ -123,7 +123,7 @@ def _glue(
 ) -> GlueSummary:
     """Fine-tune on every GLUE task in a folder, with UniLM v1's recipes if `first`."""
     from unicloze.recipes import load_recipe
-    from unicloze.recipes.rules_unread import given_settings, refuse_unread_in_task
+    from unicloze.recipes.unread_settings import given_settings, refuse_unread_in_task
     from unicloze.training.allocator import tune_allocator
 
     given = given_settings(overrides)
@@ -135,7 +135,7 @@ def _glue(
         raise UsageError("option --grid-budget: UniLM v1 gives no grid: leave it out, or give --task glue.")
     tune_allocator()
     from unicloze.finetuning.glue import GRID, finetune_glue
-    from unicloze.finetuning.start import task_recipe
+    from unicloze.finetuning.initial import task_recipe
     from unicloze.interop.opening import open_model
 
     if grid_budget > 1 and (key := next((key for key in given if key in GRID), None)):
@@ -200,8 +200,8 @@ def predict(
     """
     from unicloze.finetuning import predict as room
     from unicloze.finetuning.data import encoded
+    from unicloze.finetuning.generate_for_records import generate_into
     from unicloze.finetuning.task_model import load_task_model
-    from unicloze.finetuning.texts import generate_into
     from unicloze.interop.opening import open_model
     from unicloze.records import read_records
     from unicloze.tasks import TASKS
@@ -276,8 +276,8 @@ def generate(
             setting would have no effect, or `into` is given and `decoding.num_results` is above 1.
         UniclozeError: There is no complete checkpoint, or a record is invalid.
     """
+    from unicloze.finetuning.generate_for_records import as_text, generate_for_records, generate_into, with_field
     from unicloze.finetuning.predict import as_json_lines
-    from unicloze.finetuning.texts import as_text, generate_for_records, generate_into, with_field
     from unicloze.records import read_records
     from unicloze.tasks.task import Predictions, written
 
@@ -317,7 +317,7 @@ def stream(
     Raises:
         UsageError: As for `generate`, or `decoding.num_results` is above 1.
     """
-    from unicloze.finetuning.texts import stream_for_record
+    from unicloze.finetuning.generate_for_records import stream_for_record
 
     loaded = _generator(model, device, overrides, of_a_file=False)
     return stream_for_record(loaded, _record(loaded, text))
@@ -377,7 +377,7 @@ def _with(model: LoadedModel, overrides: Overrides | None) -> LoadedModel:
         UsageError: A setting is invalid, or `task.fields` names a field that the task's records do not have.
     """
     from unicloze.recipes import with_overrides
-    from unicloze.recipes.rules_unread import given_settings
+    from unicloze.recipes.unread_settings import given_settings
     from unicloze.tasks import TASKS
     from unicloze.tasks.roles import check_fields
 
@@ -393,7 +393,7 @@ def _generator(
     model: PathLike | LoadedModel, device: str, overrides: Overrides | None, *, of_a_file: bool
 ) -> LoadedModel:
     from unicloze.interop.opening import open_model
-    from unicloze.recipes.rules_unread import given_settings, refuse_unread_in_generation
+    from unicloze.recipes.unread_settings import given_settings, refuse_unread_in_generation
 
     given = given_settings(overrides)
     check_fixed(given, ("decoding", *OF_FILES))
@@ -414,7 +414,7 @@ def _refuse_of_files(overrides: Overrides | None) -> None:
     Raises:
         UsageError: There is one.
     """
-    from unicloze.recipes.rules_unread import given_settings
+    from unicloze.recipes.unread_settings import given_settings
 
     given = given_settings(overrides)
     if strange := next((key for key in OF_FILES if key in given), None):
@@ -423,7 +423,7 @@ def _refuse_of_files(overrides: Overrides | None) -> None:
 
 def _record(model: LoadedModel, text: str | Sequence[str]) -> Record:
     """The record of a single source, given in parts."""
-    from unicloze.decoding.texts import check_text
+    from unicloze.decoding.inputs import check_text
     from unicloze.tasks.raw_texts import record_of_texts, roles_of
 
     parts = [text] if isinstance(text, str) else list(text)

@@ -94,7 +94,7 @@ def score(
 
 
 def _texts(file: PathLike | None) -> list[str]:
-    from unicloze.text.readers import read_documents
+    from unicloze.text.documents import read_documents
 
     path = Path(file or "")
     documents = [document.text for document in read_documents(path)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unicloze.errors import UsageError
-from unicloze.evaluation.metrics.result import MetricResult, check_pairs, library
+from unicloze.evaluation.metrics.result import MetricResult, check_same_length, library
 
 Label = str | int
 POSITIVE = "1"
@@ -73,7 +73,7 @@ def matthews(predictions: Sequence[Label], references: Sequence[Label]) -> Metri
 
 
 def _labels(predictions: Sequence[Label], references: Sequence[Label]) -> tuple[list[str], list[str]]:
-    check_pairs(predictions, references)
+    check_same_length(predictions, references)
     return list(map(str, predictions)), list(map(str, references))
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from unicloze.errors import UniclozeError
-from unicloze.evaluation.metrics.result import MetricResult, check_pairs, library
+from unicloze.evaluation.metrics.result import MetricResult, check_same_length, library
 
 
 def correlation(
@@ -24,7 +24,7 @@ def correlation(
     Raises:
         UniclozeError: scipy is not installed, a number is not finite, or predictions and references do not match.
     """
-    check_pairs(predictions, references)
+    check_same_length(predictions, references)
     for name, numbers in (("Prediction", predictions), ("Reference", references)):
         for place, number in enumerate(numbers, start=1):
             if not math.isfinite(number):

@@ -111,7 +111,7 @@ class Metric:
         return difference > 0 if self.higher_is_better else difference < 0
 
 
-def check_pairs(predictions: Sized, references: Sized) -> None:
+def check_same_length(predictions: Sized, references: Sized) -> None:
     """Check that there are predictions, and as many references.
 
     Raises:
@@ -132,7 +132,7 @@ def check_texts(predictions: Sequence[str], references: Sequence[Sequence[str]])
         UsageError: The references of a prediction are one text instead of a list of texts.
         UniclozeError: A prediction has no reference, or there is nothing to compare.
     """
-    check_pairs(predictions, references)
+    check_same_length(predictions, references)
     for number, several in enumerate(references, start=1):
         if isinstance(several, str):
             raise UsageError("The references of a text must be a list: give [reference] if there is one.")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from unicloze.errors import UniclozeError
-from unicloze.evaluation.metrics.result import MetricResult, check_pairs
+from unicloze.evaluation.metrics.result import MetricResult, check_same_length
 
 
 class Entity(NamedTuple):
@@ -34,7 +34,7 @@ def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequenc
     Raises:
         UniclozeError: A sentence has more or fewer tags than its reference, or a tag has another form.
     """
-    check_pairs(predictions, references)
+    check_same_length(predictions, references)
     right: Counter[str] = Counter()
     found: Counter[str] = Counter()
     wanted: Counter[str] = Counter()
@@ -68,7 +68,7 @@ def tag_accuracy(predictions: Sequence[Sequence[str]], references: Sequence[Sequ
     Raises:
         UniclozeError: A sentence has more or fewer tags than its reference, or there are no tags.
     """
-    check_pairs(predictions, references)
+    check_same_length(predictions, references)
     for number, (tags, gold) in enumerate(zip(predictions, references, strict=True), start=1):
         _check_lengths(number, tags, gold)
     total = sum(map(len, references))

@@ -19,7 +19,7 @@ from unicloze.text.content_words import ContentWords, content_words
 from unicloze.text.counts import Counts
 from unicloze.text.prepare import Prepared
 from unicloze.text.shards import TokenSource
-from unicloze.training.content_words import ranks_by_counts, way_to_ask
+from unicloze.training.word_guesses import ranks_by_counts, way_to_ask
 
 SCHEMA = 1
 MOST_WORDS = 400

@@ -23,7 +23,7 @@ from unicloze.recipes.schema import (
     foreign_key,
     guess,
     keys_of,
-    listed,
+    names_of_choices,
     parser_of,
     unknown_key,
 )
@@ -61,7 +61,7 @@ def typed_mixture(entries: list[Any], origin: str, objective: str) -> list[dict[
             if find_key(key) is None:
                 raise unknown_key(key, place)
         kind = kind_of(name, place, changes)
-        given = {key: listed(key, value) for key, value in changes.items()}
+        given = {key: names_of_choices(key, value) for key, value in changes.items()}
         values = typed(given, place, objective=kind).get("objective", {})
         label = beside.get("label", values.get("name", f"part-{number}"))
         if not isinstance(label, str) or not label.strip():

@@ -20,14 +20,14 @@ from unicloze.mixtures import Phase, parts, phases
 from unicloze.model.build import Model
 from unicloze.objectives import OBJECTIVES
 from unicloze.recipes import load_recipe
-from unicloze.recipes.rules_unread import refuse_not_of_pretraining, refuse_unread
 from unicloze.recipes.schema import foreign_key, keys_of
+from unicloze.recipes.unread_settings import refuse_not_of_pretraining, refuse_unread
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
 from unicloze.training.batches import MicroBatch, check_windows, training_steps
+from unicloze.training.loading import build_model, ready_model
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
-from unicloze.training.models import build_model, ready_model
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device, choose_precision
 from unicloze.training.run import build_sampler, phrases_for
@@ -44,8 +44,8 @@ _OWN = "data.segments", "model.generator_size", "model.layer_visibility"
 """Settings that an objective depends on; `--like` takes all others from its recipe."""
 
 
-PLAN = "comparison.json"
-RESERVED_NAMES = {"data", "phrases", PLAN, "table.md", "index.html"}
+COMPARISON_FILE = "comparison.json"
+RESERVED_NAMES = {"data", "phrases", COMPARISON_FILE, "table.md", "index.html"}
 """Other names in the folder of a comparison."""
 
 
@@ -183,7 +183,7 @@ def _segments_needed(recipe: Recipe) -> int:
     return 1 + max(max(pair) for pair in ids)
 
 
-def check_text(recipe: Recipe, prepared: Prepared, folder: Path) -> None:
+def check_same_text(recipe: Recipe, prepared: Prepared, folder: Path) -> None:
     """Reject text that the recipe's objective cannot use, before training starts.
 
     Raises:
@@ -212,7 +212,7 @@ def with_one_precision(recipes: Sequence[Recipe]) -> list[Recipe]:
     ]
 
 
-def plan(
+def contestants_at_budget(
     recipe: Recipe, prepared: Prepared, budget: Budget, folder: Path, *, evaluate_every: int | None = None
 ) -> Contestant:
     """Plan the steps of a recipe that a budget allows.

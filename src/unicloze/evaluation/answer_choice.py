@@ -13,9 +13,9 @@ from unicloze.decoding.blanks import Blank, By, fill_blanks, way_of
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.evaluation.metrics.spread import standard_errors
+from unicloze.evaluation.metrics.standard_errors import standard_errors
 from unicloze.progress import Progress
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 Normaliser = Literal["sum", "token", "byte"]
 

@@ -30,7 +30,7 @@ SUFFIXES = ".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", "
 LONGEST_DOCUMENT = 64 * 2**20
 """Largest .txt document in bytes. Longer ones are cut at a line end, else at a space, else between two characters, so that
 memory use is bounded."""
-_BLOCK = 2**20
+_CHUNK_BYTES = 2**20
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view"}
@@ -244,13 +244,13 @@ def _open(file: Path, tally: Tally) -> BinaryIO:
     if file.suffix in (".gz", ".zst") and not file.stat().st_size:
         raise EOFError("it is empty")
     hashing = _Hashing(file, tally.digest)
-    raw = io.BufferedReader(hashing, _BLOCK)
+    raw = io.BufferedReader(hashing, _CHUNK_BYTES)
     stream: Any = gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else None
     if file.suffix == ".zst":
         import pyarrow
 
         stream = pyarrow.CompressedInputStream(raw, "zstd")
-    return raw if stream is None else io.BufferedReader(Unpacked(file, stream, raw, lambda: hashing.size), _BLOCK)
+    return raw if stream is None else io.BufferedReader(Unpacked(file, stream, raw, lambda: hashing.size), _CHUNK_BYTES)
 
 
 def _text(raw: bytes, place: str, tally: Tally) -> str:
@@ -279,7 +279,7 @@ def _document(text: str, path: Path | str, line: int, tally: Tally) -> Iterator[
 def _read_text(file: Path, stream: BinaryIO, tally: Tally) -> Iterator[Document]:
     line, pending, searched = 1, bytearray(), 0
     first = True
-    while block := stream.read(_BLOCK):
+    while block := stream.read(_CHUNK_BYTES):
         if first:
             first = False
             if block.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -379,7 +379,7 @@ def _read_parquet(file: Path, text_field: str, tally: Tally) -> Iterator[Documen
     import pyarrow.parquet
 
     with file.open("rb") as raw:
-        while block := raw.read(_BLOCK):
+        while block := raw.read(_CHUNK_BYTES):
             tally.digest.update(block)
     try:
         with pyarrow.parquet.ParquetFile(file) as table:

@@ -9,17 +9,17 @@ import numpy as np
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
-from unicloze.decoding.texts import SPECIALS_OF_A_WINDOW, longest_text
+from unicloze.decoding.inputs import SPECIALS_OF_A_WINDOW, longest_text
 from unicloze.hf.config import UniclozeConfig
 from unicloze.hf.generation import UniclozeForConditionalGeneration
 from unicloze.hf.models import UniclozeForMaskedLM, UniclozeModel, UniclozePreTrainedModel
-from unicloze.interop.check import compare
+from unicloze.interop.check import compare_models
 from unicloze.interop.decoding import not_said
 from unicloze.interop.export import Export
 from unicloze.interop.peer import Peer, quietly, transformers_library
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
 from unicloze.model.from_attention_mask import encoding_batch
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 
 def own_format(loaded: LoadedModel) -> Export:
@@ -93,4 +93,4 @@ def _check(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Pat
     )
     own = loaded.model.state_dict()
     weights = max(float((tensor - own[name]).abs().max()) for name, tensor in saved.state_dict().items())
-    return {**compare(loaded, peer), "weights": weights}
+    return {**compare_models(loaded, peer), "weights": weights}

@@ -15,7 +15,7 @@ from torch.nn import functional
 from unicloze.example import Batch, Leading, TargetBatch
 
 
-def lay_end_to_end(blocks: Sequence[Batch]) -> Batch:
+def pack(blocks: Sequence[Batch]) -> Batch:
     """Concatenate the slots of several blocks into one row; a single block is returned unchanged.
 
     Args:
@@ -32,8 +32,8 @@ def lay_end_to_end(blocks: Sequence[Batch]) -> Batch:
         input_ids=joined([block.input_ids for block in blocks]),
         position_ids=joined([block.position_ids for block in blocks]),
         segment_ids=joined([block.segment_ids for block in blocks]),
-        intervals=end_to_end([block.intervals for block in blocks], blocks),
-        local=end_to_end([block.local for block in blocks if block.local is not None], blocks) if has_local else None,
+        intervals=packed_slots([block.intervals for block in blocks], blocks),
+        local=packed_slots([block.local for block in blocks if block.local is not None], blocks) if has_local else None,
         leading=Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None),
         targets={name: _target([block.targets[name] for block in blocks], blocks) for name in blocks[0].targets},
         text_tokens=sum(block.text_tokens for block in blocks),
@@ -41,7 +41,7 @@ def lay_end_to_end(blocks: Sequence[Batch]) -> Batch:
     )
 
 
-def end_to_end(slots: Sequence[Tensor], blocks: Sequence[Batch]) -> Tensor:
+def packed_slots(slots: Sequence[Tensor], blocks: Sequence[Batch]) -> Tensor:
     """Shift slot numbers of each block's rows to slot numbers of the concatenated row.
 
     Args:
@@ -75,7 +75,7 @@ def _target(parts: Sequence[TargetBatch], blocks: Sequence[Batch]) -> TargetBatc
             there = [functional.pad(each, (0, most - each.shape[2])) for each in there]
         present = joined(there)
     return TargetBatch(
-        slots=end_to_end(slots, blocks),
+        slots=packed_slots(slots, blocks),
         labels=joined([part.labels for part in parts]),
         weights=joined([part.weights for part in parts]),
         normaliser=sum(part.normaliser for part in parts),

@@ -7,15 +7,15 @@ from unicloze.decoding.uses import use_of
 from unicloze.errors import UsageError
 from unicloze.mixtures import parts
 from unicloze.objectives import OBJECTIVES
-from unicloze.objectives.generation_layout import GenerationLayout
+from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.tasks import generation
 from unicloze.text.tokenizers import Vocabulary
 
-__all__ = ["GenerationLayout", "find_layout", "layout_of"]
+__all__ = ["GenerationFormat", "find_generation_format", "generation_format_of"]
 
 
-def layout_of(recipe: Recipe, vocabulary: Vocabulary, place: str = "DIR") -> GenerationLayout:
+def generation_format_of(recipe: Recipe, vocabulary: Vocabulary, place: str = "DIR") -> GenerationFormat:
     """How a model trained by a recipe generates, by the first part of its objective that can.
 
     A model fine-tuned to generate does as it learned. Of other models, those trained by sequence-to-sequence objectives come
@@ -29,7 +29,7 @@ def layout_of(recipe: Recipe, vocabulary: Vocabulary, place: str = "DIR") -> Gen
     Raises:
         UsageError: No part of its objective can generate, or it is fine-tuned for another task.
     """
-    found = find_layout(recipe, vocabulary)
+    found = find_generation_format(recipe, vocabulary)
     if found is not None:
         return found
     if recipe.task.kind:
@@ -42,25 +42,25 @@ def layout_of(recipe: Recipe, vocabulary: Vocabulary, place: str = "DIR") -> Gen
     )
 
 
-def find_layout(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout | None:
-    """As `layout_of`, but None if the model cannot generate."""
+def find_generation_format(recipe: Recipe, vocabulary: Vocabulary) -> GenerationFormat | None:
+    """As `generation_format_of`, but None if the model cannot generate."""
     if recipe.task.kind:
         return _of_task(recipe, vocabulary) if recipe.task.kind == "generation" else None
     options = (_of_part(part.settings, vocabulary) for part in parts(objective_of(recipe)))
     return min((layout for layout in options if layout is not None), key=lambda each: each.decoder_only, default=None)
 
 
-def _of_part(settings: ObjectiveSettings, vocabulary: Vocabulary) -> GenerationLayout | None:
+def _of_part(settings: ObjectiveSettings, vocabulary: Vocabulary) -> GenerationFormat | None:
     generates = OBJECTIVES[settings.name].generates
     return None if generates is None else generates(settings, vocabulary)
 
 
-def _of_task(recipe: Recipe, vocabulary: Vocabulary) -> GenerationLayout:
+def _of_task(recipe: Recipe, vocabulary: Vocabulary) -> GenerationFormat:
     """Layout of a fine-tuned model, as `unicloze.tasks.generation` lays out its rows."""
     by_next = generation.learning_of(recipe) == "next"
     own = generation.pseudo_token(recipe, vocabulary) == "own"
     source, target = generation.segments_of(recipe)
-    return GenerationLayout(
+    return GenerationFormat(
         predicts="next" if by_next else "pseudo",
         start=(vocabulary.sos,),
         stop=vocabulary.eos,

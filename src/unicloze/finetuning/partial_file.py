@@ -18,7 +18,7 @@ from unicloze.training.lock import hold
 Line = dict[str, Any]
 
 
-class PartFile:
+class PartialFile:
     """A file that is written as NAME.part and renamed once all its lines are there.
 
     NAME.part.json holds the fingerprints of what the lines depend on. If they match, writing resumes after the last

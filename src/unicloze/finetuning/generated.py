@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from unicloze.decoding.generate import Part, check_settings, generate_parts, with_token_ids
-from unicloze.decoding.layout import layout_of
+from unicloze.decoding.model_format import generation_format_of
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.example import collate
-from unicloze.finetuning.data import TaskData, blocks_by_length
+from unicloze.finetuning.data import TaskData, buckets_by_length
 from unicloze.finetuning.task_model import SLOTS_AT_ONCE, TaskModel
 from unicloze.model.readers import check_steps
 from unicloze.records.record import Record
@@ -35,7 +35,7 @@ def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
     check_steps(recipe.model)
     longest = min(recipe.decoding.max_length, generation.room(recipe)[1])
     decoding = dataclasses.replace(recipe.decoding, max_length=longest)
-    check_settings(decoding, layout_of(recipe, tokenizer.vocabulary))
+    check_settings(decoding, generation_format_of(recipe, tokenizer.vocabulary))
     return dataclasses.replace(recipe, decoding=decoding)
 
 
@@ -59,7 +59,7 @@ def generated(model: TaskModel, data: TaskData, *, first: int = 0, progress: boo
             f"decoding.max_length is {decoding.max_length}, but with a source of {longest} tokens the model has positions "
             f"for {model.model.max_positions - longest}: give no more"
         )
-    layout = with_token_ids(layout_of(model.recipe, tokenizer.vocabulary), decoding, tokenizer)
+    layout = with_token_ids(generation_format_of(model.recipe, tokenizer.vocabulary), decoding, tokenizer)
     tokens = list(sources.values())
     return generate_parts(model.model, tokens, decoding, layout, first=first, progress=progress)
 
@@ -103,7 +103,7 @@ def prediction_of(record: Record, recipe: Recipe, texts: Sequence[tuple[str, flo
 def target_loss(model: TaskModel, data: TaskData) -> MetricResult:
     """Mean loss per token of the reference targets, each token predicted from the reference tokens before it."""
     task, own = TASKS[model.recipe.task.kind], []
-    world, blocks = model.compute.world, list(blocks_by_length(data.rows, SLOTS_AT_ONCE))
+    world, blocks = model.compute.world, list(buckets_by_length(data.rows, SLOTS_AT_ONCE))
     model.model.eval()
     with torch.no_grad():
         for number in share(world.rank, world.size, len(blocks)):

@@ -18,7 +18,7 @@ from unicloze.mixtures import longest_window
 from unicloze.model.heads import cross_entropy
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows, windows_of
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 Ints = npt.NDArray[np.int32]
 Logs = npt.NDArray[np.float64]
@@ -31,7 +31,7 @@ _PAIRS_AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class ReadWindow:
     """As much of a text as the model reads at once.
 
     Args:
@@ -109,7 +109,7 @@ def log_probability(logits: Tensor, labels: Tensor) -> Logs:
     return logs
 
 
-def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Ints], list[Piece]]:
+def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Ints], list[ReadWindow]]:
     """Tokens of each text, and the non-overlapping pieces that cover them; names of special tokens are plain text.
 
     Warns once if a text is longer than the model reads at once.
@@ -128,11 +128,11 @@ def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Ints], list[Piec
     return tokens, pieces_of(model, tokens)
 
 
-def pieces_of(model: LoadedModel, tokens: Sequence[Ints]) -> list[Piece]:
+def pieces_of(model: LoadedModel, tokens: Sequence[Ints]) -> list[ReadWindow]:
     """The pieces that cover tokenised texts; warns once if a text is longer than the model reads at once."""
     limit = longest_text(model)
     pieces = [
-        Piece(text=i, first=first, tokens=ids[first : first + limit])
+        ReadWindow(text=i, first=first, tokens=ids[first : first + limit])
         for i, ids in enumerate(tokens)
         for first in range(0, len(ids), limit)
     ]

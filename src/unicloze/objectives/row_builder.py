@@ -95,7 +95,7 @@ class MaskedTokens:
         return Target(slots=slots, labels=answers, weights=weights)
 
 
-class Rows:
+class RowBuilder:
     """The slots of a block of windows, initially all padding.
 
     Args:

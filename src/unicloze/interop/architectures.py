@@ -7,12 +7,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from unicloze.interop.config import Config
+from unicloze.interop.checked_json import Config
 from unicloze.settings import ModelSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class Architecture:
     """The model shape and the properties a family's key table depends on.
 
     Args:
@@ -64,26 +64,26 @@ def _shape(config: Config, **changes: Any) -> ModelSettings:
     return ModelSettings(**(values | changes))
 
 
-def bert_layout(config: Config, _: Collection[str]) -> Layout:
+def bert_architecture(config: Config, _: Collection[str]) -> Architecture:
     """BERT."""
-    return Layout(settings=_shape(config))
+    return Architecture(settings=_shape(config))
 
 
-def _after_padding(config: Config, **changes: Any) -> Layout:
+def _after_padding(config: Config, **changes: Any) -> Architecture:
     """A layout whose positions start after the padding token's id."""
     padding = config.whole("pad_token_id", 1, least=0) + 1
     rows = config.whole("max_position_embeddings")
     if padding >= rows:
         raise config.refused("pad_token_id", f"that leaves no position of max_position_embeddings {rows} for text")
-    return Layout(settings=_shape(config, max_positions=rows - padding, **changes), padding=padding)
+    return Architecture(settings=_shape(config, max_positions=rows - padding, **changes), padding=padding)
 
 
-def roberta_layout(config: Config, _: Collection[str]) -> Layout:
+def roberta_architecture(config: Config, _: Collection[str]) -> Architecture:
     """RoBERTa, XLM-RoBERTa and CamemBERT."""
     return _after_padding(config)
 
 
-def mpnet_layout(config: Config, _: Collection[str]) -> Layout:
+def mpnet_architecture(config: Config, _: Collection[str]) -> Architecture:
     """MPNet."""
     config.only("relative_attention_num_buckets", 32, why="MPNet always has 32 buckets")
     config.only("pad_token_id", 1, why="MPNet always pads with id 1")
@@ -95,12 +95,12 @@ def _narrow(config: Config, default: int) -> int | None:
     return None if width == config.whole("hidden_size") else width
 
 
-def electra_layout(config: Config, _: Collection[str]) -> Layout:
+def electra_architecture(config: Config, _: Collection[str]) -> Architecture:
     """ELECTRA, either network."""
-    return Layout(settings=_shape(config, embedding_size=_narrow(config, 128)))
+    return Architecture(settings=_shape(config, embedding_size=_narrow(config, 128)))
 
 
-def albert_layout(config: Config, _: Collection[str]) -> Layout:
+def albert_architecture(config: Config, _: Collection[str]) -> Architecture:
     """ALBERT."""
     one = "only one group of shared layers is supported"
     config.only("num_hidden_groups", 1, why=one)
@@ -112,10 +112,10 @@ def albert_layout(config: Config, _: Collection[str]) -> Layout:
     dropout = config.number("hidden_dropout_prob", 0.0, most=1)
     attention = config.number("attention_probs_dropout_prob", 0.0, most=1)
     settings = _shape(config, embedding_size=narrow, share_layers="all", activation=activation, dropout=dropout)
-    return Layout(settings=dataclasses.replace(settings, attention_dropout=attention))
+    return Architecture(settings=dataclasses.replace(settings, attention_dropout=attention))
 
 
-def distilbert_layout(config: Config, _: Collection[str]) -> Layout:
+def distilbert_architecture(config: Config, _: Collection[str]) -> Architecture:
     """DistilBERT."""
     theirs = {
         "hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
@@ -126,12 +126,12 @@ def distilbert_layout(config: Config, _: Collection[str]) -> Layout:
         config.whole(key)
     config.whole("n_layers", kind="layers")
     renamed = {name: config.values[key] for name, key in theirs.items() if key in config.values}
-    return Layout(
+    return Architecture(
         settings=_shape(Config(config.path, {**config.values, **renamed}), num_segments=0, layer_norm_eps=1e-12)
     )
 
 
-def unilm_layout(config: Config, names: Collection[str]) -> Layout:
+def unilm_architecture(config: Config, names: Collection[str]) -> Architecture:
     """Released UniLM and MiniLM; the tensors identify the variant more reliably than the configuration."""
     config.only("prenorm", False, None, why="only layers that normalise after each sub-layer are supported")
     config.only("untie_rel_pos", False, None, why="only one relative position table for all layers is supported")
@@ -146,4 +146,4 @@ def unilm_layout(config: Config, names: Collection[str]) -> Layout:
         relative_max_distance=config.whole("max_rel_pos", 128) or 128,
     )
     fused = any(name.endswith(".qkv_linear.weight") for name in names)
-    return Layout(settings=settings, fused=fused, relative=tables[0] if tables else None)
+    return Architecture(settings=settings, fused=fused, relative=tables[0] if tables else None)

@@ -2,7 +2,7 @@
 
 The slots of a row form regions. Leading slots that read exactly each other need no mask (the context of a pseudo-masked
 row, a whole bidirectional row); the rest reads all keys under a mask. That keeps the mask small and skips scores that would
-be masked out. Rows of different lengths come as concatenated blocks (`unicloze.blocks`).
+be masked out. Rows of different lengths come as concatenated blocks (`unicloze.packing`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unicloze.blocks import end_to_end
 from unicloze.example import Batch
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.transformer_xl import Relation, Relations
+from unicloze.packing import packed_slots
 from unicloze.visibility import block_mask, bool_mask, with_memory
 from unicloze.visibility_masks import nearby_mask
 
@@ -50,7 +50,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Block:
+class BucketPlan:
     """Rows of equal length, and their attention regions.
 
     Args:
@@ -67,7 +67,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AttentionPlan:
     """Attention blocks of a batch: for all layers but the last, and for the predicted slots in the last.
 
     Args:
@@ -79,9 +79,9 @@ class Plan:
             nearly everywhere and others do not. `selected` then numbers slots over all rows, *Shape:* (1, predictions)
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[BucketPlan, ...]
     selected: Tensor | None
-    last: tuple[Block, ...]
+    last: tuple[BucketPlan, ...]
     late: bool = False
 
 
@@ -96,19 +96,19 @@ def _needed_slots(batch: Batch) -> Tensor:
     for target in batch.targets.values():
         predicts = (target.weights > 0).view(*target.weights.shape, *[1] * (target.slots.ndim - 2))
         there = predicts if target.present is None else predicts & target.present
-        (numbers,) = end_to_end([target.slots], [batch])
+        (numbers,) = packed_slots([target.slots], [batch])
         needed[numbers[there.expand_as(target.slots).flatten(0, 1)]] = True
     return needed.nonzero().T
 
 
-def plan(
+def plan_attention(
     batch: Batch,
     relative: RelativeBias | None,
     relations: Sequence[Relations | None],
     backend: Backend,
     dtype: torch.dtype,
     select: bool,
-) -> Plan:
+) -> AttentionPlan:
     """Render a batch's visibility for one attention backend and data type.
 
     Args:
@@ -120,36 +120,36 @@ def plan(
         select: Compute only the predicted slots in the last layer, unless they are nearly all slots.
     """
     parts = batch.parts
-    blocks = tuple(_block(part, relative, each, backend, dtype) for part, each in zip(parts, relations, strict=True))
+    blocks = tuple(_bucket(part, relative, each, backend, dtype) for part, each in zip(parts, relations, strict=True))
     if not select:
-        return Plan(blocks, None, blocks)
+        return AttentionPlan(blocks, None, blocks)
     chosen, most = [predicted_slots(part) for part in parts], MOST_SELECTED * batch.input_ids.numel()
     if sum(slots.numel() for slots in chosen) > most:
         # Without padding predictions there may be few; counting them would synchronise a GPU.
         needed = _needed_slots(batch) if batch.input_ids.device.type == "cpu" else None
         late = needed is not None and 0 < needed.numel() <= most
-        return Plan(blocks, needed if late else None, blocks, late)
+        return AttentionPlan(blocks, needed if late else None, blocks, late)
     last = tuple(
-        _selected_block(part, slots, relative, each, dtype)
+        _selected_bucket(part, slots, relative, each, dtype)
         for part, slots, each in zip(parts, chosen, relations, strict=True)
     )
-    return Plan(blocks, chosen[0] if len(parts) == 1 else end_to_end(chosen, parts), last)
+    return AttentionPlan(blocks, chosen[0] if len(parts) == 1 else packed_slots(chosen, parts), last)
 
 
-def _block(
+def _bucket(
     batch: Batch, relative: RelativeBias | None, relations: Relations | None, backend: Backend, dtype: torch.dtype
-) -> Block:
+) -> BucketPlan:
     rows, slots = batch.input_ids.shape
     intervals, memory = _intervals(batch)
     keys = memory + slots
     if backend == "flex" and relative is None and relations is None:
-        return Block(rows, slots, keys, (Region(0, slots, keys, block=block_mask(intervals, keys)),))
-    return Block(rows, slots, keys, _regions(batch, intervals, memory, relative, relations, dtype))
+        return BucketPlan(rows, slots, keys, (Region(0, slots, keys, block=block_mask(intervals, keys)),))
+    return BucketPlan(rows, slots, keys, _regions(batch, intervals, memory, relative, relations, dtype))
 
 
-def _selected_block(
+def _selected_bucket(
     batch: Batch, selected: Tensor, relative: RelativeBias | None, relations: Relations | None, dtype: torch.dtype
-) -> Block:
+) -> BucketPlan:
     slots = batch.input_ids.shape[1]
     intervals, memory = _intervals(batch)
     mask = None
@@ -160,7 +160,7 @@ def _selected_block(
     bias = score_bias(mask, distance, dtype)
     relation = None if relations is None else relations.of(selected, memory + slots)
     rows, queries = selected.shape
-    return Block(rows, queries, memory + slots, (Region(0, queries, memory + slots, bias, relation=relation),))
+    return BucketPlan(rows, queries, memory + slots, (Region(0, queries, memory + slots, bias, relation=relation),))
 
 
 def _intervals(batch: Batch) -> tuple[Tensor, int]:

@@ -15,7 +15,7 @@ from unicloze.run_files import TOKENIZER
 from unicloze.settings import Recipe
 from unicloze.training.agreement import OF_A_TRAINED_TOKENIZER
 from unicloze.training.initial import inherited
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 
 class Start:

@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationLayout:
+class GenerationFormat:
     """Layout of generation rows, and what predicts the next token.
 
     Args:
@@ -79,22 +79,22 @@ def layout(
     mode: int | None = None,
     decoder_only: bool = False,
     written: Collection[int] = (),
-) -> GenerationLayout:
+) -> GenerationFormat:
     """The generation layout of an objective, with the segments of its training rows.
 
     Args:
         settings: Settings of the objective.
         vocabulary: Ids of the special tokens; only [EOS] may be predicted.
-        predicts: See `GenerationLayout`.
-        pseudo: See `GenerationLayout`.
-        opening: See `GenerationLayout`.
+        predicts: See `GenerationFormat`.
+        pseudo: See `GenerationFormat`.
+        opening: See `GenerationFormat`.
         mode: A token before the source that names the task; None for none.
-        decoder_only: See `GenerationLayout`.
+        decoder_only: See `GenerationFormat`.
         written: Further special tokens that may be predicted.
     """
     reading = settings.reading
     source, target = reading.segments
-    return GenerationLayout(
+    return GenerationFormat(
         predicts=predicts,
         start=(vocabulary.sos,) if mode is None else (vocabulary.sos, mode),
         stop=vocabulary.eos,

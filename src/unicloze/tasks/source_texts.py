@@ -12,13 +12,13 @@ from unicloze.tasks.rows import Ints
 Keep = Literal["beginning", "end", "chunk"]
 
 
-def join_parts(parts: Sequence[Ints], separator: int) -> Ints:
+def join_texts(parts: Sequence[Ints], separator: int) -> Ints:
     """Concatenate the parts with a separator between them. *Shape:* (tokens,)"""
     joined = [token for part in parts for token in (np.array([separator], dtype=np.int32), part)]
     return np.concatenate(joined[1:]).astype(np.int32)
 
 
-def cut_parts(parts: Sequence[Ints], room: int, keep: Keep, chunk_by: Collection[int] | None = None) -> list[Ints]:
+def cut_texts(parts: Sequence[Ints], room: int, keep: Keep, chunk_by: Collection[int] | None = None) -> list[Ints]:
     """Shorten the longest parts, to equal length if necessary, until all fit with separators between them.
 
     Args:

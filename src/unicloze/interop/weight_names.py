@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unicloze.interop.layouts import Layout
+from unicloze.interop.architectures import Architecture
 from unicloze.interop.tables import (
     Change,
     Entry,
@@ -52,7 +52,7 @@ ALBERT_LAYER: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _embeddings(layout: Layout, *, segments: bool = True) -> list[Entry]:
+def _embeddings(layout: Architecture, *, segments: bool = True) -> list[Entry]:
     """Embedding tables and their normalisation; without a segment table, ours is folded into the positions."""
     positions, own = "embeddings.position_embeddings.weight", layout.settings.num_segments
     ours = "backbone.embeddings.positions.weight", "backbone.embeddings.segments.weight"
@@ -68,7 +68,7 @@ def _embeddings(layout: Layout, *, segments: bool = True) -> list[Entry]:
 
 
 def _layers(
-    layout: Layout, parts: Mapping[str, tuple[str, ...]] = BERT_LAYER, stack: str = "encoder.layer.{}."
+    layout: Architecture, parts: Mapping[str, tuple[str, ...]] = BERT_LAYER, stack: str = "encoder.layer.{}."
 ) -> list[Entry]:
     layers = 1 if layout.settings.share_layers == "all" else layout.settings.num_layers
     return [
@@ -79,7 +79,7 @@ def _layers(
     ]
 
 
-def _fused_layers(layout: Layout) -> list[Entry]:
+def _fused_layers(layout: Architecture) -> list[Entry]:
     entries = _layers(layout, {ours: theirs for ours, theirs in BERT_LAYER.items() if ours != "attention.qkv"})
     for number in range(layout.settings.num_layers):
         ours, theirs = f"backbone.layers.{number}.attention.qkv", f"encoder.layer.{number}.attention.self"
@@ -89,12 +89,12 @@ def _fused_layers(layout: Layout) -> list[Entry]:
     return entries
 
 
-def bert_backbone(layout: Layout) -> list[Entry]:
+def bert_backbone(layout: Architecture) -> list[Entry]:
     """BERT and RoBERTa."""
     return _embeddings(layout) + _layers(layout)
 
 
-def unilm_backbone(layout: Layout) -> list[Entry]:
+def unilm_backbone(layout: Architecture) -> list[Entry]:
     """Released UniLM and MiniLM: BERT, optionally with fused attention and a relative position bias."""
     entries = _embeddings(layout) + (_fused_layers(layout) if layout.fused else _layers(layout))
     if layout.relative is not None:
@@ -102,7 +102,7 @@ def unilm_backbone(layout: Layout) -> list[Entry]:
     return entries
 
 
-def mpnet_backbone(layout: Layout) -> list[Entry]:
+def mpnet_backbone(layout: Architecture) -> list[Entry]:
     """MPNet: no segments, and T5's relative position bias."""
     relative = Entry(
         ours=("backbone.relative.weight",),
@@ -112,19 +112,19 @@ def mpnet_backbone(layout: Layout) -> list[Entry]:
     return [*_embeddings(layout, segments=False), *_layers(layout, MPNET_LAYER), relative]
 
 
-def distilbert_backbone(layout: Layout) -> list[Entry]:
+def distilbert_backbone(layout: Architecture) -> list[Entry]:
     """DistilBERT: no segments."""
     return _embeddings(layout, segments=False) + _layers(layout, DISTILBERT_LAYER, "transformer.layer.{}.")
 
 
-def electra_backbone(layout: Layout) -> list[Entry]:
+def electra_backbone(layout: Architecture) -> list[Entry]:
     """ELECTRA: embeddings of another width are projected."""
     projected = layout.settings.embedding_size is not None
     projection = module("backbone.embeddings.projection", "embeddings_project") if projected else []
     return bert_backbone(layout) + projection
 
 
-def albert_backbone(layout: Layout) -> list[Entry]:
+def albert_backbone(layout: Architecture) -> list[Entry]:
     """ALBERT: one layer's weights, projected embeddings."""
     projection = module("backbone.embeddings.projection", "encoder.embedding_hidden_mapping_in")
     stack = "encoder.albert_layer_groups.{0}.albert_layers.{0}."

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unicloze.decoding.layout import GenerationLayout
+from unicloze.decoding.model_format import GenerationFormat
 from unicloze.settings import DecodingSettings
 
 NEVER = -torch.inf
 
 
 @dataclass(frozen=True)
-class Rules:
+class TokenConstraints:
     """Excludes tokens by setting their log-probability to -inf; the rest is not renormalised.
 
     Args:
@@ -24,7 +24,7 @@ class Rules:
     """
 
     settings: DecodingSettings
-    layout: GenerationLayout
+    layout: GenerationFormat
 
     def apply(self, logs: Tensor, tokens: Tensor) -> Tensor:
         """Exclude, in place, the tokens that may not follow each text. If that leaves none, the text may end.

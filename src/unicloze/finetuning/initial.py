@@ -12,7 +12,7 @@ from unicloze.decoding.abilities import objective_of
 from unicloze.errors import UsageError, option_of
 from unicloze.evaluation.metrics.registry import measurable
 from unicloze.finetuning.auxiliary import auxiliary_objective
-from unicloze.finetuning.generate import ready_to_generate
+from unicloze.finetuning.generated import ready_to_generate
 from unicloze.mixtures import positions
 from unicloze.recipes import with_overrides
 from unicloze.settings import Recipe, TaskSettings
@@ -20,7 +20,7 @@ from unicloze.tasks import TASKS
 from unicloze.tasks.groups import Headed, Labelled
 from unicloze.tasks.rows import pooling_of
 from unicloze.training.initial import POSITION_ROWS, repeated, said_of_positions
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 
 FREE = "dropout", "attention_dropout", "initializer_range"
 """`model` settings that a task may change, as no trained weight depends on them."""

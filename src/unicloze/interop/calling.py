@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from unicloze.decoding.abilities import read_as
-from unicloze.decoding.layout import find_layout
-from unicloze.model.from_attention_mask import EncodingRule, StepRule
+from unicloze.decoding.model_format import find_generation_format
+from unicloze.model.from_attention_mask import EncoderInputs, StepInputs
 from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Vocabulary
 
 
-def encoding_rule(recipe: Recipe) -> EncodingRule:
+def encoder_inputs(recipe: Recipe) -> EncoderInputs:
     """How a model reads a text with nothing masked, as `embed` does; no segment lies beyond the end of its table."""
     reading = read_as(recipe)
     last = max(0, recipe.model.num_segments - 1)
     first, second = (min(segment, last) for segment in reading.segments)
-    return EncodingRule(visibility=recipe.use.visibility, segment_ids=(first, second), local_width=reading.local_width)
+    return EncoderInputs(visibility=recipe.use.visibility, segment_ids=(first, second), local_width=reading.local_width)
 
 
-def step_rule(recipe: Recipe, vocabulary: Vocabulary) -> StepRule | None:
-    """How a model generates a target, see `unicloze.decoding.layout`.
+def step_inputs(recipe: Recipe, vocabulary: Vocabulary) -> StepInputs | None:
+    """How a model generates a target, see `unicloze.decoding.model_format`.
 
     None if it cannot, or if its rows hold more than source, target and the tokenizer's special tokens: a token that
     opens the target (MASS) or names the task (UL2).
     """
-    layout = find_layout(recipe, vocabulary)
+    layout = find_generation_format(recipe, vocabulary)
     if layout is None or layout.opening is not None or len(layout.start) > 1:
         return None
     last = max(0, recipe.model.num_segments - 1)
-    return StepRule(
+    return StepInputs(
         predicts=layout.predicts,
         source="left_to_right" if layout.decoder_only else "bidirectional",
         segment_ids=(min(layout.source_segment, last), min(layout.target_segment, last)),
@@ -38,5 +38,5 @@ def step_rule(recipe: Recipe, vocabulary: Vocabulary) -> StepRule | None:
 
 def never_written(recipe: Recipe, vocabulary: Vocabulary) -> list[int]:
     """Tokens that a target never contains: all special ones except [EOS], and except sentinels if targets consist of them."""
-    layout = find_layout(recipe, vocabulary)
+    layout = find_generation_format(recipe, vocabulary)
     return sorted({*vocabulary.special.tolist()} - {vocabulary.eos} if layout is None else {*layout.never})

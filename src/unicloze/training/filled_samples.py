@@ -13,7 +13,7 @@ from unicloze.mixtures import parts
 from unicloze.model.build import Model
 from unicloze.objectives import make_examples
 from unicloze.settings import ObjectiveSettings
-from unicloze.text.orders import spread
+from unicloze.text.orders import evenly_spaced
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.windows import Windows
@@ -81,7 +81,7 @@ def varied(windows: Windows, count: int) -> Windows:
     texts = (ids[real] for ids, real in zip(windows.token_ids, windows.maskable, strict=True))
     kept = np.flatnonzero([not _is_one_token(text) for text in texts])
     kept = kept if len(kept) else np.arange(len(windows))
-    return select_rows(windows, kept[spread(min(count, len(kept)), len(kept))])
+    return select_rows(windows, kept[evenly_spaced(min(count, len(kept)), len(kept))])
 
 
 def _is_one_token(text: npt.NDArray[np.int32]) -> bool:

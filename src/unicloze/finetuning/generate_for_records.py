@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from unicloze.decoding.generate import Part, generate_parts, ready, stream_text
-from unicloze.decoding.layout import layout_of
+from unicloze.decoding.model_format import generation_format_of
 from unicloze.decoding.uses import place_of
 from unicloze.digest import digest
 from unicloze.errors import UsageError
 from unicloze.finetuning.checks import model_fingerprint
 from unicloze.finetuning.data import encoded, records_fingerprint
-from unicloze.finetuning.generate import generated, predictions_of
-from unicloze.finetuning.part_file import PartFile
+from unicloze.finetuning.generated import generated, predictions_of
+from unicloze.finetuning.partial_file import PartialFile
 from unicloze.finetuning.task_model import load_task_model
 from unicloze.records.record import Record
 from unicloze.tasks.task import Prediction
-from unicloze.training.models import LoadedModel
+from unicloze.training.loading import LoadedModel
 from unicloze.version import __version__
 
 
@@ -60,7 +60,7 @@ def _parts(model: LoadedModel, records: Sequence[Record], *, first: int = 0, pro
     recipe = model.recipe
     if recipe.task.kind:
         # Refuses other tasks before their records are read.
-        layout_of(recipe, model.tokenizer.vocabulary, place_of(model))
+        generation_format_of(recipe, model.tokenizer.vocabulary, place_of(model))
         data = encoded(records, recipe, model.tokenizer, answers=False)
         return generated(load_task_model(model), data, first=first, progress=progress)
     prompts = [record.text(recipe.task, recipe.generation.source[0]) for record in records]
@@ -90,7 +90,7 @@ def generate_into(
 ) -> list[Prediction]:
     """Generate texts for records into a file with one JSON object per line, written as they come.
 
-    An interrupted call resumes if model, settings and records are the same; see `PartFile`.
+    An interrupted call resumes if model, settings and records are the same; see `PartialFile`.
 
     Raises:
         UsageError: As for `generate_for_records`.
@@ -113,7 +113,7 @@ def generate_into(
         expected = {**record.fields, into: line.get(into)}
         return json.dumps(line) == json.dumps(expected)  # as text, since NaN differs from itself
 
-    with PartFile(path, len(records), begun_with, fits) as part:
+    with PartialFile(path, len(records), begun_with, fits) as part:
         for made in generate_for_records(model, records, first=len(part.lines), progress=progress):
             part.append(with_field(records[len(part.lines) :], made, into))
     return part.lines
