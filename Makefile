@@ -1,7 +1,7 @@
 # `make` alone lists the targets. Every target that needs the environment makes it first: .venv, here, nothing elsewhere.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test check lint types format bench mutate fuzz audit clean lock
+.PHONY: help install quickstart test journeys check lint types format bench mutate fuzz audit clean lock
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -32,11 +32,14 @@ quickstart: .venv/.runtime ## A tiny world in 15 seconds, then a small model of 
 	@echo "  $(BIN)/unicloze pretrain --recipe quickstart --data.corpus YOUR_TEXT --out runs/mine"
 	@echo "  $(BIN)/unicloze recipes"
 
-test: .venv/.installed ## Run all tests
-	$(BIN)/python -m pytest $(WORKERS)
+test: .venv/.installed ## Run all tests but the journeys
+	$(BIN)/python -m pytest $(WORKERS) -m "not journey"
+
+journeys: .venv/.installed ## Go through a new user's first hours, from the quickstart to a fine-tuned model (6 minutes)
+	$(BIN)/python -m pytest tests/journeys
 
 check: lint types .venv/.installed ## Lint, check types, run the tests that take no long time
-	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not journey"
 
 lint: .venv/.installed ## Check style
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ from unicloze import cli, verbs
 from unicloze.errors import UniclozeError
 from unicloze.training.ledger import read_ledger
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = [pytest.mark.journey, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
 @pytest.fixture(scope="module")
@@ -145,5 +145,5 @@ def test_the_owner_of_a_table_need_not_rename_its_columns(
 
 
 def test_the_owner_of_a_classifier_is_told_what_it_can_do(quickstart: tuple[Path, str]) -> None:
-    with pytest.raises(UniclozeError, match=r"no fine-tuned model: .*; it fills masks: `unicloze fill --model"):
+    with pytest.raises(UniclozeError, match=r"not a fine-tuned model: .*; it fills masks: `unicloze fill --model"):
         verbs.predict(quickstart[0], text="a text")

@@ -41,6 +41,6 @@ def load_task_model(loaded: LoadedModel) -> TaskModel:
     """
     if not loaded.recipe.task.kind:
         raise UsageError(
-            f"{loaded.path} is no fine-tuned model: give the --out of `unicloze finetune`; {instead(loaded)}"
+            f"{loaded.path} is not a fine-tuned model: give the --out of `unicloze finetune`; {instead(loaded)}"
         )
     return TaskModel(loaded.model, loaded.tokenizer, loaded.recipe, loaded.compute)
