@@ -221,7 +221,7 @@ REFUSED = {
     f"{INSPECT} {{half.yaml}} --objective.static_copies 2": "does not use it",
     f"{INSPECT} {{mixture.yaml}} --part two --objective.mask_rate 0.9": "each entry of objective.mixture sets it",
     f"{COMPARE} --finetuning.epochs 3": "give --probe.finetuning.epochs",
-    f"{COMPARE} --use.pooling mean": "only probes read it",
+    f"{COMPARE} --use.pooling mean": "--use.pooling applies only to probes",
     f"{COMPARE} --training.decay_steps 3": "the comparison sets this",
     f"{COMPARE} --objective.noise delete": "noise is not a setting of unilmv2; denoising has it",
     f"{COMPARE} {PROBED} --probe.task.stride 3": "--probe.task.stride: stride is not a setting of classification",

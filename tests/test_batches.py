@@ -250,7 +250,7 @@ def test_text_that_cannot_be_paired_is_refused_in_whatever_phase_it_is_asked_for
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checked: list[str] = []
-    monkeypatch.setattr(batches, "check_pairs", lambda _, pairs: checked.append(pairs))
+    monkeypatch.setattr(batches, "check_segment_pairs", lambda _, pairs: checked.append(pairs))
     nsp = {"targets": ["ae", "nsp"], "pairs": "next_sentence"}
     check_windows(recipe(phases=[{}, {"objective": {"mixture": [{}, nsp]}}]), lambda _: Sampler())
     assert checked == ["next_sentence"]

@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the text has 3. tokens and the model reads 30")
+@pytest.mark.filterwarnings("ignore:the text has 3. tokens, but the model reads 30")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs(
     name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -18,7 +18,7 @@ import nlu_toys
 from qa_toys import questions, recipe_for, small_model, write
 from unicloze import verbs
 from unicloze.errors import UsageError
-from unicloze.evaluation.metrics.squad import squad
+from unicloze.evaluation.metrics.squad import Answer, squad
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData
 from unicloze.finetuning.predict import outputs_of
@@ -27,8 +27,8 @@ from unicloze.finetuning.task_model import TaskModel
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, task_names
 from unicloze.records import read_records
-from unicloze.records.answers import GoldAnswer, answers_of
 from unicloze.records.answers import GoldAnswer as Given
+from unicloze.records.answers import answers_of
 from unicloze.records.record import Record
 from unicloze.settings import TokenizerSettings
 from unicloze.tasks import TASKS, task_settings
@@ -360,7 +360,7 @@ def test_the_threshold_is_the_best_of_the_official_script(start: LoadedModel, tm
     chosen, decided = with_best_threshold(recipe, TaskData(records, windows, ""), said)
     references = {record.id: [answer.text for answer in answers_of(record, recipe.task) or []] for record in records}
     candidates = {
-        one["id"]: GoldAnswer(text=one["n_best"][0]["text"], na_probability=one["no_answer_score"] - one["score"])
+        one["id"]: Answer(text=one["n_best"][0]["text"], na_probability=one["no_answer_score"] - one["score"])
         for one in said
     }
     best = squad(candidates, references).values

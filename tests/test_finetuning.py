@@ -269,7 +269,7 @@ def test_records_without_labels_are_not_learned_where_the_classes_are_named(star
 def test_an_unseen_label_is_refused_with_its_line(start: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", pairs(4))
     dev = write(tmp_path / "dev.jsonl", [*pairs(2), {"text": "a", "pair": "b", "label": "perhaps"}])
-    with pytest.raises(UniclozeError, match=r"dev.jsonl, line 3: the label 'perhaps' is none"):
+    with pytest.raises(UniclozeError, match=r"dev.jsonl, line 3: the label 'perhaps' is not a label of the task"):
         finetune_run(recipe_for(start), start, train, dev, tmp_path / "run", progress=False)
 
 

@@ -139,7 +139,7 @@ def test_every_file_holds_what_the_training_file_does(start: LoadedModel, tmp_pa
     with pytest.raises(UniclozeError, match=missing):
         verbs.predict(tmp_path / "run", bare, quiet=True)
     assert load_model(tmp_path / "run").recipe.task.optional == [role]
-    there = rf"full\.jsonl, line 1: there is a field '{role}', and the training file has none"
+    there = rf"full\.jsonl, line 1: there is a field '{role}', but the training file has none"
     with pytest.raises(UniclozeError, match=there):
         tune("none", bare, full)
     tune("none", bare, bare)
@@ -148,7 +148,7 @@ def test_every_file_holds_what_the_training_file_does(start: LoadedModel, tmp_pa
     with pytest.raises(UniclozeError, match=r"full\.jsonl, line 1: the field 'other' is missing"):
         tune("named", full, full, task__fields={role: "other"})
     with pytest.raises(
-        UsageError, match=f"task.fields names the role '{role}s'; those of a task of the kind {task} are"
+        UsageError, match=f"task.fields names the role '{role}s'; the roles of a task of the kind {task} are"
     ):
         tune("named", full, full, task__fields={f"{role}s": role})
     with pytest.raises(UsageError, match=f"task.optional names the role 'label'; .* are {role}"):

@@ -340,7 +340,7 @@ def test_the_loss_is_what_decoding_says(name: str) -> None:
     layout = generation_format_of(recipe, vocabulary)
     assert (layout.source_segment, layout.target_segment) == ((4, 5) if name == "v1" else (0, 1))
     rows = rows_of((5, 1), (0, 1), (9, 1))
-    settings = DecodingSettings(evenly_chosen=True, max_length=12, seed=3)
+    settings = DecodingSettings(sample=True, max_length=12, seed=3)
     found = generate_tokens(model, [row.source for row in rows], settings, dataclasses.replace(layout, never=()))
     told = [
         dataclasses.replace(row, target=np.array(one.tokens, np.int32)) for row, (one,) in zip(rows, found, strict=True)

@@ -123,7 +123,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_pairs(wanted[0], empty, "texts")
     with pytest.raises(UsageError, match="only texts can have more than one"):
         read_pairs(bad, wanted * 2, "labels")
-    with pytest.raises(UsageError, match="Only the metric squad takes no-answer scores"):
+    with pytest.raises(UsageError, match="Only the metric squad takes no-answer probabilities"):
         read_pairs(bad, wanted, "texts", na_probabilities=bad)
 
 

@@ -37,7 +37,7 @@ def start() -> LoadedModel:
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Records of other lengths, in parts of four."""
-    monkeypatch.setattr(room, "BATCHES_OF_A_PART", 2)
+    monkeypatch.setattr(room, "BATCHES_OF_A_CHUNK", 2)
     words = nlu_toys.WORDS
     records = [{"id": f"r{n}", "source": " ".join(words[: 1 + n * 7 % 6]), "n": n} for n in range(15)]
     return nlu_toys.write(tmp_path / "sources.jsonl", records)

@@ -279,7 +279,12 @@ def test_a_raw_text_that_is_no_record_is_refused(start: LoadedModel, tmp_path: P
         ),
         ("classification", classes, {"text": " "}, "the text is empty"),
         ("classification", classes, {}, "a text or a file of records to predict, and not both"),
-        ("classification", classes, {"text": "a", "overrides": {"task.format": "csv"}}, "says how a file is read"),
+        (
+            "classification",
+            classes,
+            {"text": "a", "overrides": {"task.format": "csv"}},
+            "task.format applies to a file",
+        ),
     ):
         with pytest.raises(UsageError, match=message):
             verbs.predict(tuned(start, name if name != "srl" else "tagging", **settings), **given)
@@ -297,6 +302,6 @@ def test_what_a_model_cannot_do_is_answered_by_what_it_can(start: LoadedModel) -
             ask()
     assert verbs.embed(model, ["anna"]).shape == (1, model.recipe.model.hidden_size)
     with pytest.raises(
-        UsageError, match=r"no fine-tuned model: .*; it fills masks: `unicloze fill --model none --text"
+        UsageError, match=r"not a fine-tuned model: .*; it fills masks: `unicloze fill --model none --text"
     ):
         verbs.predict(start, text="anna")

@@ -43,7 +43,7 @@ def test_blank_lines_separate_documents_of_txt(tmp_path: Path, ending: str) -> N
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1000])
 def test_txt_does_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(readers, "_BLOCK", block)
+    monkeypatch.setattr(readers, "_CHUNK_BYTES", block)
     path = write(tmp_path / "a.txt", ("\n\n" + TEXT.replace("\n", "\r\n")).encode())
     assert [text.replace("\r", "") for text in texts(path)] == DOCUMENTS
 
@@ -250,7 +250,7 @@ def test_a_file_without_blank_lines_is_cut_at_white_space(tmp_path: Path, monkey
 
 def test_a_blank_line_behind_a_cut_still_ends_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "LONGEST_DOCUMENT", 1000)
-    monkeypatch.setattr(readers, "_BLOCK", 100)
+    monkeypatch.setattr(readers, "_CHUNK_BYTES", 100)
     path = write(tmp_path / "a.txt", b"word " * 220 + b"end\n\nsecond\n\nthird")
     assert texts(path) == [("word " * 200).strip(), "word " * 20 + "end", "second", "third"]
 

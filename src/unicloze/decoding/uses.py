@@ -46,7 +46,7 @@ def use_of(recipe: Recipe, place: str = "DIR", *, predicts_tokens: bool = True) 
     if kind:
         task, purpose = TASKS[kind], TASKS[kind].purpose
         given = f"--text {ANY}" if len(set(task.texts) - set(task.optional)) == 1 else "--file FILE"
-        return f"it predicts {purpose[0].lower()}{purpose[1:-1]}: `unicloze predict --model {place} {given}`"
+        return f"it {purpose[0].lower()}{purpose[1:-1]}: `unicloze predict --model {place} {given}`"
     if predicts_tokens and (part_with(objective, "cloze") or part_with(objective, "stepwise")):
         return f"it fills masks: `unicloze fill --model {place} --text {MASKED}`"
     if predicts_tokens and part_with(objective, "causal"):
