@@ -1,4 +1,4 @@
-"""Makes the micro-batches of each training step, as pure functions of (seed, position)."""
+"""Makes the micro-batches of each training step, as a pure function of (seed, position)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHECKED_WINDOWS = 512
 """Number of windows an objective may check before the first step."""
 
 Own = Callable[[Sequence[int]], Collection[int]]
-"""Which micro-batches of a step a process makes, given the part of the mixture that each is of."""
+"""Selects the micro-batches of a step that a process makes, given the mixture part of each."""
 
 
 def every(parts_of: Sequence[int]) -> Collection[int]:
@@ -40,7 +40,7 @@ class MicroBatch:
         coefficients: Factor of each target's loss; 1 where not given.
         place: Where labelled records are from.
         blocks: Rows of each block of like length, which are laid end to end; none if all are padded to the longest.
-        repeats: Its text is that of another micro-batch of the same step, laid out once more.
+        repeats: Whether it lays out the text of another micro-batch of the same step again.
         part: Number of the part of a mixture that it is of.
     """
 
@@ -204,7 +204,7 @@ def check_windows(recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler])
     """Reject text that is unsuitable for the objective of some phase, or for a part of it.
 
     Raises:
-        UsageError: Says what the text lacks, and the cure.
+        UsageError: The text is unsuitable; the message names what it lacks and the cure.
     """
     for phase in phases(recipe):
         for part in parts(phase.recipe.objective):
