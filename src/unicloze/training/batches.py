@@ -36,12 +36,12 @@ class MicroBatch:
 
     Args:
         examples: The rows.
-        windows: What they were made from; None if from labelled records.
+        windows: Windows the rows were made from; None for labelled records.
         coefficients: Factor of each target's loss; 1 where not given.
-        place: Where labelled records are from.
-        blocks: Rows of each block of like length, which are laid end to end; none if all are padded to the longest.
+        place: Location of labelled records, for messages.
+        blocks: Number of rows in each block of similar lengths; empty if all rows are padded to the longest.
         repeats: Whether it lays out the text of another micro-batch of the same step again.
-        part: Number of the part of a mixture that it is of.
+        part: Index of its mixture part.
     """
 
     examples: Examples
@@ -58,7 +58,7 @@ class MicroBatch:
         return 0 if self.repeats else int(self.examples.text_tokens.sum())
 
     def batch(self, device: torch.device, *, fixed_shape: bool = False) -> Batch:
-        """The rows as tensors; `fixed_shape` requires that there are no blocks."""
+        """The rows as tensors; `fixed_shape` must be False with blocks."""
         ends = np.cumsum([0, *(self.blocks or [len(self.examples)])])
         return pack(
             [
