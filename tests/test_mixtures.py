@@ -279,7 +279,7 @@ def test_more_steps_move_the_phases_and_that_is_said(tmp_path: Path) -> None:
     phased = {"training.phases": [{}, {"objective.mask_rate": 0.3}], "training.schedule": "constant"}
     settings = {**toy_overrides(), "data.corpus": [str(corpus)], **phased}
     pretrain_run(load_recipe("unilmv2-ablation-ae", settings), tmp_path / "run", progress=False)
-    with pytest.warns(UserWarning, match="changes from 2 to 4, and the boundaries of training.phases with it"):
+    with pytest.warns(UserWarning, match="changes from 2 to 4, which changes the boundaries of training.phases too"):
         pretrain_run(
             load_recipe("unilmv2-ablation-ae", settings | {"training.steps": 4}), tmp_path / "run", progress=False
         )

@@ -1,4 +1,4 @@
-"""What strangers wrote, read within bounds: files that are files, of a size that memory holds, and JSON of any shape."""
+"""Reads untrusted files within limits: regular files only, bounded in size, with JSON checked for its structure."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 LARGEST_FILE = 2**30
-"""Most bytes of a file that is read whole, unpacked."""
+"""Largest file that is read whole, in bytes after decompression."""
 LONGEST_LINE = 2**26
-"""Most bytes of a line of JSON."""
+"""Longest line of JSON, in bytes."""
 SPARE, RATIO = 2**25, 100
-"""A compressed file may unpack to so many bytes, and to so many times its own size beyond that; text needs a tenth of it."""
+"""A compressed file may unpack to at most `SPARE` bytes plus `RATIO` times its own size; text needs a tenth of that."""
 _OWN_PIPES = "/dev/fd/", "/dev/stdin", "/proc/self/fd/"
 _AT_ONCE = 2**20
 
 
 def require_file(path: Path) -> None:
-    """Refuse a pipe, a device or a socket, which might never end; a pipe of this process may be read.
+    """Refuse a pipe, a device or a socket, which might never end; pipes of this process are allowed.
 
     Raises:
-        UniclozeError: It is one.
-        OSError: It is not there, or links lead in a circle.
+        UniclozeError: The path is one of these.
+        OSError: The path does not exist, or is a circular link.
     """
     kind = path.stat().st_mode
     if stat.S_ISREG(kind) or stat.S_ISDIR(kind) or str(path).startswith(_OWN_PIPES):
@@ -39,37 +39,37 @@ def require_file(path: Path) -> None:
 
 
 def leads_out(path: Path, folder: Path) -> bool:
-    """Whether a file of a folder is a link to elsewhere, but for the blobs beside a snapshot of Hugging Face's cache."""
+    """Whether a file is a link out of its folder; a Hugging Face cache snapshot may link to its sibling `blobs` folder."""
     real, home = path.resolve(), folder.resolve()
     cached = home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
     return not (real.is_relative_to(home) or cached)
 
 
 class Unpacked(io.RawIOBase):
-    """The content of a compressed file, refused where it is far more than text would be.
+    """The content of a compressed file, as a stream that rejects decompression bombs.
 
     Args:
-        path: The file.
-        stream: What unpacks it.
-        raw: What it unpacks, closed with this.
-        packed: Says how many bytes of the file were read so far.
+        path: The file, for messages.
+        stream: The decompressor.
+        raw: The compressed stream, closed together with this one.
+        packed: Returns the number of compressed bytes read so far.
     """
 
     def __init__(self, path: Path, stream: Any, raw: BinaryIO, packed: Callable[[], int]) -> None:
         self._path, self._stream, self._raw, self._packed, self._size = path, stream, raw, packed, 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Read and count."""
+        """Read, and check the total size so far."""
         found = self._stream.read(len(memoryview(buffer)))
         memoryview(buffer)[: len(found)] = found
         self._size += len(found)
         if self._size > SPARE + RATIO * self._packed():
             raise UniclozeError(
-                f"{self._path} unpacks to more than {RATIO} times its size, as no text does: it is not read further."
+                f"{self._path} unpacks to more than {RATIO} times its size, which text never does: give another file."
             )
         return len(found)
 
@@ -81,11 +81,11 @@ class Unpacked(io.RawIOBase):
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """A file to read, unpacked if its name ends in .gz.
+    """Open a file for reading, decompressed if its name ends in .gz.
 
     Raises:
-        UniclozeError: It is a pipe or a device. Reading raises it where a compressed file unpacks to far too much.
-        OSError: It cannot be read.
+        UniclozeError: It is a pipe or a device. Reading raises it too, if the file unpacks to far more than text would.
+        OSError: It cannot be opened.
     """
     require_file(path)
     raw = path.open("rb")
@@ -95,12 +95,12 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
-    """A whole file, unpacked if its name ends in .gz.
+    """Read a whole file, decompressed if its name ends in .gz.
 
     Raises:
         UniclozeError: It is a pipe or a device, or larger than `largest`.
         OSError: It cannot be read.
-        EOFError: It is compressed and cut off.
+        EOFError: It is compressed and truncated.
         zlib.error: It is compressed and damaged.
     """
     with open_bytes(path) as stream:
@@ -108,31 +108,31 @@ def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
         while block := stream.read(_AT_ONCE):
             raw += block
             if len(raw) > largest:
-                raise UniclozeError(f"{path} has more than {largest:,} bytes, too many for a file of this kind.")
+                raise UniclozeError(f"{path} has more than {largest:,} bytes, the limit for this kind of file.")
     return bytes(raw)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a text says in JSON.
+    """Parse JSON.
 
     Raises:
-        ValueError: It is none, is nested too deep, or holds a number of thousands of digits.
+        ValueError: It is not JSON, is nested too deeply, or contains a number with thousands of digits.
     """
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+        raise ValueError("it is nested too deeply") from error
 
 
 def misfit(value: Any, shape: Any, place: str = "") -> str | None:
-    """Where a structure is not what it should be; None if it is.
+    """Path of the first part of a structure that does not match its schema; None if all of it matches.
 
     Args:
-        value: What was read.
-        shape: A type or several; a list of one shape for a list of such; a mapping of shapes by key for a mapping that has
-            these keys and maybe more. A key that ends in "?" may be missing. Whole numbers have 63 bits and no sign,
-            and no text has a NUL character.
-        place: Name of the value, for the answer.
+        value: The parsed value.
+        shape: The schema: a type or a tuple of types; `[shape]` for a list of such values; `{key: shape}` for a mapping with
+            at least these keys, where a key ending in "?" is optional. Integers must be from 0 to 2**63 - 1, and strings
+            must not contain NUL.
+        place: Path of the value itself.
     """
     if isinstance(shape, dict):
         if not isinstance(value, dict):

@@ -11,7 +11,7 @@ from unicloze.errors import UniclozeError
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a text file beside `path`, sync it and rename it into place.
+    """Write a temporary file next to `path`, sync it and rename it into place.
 
     A symbolic link keeps pointing to its file, which is replaced; devices and pipes are written to directly.
 
@@ -36,7 +36,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def as_umask_says(file: Path) -> None:
-    """Give a file the mode of any new one, where a library keeps it from others."""
+    """Give a file the default mode of new files; some libraries create theirs readable only by the owner."""
     mask = os.umask(0)
     os.umask(mask)
     file.chmod(0o666 & ~mask)
@@ -48,7 +48,7 @@ def real_place(path: Path) -> Path:
 
 
 def begins_with(file: Path, *begins: str) -> bool:
-    """Whether a file begins in one of these ways, white space aside, or is empty."""
+    """Whether a file is blank or starts, after white space, with one of these strings."""
     with file.open("rb") as opened:
         found = opened.read(4096).lstrip()
     return not found or found.startswith(tuple(begin.encode() for begin in begins))

@@ -36,7 +36,9 @@ def test_what_no_model_comes_near_is_refused(key: str, value: int) -> None:
 def test_a_model_that_cannot_fit_is_refused_with_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("unilmv2-base")
     with_memory(monkeypatch, 2**30)
-    with pytest.raises(UsageError, match=r"would need 2 GiB .* there are 1\.0 GiB: .* 67,108,864 weights or fewer"):
+    with pytest.raises(
+        UsageError, match=r"would need 2 GiB .* there are only 1\.0 GiB: .* 67,108,864 weights or fewer"
+    ):
         refuse_what_cannot_fit(recipe, CPU, recipe.tokenizer.vocab_size)
 
 

@@ -53,7 +53,7 @@ def _export(module: Encoder | Step, file: Path) -> Path:
     size = sum(tensor.numel() * tensor.element_size() for tensor in module.parameters())
     if size > _LARGEST_FILE:
         raise UsageError(
-            f"the model has {size / 2**30:.1f} GiB of weights, and {file.name} can hold 2: export a smaller one"
+            f"the model has {size / 2**30:.1f} GiB of weights, but {file.name} can hold only 2: export a smaller model"
         )
     part = file.with_name(f"{file.name}.partial")
     try:
@@ -84,7 +84,7 @@ def _export(module: Encoder | Step, file: Path) -> Path:
 
 
 def _forget_origin(model: Any) -> None:
-    """Drop what the exporter notes of each node: stack traces with the paths of this machine."""
+    """Remove the metadata the exporter attaches to each node: stack traces with local paths."""
     for graph in (model.graph, *model.functions.values()):
         graph.metadata_props.clear()
         for node in graph.all_nodes():
@@ -119,7 +119,7 @@ def _check_installed() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep from the user what torch logs of absent packages and warns of in itself; the file is checked afterwards."""
+    """Silence torch's logs about missing packages and its internal warnings; the file is checked afterwards."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The one opener of models: ours and other libraries', by the place that names them."""
+"""Opens a model given its path: ours or another library's."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ ModelLike = str | os.PathLike[str] | LoadedModel
 
 
 def open_model(model: ModelLike, device: str | None = None, precision: Precision | None = None) -> LoadedModel:
-    """A trained model, ready for use.
+    """Open a trained model, ready for use.
 
     Args:
-        model: A run, a checkpoint of one, or the folder of another library's checkpoint; or a loaded model, which stays as
-            it is.
-        device: Where it computes: `cpu`, `cuda`, `cuda:N`, or `auto`, which takes a CUDA device where there is one and
-            leaves a loaded model where it is. The CPU if not given, and where a loaded model is.
-        precision: In which it computes, what it generates included; as the model and its recipe say if not given.
+        model: A run directory, a checkpoint, a Hugging Face model folder, or a loaded model, which is not modified.
+        device: `cpu`, `cuda`, `cuda:N`, or `auto` for a CUDA device if there is one; default: the CPU. A loaded model is
+            never moved.
+        precision: Precision of encoding and generation; default: that of the model and its recipe.
 
     Raises:
-        UsageError: There is no such device or precision, or a loaded model is on another device.
-        UniclozeError: There is no model, or it cannot be read.
+        UsageError: The device or precision is invalid, or a loaded model is on another device.
+        UniclozeError: There is no model, or it is damaged.
     """
     if precision is not None and precision not in get_args(Precision):
         raise UsageError(f"precision is {precision!r}: give one of {', '.join(get_args(Precision))}.")
@@ -44,16 +43,16 @@ def open_model(model: ModelLike, device: str | None = None, precision: Precision
 
 
 def _check_place(model: LoadedModel, device: torch.device) -> None:
-    """Refuse a device on which a loaded model is not: moving what others may hold would surprise them."""
+    """Refuse a device other than that of a loaded model; moving it would affect other code that uses it."""
     lies = model.compute.device
     if device.type != lies.type or device.index not in (None, lies.index):
         raise UsageError(
-            f"the model given is on {lies}, not on {device}: load it there with load_model(..., device={str(device)!r})."
+            f"the given model is on {lies}, not on {device}: load it there with load_model(..., device={str(device)!r})."
         )
 
 
 def _in_precision(model: LoadedModel, precision: Precision | None) -> LoadedModel:
-    """The model as one that computes in a precision; its weights are the same."""
+    """A view of the model that computes in a precision and shares its weights."""
     if precision is None:
         return model
     asked = TrainingSettings(precision=precision)

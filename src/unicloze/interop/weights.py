@@ -23,7 +23,7 @@ from unicloze.interop.checked_json import read_json
 
 SAFETENSORS, BINARY = "model.safetensors", "pytorch_model.bin"
 LARGEST_HEADER = 16 << 20
-"""Largest safetensors header in bytes; that of a model of a thousand tensors has a hundred thousand."""
+"""Largest safetensors header in bytes; a model of 1,000 tensors needs about 100,000."""
 LARGEST_INDEX = 64 << 20
 FLOATS = {"F16", "BF16", "F32", "F64"}
 _LEGACY = {".gamma": ".weight", ".beta": ".bias"}
@@ -68,7 +68,7 @@ class Weights(Mapping[str, Tensor]):
 def inside(folder: Path, name: str) -> Path | None:
     """Path of a file in a folder; None if it does not exist.
 
-    Links may point within the folder, and from a snapshot of Hugging Face's cache to the blobs beside it.
+    Links may point within the folder, and from a snapshot of Hugging Face's cache to its sibling `blobs` folder.
 
     Raises:
         UniclozeError: It is a link to elsewhere, or not a regular file.
@@ -80,7 +80,7 @@ def inside(folder: Path, name: str) -> Path | None:
         return None
     if leads_out(path, folder):
         raise UniclozeError(
-            f"{path} is a link out of its folder, to {path.resolve()}: copy the file to where the link is"
+            f"{path} is a link out of its folder, to {path.resolve()}: replace the link with a copy of the file"
         )
     if not path.is_file():
         raise UniclozeError(f"{path} is not a regular file: download the checkpoint again")

@@ -15,7 +15,7 @@ _PLACES = (
     re.compile(r"()[ \t\r\n](?<=\w.)[ \t\r\n]*(?=\w)", re.DOTALL),
     re.compile(r"()[ \t\r\n](?<=\S.)[ \t\r\n]*(?=\S)", re.DOTALL),
 )
-"""Places to cut, best first. Tokenizers disagree about others: BERT's drop a form feed, which joins the words beside it;
+"""Places to cut, best first. Tokenizers disagree about others: BERT's drop a form feed, which joins the words around it;
 some attach punctuation to the following line break; some keep a trailing space as a token."""
 _PUNCTUATION = re.compile("[,;:.!?\u3001\u3002\uff0c\uff1b\uff1a\uff0e\uff01\uff1f]()(?=\\w)")
 _JOINER = "\u200d"

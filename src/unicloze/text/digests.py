@@ -1,9 +1,9 @@
-"""Digests of the files of a prepared folder, so that nothing damaged is trained on.
+"""Digests of the files of a prepared folder, to detect damage before training on it.
 
-    FOLDER/digests.json   SHA-256 of each 1 MiB block of each file; shards that lie elsewhere have their full path
+    FOLDER/digests.json   SHA-256 of each 1 MiB block of each file; shards outside the folder by full path
 
-`lineage.json` holds the digest of that file, and one of itself. Small files are checked whole when they are opened; a block
-of tokens when it is first read, so that a large corpus need not be read before the first step.
+`lineage.json` holds the digest of that file and a digest of itself. Small files are checked whole when they are opened; token
+files block by block when first read, so that a large corpus need not be read before the first step.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from unicloze.errors import UniclozeError
 
 FILE = "digests.json"
 SCHEMA = 1
-"""Version of that file."""
+"""Schema version of `digests.json`."""
 BLOCK = 2**20
-"""Bytes of a block."""
+"""Size of a block in bytes."""
 SEAL = "seal"
-"""Entry of `lineage.json` that is the digest of all its other entries."""
+"""Key in `lineage.json` of the digest of its other entries."""
 
 Ints = npt.NDArray[np.int64]
 
 
 class Blocks:
-    """The blocks of one file, each compared with its digest when it is first read.
+    """The blocks of one file, each verified when it is first read.
 
     Args:
         path: The file.
-        digests: SHA-256 of each block, in hexadecimal digits.
-        cure: What to do about a damage.
+        digests: SHA-256 of each block, in hexadecimal.
+        cure: Advice in error messages.
     """
 
     def __init__(self, path: Path, digests: list[str], cure: str) -> None:
@@ -46,19 +46,19 @@ class Blocks:
         self._unread = np.ones(len(digests), dtype=bool)
 
     def check(self, content: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> None:
-        """Compare the blocks that hold some stretches with their digests, unless it was done before.
+        """Verify the blocks that contain the given byte ranges, unless already verified.
 
         Args:
             content: The bytes of the file. *Shape:* (bytes,)
-            starts: First byte of each stretch. *Shape:* (stretches,)
-            ends: First byte behind each. *Shape:* (stretches,)
+            starts: First byte of each range. *Shape:* (ranges,)
+            ends: End of each range, exclusive. *Shape:* (ranges,)
 
         Raises:
-            UniclozeError: A block is not what it was; the message names its bytes.
+            UniclozeError: A block has changed; the message names its bytes.
         """
         if -(-len(content) // BLOCK) != len(self._digests):
             raise UniclozeError(
-                f"{self._path} has {len(content):,} bytes and not as many as when it was prepared: {self._cure}"
+                f"{self._path} has {len(content):,} bytes, a different size than when it was prepared: {self._cure}"
             )
         if not len(starts) or not self._unread.any():
             return
@@ -71,14 +71,14 @@ class Blocks:
             self._unread[block] = False
 
     def check_all(self, content: npt.NDArray[np.uint8]) -> None:
-        """Compare every block, also those that were compared before."""
+        """Verify every block, including those already verified."""
         self._unread[:] = True
         size = min(1, len(content))
         self.check(content, np.zeros(size, np.int64), np.full(size, len(content), np.int64))
 
 
 def _long(first: Ints, last: Ints) -> Iterable[tuple[int, int]]:
-    """Blocks between the first and the last of each stretch, where there are any."""
+    """Blocks strictly between the first and last block of each range, as (start, end), where there are any."""
     long = last - first > 1
     return zip((first[long] + 1).tolist(), last[long].tolist(), strict=True)
 
@@ -88,7 +88,7 @@ class Digests:
 
     Args:
         folder: The folder.
-        files: SHA-256 of each block of each file, by its name.
+        files: SHA-256 of each block, by file name.
     """
 
     def __init__(self, folder: Path, files: Mapping[str, list[str]]) -> None:
@@ -97,7 +97,7 @@ class Digests:
 
     @classmethod
     def make(cls, folder: Path, elsewhere: Iterable[Path] = ()) -> str:
-        """Write `digests.json` for all files of a folder and some that lie elsewhere; returns its own digest."""
+        """Write `digests.json` for all files of a folder and some files outside it; returns the digest of `digests.json`."""
         inside = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != FILE)
         named = {file.relative_to(folder).as_posix(): file for file in inside} | {str(file): file for file in elsewhere}
         files = {name: list(_digests(file)) for name, file in named.items()}
@@ -107,20 +107,20 @@ class Digests:
 
     @classmethod
     def open(cls, folder: Path, lineage: Mapping[str, Any], *, required: bool) -> Digests | None:
-        """Those of a folder; None, with a warning, where an older version prepared it and they are not required.
+        """Open the digests of a folder; None, with a warning, if an older version prepared it and they are not required.
 
         Raises:
-            UniclozeError: `digests.json` is missing or damaged.
+            UniclozeError: `digests.json` is missing or damaged, or `required` and the folder has none.
         """
         if "digests" not in lineage and required:
             raise UniclozeError(
                 f"{folder} was prepared by an older version, without digests to verify: remove it and prepare again, or use "
-                "it as it is with --data.prepared."
+                "it unverified with --data.prepared."
             )
         if "digests" not in lineage:
             warnings.warn(
                 f"{folder} was prepared by an older version, without digests, so that damage to it may go unnoticed: prepare "
-                "it again to have them",
+                "it again to add them",
                 stacklevel=2,
             )
             return None
@@ -130,26 +130,26 @@ class Digests:
             raise UniclozeError(f"{file} is missing or damaged: remove {folder} and prepare again.")
         content = json.loads(raw)
         if (content["schema"], content["block"]) != (SCHEMA, BLOCK):
-            raise UniclozeError(f"{file} is not of schema {SCHEMA}: remove {folder} and prepare again.")
+            raise UniclozeError(f"{file} does not have schema {SCHEMA}: remove {folder} and prepare again.")
         return cls(folder, content["files"])
 
     def blocks(self, path: Path) -> Blocks:
-        """Those of a file.
+        """The blocks of a file.
 
         Raises:
-            UniclozeError: The file was not there when the folder was prepared.
+            UniclozeError: The file did not exist when the folder was prepared.
         """
         inside = path.is_relative_to(self._folder)
         name = path.relative_to(self._folder).as_posix() if inside else str(path)
         if name not in self._files:
-            raise UniclozeError(f"{path} was not there when {self._folder} was prepared: {self._cure}")
+            raise UniclozeError(f"{path} did not exist when {self._folder} was prepared: {self._cure}")
         return Blocks(path, self._files[name], self._cure)
 
     def check(self, *paths: Path) -> None:
-        """Compare whole files, those that are there.
+        """Verify whole files, ignoring missing ones.
 
         Raises:
-            UniclozeError: One is not what it was.
+            UniclozeError: A file has changed.
         """
         for path in (path for path in paths if path.is_file()):
             self.blocks(path).check_all(np.fromfile(path, dtype=np.uint8))
@@ -162,5 +162,5 @@ def _digests(file: Path) -> Iterable[str]:
 
 
 def seal(lineage: Mapping[str, Any]) -> str:
-    """The digest of a lineage without its seal."""
+    """Digest of a lineage, excluding its seal."""
     return digest({name: value for name, value in lineage.items() if name != SEAL})

@@ -95,7 +95,7 @@ def _names_at(place: Path, *, hidden: bool = False) -> list[Path]:
 
 
 def _matching(place: Path) -> list[Path]:
-    """What a glob names; behind `**` each folder counts once, however many links lead to it, and in a circle."""
+    """The matches of a glob; below `**` each folder is visited once, even with circular or repeated links."""
     parts = place.parts
     if "**" not in parts:
         return [Path(name) for name in glob.glob(str(place))]
@@ -112,7 +112,7 @@ def _matching(place: Path) -> list[Path]:
 
 
 def _fits(names: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    """Whether the parts of a name fit those of a glob, of which `**` stands for any number of folders."""
+    """Whether the parts of a path match those of a glob, where `**` matches any number of folders."""
     if not pattern:
         return not names
     if pattern[0] == "**":
@@ -407,11 +407,11 @@ def _read_parquet(file: Path, text_field: str, tally: Tally) -> Iterator[Documen
 
 
 def _refuse_bomb(file: Path, metadata: Any, text_field: str) -> None:
-    """Refuse a table whose column of text unpacks to far more than text would, of which a page is unpacked at a time."""
+    """Refuse a table whose text column unpacks to far more than text would; whole pages are unpacked at once."""
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
             most = SPARE + RATIO * column.total_compressed_size
             if column.path_in_schema == text_field and column.total_uncompressed_size > most:
                 raise UniclozeError(
-                    f"{file} unpacks to more than {RATIO} times its size, as no text does: it is not read."
+                    f"{file} unpacks to more than {RATIO} times its size, which text never does: give another file."
                 )

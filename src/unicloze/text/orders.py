@@ -30,7 +30,7 @@ def backward_lanes(lane: Ints, lanes: int) -> npt.NDArray[np.bool_]:
 def streams(
     positions: Ints, size: int, seed: int, *, lanes: int, both: bool = False
 ) -> tuple[Ints, Ints, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Epoch and sample at each position, every `lanes` positions going on where those before them stopped.
+    """Epoch and sample at each position, for `lanes` parallel streams that each advance by one sample per step.
 
     An epoch is a ring of its samples. Lanes start at evenly spaced places, rotated by a keyed shift each epoch, and take
     equally many steps; samples left at the end of some lanes (fewer than `lanes`) are reached by another epoch's shift.
@@ -38,9 +38,9 @@ def streams(
     Args:
         positions: Step times lanes, plus the lane. *Shape:* (positions,)
         size: Samples of an epoch.
-        seed: Names the shifts.
-        lanes: How many samples are read side by side.
-        both: Half of the lanes take their samples from the last to the first.
+        seed: Key of the shifts.
+        lanes: Number of parallel streams.
+        both: Half of the lanes read their samples in reverse.
 
     Returns:
         Epoch, sample, whether a lane begins there, and whether it goes backward, *Shape:* (positions,) each.
@@ -62,10 +62,10 @@ def evenly_spaced(count: int, size: int) -> Ints:
 def evenly_spaced_lanes(
     count: int, size: int, *, lanes: int, both: bool = False
 ) -> tuple[Ints, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """At most `count` of `size` numbers: lanes at even distances, each of consecutive numbers.
+    """At most `count` numbers below `size`: evenly spaced lanes of equally many consecutive numbers.
 
     Returns:
-        Numbers, as many for each lane, whether a lane begins there, and whether it goes backward. *Shape:* (numbers,) each.
+        Numbers, whether a lane begins there, and whether it goes backward. *Shape:* (numbers,) each.
     """
     lanes = min(lanes, count)
     step, lane = np.divmod(np.arange(count // lanes * lanes, dtype=np.int64), lanes)

@@ -1,4 +1,4 @@
-"""`prepare`: a corpus to token shards, as a stream: deduplicate, hold out, train or load a tokenizer, tokenise.
+"""Prepares a corpus as token shards, streaming: deduplicate, hold out, train or load a tokenizer, tokenise.
 
     FOLDER/tokenizer.json, tokenizer_config.json
     FOLDER/train/SOURCE.ds ...    FOLDER/heldout/SOURCE.ds ...
@@ -82,7 +82,7 @@ class Prepared:
     def load(cls, folder: str | Path, *, verify: bool = False) -> Prepared:
         """Open a prepared folder without checking the corpus.
 
-        Files other than tokens are checked whole. Of each token file the first block is checked now, others when read.
+        Files other than tokens are verified whole; of each token file the first block now, the others when read.
 
         Args:
             folder: The prepared folder.
@@ -154,8 +154,8 @@ def prepare_data(
     """Prepare a corpus in a folder, or open the folder if this corpus was already prepared there.
 
     Memory use does not grow with the corpus. Documents are duplicates if they are equal except for case and white space (for
-    token shards: if their tokens are equal, or beside texts, if they spell equal texts); a duplicate is found unless about a
-    million other documents come between. Whether a document is held out depends on the hash of its text, see
+    token shards: if their tokens are equal, or, mixed with texts, if they spell equal texts); a duplicate is found unless
+    about a million other documents come between. Whether a document is held out depends on the hash of its text, see
     `unicloze.text.split`; each source keeps at least one document for training.
 
     Args:

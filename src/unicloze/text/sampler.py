@@ -71,13 +71,14 @@ class WindowSampler:
             stopped.
         documents: `separate` cuts windows within documents, `joined` from all documents of a shard with an [EOS] between
             them, so that all windows of a shard but the last are full (RoBERTa's FULL-SENTENCES).
-        order: `shuffled`, or `streams`: consecutive windows side by side, for segment recurrence (Transformer-XL, XLNet).
-        directions: `both` lets half of the streams go from the end of the text to its beginning.
+        order: `shuffled`, or `streams`: each row of a batch continues the same row of the previous batch, for segment
+            recurrence (Transformer-XL, XLNet).
+        directions: `both` runs half of the streams from the end of the text to its beginning.
         phrases: Phrases to mark in the windows, as `Windows.joined`.
 
     Raises:
         UsageError: The window is too short, or the weights do not fit the sources.
-        UniclozeError: There is no window at all.
+        UniclozeError: No source has a window.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class WindowSampler:
         Args:
             count: Largest number of windows.
             pairs: As for `read`.
-            lanes: As for `read`: this many evenly spread stretches of consecutive windows.
+            lanes: As for `read`: this many evenly spread runs of consecutive windows.
         """
         count, begins, backward = min(count, self.num_windows), None, None
         if self.order == "streams":
@@ -227,7 +228,7 @@ class WindowSampler:
         )
 
     def _shuffle_parts(self, source: Ints, passes: Ints, index: Ints) -> None:
-        """Shuffle the windows of a pass if an epoch holds only part of it, which must not be the source's start."""
+        """Shuffle the windows of sources read in fractional passes, so that a part of a pass is not the source's start."""
         for number in np.flatnonzero(self._quotas % self.source_windows.clip(1)):
             for one_pass in np.unique(passes[source == number]):
                 rows = (source == number) & (passes == one_pass)
@@ -283,7 +284,7 @@ class WindowSampler:
     ) -> Windows:
         if pairs != "contiguous" and self.order == "streams":
             raise UsageError(
-                f"objective.pairs is {pairs}, and windows that go on from each other hold the text as it stands: set "
+                f"objective.pairs is {pairs}, but data.order streams reads the text in its original order: set "
                 "--objective.pairs contiguous."
             )
         if pairs != "contiguous" and (self.segments == 1 or self.documents == "joined"):

@@ -34,7 +34,7 @@ class ShardWriter:
     """Writes one shard as a stream; use it as a context manager.
 
     Args:
-        path: The `.ds` file; the other files are written beside it.
+        path: The `.ds` file; the other files are written next to it.
         vocab_size: Determines the width of a token.
         tokenizer_name: Recorded in the metadata.
     """
@@ -98,7 +98,7 @@ def beside(path: Path, end: str) -> Path:
 
 
 def files_beside(path: Path) -> list[Path]:
-    """What lies beside the tokens of a shard."""
+    """The existing files of a shard other than its tokens."""
     ends = ".index", ".metadata", ".bytes", ".lines", ".json"
     return [file for file in (beside(path, end) for end in ends) if file.is_file()]
 
@@ -140,7 +140,7 @@ class TokenShard:
         Args:
             path: The `.ds` file.
             documents: Indices of the documents to select, sorted; default: all.
-            digests: Digests of the prepared folder. The files beside the tokens are checked at once.
+            digests: Digests of the prepared folder. All files but the tokens are checked now.
 
         Raises:
             UniclozeError: A file is missing, truncated, damaged or inconsistent with the others.
@@ -199,14 +199,14 @@ class TokenShard:
         )
 
     def read(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.unsignedinteger]:
-        """Check some stretches of the tokens and return all tokens; only the stretches may be read.
+        """Verify ranges of the tokens and return all tokens, of which only those ranges may be used.
 
         Args:
-            starts: First token of each stretch. *Shape:* (stretches,)
-            ends: End of each stretch; may exceed the number of tokens. *Shape:* (stretches,)
+            starts: First token of each range. *Shape:* (ranges,)
+            ends: End of each range; may exceed the number of tokens. *Shape:* (ranges,)
 
         Raises:
-            UniclozeError: They are damaged; the message names file and bytes.
+            UniclozeError: A range is damaged; the message names file and bytes.
         """
         if self.blocks is not None:
             width = self.tokens.itemsize
@@ -214,7 +214,7 @@ class TokenShard:
         return self.tokens
 
     def check_first(self) -> None:
-        """Check the first block.
+        """Verify the first block.
 
         Raises:
             UniclozeError: It is damaged.
@@ -222,7 +222,7 @@ class TokenShard:
         self.read(np.zeros(min(1, len(self.tokens)), np.int64), np.ones(min(1, len(self.tokens)), np.int64))
 
     def check_all(self) -> None:
-        """Check every block.
+        """Verify every block.
 
         Raises:
             UniclozeError: One is damaged.
@@ -241,7 +241,7 @@ def _tokenizer_name(metadata: Path) -> str:
 
 
 def _beside_documents(path: Path, end: str, index: Path) -> npt.NDArray[np.int64] | None:
-    """Values per document from a file beside a shard; None without such a file."""
+    """Values per document from an optional file of a shard; None without that file."""
     file = beside(path, end)
     if not file.is_file():
         return None

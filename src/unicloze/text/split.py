@@ -7,7 +7,7 @@ train on and something to evaluate on, whatever the sources:
 - If that leaves no held-out document, the one with the smallest hash that is not reserved for training is held out.
 - If there is none, or it is more than four times the requested size, the end of one document is held out instead.
 
-All rules depend on hashes, so copies of a document are on its side, wherever they are.
+All rules depend on hashes, so all copies of a document are on the same side.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HeldoutSplit:
         self._seen = np.zeros(_SEEN, dtype=np.uint64) if deduplicate else None
         self._largest: dict[str, _Document] = {}
         self._smallest: dict[int, _Document] = {}
-        self._most = sources + _CANDIDATES  # so many that at least one is not reserved for training, if there is any
+        self._most = sources + _CANDIDATES  # enough to include one not reserved for training, if there is any
         self._total = 0
         self._sides: dict[int, int] = {0: DROP}
         self.cut_size = 0
@@ -93,7 +93,7 @@ class HeldoutSplit:
         return value
 
     def decide(self) -> None:
-        """Decide the cases that the hash alone does not, once every document was added."""
+        """Apply the three rules, once every document has been added."""
         trained = {document.hash for document in self._largest.values()}
         self._sides |= dict.fromkeys(trained, TRAIN)
         free = [self._smallest[value] for value in sorted(self._smallest) if value not in trained]
@@ -147,7 +147,7 @@ def tokens_hash(tokens: Ids, seed: int, vocab_size: int) -> int:
 
 
 class Spelling:
-    """Text spelled by tokens, without case, white space and special tokens, to match a text with its tokens.
+    """Hashes the text that tokens spell, ignoring case, white space and special tokens, to match texts with token shards.
 
     Args:
         tokenizer: The tokenizer of the tokens.
@@ -161,7 +161,7 @@ class Spelling:
         self._table = [b"" if number in silent else spell(token) for number, token in enumerate(tokens)]
 
     def hash(self, parts: Iterable[Ids], seed: int) -> tuple[int, int]:
-        """A 64-bit hash of what a document spells, and its size in bytes.
+        """A 64-bit hash of the text a document spells, and its size in bytes.
 
         Args:
             parts: Token ids of the document, in parts. *Shape:* (tokens,) each

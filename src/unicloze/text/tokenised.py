@@ -87,10 +87,10 @@ def open_selection(folder: Path, name: str, paths: list[Path], digests: Digests 
 
 
 def check_ids(path: Path, tokens: npt.NDArray[np.integer], vocab_size: int) -> None:
-    """Refuse token ids of a shard that a tokenizer of so many does not have.
+    """Refuse token ids of a shard that are not below the vocabulary size.
 
     Raises:
-        UniclozeError: There is one.
+        UniclozeError: An id is too large.
     """
     largest = int(tokens.max(initial=0))
     if largest >= vocab_size:

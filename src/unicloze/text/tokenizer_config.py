@@ -1,4 +1,4 @@
-"""Reads the `tokenizer_config.json` beside a vocabulary or `tokenizer.json`."""
+"""Reads the `tokenizer_config.json` next to a vocabulary or `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unicloze.errors import UniclozeError
 from unicloze.run_files import TOKENIZER_CONFIG
 
 KEYS = {"pad": "pad_token", "unk": "unk_token", "sos": "cls_token", "eos": "sep_token", "mask": "mask_token"}
-"""Key of each role's token."""
+"""Configuration key of each role's token."""
 LOWERCASE, ACCENTS, IDEOGRAPHS = "do_lower_case", "strip_accents", "tokenize_chinese_chars"
 """Keys of text normalisation."""
 _GENERIC = "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"
@@ -36,7 +36,7 @@ class TokenizerConfig:
 
     @classmethod
     def beside(cls, file: Path) -> TokenizerConfig:
-        """Read the one in the folder of a tokenizer file.
+        """Read the configuration in the folder of a tokenizer file.
 
         Raises:
             UniclozeError: It is not a JSON object.

@@ -1,4 +1,4 @@
-"""Bounds of a `tokenizer.json`, looked at before the library builds what it says: ids, growth of text, slow patterns."""
+"""Limits on a `tokenizer.json`, checked before the library loads it: ids, growth of text, slow regular expressions."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ from collections.abc import Iterator
 from typing import Any
 
 LARGEST_FILE = 2**28
-"""Bytes of a file; those in use have up to some ten million."""
+"""Largest file in bytes; common ones have at most some ten million."""
 LARGEST_ID = 2**22
-"""Tables have a row for each id up to the largest."""
+"""Largest token id; embedding tables have a row for every id up to the largest."""
 MOST_PARTS = 64
-"""Normalisers, pre-tokenisers and decoders, each counted within the others."""
+"""Most components of a normaliser, pre-tokeniser or decoder, nested ones included."""
 MOST_GROWTH = 1000.0
-"""How many times longer all replacements together may make a text."""
+"""Largest factor by which all replacements together may lengthen a text."""
 LONGEST_PATTERN = 2_000
-"""Characters of a regular expression."""
+"""Longest regular expression, in characters."""
 _REPEATED = re.compile(r"\((?:\?[a-z]*:)?(?:\\.|\[[^\]]*\]|[^()\[\]\\|])[+*](?:\|[^()]*)?\)[+*{]")
-"""A repeated group of nothing but a repetition, whose time may double with each character."""
+"""A repeated group that is itself a repetition, such as `(a+)+`: matching time may double with each character."""
 
 
 def beyond_bounds(document: Any) -> str | None:
-    """What of a `tokenizer.json` is beyond all bounds, in words; None if nothing is.
+    """Describe the first limit that a `tokenizer.json` exceeds; None if it exceeds none.
 
-    What is of no known form is left for the library to refuse.
+    Malformed content is left for the library to reject.
     """
     if not isinstance(document, dict):
         return None
     for number in _ids(document):
         if not 0 <= number <= LARGEST_ID:
-            return f"it has the id {number:,}, beyond {LARGEST_ID:,}"
+            return f"it has the id {number:,}, above {LARGEST_ID:,}"
     model = document.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict) and len({str(number) for number in vocabulary.values()}) < len(vocabulary):
-        return "two of its tokens have one id"
+        return "two of its tokens share an id"
     for section in ("normalizer", "pre_tokenizer", "decoder"):
         parts = list(_parts(document.get(section), 0))
         if len(parts) > MOST_PARTS:
-            return f"its {section} has {len(parts):,} parts or more, beyond {MOST_PARTS}"
+            return f"its {section} has {len(parts):,} parts or more (limit {MOST_PARTS})"
         growth = 1.0
         for part in parts:
             pattern = part.get("pattern")
             growth *= _growth(part, pattern)
             expression = pattern.get("Regex") if isinstance(pattern, dict) else None
             if isinstance(expression, str) and len(expression) > LONGEST_PATTERN:
-                return f"its {section} has a pattern of {len(expression):,} characters, beyond {LONGEST_PATTERN:,}"
+                return f"its {section} has a pattern of {len(expression):,} characters (limit {LONGEST_PATTERN:,})"
             if isinstance(expression, str) and _REPEATED.search(expression):
-                return f"its {section} repeats what repeats in the pattern {expression[:60]!r}, which may take for ever"
+                return f"its {section} has a nested repetition in the pattern {expression[:60]!r}, which may hang"
         if growth > MOST_GROWTH:
-            return f"its {section} may make a text {growth:,.0f} times longer, beyond {MOST_GROWTH:.0f}"
+            return f"its {section} may make a text {growth:,.0f} times longer (limit {MOST_GROWTH:.0f})"
     return None
 
 
@@ -64,7 +64,7 @@ def _ids(document: dict[str, Any]) -> Iterator[int]:
 
 
 def _parts(value: Any, depth: int) -> Iterator[dict[str, Any]]:
-    """The parts of a section, those within others too, as far as they count."""
+    """All components of a section, nested ones included, down to depth `MOST_PARTS`."""
     if isinstance(value, dict) and depth <= MOST_PARTS:
         if "type" in value:
             yield value
@@ -76,7 +76,7 @@ def _parts(value: Any, depth: int) -> Iterator[dict[str, Any]]:
 
 
 def _growth(part: dict[str, Any], pattern: Any) -> float:
-    """How many times longer a replacement may make a text."""
+    """Largest factor by which a replacement may lengthen a text."""
     content = part.get("content")
     if part.get("type") != "Replace" or not isinstance(content, str):
         return 1.0

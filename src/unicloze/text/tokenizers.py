@@ -149,7 +149,7 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Tokenizer:
         """Load a `tokenizer.json`, a BERT-style `vocab.txt`, or a folder that holds one.
 
-        A `tokenizer_config.json` beside it names the tokens with a role and the normalisation for a `vocab.txt`. If it does
+        A `tokenizer_config.json` next to it names the tokens with a role and the normalisation for a `vocab.txt`. If it does
         not mention lower-casing, a vocabulary without capitals is lower-cased.
 
         Args:
@@ -172,7 +172,7 @@ class Tokenizer:
         try:
             text = read_bytes(place, LARGEST_FILE).decode()
             if (problem := beyond_bounds(parse_json(text))) is not None:
-                raise UniclozeError(f"{place} is not read, {problem}: set --tokenizer.path to another.")
+                raise UniclozeError(f"{place} is refused because {problem}: set --tokenizer.path to another.")
             backend = tokenizers.Tokenizer.from_str(text)
             config.check(backend, place)
             return cls(backend, name=str(place), roles=config.roles())

@@ -14,14 +14,14 @@ from unicloze.text.python_docs import python_docs
 from unicloze.text.tokenised import find_shards
 
 ENOUGH = 500_000
-"""Characters; a corpus of fewer bytes is read whole."""
+"""Number of characters to copy; a corpus of fewer bytes is used whole."""
 
 
 def beginning_of(data: DataSettings, folder: Path) -> Path | None:
-    """Write the beginning of each source of a corpus into a file of a folder, an equal share each.
+    """Write the beginnings of a corpus's sources, in equal shares, to one file in a folder.
 
     Returns:
-        The file; None where the corpus is small, prepared, or not of texts in files.
+        The file; None if the corpus is small, prepared, or not in text files.
 
     Raises:
         UniclozeError: The corpus cannot be read, or the file cannot be written.

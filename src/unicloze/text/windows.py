@@ -31,9 +31,9 @@ class Windows:
             follows. *Shape:* (rows,)
         joined: Whether a token belongs to the same phrase as the token before it; None without a phrase table.
             *Shape:* (rows, window)
-        continues: Whether the text goes on that stood in the same row of the batch before (segment recurrence); None where
-            the order is no stream. *Shape:* (rows,)
-        backward: Whether that text follows this one instead of standing before it; None if it never does. *Shape:* (rows,)
+        continues: Whether a row is adjacent in its text to the same row of the previous batch (segment recurrence); None
+            unless windows are read as streams. *Shape:* (rows,)
+        backward: Whether a row's stream runs from the end of the text to its beginning; None if none does. *Shape:* (rows,)
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -70,7 +70,7 @@ def split_segments(pieces: Sequence[npt.NDArray[np.integer]], keys: keyed.Bits) 
 def windows_of(
     rows: Sequence[Sequence[npt.NDArray[np.integer]]], vocabulary: Vocabulary, *, keys: keyed.Bits
 ) -> Windows:
-    """Make windows of given text instead of a corpus, padded to the longest.
+    """Make windows from given text instead of a corpus, padded to the longest.
 
     Args:
         rows: Segments of each window, as token ids without special tokens.

@@ -24,7 +24,7 @@ OF_A_TRAINED_TOKENIZER = (
 
 
 def check_beside_path(recipe: Recipe, overrides: Mapping[str, Any]) -> None:
-    """Reject tokenizer-training options beside `tokenizer.path`.
+    """Reject tokenizer-training options combined with `tokenizer.path`.
 
     Args:
         recipe: Checked only if it has a `tokenizer.path`.

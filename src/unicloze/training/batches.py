@@ -1,4 +1,4 @@
-"""Makes the micro-batches of each training step, as pure functions of (seed, position)."""
+"""Makes the micro-batches of each training step, as a pure function of (seed, position)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHECKED_WINDOWS = 512
 """Number of windows an objective may check before the first step."""
 
 Own = Callable[[Sequence[int]], Collection[int]]
-"""Which micro-batches of a step a process makes, given the part of the mixture that each is of."""
+"""Selects the micro-batches of a step that a process makes, given the mixture part of each."""
 
 
 def every(parts_of: Sequence[int]) -> Collection[int]:
@@ -36,12 +36,12 @@ class MicroBatch:
 
     Args:
         examples: The rows.
-        windows: What they were made from; None if from labelled records.
+        windows: Windows the rows were made from; None for labelled records.
         coefficients: Factor of each target's loss; 1 where not given.
-        place: Where labelled records are from.
-        blocks: Rows of each block of like length, which are laid end to end; none if all are padded to the longest.
-        repeats: Its text is that of another micro-batch of the same step, laid out once more.
-        part: Number of the part of a mixture that it is of.
+        place: Location of labelled records, for messages.
+        blocks: Number of rows in each block of similar lengths; empty if all rows are padded to the longest.
+        repeats: Whether it lays out the text of another micro-batch of the same step again.
+        part: Index of its mixture part.
     """
 
     examples: Examples
@@ -58,7 +58,7 @@ class MicroBatch:
         return 0 if self.repeats else int(self.examples.text_tokens.sum())
 
     def batch(self, device: torch.device, *, fixed_shape: bool = False) -> Batch:
-        """The rows as tensors; `fixed_shape` requires that there are no blocks."""
+        """The rows as tensors; `fixed_shape` must be False with blocks."""
         ends = np.cumsum([0, *(self.blocks or [len(self.examples)])])
         return pack(
             [
@@ -204,7 +204,7 @@ def check_windows(recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler])
     """Reject text that is unsuitable for the objective of some phase, or for a part of it.
 
     Raises:
-        UsageError: Says what the text lacks, and the cure.
+        UsageError: The text is unsuitable; the message names what it lacks and the cure.
     """
     for phase in phases(recipe):
         for part in parts(phase.recipe.objective):

@@ -31,7 +31,7 @@ FREE_TO_CHANGE = {
 Corpus and tokenizer may have moved; the fingerprint decides whether they are the same.
 """
 FREE_AFTER_DIVERGENCE = {"training.learning_rate", "training.muon_learning_rate", "training.clip_norm"}
-"""What may change too when a run is resumed that a non-finite number stopped. Each start records its settings."""
+"""Settings that may also change when resuming a run stopped by a non-finite number. Each start records its settings."""
 
 
 def refuse_changes(

@@ -34,7 +34,7 @@ MEMORIES = "memories.safetensors"
 ALWAYS = {WEIGHTS, "optimizer.safetensors", "optimizer.json", "state.json"}
 """Files of every checkpoint."""
 MALFORMED = ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError
-"""What reading a structure raises that is not what we write."""
+"""Exceptions raised by reading content of the wrong structure."""
 _KINDS = {"step": int, "text_tokens": int, "vocab_size": int, "max_positions": int, "fingerprint": str, "origin": dict}
 
 
@@ -120,7 +120,7 @@ def write_checkpoint(
         memories: Memories of the rows of the last step, by name.
 
     Raises:
-        UniclozeError: It cannot be written, or a weight is NaN or infinite; nothing is left behind.
+        UniclozeError: It cannot be written, or a weight is NaN or infinite; no partial checkpoint remains.
     """
     if (name := first_non_finite(model)) is not None:
         raise UniclozeError(
@@ -180,7 +180,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """Load the newest intact checkpoint, None if there is none; warns about damaged ones.
+    """Load the newest intact checkpoint; None if the folder has no checkpoints. Warns about damaged ones.
 
     Raises:
         UniclozeError: There are checkpoints but none is intact.
@@ -220,7 +220,7 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
         manifest = parse_json(manifest_path.read_bytes())
         sums = dict(manifest["sha256"])
         if not sums.keys() >= ALWAYS and manifest.get("schema") == SCHEMA:
-            raise ValueError("it does not name all files")
+            raise ValueError("it does not list all files")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UniclozeError(f"{manifest_path} is missing or damaged") from error
     if manifest.get("schema") != SCHEMA:
@@ -231,7 +231,7 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
     for name, expected in sums.items():
         file = path / name
         if Path(name).name == name and leads_out(file, path):
-            raise UniclozeError(f"{file} is a link out of its folder, to {file.resolve()}: copy it to its place")
+            raise UniclozeError(f"{file} is a link out of its folder, to {file.resolve()}: replace it with a copy")
         if Path(name).name != name or not file.is_file() or _digest(file) != expected:
             raise UniclozeError(f"{file} is missing or damaged (its SHA-256 differs from {MANIFEST})")
     try:
@@ -242,9 +242,9 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
             _state(path / "state.json"),
             {} if weights_only or MEMORIES not in sums else load_file(path / MEMORIES),
         )
-    except (SafetensorError, OSError, *MALFORMED) as error:  # whole, but not what we write
+    except (SafetensorError, OSError, *MALFORMED) as error:  # intact, but with other content than ours
         raise UniclozeError(
-            f"{path} is damaged, though its sums are right ({type(error).__name__}: {error})"
+            f"{path} is damaged, though its checksums match ({type(error).__name__}: {error})"
         ) from error
     if (bad := first_non_finite(checkpoint.model)) is not None:
         raise UniclozeError(f"{path} is from a run that diverged: its {bad} is NaN or infinite")
@@ -252,14 +252,14 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
 
 
 def _state(file: Path) -> dict[str, Any]:
-    """What is neither a weight nor a moment.
+    """Read `state.json`.
 
     Raises:
-        ValueError: It is not what we write.
+        ValueError: Its content is malformed.
     """
     state = parse_json(file.read_bytes())
     if not isinstance(state, dict) or "step" not in state:
-        raise ValueError(f"{file.name} names no step")
+        raise ValueError(f"{file.name} has no step")
     for name, kind in _KINDS.items():
         value = state.get(name, kind())
         if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**53):

@@ -1,4 +1,4 @@
-"""What a run needs of memory at least, so that what cannot fit is refused before any work."""
+"""Estimates a lower bound of the memory a run needs, and refuses runs that cannot fit before any work."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _CGROUPS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int) -> None:
-    """Refuse a recipe that needs more memory than there is, by a forecast that is below what it will take.
+    """Refuse a recipe whose lower bound of memory exceeds that of the device.
 
     Args:
-        recipe: With its phases.
-        device: Where it computes.
-        vocab_size: Ids of its tokenizer.
+        recipe: The recipe; each phase is checked.
+        device: Device of the run.
+        vocab_size: Number of token ids.
 
     Raises:
-        UsageError: It cannot fit; the message says what would.
+        UsageError: It cannot fit; the message suggests what would.
     """
     there = memory_of(device)
     if there is None:
@@ -34,11 +34,11 @@ def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int
     with shapes_only():
         weights = sum(weight.numel() for weight in shape_model(recipe, vocab_size).parameters())
     of_a_weight = 4 if recipe.training.frozen else 12 if recipe.training.optimizer == "muon" else 16
-    fixed = of_a_weight * weights  # each with its gradient and one or two moments, unless it may be frozen
+    fixed = of_a_weight * weights  # each has a gradient and one or two moments, unless it is frozen
     if fixed > there:
         raise UsageError(
             f"the model has {weights:,} weights and would need {fixed / _GIB:,.0f} GiB of memory with their gradients and "
-            f"moments, and there are {there / _GIB:,.1f} GiB: lower model.hidden_size, model.num_layers, "
+            f"moments, but there are only {there / _GIB:,.1f} GiB: lower model.hidden_size, model.num_layers, "
             f"tokenizer.vocab_size or data.window until it has {int(there / of_a_weight):,} weights or fewer"
         )
     for phase in phases(recipe):
@@ -51,20 +51,20 @@ def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int
             cure = f"--training.micro_batch_size {fits}" if fits else "a shorter data.window or a smaller model"
             raise UsageError(
                 f"{rows:,} rows of {phase.recipe.data.window:,} tokens at a time would need "
-                f"{(fixed + rows * of_a_row) / _GIB:,.0f} GiB of memory or more, and there are {there / _GIB:,.1f} GiB: give "
-                f"{cure}"
+                f"{(fixed + rows * of_a_row) / _GIB:,.0f} GiB of memory or more, but there are only {there / _GIB:,.1f}: "
+                f"give {cure}"
             )
 
 
 def _bytes_of_a_row(recipe: Recipe) -> int:
-    """What the backward pass keeps of a row at least: inputs of the products of each layer, in bf16."""
+    """Lower bound of the bytes the backward pass keeps per row: inputs of each layer's matrix products, in bf16."""
     model = recipe.model
     kept = 4 * model.hidden_size + 2 * model.intermediate_size
     return 2 * recipe.data.window * model.num_layers * kept
 
 
 def memory_of(device: torch.device) -> int | None:
-    """Bytes of memory of a device, or of what this process may use of that of the machine; None if not known."""
+    """Memory of a device in bytes, for a CPU limited by the cgroup of this process; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):

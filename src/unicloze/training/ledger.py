@@ -47,7 +47,7 @@ class Ledger:
 
 
 class NoLedger(Ledger):
-    """That of a process beside the first: it writes nothing."""
+    """Ledger of every process but the first: it writes nothing."""
 
     def __init__(self) -> None:
         pass
@@ -60,7 +60,7 @@ class NoLedger(Ledger):
 
 
 def read_ledger(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a ledger in order, without torn lines and without those of no possible step."""
+    """The events of a ledger in order, skipping truncated lines and events with an impossible step."""
     with path.open("rb") as lines:
         while line := lines.readline(LONGEST_LINE):
             try:

@@ -191,7 +191,7 @@ def fit_weights(model: Model, checkpoint: Checkpoint) -> None:
 def load_model(path: str | os.PathLike[str]) -> LoadedModel:
     """Load a trained model from a run directory, its checkpoints folder, or one checkpoint.
 
-    A run's best checkpoint is used if it kept one, else the newest.
+    Of a run, the best checkpoint is loaded if it was kept, else the newest.
 
     Raises:
         UniclozeError: There is no intact checkpoint, or its parts do not fit each other.

@@ -26,11 +26,11 @@ WRITTEN = (
 
 @contextmanager
 def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
-    """Hold the directory of a run for this process, and make it if it is not there.
+    """Lock the directory of a run for this process, and create it if it does not exist.
 
     Args:
         folder: The directory.
-        world: The processes of the run, of which the first holds it for all.
+        world: The processes of the run; the first holds the lock for all.
 
     Raises:
         UniclozeError: Another process holds the lock, or the directory has files that no run wrote and a run would replace.
@@ -54,7 +54,7 @@ def hold(lock: Path, place: Path, cure: str, *, keep: bool = False) -> Iterator[
     """Hold a lock file for this process; it is released when the process ends, even if killed.
 
     Args:
-        lock: The file to lock; the holder's name is written beside it.
+        lock: The file to lock; the holder's name is written to a file next to it.
         place: Its name in messages.
         cure: Advice if another process holds it.
         keep: Keep both files afterwards.

@@ -40,10 +40,10 @@ class TrainState:
         optimizers: Their moments.
         step: Steps done.
         text_tokens: Tokens of text trained on.
-        memories: What the rows of the last step remember for those of the next, by number of the micro-batch.
-        buffers: Memory for the gradients of large tables, see `lookups`. Nothing in it outlives a step.
-        parts: For each micro-batch of the last step the part of a mixture that it was of.
-        step_tokens: Tokens of text of the last step.
+        memories: Memories that the rows of the last step leave for the next, by index of the micro-batch.
+        buffers: Reused gradient buffers of large tables, see `lookups`; overwritten in every step.
+        parts: Index of the mixture part of each micro-batch of the last step.
+        step_tokens: Tokens of text in the last step.
     """
 
     model: Model
@@ -61,8 +61,8 @@ class Interruption:
     """Whether SIGTERM, SIGINT or SIGHUP asked the run to stop.
 
     Args:
-        signal: What this process received; 0 if nothing.
-        agreed: What all processes of the run stop for; None in a single process.
+        signal: The signal this process received; 0 if none.
+        agreed: The signal all processes of the run stop for; 0 if none, None in a single process.
     """
 
     signal: int = 0
@@ -93,7 +93,7 @@ class Hooks:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Where and how to compute, and with whom."""
+    """Device, precision and processes of a computation."""
 
     device: torch.device
     precision: str
@@ -131,8 +131,8 @@ def fit(
             started, memories = time.perf_counter(), state.memories
             try:
                 micro_batches = next(steps)
-            except UniclozeError:  # the text is damaged, the weights are not
-                if compute.world.size == 1:  # saving takes all processes
+            except UniclozeError:  # the weights are still good
+                if compute.world.size == 1:  # saving needs all processes, and the others may not get here
                     hooks.save(state)
                 raise
             set_learning(state.optimizers, state.step)
@@ -177,8 +177,8 @@ def accumulate_gradients(
 ) -> dict[str, float]:
     """Run forward and backward for every micro-batch, dividing each loss by its target's weight in the global batch.
 
-    A process computes its own leaves of them; the gradients of all are added in the order of a tree, see `tree`. What the
-    rows remember for the next step replaces `state.memories`.
+    Each process computes its own leaves; the gradients of all are added in tree order, see `tree`. The memories of these rows
+    replace `state.memories`.
 
     Returns:
         Mean loss of each target, in nats per prediction.
@@ -193,7 +193,7 @@ def accumulate_gradients(
     weights, state.step_tokens = _totals(micro_batches, own, world)
     gradients = GradientSums(list(state.model.parameters()), count, state.buffers)
     memories, used = {}, state.model.for_use().settings
-    if used.memory and state.parts != parts:  # others may compute the rows that go on from ours
+    if used.memory and state.parts != parts:  # the rows that continue ours may be on other processes
         state.memories = unpack(world.share_tensors(pack(state.memories)), compute.device)
     state.parts = parts
     state.model.train()
@@ -239,10 +239,10 @@ def accumulate_gradients(
 
 
 def _agreed(reports: list[StepReport], world: World, interruption: Interruption) -> list[dict[str, float]]:
-    """The mean losses of all micro-batches, in their order, once all processes have computed theirs.
+    """The mean losses of all micro-batches, in order, from the reports of all processes.
 
     Raises:
-        NonFiniteError: One is not finite.
+        NonFiniteError: A loss is not finite.
         Abandoned: A process left the step.
     """
     if world.size > 1:
@@ -259,7 +259,7 @@ def _agreed(reports: list[StepReport], world: World, interruption: Interruption)
 def _totals(
     micro_batches: list[MicroBatch], own: Mapping[int, list[int]], world: World
 ) -> tuple[dict[str, float], int]:
-    """Weight of each target over a global batch, see `total_weights`, and its tokens of text."""
+    """Weight of each target over a global batch, see `total_weights`, and the number of its text tokens."""
     mine = [
         [number, weights_of(micro_batches[number].examples), micro_batches[number].text_tokens]
         for numbers in own.values()
@@ -275,10 +275,10 @@ def weights_of(examples: Examples) -> dict[str, float]:
 
 
 def total_weights(weights: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Weight of each target over a global batch, at least 1 so that an empty one costs nothing.
+    """Weight of each target over a global batch, or 1 if it is 0, since it is a divisor.
 
     Args:
-        weights: Those of its micro-batches, in their order.
+        weights: Weights of its micro-batches, in order.
     """
     sums: dict[str, float] = {}
     for of_micro_batch in weights:
@@ -301,15 +301,15 @@ def evaluate(
 ) -> dict[str, tuple[float, float]]:
     """Sum of the losses in nats, and number of predictions, of each target over a block of examples.
 
-    Processes share the forward passes, unless a pass reads the memory that the one before it left.
+    Processes share the forward passes, unless each pass reads the memory of the previous one.
 
     Args:
         model: The model.
         examples: The rows.
-        compute: Where and how to compute.
-        rows: Rows of one forward pass.
-        windows: What the rows were made from. Those that continue the row `rows` before them read its memory, if the model
-            has one.
+        compute: Device, precision and processes.
+        rows: Rows per forward pass.
+        windows: Windows the rows were made from. A row that continues the row `rows` places before it reads its memory, if
+            the model has memory.
     """
     blocks, world, memory = list(examples.split(rows)), compute.world, None
     continued = windows is not None and windows.continues is not None

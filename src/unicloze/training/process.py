@@ -71,7 +71,7 @@ class RunProcess:
         self.ledger.close()
 
     def take_over(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint; says if rounding differs from here on."""
+        """Resume from a checkpoint; warns if rounding will differ from here on."""
         before, now = checkpoint.state.get("threads"), torch.get_num_threads()
         if before not in (None, now) and self.compute.device.type == "cpu":
             warnings.warn(
@@ -109,7 +109,7 @@ class RunProcess:
         self.ledger.write("stop", step=self.state.step, signal=self.signal)
 
     def former_events(self) -> list[dict[str, Any]]:
-        """What the ledger says of this run, without one that began in the same directory and left no checkpoint."""
+        """Events of this run in the ledger, without earlier runs in the same directory that left no checkpoint."""
         events = list(read_ledger(self.out / LEDGER))
         begins = [
             n for n, event in enumerate(events) if event["event"] == "start" and event.get("resumed_from") is None
@@ -117,10 +117,10 @@ class RunProcess:
         return events[begins[-1] :] if begins else events
 
     def heed(self, stopped_by: int) -> None:
-        """Do as a signal asks that came while the run ended by itself, once its directory is free again.
+        """Re-raise a signal that arrived too late to stop the run; called after its directory is unlocked.
 
         Args:
-            stopped_by: The signal that stopped the run, 0 if none did.
+            stopped_by: The signal that stopped the run; 0 if none did.
         """
         if self.signal and not stopped_by:
             signal.raise_signal(self.signal)
@@ -133,14 +133,14 @@ class RunProcess:
         save: Callable[[TrainState], None],
         describe: Callable[[MicroBatch], str],
     ) -> None:
-        """Take the steps under a progress bar; afterwards `signal` says what stopped it early.
+        """Train with a progress bar; sets `signal` to the signal that stopped it early, else 0.
 
         Args:
-            steps: The micro-batches of each.
-            settings: When to evaluate and to save.
-            evaluate: Measures; whether it is enough.
-            save: Writes a checkpoint.
-            describe: Names a micro-batch in errors.
+            steps: The micro-batches of each step.
+            settings: Schedule and intervals.
+            evaluate: As in `Hooks`.
+            save: As in `Hooks`.
+            describe: As in `Hooks`.
         """
         hooks = Hooks(log=self.log, evaluate=evaluate, save=save, describe=describe)
         with Progress("", settings.steps, "steps", initial=self.state.step, show=self.progress) as self.bar:
@@ -167,20 +167,20 @@ class RunProcess:
         )
 
     def _stragglers(self) -> dict[str, Any]:
-        """Seconds that each process computed in the last step, where there are several."""
+        """Seconds each process computed in the last step; empty for a single process."""
         return {"seconds": [round(each, 3) for each in self.world.seconds]} if self.world.seconds else {}
 
     def save(self, facts: Mapping[str, Any], *, keep: int) -> None:
         """Write a checkpoint to resume from, with facts specific to the kind of run, and delete old ones."""
         if self.world.size > 1:
             norm = float(torch.nn.utils.get_total_norm([weight.detach() for weight in self.state.model.parameters()]))
-            self.world.same("the model", norm.hex(), "use machines of one kind, and look for a faulty one")
+            self.world.same("the model", norm.hex(), "use identical machines, and check them for faults")
         self.state.memories = self._all_memories()
         path = self.write_checkpoint(CHECKPOINTS, self.state.optimizers, self.out / RECIPE, facts, keep=keep)
         self.ledger.write("save", step=self.state.step, checkpoint=path.name)
 
     def _all_memories(self) -> Memories:
-        """What the micro-batches of all processes remember."""
+        """Memories of the micro-batches of all processes."""
         if not self.state.model.for_use().settings.memory:
             return self.state.memories
         return unpack(self.world.share_tensors(pack(self.state.memories)), self.compute.device)
@@ -229,15 +229,15 @@ class RunProcess:
 
 @contextmanager
 def pinned_threads(settings: TrainingSettings, world: World) -> Iterator[None]:
-    """Compute with as many threads as the settings say.
+    """Set the number of threads from the settings within this context.
 
     Raises:
-        UniclozeError: Processes would compute with different numbers, which round differently.
+        UniclozeError: The processes have different numbers of threads, which round differently.
     """
     before = torch.get_num_threads()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    cure = "set OMP_NUM_THREADS alike for all, or --training.threads"
+    cure = "set the same OMP_NUM_THREADS for all, or --training.threads"
     world.same("the number of threads", str(torch.get_num_threads()), cure)
     try:
         yield
@@ -250,7 +250,7 @@ def load_moments(optimizers: Sequence[torch.optim.Optimizer], checkpoint: Checkp
     """Load the state of the optimisers of a run. Their settings stay those of the recipe.
 
     Raises:
-        UniclozeError: The checkpoint has the state of others, or of other weights.
+        UniclozeError: The state is that of other optimisers or weights.
     """
     try:
         for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):
@@ -263,14 +263,14 @@ def load_moments(optimizers: Sequence[torch.optim.Optimizer], checkpoint: Checkp
 
 
 def _check_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Refuse a state that is of another optimiser or of other weights.
+    """Refuse an optimiser state that does not match the weights.
 
     Raises:
-        ValueError: It is.
+        ValueError: It does not match.
     """
     ours = optimizer.state_dict()["param_groups"]
     if [group["params"] for group in state["param_groups"]] != [group["params"] for group in ours]:
-        raise ValueError("it has the moments of other weights")
+        raise ValueError("its moments are those of other weights")
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     if len({frozenset(moments) for moments in state["state"].values()}) > 1:
         raise ValueError("a moment is missing")

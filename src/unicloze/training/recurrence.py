@@ -1,7 +1,7 @@
 """Segment recurrence: memories passed from the rows of one step to those of the next (Dai et al. 2019, Section 3.2).
 
-Rows of micro-batch j of a step go on in micro-batch j of the next step, where `Windows.continues` says so; in an evaluation,
-those of a block in the next block.
+Rows of micro-batch j of a step are continued by micro-batch j of the next step, where `Windows.continues` is true; in an
+evaluation, those of a block by the next block.
 """
 
 from __future__ import annotations

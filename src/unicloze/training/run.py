@@ -131,7 +131,7 @@ def pretrain_run(
         recipe = _with_former_settings(recipe, out, checkpoint, world)
         refuse_what_cannot_fit(recipe, choose_device(recipe.training), recipe.tokenizer.vocab_size)
         prepared = world.in_turn(lambda: _open_data(recipe, out, checkpoint, progress, verify))
-        world.same("the data", prepared.fingerprint, "give all the same files, in a folder that they share")
+        world.same("the data", prepared.fingerprint, "give all processes the same files, in a shared folder")
         little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
         if checkpoint is None and little:
             warnings.warn(f"{little}; {CURE_OF_LITTLE}", stacklevel=2)
@@ -173,8 +173,8 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
     moving = _moves_with_the_steps(recipe)
     if former.training.steps != recipe.training.steps and moving:
         warnings.warn(
-            f"training.steps changes from {former.training.steps} to {recipe.training.steps}, and {' and '.join(moving)} "
-            "with it: the weights will differ from those of a run of that length from the start",
+            f"training.steps changes from {former.training.steps} to {recipe.training.steps}, which changes "
+            f"{' and '.join(moving)} too: the weights will differ from those of a run of that length from the start",
             stacklevel=2,
         )
     return recipe
@@ -188,7 +188,7 @@ def _diverged(out: Path) -> bool:
 
 
 def _moves_with_the_steps(recipe: Recipe) -> list[str]:
-    """What depends on the length of the run."""
+    """The settings that depend on the number of steps, in words."""
     rates = [part.settings.rates for phase in phases(recipe) for part in parts(phase.recipe.objective)]
     moves = {
         "the learning rate": recipe.training.schedule != "constant",
@@ -199,7 +199,7 @@ def _moves_with_the_steps(recipe: Recipe) -> list[str]:
 
 
 def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progress: bool, verify: bool) -> Prepared:
-    """The data of a run; data newly prepared for a run with other data are removed again.
+    """Open or prepare the data of a run; data newly prepared here that differ from the run's are removed again.
 
     Raises:
         UniclozeError: They cannot be used, or differ from those of the run to resume.
@@ -305,7 +305,7 @@ class _Run(RunProcess):
         return TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
 
     def train(self) -> RunResult:
-        """Resume, train, save."""
+        """Train to the last step, from the checkpoint if there is one, and evaluate."""
         training = self.recipe.training
         if self.checkpoint is not None:
             self.take_over(self.checkpoint)
