@@ -279,7 +279,12 @@ def test_a_raw_text_that_is_no_record_is_refused(start: LoadedModel, tmp_path: P
         ),
         ("classification", classes, {"text": " "}, "the text is empty"),
         ("classification", classes, {}, "Give either a text or a file of records to predict"),
-        ("classification", classes, {"text": "a", "overrides": {"task.format": "csv"}}, "applies to a file, but a text is given"),
+        (
+            "classification",
+            classes,
+            {"text": "a", "overrides": {"task.format": "csv"}},
+            "applies to a file, but a text is given",
+        ),
     ):
         with pytest.raises(UsageError, match=message):
             verbs.predict(tuned(start, name if name != "srl" else "tagging", **settings), **given)

@@ -106,7 +106,7 @@ def test_pretrain_takes_the_toys_steps(trained: RunResult, place: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ({"training.warmup_steps": 1000}, "so that its learning rate would never be reached"),
+        ({"training.warmup_steps": 1000}, "so the peak learning rate would never be reached"),
         ({"training.device": "cuda:97"}, "torch finds no such device"),
         ({"tokenizer.path": "nowhere.txt"}, "There is no file nowhere.txt"),
         ({"training.initialize_from": "nowhere"}, "nowhere"),

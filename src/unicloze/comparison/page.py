@@ -124,8 +124,8 @@ def _curves(comparison: Comparison) -> str:
             )
             panels.setdefault(target, []).append(line)
     lead = (
-        "Held-out loss of each run's own objective over the FLOPs spent, with its own windows and masks. Curves in a panel "
-        "share the name of a target, but may measure different tasks: compare recipes by the table."
+        "Each run's held-out loss on its own objective over the FLOPs spent, with its own windows and masks. Curves in a "
+        "panel share the name of a target, but may measure different tasks: compare recipes by the table."
     )
     charts = "".join(_target_panel(target, lines) for target, lines in panels.items())
     return f'<p class="lead">{lead}</p><div class="grid">{charts}</div>'

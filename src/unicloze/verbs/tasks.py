@@ -178,7 +178,7 @@ def predict(
         device: Where to compute: cpu, cuda, cuda:N, or auto for a CUDA device if there is one; in Python a loaded model
             stays where it is.
         precision: Precision of the forward passes; auto is bf16 where it is faster (default: fp32, but texts are generated
-            in that of the recipe's `decoding`). Fine-tuning evaluates in its training precision.
+            with the recipe's `decoding.precision`). Fine-tuning evaluates in its training precision.
         quiet: Show no progress.
         overrides: Settings `task.fields` and `task.format` of the file, by dotted name.
         text: Text instead of a file, split into words for a tagger; repeat it for each part of a record that has several,
