@@ -1,7 +1,7 @@
 """The paper's point in 15 seconds: `python examples/atlas.py runs/atlas`.
 
-Twelve people live in capitals and speak languages. Two blanks that depend on each other: filled all at once (AE) neither
-knows of the other; in an order (PAR) the second is filled when the first is.
+Twelve people live in capitals and speak languages, so the two blanks of a sentence depend on each other. Filled all at once
+(AE), neither sees the other; filled in an order (PAR), the second sees the first.
 """
 
 import sys
@@ -16,14 +16,14 @@ import atlas
 folder = Path(sys.argv[1])
 atlas.write_texts(folder / "texts")
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of how little text it is, and that a finished run is trained
+    warnings.simplefilter("ignore")  # about the small corpus and about resuming a finished run
     recipe = Path(__file__).parent / "notebooks" / "atlas.yaml"
     unicloze.pretrain(recipe, out=folder, quiet=True, overrides={"data.corpus": [str(folder / "texts")]})
 model = unicloze.load_model(folder)
 
 
 def filled(name: str, order: str | None) -> tuple[str, str]:
-    """The capital and the language a model gives a person."""
+    """The capital and the language that the model predicts for a person."""
     capital, language = unicloze.fill(model, f"{name} lives in [MASK] and speaks [MASK].", order=order).masks
     return capital.token, language.token
 

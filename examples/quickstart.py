@@ -1,4 +1,4 @@
-"""What the quickstart has learned, before and after: `python examples/quickstart.py runs/quickstart`"""
+"""Shows what the quickstart's model learned: `python examples/quickstart.py runs/quickstart`"""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ BLANKS = {
     "Return a [MASK] of the given list.": "copy",
     "The [MASK] must be greater than zero.": "value",
 }
-"""Sentences as such documentation has them, and the word that is meant."""
+"""Sentences typical of such documentation, with the expected word."""
 
 run = Path(sys.argv[1])
 after = unicloze.load_model(run)

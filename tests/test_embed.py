@@ -179,7 +179,7 @@ def test_vectors_are_written_and_printed(tmp_path: Path) -> None:
     assert (tmp_path / "v.jsonl").read_text(encoding="utf-8") == f"{vectors}\n"
     assert str(vectors[0] * 0 + 1).startswith("[1. 1.")  # what is computed from them is printed as any array
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.txt", "v.jsonl", "v.npy"]
-    with pytest.raises(UsageError, match=r"end it in \.npy or \.jsonl"):
+    with pytest.raises(UsageError, match=r"end the name in \.npy or \.jsonl"):
         verbs.embed(model, texts, out=tmp_path / "v.csv")
-    with pytest.raises(UsageError, match="a text or a file to embed, and not both"):
+    with pytest.raises(UsageError, match="Give either a text or a file to embed"):
         verbs.embed(model)

@@ -270,20 +270,20 @@ def test_a_raw_text_that_is_no_record_is_refused(start: LoadedModel, tmp_path: P
             "text and pair: give 2 texts, not 1",
         ),
         ("classification", {**classes, "task__optional": []}, {"text": ["a", "b"]}, "reads text: give 1 text, not 2"),
-        ("choice", {}, {"text": ["a"]}, "choices, which a text does not tell: give a --file of records"),
+        ("choice", {}, {"text": ["a"]}, "choices, which plain text does not contain: give a --file of records"),
         (
             "srl",
             {"task__labels": ["O"], "task__optional": ["predicate"]},
             {"text": "a"},
-            "reads predicate, which a text",
+            "reads predicate, which plain text",
         ),
         ("classification", classes, {"text": " "}, "the text is empty"),
-        ("classification", classes, {}, "a text or a file of records to predict, and not both"),
+        ("classification", classes, {}, "Give either a text or a file of records to predict"),
         (
             "classification",
             classes,
             {"text": "a", "overrides": {"task.format": "csv"}},
-            "task.format applies to a file",
+            "applies to a file, but a text is given",
         ),
     ):
         with pytest.raises(UsageError, match=message):
@@ -302,6 +302,6 @@ def test_what_a_model_cannot_do_is_answered_by_what_it_can(start: LoadedModel) -
             ask()
     assert verbs.embed(model, ["anna"]).shape == (1, model.recipe.model.hidden_size)
     with pytest.raises(
-        UsageError, match=r"not a fine-tuned model: .*; it fills masks: `unicloze fill --model none --text"
+        UsageError, match=r"is not a fine-tuned model: .*; it fills masks: `unicloze fill --model none --text"
     ):
         verbs.predict(start, text="anna")

@@ -509,5 +509,5 @@ def test_words_name_several_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Path("runs/data").mkdir()
     assert recipes_of(["runs/*", "runs/a"]) == ["runs/a/recipe.yaml", "runs/b/recipe.yaml"]
     assert recipes_of(["gpt", "nothing.yaml"]) == ["gpt", "nothing.yaml"]
-    with pytest.raises(UsageError, match=r"no recipe and no run fits 'walks/\*'"):
+    with pytest.raises(UsageError, match=r"no recipe or run matches 'walks/\*'"):
         recipes_of(["walks/*"])

@@ -131,7 +131,7 @@ def test_a_report_replaces_reports_only(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text("<html>my own</html>")
     for run, out in ((tmp_path, None), (tmp_path / "run", page)):
-        with pytest.raises(UniclozeError, match=r"report\.html is no page of unicloze and would be replaced"):
+        with pytest.raises(UniclozeError, match=r"report\.html is not a page of unicloze and would be replaced"):
             verbs.report(run, out)
     assert page.read_text() == "<html>my own</html>"
 

@@ -1,4 +1,4 @@
-"""How far something is, on stderr: a bar at a terminal, else a line every few seconds."""
+"""Shows progress on stderr: a bar at a terminal, otherwise a line every 20 seconds."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tqdm import tqdm
 T = TypeVar("T")
 
 SECONDS = 20.0
-"""Between two lines where there is no terminal."""
+"""Interval between progress lines without a terminal."""
 
 
 def at_terminal() -> bool:
-    """Whether somebody reads stderr as it comes."""
+    """Whether stderr is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def short(number: float) -> str:
-    """A number in few characters, such as 850, 1.2k, 12k or 3.4M."""
+    """A number in short form, such as 850, 1.2k, 12k or 3.4M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.{int(number < 10 * size)}f}{unit}"
@@ -32,20 +32,20 @@ def short(number: float) -> str:
 
 
 def say(line: str) -> None:
-    """A line of its own on stderr, above a bar if there is one; at a terminal wrapped at words."""
+    """Print a line to stderr, above the progress bar if there is one; at a terminal it wraps at words."""
     width = _width() if at_terminal() else sys.maxsize
     wrapped = textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     tqdm.write("\n".join(wrapped), file=sys.stderr)
 
 
 class Progress:
-    """How many of some things are done, shown while the context lasts.
+    """A context manager that counts items and shows the progress.
 
     Args:
-        what: What is done; nothing if the things say it.
-        total: How many there are, None if nobody knows.
-        unit: What they are, in the plural: "steps".
-        initial: How many were done before.
+        what: Label of the work; may be empty.
+        total: Number of items; None if unknown.
+        unit: Name of the items in the plural, such as "steps".
+        initial: Number of items already done.
         show: Whether to show anything.
     """
 
@@ -77,7 +77,7 @@ class Progress:
             self._say()
 
     def update(self, count: int = 1) -> None:
-        """So many more are done."""
+        """Count more items as done."""
         self.done += count
         if self._bar is not None:
             self._bar.update(count)
@@ -85,7 +85,7 @@ class Progress:
             self._say()
 
     def note(self, text: str) -> None:
-        """What to say beside the count from now on."""
+        """Set the text shown next to the count."""
         self._note = text
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
@@ -107,7 +107,7 @@ class Progress:
 
 
 def each(things: Iterable[T], what: str, unit: str, *, show: bool = True) -> Iterator[T]:
-    """The things, each counted when it is done with."""
+    """Yield the items and show how many are done."""
     with Progress(what, None, unit, show=show) as progress:
         for thing in things:
             yield thing

@@ -28,7 +28,7 @@ BUG = 70
 
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""What a name out of a file must not do to a terminal."""
+"""Control characters that text from a file must not send to a terminal."""
 
 
 def say(kind: str, sentence: str) -> None:
@@ -38,13 +38,13 @@ def say(kind: str, sentence: str) -> None:
 
 
 def spell_all() -> None:
-    """Let stdout spell what its encoding lacks as escapes, instead of failing."""
+    """Make stdout escape characters that its encoding lacks, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def show(result: Any, *, json: bool) -> None:
-    """Print a verb's result as text or JSON, streamed pieces as they come, and its notes to stderr.
+    """Print a verb's result as text or JSON, streamed pieces immediately, and its notes to stderr.
 
     With several processes, only the first prints.
     """
@@ -66,7 +66,7 @@ def show(result: Any, *, json: bool) -> None:
 
 
 def _fitted(text: str) -> str:
-    """A text whose lines fit a terminal: they break at words, tables under their last column. JSON stays as it is."""
+    """Wrap long lines to the terminal's width, tables under their last column. JSON and piped text stay unchanged."""
     if sys.stdout is None or not sys.stdout.isatty():
         return text
     width = max(40, shutil.get_terminal_size().columns)
@@ -76,20 +76,20 @@ def _fitted(text: str) -> str:
 
 
 def _broken(line: str, width: int) -> str:
-    """A line in several, those after the first indented as far as the last column of a table that begins within it."""
+    """Wrap a line; continuation lines are indented to the last table column that begins within the width."""
     starts = [match.end() for match in re.finditer(r"\S {2,}(?=\S)", line[:width])]
     last = starts[-1] if starts else 0
     outer = len(line) - len(line.lstrip()) + 4
     if 0 < last <= width * 0.6:
         return _wrapped(line, width, " " * last)
-    if last:  # too narrow a column: it begins on a line of its own
+    if last:  # the last column would be too narrow: it begins on a new line
         parts = line[:last].rstrip(), " " * outer + line[last:]
         return "\n".join(_wrapped(part, width, " " * outer) for part in parts)
     return _wrapped(line, width, " " * outer)
 
 
 def _wrapped(line: str, width: int, indent: str) -> str:
-    """A line broken at words."""
+    """Wrap a line at words."""
     lines = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines)
 

@@ -16,9 +16,9 @@ from unicloze.report.task_history import TaskRun
 _COLOURS = 16
 """Number of colours in the style sheet: `c0` to `c15`."""
 SIGNS = {"best": "\u2605 ", "near": "\u2248 "}
-"""What stands before the best of a column, and before what lies within the spread of it."""
+"""Signs for the best value of a column, and for values within its spread."""
 MARKS = (
-    "\u2605 best mean of its column; \u2248 within the spread of it: closer than the two standard deviations together."
+    "\u2605 best mean of the column; \u2248 within the spread: the difference is at most the sum of the two deviations."
 )
 
 
@@ -49,7 +49,7 @@ def _table(comparison: Comparison) -> str:
 
 
 def ranked(comparison: Comparison, column: Column) -> dict[int, str]:
-    """Which rows have the best mean of a score, and which lie within the spread of it: the two deviations together."""
+    """Rows with the best mean of a score, and rows that differ from it by at most the sum of both deviations."""
     known = {i: spread for i, row in enumerate(comparison.rows) if (spread := row.scores[column.key]) is not None}
     if len(known) < 2:
         return {}
@@ -78,7 +78,7 @@ def _dotted(number: int, name: str) -> str:
 
 
 def _cell(text: str, rank: str = "") -> str:
-    """A cell; `rank` marks the best of a column and what lies within its spread."""
+    """A cell; `rank` marks the best value of a column and values within its spread."""
     kind = "none" if text == NOT_DEFINED else rank
     return f'<td class="{kind}">{SIGNS.get(rank, "")}{escape(text)}</td>'
 
@@ -110,7 +110,7 @@ def _share(value: float, most: float) -> float:
 
 
 def _curves(comparison: Comparison) -> str:
-    """Held-out loss over FLOPs: a panel for each target, a line for each recipe, or each part of it (its first seed)."""
+    """Held-out loss over FLOPs: a panel per target, a line per recipe or part of its mixture (first seed)."""
     panels: dict[str, list[Line]] = {}
     for i, row in enumerate(comparison.rows):
         history, each = History.read(comparison.out / row.name / "seed-0"), row.flops / max(1, row.steps)
@@ -124,8 +124,8 @@ def _curves(comparison: Comparison) -> str:
             )
             panels.setdefault(target, []).append(line)
     lead = (
-        "What each run measured of its own objective over the FLOPs it had spent, with its own windows and masks: curves of "
-        "one panel share a target's name and not always its task. The table has what compares."
+        "Each run's held-out loss on its own objective over the FLOPs spent, with its own windows and masks. Curves in a "
+        "panel share the name of a target, but may measure different tasks: compare recipes by the table."
     )
     charts = "".join(_target_panel(target, lines) for target, lines in panels.items())
     return f'<p class="lead">{lead}</p><div class="grid">{charts}</div>'
@@ -138,7 +138,7 @@ def _target_panel(target: str, lines: Sequence[Line]) -> str:
 
 
 def _legend(lines: Sequence[Line]) -> str:
-    """Names of curves in their colours: they may be too long to stand beside them."""
+    """Names of curves in their colours, since they may be too long to label the curves."""
     names = "".join(f'<span class="{line.classes}">{escape(line.name)}</span>' for line in lines)
     return f'<p class="legend">{names}</p>'
 

@@ -23,7 +23,7 @@ def with_memories(
 ) -> Iterator[tuple[list[int], Memory | None]]:
     """Yield groups of pieces of different texts, with the memory of the pieces before each.
 
-    Every piece is yielded once, those of a text in order. Memories come from reading each piece whole, with nothing masked.
+    Every piece is yielded once, those of a text in order. Earlier pieces are read unmasked.
 
     Args:
         model: A model with a memory.

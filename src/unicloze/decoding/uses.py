@@ -1,4 +1,4 @@
-"""What a trained model can do, for whoever asks it for something else."""
+"""Describes what a trained model can do, for error messages when it is asked for something else."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ANY = '"Some text."'
 
 
 def check_predicts_tokens(model: LoadedModel, what: str) -> None:
-    """Refuse a model without the head that predicts tokens, such as a classifier.
+    """Reject a model without a head that predicts tokens, such as a classifier.
 
     Args:
         model: The model.
-        what: What it is asked for, as in "fill masks".
+        what: What it was asked to do, such as "fill masks".
 
     Raises:
-        UsageError: It has none; the sentence says what the model can do.
+        UsageError: It has no such head; the message names what the model can do.
     """
     if not hasattr(model.model, "token_head"):
         recipe = model.recipe
@@ -34,12 +34,12 @@ def check_predicts_tokens(model: LoadedModel, what: str) -> None:
 
 
 def instead(model: LoadedModel) -> str:
-    """What a model can do and the command for it, as in "it fills masks: `unicloze fill ...`"."""
+    """What a model can do, with the command, such as "it fills masks: `unicloze fill ...`"."""
     return use_of(model.recipe, place_of(model), predicts_tokens=hasattr(model.model, "token_head"))
 
 
 def use_of(recipe: Recipe, place: str = "DIR", *, predicts_tokens: bool = True) -> str:
-    """As `instead`, of a model that is known by its recipe and its place."""
+    """Like `instead`, from a model's recipe and path."""
     kind, objective = recipe.task.kind, objective_of(recipe)
     if kind == "generation":
         return f"it writes texts: `unicloze generate --model {place} --text {ANY}`"
@@ -55,6 +55,6 @@ def use_of(recipe: Recipe, place: str = "DIR", *, predicts_tokens: bool = True) 
 
 
 def place_of(model: LoadedModel) -> str:
-    """What names a model on the command line: its run rather than one of its checkpoints."""
+    """The path to name a model on the command line: its run rather than a checkpoint in it."""
     path = model.path
     return str(path.parent.parent if path.parent.name in (CHECKPOINTS, BEST) else path)

@@ -1,4 +1,4 @@
-"""Vectors of texts, and the files they are written to."""
+"""Text embeddings as an array, and writing them to files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ENDINGS = ".npy", ".jsonl"
 
 
 class Vectors(np.ndarray[Any, np.dtype[np.float32]]):
-    """An array of vectors that knows the texts they are of; as `str` JSON lines, or where they were written.
+    """An array of vectors with their texts; `str` gives JSON lines, or a summary of the file they were written to.
 
     Attributes:
-        texts: One for each vector; what is computed from the array has none and is printed as any array.
-        out: The file they were written to, if any.
+        texts: One per vector; None for arrays computed from this one, which print as plain arrays.
+        out: The file the vectors were written to, if any.
     """
 
     texts: Sequence[str] | None = None
@@ -30,13 +30,13 @@ class Vectors(np.ndarray[Any, np.dtype[np.float32]]):
 
     @classmethod
     def of(cls, vectors: npt.NDArray[np.float32], texts: Sequence[str], out: str | os.PathLike[str] | None) -> Self:
-        """The vectors of texts. *Shape:* (texts, hidden size)"""
+        """Attach texts and an output file to vectors. *Shape:* (texts, hidden size)"""
         found = vectors.view(cls)
         found.texts, found.out = list(texts), out
         return found
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """A text and its vector each, fit for JSON."""
+        """Each text with its vector, for JSON."""
         return list(self._rows())
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Vectors(np.ndarray[Any, np.dtype[np.float32]]):
         return self.json_lines().removesuffix("\n")
 
     def json_lines(self) -> str:
-        """A JSON object a line: `text` and `vector`."""
+        """One JSON object per line, with `text` and `vector`."""
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows())
 
     def _rows(self) -> Iterator[dict[str, Any]]:
@@ -59,17 +59,19 @@ class Vectors(np.ndarray[Any, np.dtype[np.float32]]):
 
 
 def check_ending(out: str | os.PathLike[str] | None) -> None:
-    """Refuse a file whose name tells no format, before anything is computed.
+    """Reject an output file with an unknown ending, before anything is computed.
 
     Raises:
-        UsageError: It ends otherwise.
+        UsageError: The name does not end in .npy or .jsonl.
     """
     if out is not None and Path(out).suffix not in ENDINGS:
-        raise UsageError(f"{out}: vectors are written as NumPy's array or as JSON lines: end it in .npy or .jsonl.")
+        raise UsageError(
+            f"{out}: vectors are written as a NumPy array or as JSON lines: end the name in .npy or .jsonl."
+        )
 
 
 def write_vectors(vectors: Vectors, out: Path) -> None:
-    """Write them as the file's name ends.
+    """Write vectors in the format of the file's ending.
 
     Raises:
         UniclozeError: The file cannot be written.

@@ -70,7 +70,7 @@ class GlueTaskResult:
         name: Name in the benchmark.
         values: Values on the development file, by name: means over the seeds of the best setting.
         score: Mean of the values.
-        error: Standard error from the number of development records: the mean of those of the values.
+        error: Standard error from the number of development records: the mean over the values.
         settings: The best setting's differences from the recipe.
         tried: Number of settings tried.
         out: Folder of its runs.
@@ -132,7 +132,7 @@ class GlueSummary:
         for task in self.tasks:
             values = ", ".join(f"{name} {value:.2f}" for name, value in task.values.items())
             said = ", ".join(f"{key} {value:g}" for key, value in task.settings.items())
-            of = f"; best of {task.tried} settings: {said or 'that of the recipe'}" if task.tried > 1 else ""
+            of = f"; best of {task.tried} settings: {said or 'those of the recipe'}" if task.tried > 1 else ""
             lines.append(f"{task.name:<6} {task.score:6.2f} (standard error {task.error:.2f}): {values}{of}")
         if self.stopped_by:
             lines.append(f"{self.out}: stopped and saved; the same command resumes from there")
@@ -163,7 +163,7 @@ def finetune_glue(
         folder: Has a folder for each task, with its training and development files and optionally its test file.
         out: Folder of the runs.
         seeds: Runs of each setting.
-        grid_budget: Number of settings to try for each task: that of the recipe, then random ones of `GRID`.
+        grid_budget: Number of settings to try for each task: the recipe's own, then random ones of `GRID`.
         progress: Show progress on stderr.
 
     Raises:
@@ -191,7 +191,7 @@ def finetune_glue(
 
 
 def grid(recipe: Recipe, budget: int) -> list[dict[str, float]]:
-    """Up to `budget` settings: that of the recipe, then others of `GRID` in random order.
+    """Up to `budget` settings: the recipe's own, then others of `GRID` in random order.
 
     Args:
         recipe: Recipe of the task; its seed determines the order.

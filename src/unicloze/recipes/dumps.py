@@ -23,7 +23,7 @@ FORMER: Mapping[str, tuple[str, ...]] = {
         "no_answer_threshold", "metric_options", "evaluate_records",
     ),
 }  # fmt: skip
-"""Settings that all objectives, and all tasks, once had in common."""
+"""Settings that all objectives, and all tasks, once shared."""
 READ_BY_ALL = {"objective.pairs": "contiguous"}
 """Former settings that affected the windows of every objective, and the value that had no effect."""
 
@@ -31,7 +31,7 @@ READ_BY_ALL = {"objective.pairs": "contiguous"}
 def without_foreign(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """The settings of a file; if an earlier version wrote it, without those of other objectives and tasks.
 
-    Those had no effect.
+    The removed settings had no effect.
     """
     kept = dict(settings)
     for section, (_, key) in VARIED.items():
@@ -47,7 +47,7 @@ def without_foreign(settings: Mapping[str, Setting]) -> dict[str, Setting]:
 
 
 def _is_own(key: str, value: Any, section: str, own: Any) -> bool:
-    """Whether to keep a setting: the objective or task has it, or it had an effect, or it is of another section."""
+    """Whether to keep a setting: the objective or task has it, or it had an effect, or it belongs to another section."""
     registry, _ = VARIED[section]
     if key in KEYS or key.partition(".")[2] not in FORMER[section] or not key.startswith(f"{section}."):
         return True

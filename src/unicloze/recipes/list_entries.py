@@ -1,4 +1,4 @@
-"""Parts of a mixture and phases of a run: lists of mappings that change single settings, held to the same types."""
+"""Converts and checks parts of a mixture and phases of a run: lists of mappings that change single settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words that name several recipes: a table of the paper, a pattern, a run."""
+"""Expands command-line words that name several recipes: a table of the paper, a pattern, a run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from unicloze.run_files import RECIPE
 TABLES: Mapping[str, Sequence[str]] = {
     "table-6": tuple(f"unilmv2-ablation-{row}" for row in ("ae-par-relpos", "ae-par", "ae-ar", "ae", "par", "ar")),
 }
-"""Recipes of the rows of UniLMv2's tables, in order."""
+"""Recipes for the rows of tables in the UniLMv2 paper, in order."""
 
 
 def recipes_of(words: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """The recipes that words name, each once: a table, a pattern of names or of files, a run, a name or a file.
+    """Expand words to distinct recipes: a table, a pattern of names or files, a run, a name or a file.
 
     Raises:
-        UsageError: Nothing fits a pattern.
+        UsageError: Nothing matches a pattern.
     """
     found = [name for word in words for name in _named(os.fspath(word))]
     return list(dict.fromkeys(found))
@@ -36,7 +36,7 @@ def _named(word: str) -> list[str]:
     fitting = [name for name in recipe_names() if fnmatchcase(name, word)]
     fitting = fitting or [_file(path) for path in sorted(glob.glob(word)) if _is_recipe(Path(path))]
     if not fitting:
-        raise UsageError(f"no recipe and no run fits '{word}': `unicloze recipes` lists the recipes.")
+        raise UsageError(f"no recipe or run matches '{word}': `unicloze recipes` lists the recipes.")
     return fitting
 
 
@@ -45,6 +45,6 @@ def _is_recipe(path: Path) -> bool:
 
 
 def _file(word: str) -> str:
-    """The recipe of a run; any other word as it is."""
+    """The recipe file of a run; any other word unchanged."""
     path = Path(word)
     return str(path / RECIPE) if word not in recipe_names() and (path / RECIPE).is_file() else word

@@ -1,4 +1,4 @@
-"""What `unicloze recipes` says of each recipe, kept beside them: to read and build them all takes seconds."""
+"""Stores the output of `unicloze recipes` in a file, since reading and building all recipes takes seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEPT = Path(__file__).with_name("summaries.json")
 
 
 def kept_summaries() -> list[dict[str, Any]] | None:
-    """The fields of each summary, None if a recipe is another one than when they were kept."""
+    """The fields of each stored summary; None if a recipe has changed since."""
     if not KEPT.is_file():
         return None
     kept: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8"))
@@ -20,13 +20,13 @@ def kept_summaries() -> list[dict[str, Any]] | None:
 
 
 def keep_summaries(summaries: Sequence[Any]) -> None:
-    """Write them for the recipes as they are."""
+    """Store summaries of the current recipes."""
     kept = {"of": _digest(), "recipes": summaries}
     KEPT.write_text(json.dumps(kept, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 def _digest() -> str:
-    """Of all recipes of the package, their names and contents."""
+    """Digest of the names and contents of all recipes of the package."""
     found = hashlib.sha256()
     for file in sorted(KEPT.parent.rglob("*.yaml")):
         text = file.read_text(encoding="utf-8")

@@ -29,10 +29,10 @@ class Line:
 
     Args:
         name: What it shows.
-        style: Class of its colour; that of its target if not given.
-        points: (x, y) by rising x; values that cannot be drawn are left out and counted.
-        smooth: Draw a running mean over the pale curve itself, if it has enough points.
-        labelled: Whether its name stands at its end, before its last value.
+        style: Style class of its colour; default: that of its target.
+        points: (x, y) by ascending x; values that cannot be drawn are left out and counted.
+        smooth: Draw a running mean over the pale curve, if it has enough points.
+        labelled: Whether to write its name at its end, before its last value.
     """
 
     name: str
@@ -62,19 +62,19 @@ def line_chart(
     mark: tuple[float, str] | None = None,
     over: str = "step",
 ) -> str:
-    """Curves over the steps or what else was spent, each named at its end, with its last value.
+    """Draw curves over steps or another cost, each labelled at its end with its name and last value.
 
     Args:
         lines: The curves.
-        title: For those who cannot see it.
-        width: In SVG's units; the page scales it.
-        height: Likewise.
-        logarithmic: Take a logarithmic y axis if the values are positive and span a factor of four or more.
-        mark: A step to mark, and what to call it.
-        over: What the x axis counts.
+        title: Description for screen readers.
+        width: Width in SVG units; the page scales it.
+        height: Height in SVG units.
+        logarithmic: Use a logarithmic y axis if all values are positive and span at least a factor of four.
+        mark: An x value to mark, and its label.
+        over: Name of the x axis.
 
     Returns:
-        An `<svg>` element, or a sentence in a `<p>` if there is no value to draw.
+        An `<svg>` element, or a `<p>` element if there is no value to draw.
     """
     finite = [[(x, y) for x, y in line.points if drawable(y)] for line in lines]
     values = [y for points in finite for _, y in points]

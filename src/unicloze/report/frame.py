@@ -29,14 +29,14 @@ _BEGIN = """<!doctype html>
 
 
 def check_page(page: Path) -> None:
-    """Refuse to replace a file that is no page of ours.
+    """Refuse to replace a file that is not a page written by unicloze.
 
     Raises:
-        UniclozeError: There is one.
+        UniclozeError: The file is not such a page.
     """
     if page.is_file() and not begins_with(page, _BEGIN):
         raise UniclozeError(
-            f"{page} is no page of unicloze and would be replaced: move it away, or give another --out."
+            f"{page} is not a page of unicloze and would be replaced: move it away, or give another --out."
         )
 
 
@@ -56,16 +56,16 @@ def frame(
     """A page as HTML.
 
     Args:
-        name: Its heading, as plain text.
-        window_title: What the browser calls it, as plain text.
-        status: Stands beside the heading, as plain text.
-        subtitle: Stands below it, as plain text.
-        sections: Heading and content of each, as HTML.
+        name: Heading, as plain text.
+        window_title: Title of the browser window, as plain text.
+        status: Text next to the heading, as plain text.
+        subtitle: Text below the heading, as plain text.
+        sections: Heading and content of each section, as HTML.
         verdict: What the figures mean, as plain text.
         cards: Figures at the top, as HTML.
-        footer: Its last line, as plain text.
-        styles: Style sheets beside that of all pages.
-        links: Files beside the page to link to, behind its contents.
+        footer: Last line, as plain text.
+        styles: Style sheets in addition to the common one.
+        links: Files in the page's folder to link to, after the table of contents.
     """
     style = "".join(
         resources.files(package).joinpath(sheet).read_text("utf-8") for package, sheet in (PAGE_STYLE, *styles)
@@ -97,5 +97,5 @@ def frame(
 
 
 def _anchor(title: str) -> str:
-    """What a section is called in the page's address."""
+    """HTML id of a section."""
     return _NO_LETTER.sub("-", title.lower()).strip("-")

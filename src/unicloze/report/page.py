@@ -46,17 +46,17 @@ LINKED = RECIPE, LEDGER
 def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
     """Write the page about a run, finished or not.
 
-    Of a folder with a fine-tuning run for each of several seeds, a page for each of them, and one about all.
+    For a folder of fine-tuning runs with several seeds, write one page per run and one about all.
 
     Args:
-        run: The run's directory.
-        out: The file; `RUN/report.html` if not given. A file there is replaced whole or left as it was.
+        run: Run directory.
+        out: File to write; default: `RUN/report.html`. An existing page is replaced atomically.
 
     Returns:
         The file.
 
     Raises:
-        UniclozeError: The directory is no run, or the page cannot be written or would replace something else.
+        UniclozeError: The directory is not a run, or the page cannot be written or would replace something else.
     """
     folder = Path(run)
     page = Path(out) if out is not None else folder / REPORT

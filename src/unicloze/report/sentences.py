@@ -1,4 +1,4 @@
-"""A held-out sentence of a run, for commands to try on."""
+"""Picks a held-out sentence of a run for example commands."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from unicloze.run_files import BASELINES
 from unicloze.text.tokenizers import Tokenizer
 
 ANY = "The [MASK] of a list is an integer.", "The elements of a list are integers."
-"""Where a run has no held-out sentences."""
+"""Used if a run has no held-out sentences."""
 
 MOST_TOKENS = 20
-"""Of a sentence to show."""
+"""Maximum length of a sentence to show."""
 _PLAIN = re.compile(r"(?:[^\W\d_]|[\s,\u3001])+[.!?\u3002]?")
 
 
 def example_texts(run: Path) -> tuple[str, str]:
-    """A held-out sentence of a run with a content word masked, and as it is; an English one where the run has none."""
+    """A held-out sentence of a run, with a content word masked and unmasked; a default if the run has none."""
     try:
         words = mapping(mapping(json.loads((run / BASELINES).read_text(encoding="utf-8"))["baselines"])["words"])
         tokenizer = Tokenizer.load(run)

@@ -1,4 +1,4 @@
-"""Raw texts as a record, for people who try a model on a sentence of their own."""
+"""Makes a record of raw texts, to try a model on a single sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RUN = re.compile(r"(.)\1*", re.DOTALL)
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text as treebanks have them: signs around a word are words of their own, and so is each ideograph."""
+    """Split a text into words as in treebanks: punctuation around a word is separate, and so is each ideograph."""
     found: list[str] = []
     for chunk in text.split():
         first, last = 0, len(chunk)
@@ -35,10 +35,10 @@ def _is_sign(character: str) -> bool:
 
 
 def record_of_texts(texts: Sequence[str], recipe: Recipe) -> Record:
-    """The record of some raw texts, one for each part that a model reads, such as a question behind its passage.
+    """Make a record of raw texts, one for each part that the model reads, such as a passage and a question.
 
     Raises:
-        UsageError: The model reads more or fewer parts, or some that are no texts.
+        UsageError: The number of texts does not match the parts that the model reads, or a part is not text.
     """
     roles, settings = roles_of(recipe), recipe.task
     least = [role for role in roles if settings.kind == "generation" or role not in _optional(recipe)]
@@ -53,10 +53,10 @@ def record_of_texts(texts: Sequence[str], recipe: Recipe) -> Record:
 
 
 def roles_of(recipe: Recipe) -> Sequence[str]:
-    """What the texts are that a model reads, in order.
+    """Roles of the texts that a model reads, in order.
 
     Raises:
-        UsageError: It reads what is no text.
+        UsageError: The model reads something other than text.
     """
     settings = recipe.task
     if settings.kind in ("", "generation"):
@@ -66,12 +66,12 @@ def roles_of(recipe: Recipe) -> Sequence[str]:
     if not task.texts or missing:
         needs = missing or [role for role in task.roles if role not in task.answers]
         raise UsageError(
-            f"this model reads {' and '.join(needs)}, which a text does not tell: give a --file of records."
+            f"this model reads {' and '.join(needs)}, which plain text does not contain: give a --file of records."
         )
     return [role for role in task.texts if role not in task.optional or held is None or role in held]
 
 
 def _optional(recipe: Recipe) -> Sequence[str]:
-    """The roles that a text may be given for or not, where the training file is not known to have them."""
+    """Roles whose text may be omitted, as it is unknown whether the training file had them."""
     settings = recipe.task
     return TASKS[settings.kind].optional if settings.kind and settings.optional is None else ()

@@ -71,21 +71,22 @@ class Task:
 
     Args:
         purpose: What it does, in one line.
-        roles: What its records hold, for messages: the roles of `TaskSettings.fields`.
-        answers: Those of them that say what is right, which nobody reads to predict.
-        optional: Those that the records of a file hold or not; those of the training file decide (`TaskSettings.optional`).
-        settings: The class of its settings.
-        resolve: The settings with what follows from the training records, such as the classes.
-        heads: The heads its model has beside the pre-training ones, by target.
-        token_targets: Those of its targets that predict tokens.
-        encode: Records to rows as tokens, once; a record may give several rows. Labels may be absent where none has one.
-        lay_out: Rows to examples, at every step. Called with the rows, the vocabulary, the recipe and the keys of all
-            random draws, one a row (see `unicloze.keyed`); keys are None where nothing may be drawn.
-        predict: What a model says of the rows, to a prediction for each record; None where predictions are generated from
+        roles: Roles of the fields of its records (`TaskSettings.fields`).
+        answers: Roles that hold the right answer; they are not read to predict.
+        optional: Roles that a file's records may lack; the training file decides (`TaskSettings.optional`).
+        settings: Class of its settings.
+        resolve: Completes the settings from the training records, such as the classes.
+        heads: Model heads in addition to the pre-training ones, by target.
+        token_targets: Targets that predict tokens.
+        encode: Converts records to rows of tokens, once; a record may give several rows. Labels may be absent if no record
+            has one.
+        lay_out: Converts rows to examples, at every step, given the rows, the vocabulary, the recipe and one key per row
+            for all random draws (see `unicloze.keyed`); the keys are None if nothing may be drawn.
+        predict: Converts model outputs for the rows to one prediction per record; None if predictions are generated from
             rows with a `source`.
         reference: What a record's prediction is compared with.
-        baseline: What a model has to beat: see `unicloze.tasks.baselines`.
-        texts: Those of its roles that raw texts can stand for, in order (see `unicloze.tasks.raw_texts`).
+        baseline: Predictions to beat (see `unicloze.tasks.baselines`).
+        texts: Roles that raw texts can fill, in order (see `unicloze.tasks.raw_texts`).
         compares: What its metrics may compare (see `unicloze.evaluation.metrics.registry`); anything if empty.
     """
 

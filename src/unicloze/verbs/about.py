@@ -78,7 +78,7 @@ def recipes() -> RecipeTable:
 
 
 def summarised() -> RecipeTable:
-    """The recipes as they are read and built now, which takes seconds."""
+    """Summarise the recipes by reading and building each, which takes seconds."""
     from unicloze.mixtures import describe
     from unicloze.recipes import load_recipe, recipe_names, task_names
 
@@ -97,7 +97,7 @@ def summarised() -> RecipeTable:
 
 
 def keep_summaries() -> None:
-    """Write what `unicloze recipes` prints beside the recipes of this checkout: for whoever changed one."""
+    """Update this checkout's stored summaries for `unicloze recipes`; run it after changing a recipe."""
     from unicloze.recipes.summaries import keep_summaries
 
     keep_summaries(summarised().to_dict())

@@ -48,26 +48,26 @@ def folder_at(out: PathLike | None, otherwise: Path | None = None) -> Path:
     if out is None or str(out) == "":
         raise UsageError("--out is empty: name a folder, or . for this one.")
     if "\0" in str(out):
-        raise UsageError("--out holds a NUL character, which no name can: give another.")
+        raise UsageError("--out contains a NUL character, which names cannot: give another.")
     return Path(out)
 
 
 def check_file(out: PathLike | None, *inputs: PathLike | None, begins: Sequence[str] = ("",)) -> None:
-    """Refuse a file that cannot or should not be written, before the work whose fruit it is to hold.
+    """Reject an output file that cannot or should not be written, before any work is done.
 
     Args:
         out: The file.
-        inputs: What the same command reads.
-        begins: How what is written may begin; a file there that begins otherwise is not replaced.
+        inputs: Files that the same command reads.
+        begins: Possible beginnings of the output; an existing file that begins otherwise is not replaced.
 
     Raises:
-        UsageError: Its folder is not there or cannot be written to, or it is a folder itself, or a device or a pipe; it is
-            read by the same command, or holds something else.
+        UsageError: Its folder does not exist or is not writable, it is a folder, a device or a pipe, the same command reads
+            it, or it holds something else.
     """
     if out is None:
         return
     if str(out) == "" or "\0" in str(out):
-        raise UsageError("--out is empty or holds a NUL character: name a file.")
+        raise UsageError("--out is empty or contains a NUL character: name a file.")
     file = real_place(Path(out))
     if file.is_dir():
         raise UsageError(f"{file} is a folder: give --out a file in it.")

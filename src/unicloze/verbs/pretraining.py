@@ -46,13 +46,13 @@ def prepare(
         ),
     ] = None,
 ) -> Prepared:  # fmt: skip
-    """Turn a corpus into tokens on disk: deduplicated, held-out documents apart, with its tokenizer.
+    """Tokenize a corpus to disk: deduplicated, with held-out documents set aside, and its tokenizer.
 
-    A folder prepared before is read to the last byte, and so is its corpus: both must be as they were.
+    If the folder is already prepared, it and its corpus are read completely to verify that neither has changed.
 
     Args:
-        recipe: Recipe, of which `data` and `tokenizer` are used.
-        out: Folder to prepare in; runs/NAME/data, where `pretrain` looks for it, if not given.
+        recipe: Recipe; only `data` and `tokenizer` are used.
+        out: Folder to write; default: runs/NAME/data, where `pretrain` looks for it.
         quiet: Show no progress.
         overrides: Settings by dotted name.
 
@@ -61,7 +61,7 @@ def prepare(
         unicloze prepare --data.corpus my_text/ --tokenizer.vocab_size 16000 --out prepared
 
     Raises:
-        UsageError: The recipe or a setting cannot be, or preparing does not read it.
+        UsageError: The recipe or a setting is invalid, or has no effect on preparing.
         UniclozeError: The corpus cannot be read, or the folder holds something else.
     """
     from unicloze.recipes import load_recipe
@@ -102,20 +102,20 @@ def pretrain(
     new_tokenizer: bool = False,
     verify: bool = False,
 ) -> RunResult:  # fmt: skip
-    """Pre-train a model, or go on with an interrupted run; Ctrl-C saves and stops.
+    """Pre-train a model, or resume an interrupted run; Ctrl-C saves and stops.
 
     Args:
-        recipe: Recipe; that of the run in `--out` if not given.
-        out: Directory of the run; runs/NAME if not given.
-        toy: Take two steps with a tiny model and vocabulary on the beginning of the corpus, to try a recipe; what the
-            whole run would refuse is refused. Other settings come after.
+        recipe: Recipe; default: that of the run in `--out`.
+        out: Directory of the run; default: runs/NAME.
+        toy: Try a recipe: two steps with a tiny model and vocabulary on the beginning of the corpus. Settings that the full
+            run would reject are rejected. Settings given explicitly override the toy's.
         quiet: Show no progress.
         overrides: Settings by dotted name.
-        init: Start from this run, checkpoint or folder of another library's (training.initialize_from). The model's shape
-            and the tokenizer are then its own, unless a setting or the recipe's tokenizer.path says otherwise; rows of
-            the tokens that two vocabularies share go with the tokens.
-        new_tokenizer: With `--init`: train a tokenizer on the corpus all the same.
-        verify: Compare all prepared text with its digests before the first step, not each block when it is first read.
+        init: Start from this run, checkpoint or Hugging Face model folder (training.initialize_from). Its model shape and
+            tokenizer are used unless a setting or the recipe's tokenizer.path overrides them; tokens in both vocabularies
+            keep their embeddings.
+        new_tokenizer: With `--init`: train a new tokenizer on the corpus.
+        verify: Verify the digests of all prepared text before the first step, not of each block when it is first read.
 
     Examples:
         unicloze pretrain --recipe quickstart
@@ -124,10 +124,10 @@ def pretrain(
         unicloze pretrain --recipe unilmv2-base --toy
 
     Raises:
-        UsageError: The recipe or a setting cannot be or would have no effect, the warm-up is as long as the run,
-            `data.prepared` was made of another corpus or with another tokenizer than is asked for beside it, or the directory
-            holds a run with other settings.
-        UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
+        UsageError: The recipe or a setting is invalid or would have no effect, the warm-up is as long as the run, the
+            settings contradict the corpus or tokenizer of `data.prepared`, or the directory holds a run with other
+            settings.
+        UniclozeError: The corpus, the directory or a checkpoint is unusable, or the loss is not finite.
     """
     from unicloze.recipes import given_beside, load_recipe, toy_overrides
     from unicloze.recipes.unread_settings import given_settings, refuse_not_of_pretraining, refuse_unread
@@ -183,7 +183,7 @@ def pretrain(
 
 
 def _of_whole(given: Overrides) -> dict[str, Any]:
-    """The settings that are given beside --toy and say something of the whole run: others are of the toy's own sizes."""
+    """The given settings that apply to the full run, without those that only change the sizes of a toy run."""
     from unicloze.recipes.unread_settings import given_settings
 
     settings = given_settings(given)
@@ -194,10 +194,10 @@ def _of_whole(given: Overrides) -> dict[str, Any]:
 
 
 def _as_toy(recipe: Recipe, small: Recipe, folder: Path) -> Recipe:
-    """The small recipe on the beginning of its corpus, once the machine and the files are known to do for the whole one.
+    """The toy recipe on the beginning of its corpus, after checking the full recipe's device and tokenizer.
 
     Raises:
-        UsageError: The recipe asks for a device that there is not.
+        UsageError: There is no such device.
         UniclozeError: Its tokenizer or its corpus cannot be read.
     """
     from unicloze.text.tokenizers import Tokenizer
@@ -208,7 +208,9 @@ def _as_toy(recipe: Recipe, small: Recipe, folder: Path) -> Recipe:
     if recipe.tokenizer.path is not None:
         Tokenizer.load(recipe.tokenizer.path)
     own = not folder.exists() or (folder / LEDGER).is_file() or not any(folder.iterdir())
-    beginning = beginning_of(small.data, folder) if own else None  # what is not ours is left alone, and refused
+    beginning = (
+        beginning_of(small.data, folder) if own else None
+    )  # a foreign folder is not touched here and rejected later
     if beginning is None:
         return small
     return dataclasses.replace(small, data=dataclasses.replace(small.data, corpus=[str(beginning)]))
@@ -349,22 +351,23 @@ def compare(
         ),
     ] = None,
 ) -> Comparison:  # fmt: skip
-    """Train several recipes at the same budget on the same text, measure them alike, write one table.
+    """Train several recipes on the same text and budget, evaluate them identically, and write one table.
 
-    A comparison that was stopped resumes.
+    The same command resumes a stopped comparison.
 
     Args:
-        recipes: Names or files of recipes, runs, patterns of these ('unilmv2-ablation-*', 'runs/*'), or table-6: the
-            rows of that table of the paper.
-        budget: Of each run: steps=N, tokens=N of text, flops=N or time=SECONDS.
-        seeds: Runs of each recipe.
-        out: Folder of the comparison; runs/compare if not given.
-        like: Take sizes, tokenizer, text and training from this recipe for all, so that nothing but the objective differs.
-        blimp: Folder or archive of BLiMP, to judge every model by.
-        blimp_limit: Take only so many pairs of each set.
-        probes: Fine-tune every model on a task and measure it, outside the budget and as its own recipe declares (use):
-            recipe of the task, records to train on, records to measure on; may be given again. Settings for all of them
-            begin with probe, as in `--probe.finetuning.epochs 1`.
+        recipes: Recipe names or files, runs, patterns of these ('unilmv2-ablation-*', 'runs/*'), or table-6 for the rows of
+            that table of the UniLMv2 paper.
+        budget: Budget of each run: steps=N, tokens=N of text, flops=N or time=SECONDS.
+        seeds: Number of runs of each recipe.
+        out: Folder of the comparison; default: runs/compare.
+        like: Take sizes, tokenizer, text and training settings of all runs from this recipe, so that only the objective
+            differs.
+        blimp: Folder or archive of BLiMP, to evaluate every model on.
+        blimp_limit: Use only the first N pairs of each set.
+        probes: Fine-tune and evaluate every model on a task, outside the budget and as its own recipe declares (use): task
+            recipe, training records, evaluation records; may be repeated. Settings for all probes begin with probe, as in
+            `--probe.finetuning.epochs 1`.
         probe_overrides: Settings of all probes by dotted name.
         quiet: Show no progress.
         overrides: Settings of all recipes by dotted name.
@@ -378,8 +381,8 @@ def compare(
         unicloze compare table-6 --like quickstart --budget steps=500
 
     Raises:
-        UsageError: Recipes, settings, probes or budget cannot be, or the folder holds another comparison.
-        UniclozeError: As `pretrain`, or a record of a probe cannot be used.
+        UsageError: A recipe, setting, probe or the budget is invalid, or the folder holds another comparison.
+        UniclozeError: As for `pretrain`, or a record of a probe is invalid.
     """
     import sys
 

@@ -166,36 +166,35 @@ def predict(
     overrides: OfFiles = None,
     text: Annotated[str | Sequence[str], Option("TEXT", clean, repeated=True), SOURCES] | None = None,
 ) -> Predictions:
-    """Predictions of a fine-tuned model for a file of records, or for a text.
+    """Predict with a fine-tuned model for a file of records, or for a text.
 
     Args:
         model: Directory of a fine-tuning run or one of its checkpoints; in Python also a loaded model.
-        file: Records; they need no labels.
-        out: File of predictions to write. The lines of a .jsonl that are generated stand in OUT.part until all are made,
-            and the same command goes on behind those that an interrupted one has left there.
-        format: How they are written or printed: jsonl, an object a line; json, as the official scripts of SQuAD and CoQA
-            read them; glue, a table, as GLUE's server does. If not given as the file's name ends, .jsonl, .json or .tsv,
-            and printed jsonl.
-        device: Where to compute: cpu, cuda, cuda:N, or auto, a CUDA device where there is one; in Python a loaded model
+        file: Records, with or without labels.
+        out: File to write. Lines generated for a .jsonl are kept in OUT.part until all are done; the same command resumes
+            an interrupted one from there.
+        format: Output format: jsonl, one JSON object per line; json, for the official scripts of SQuAD and CoQA; glue, a
+            table for GLUE's server. Default: by the file's ending, .jsonl, .json or .tsv; printed as jsonl.
+        device: Where to compute: cpu, cuda, cuda:N, or auto for a CUDA device if there is one; in Python a loaded model
             stays where it is.
-        precision: Of the forward passes; auto is bf16 where it is faster. If not given fp32, and texts are generated in
-            that of the recipe's `decoding`. Fine-tuning measures in that of its training.
+        precision: Precision of the forward passes; auto is bf16 where it is faster (default: fp32, but texts are generated
+            with the recipe's `decoding.precision`). Fine-tuning evaluates in its training precision.
         quiet: Show no progress.
         overrides: Settings `task.fields` and `task.format` of the file, by dotted name.
-        text: A text instead of a file, of which a tagger splits off the words; once for each part of a record of several,
+        text: Text instead of a file, split into words for a tagger; repeat it for each part of a record that has several,
             such as a passage and a question.
 
     Returns:
-        One for each record, in their order.
+        One per record, in order.
 
     Examples:
         unicloze predict --model runs/classification --file test.jsonl --out predictions.jsonl
         unicloze predict --model runs/classification --text "A text to classify."
 
     Raises:
-        UsageError: Neither or both of `file` and `text` are given, the model is not fine-tuned, there is no such format or
-            device, the name of the file tells none, or predictions do not fit the format.
-        UniclozeError: There is no whole checkpoint, or a record cannot be used.
+        UsageError: Neither or both of `file` and `text` are given, the model is not fine-tuned, there is no such device, the
+            ending of `out` names no format, or predictions do not fit the format.
+        UniclozeError: There is no complete checkpoint, or a record is invalid.
         OSError: The file cannot be written.
     """
     from unicloze.finetuning import predict as room
@@ -208,7 +207,7 @@ def predict(
     from unicloze.tasks.task import Predictions, written
 
     if (text is None) == (file is None):
-        raise UsageError("Give a text or a file of records to predict, and not both.")
+        raise UsageError("Give either a text or a file of records to predict.")
     check_file(out, file)
     chosen = room.format_of(out if out is None else Path(out), format)
     check_file(out, begins=room.BEGINNINGS[chosen])
@@ -409,10 +408,10 @@ def _generator(
 
 
 def _refuse_of_files(overrides: Overrides | None) -> None:
-    """Refuse settings of a file where a text is given.
+    """Reject settings of a file if a text is given.
 
     Raises:
-        UsageError: There is one.
+        UsageError: Such a setting is given.
     """
     from unicloze.recipes.unread_settings import given_settings
 

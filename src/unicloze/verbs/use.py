@@ -115,20 +115,20 @@ def embed(
     file: Annotated[PathLike, Option("FILE"), TEXTS] | None = None,
     out: File | None = None,
 ) -> Vectors:
-    """Vectors of texts: the encoder's last hidden states, pooled.
+    """Embed texts: pool the encoder's last hidden states to one vector per text.
 
     See `unicloze.decoding.embed.embed`.
 
     Args:
         model: As of `fill`.
-        texts: Text; may be given again.
-        pooling: Mean of the last hidden states, or that of the first or last token; the recipe's if not given.
-        batch_size: Most rows of one forward pass.
+        texts: Text; may be repeated.
+        pooling: Mean of the last hidden states, or the state of the first or last token (default: the recipe's).
+        batch_size: Maximum number of rows per forward pass.
         device: As of `fill`.
-        precision: Of the forward passes; auto is bf16 where it is faster. If not given fp32.
+        precision: Precision of the forward passes; auto is bf16 where it is faster (default: fp32).
         file: As of `score`.
-        out: File to write: .npy, an array with a row for each text, or .jsonl, an object a line. Printed as JSON lines if not
-            given.
+        out: File to write: .npy, an array with one row per text, or .jsonl, one JSON object per line (default: print JSON
+            lines).
 
     Returns:
         *Shape:* (texts, hidden size)
@@ -138,16 +138,16 @@ def embed(
         unicloze embed --model runs/quickstart --file sentences.txt --out vectors.npy
 
     Raises:
-        UsageError: Neither or both of `texts` and `file` are given, a text is blank, the name of the file to write tells no
-            format, or there is no such device.
-        UniclozeError: There is no whole checkpoint, or a file cannot be read or written.
+        UsageError: Neither or both of `texts` and `file` are given, a text is blank, `out` does not end in .npy or .jsonl, or
+            there is no such device.
+        UniclozeError: There is no complete checkpoint, or a file cannot be read or written.
     """
     from unicloze.decoding import embed as room
     from unicloze.decoding.vectors import Vectors, check_ending, write_vectors
     from unicloze.interop.opening import open_model
 
     if (texts is None) == (file is None):
-        raise UsageError("Give a text or a file to embed, and not both.")
+        raise UsageError("Give either a text or a file to embed.")
     check_file(out)
     check_ending(out)
     given = texts if texts is not None else _texts(file)
