@@ -140,7 +140,7 @@ def test_the_owner_of_a_table_need_not_rename_its_columns(
     ]
     assert cli.main(["finetune", "--model", str(quickstart[0]), *words]) == 0
     said = capsys.readouterr()
-    assert "sentence" in said.err and "task.fields says otherwise" in said.err
+    assert "sentence" in said.err and "(set --task.fields to change)" in said.err
     assert "better than always answering" in said.out
 
 
