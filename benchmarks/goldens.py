@@ -76,7 +76,7 @@ TASKS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "regression": ("gpt-3-small", {}),
     "choice": ("unilmv2-base", {}),
     "tagging": ("roberta-base", {}),
-    "squad-v2": ("mpnet-base", {"task.stride": 8, "finetuning.epochs": 3}),
+    "squad-v2": ("mpnet-base", {"task.stride": 8, "task.no_answer": "span", "finetuning.epochs": 3}),
     "generation": ("quickstart", {"decoding.max_length": 8, "finetuning.layer_decay": 0.9}),
     "gpt-classification": ("gpt-3-small", {}),
 }

@@ -13,6 +13,7 @@ from unicloze.interop.stock import DENSE, STOCK, TASK_CLASSES, Stock, TaskClass
 from unicloze.mixtures import all_targets
 from unicloze.settings import HeadSettings
 from unicloze.tasks import task_heads
+from unicloze.tasks.extraction import ExtractionSettings, predicts_none
 from unicloze.tasks.groups import Delimited, Headed
 from unicloze.tasks.rows import pooling_of
 from unicloze.training.loading import LoadedModel
@@ -149,6 +150,10 @@ def _pretraining(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
 def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
     task, heads = loaded.recipe.task, task_heads(loaded.recipe)
     kind = task_class(heads)
+    if kind is None and isinstance(task, ExtractionSettings) and predicts_none(task):
+        cure = f"fine-tune with --task.no_answer span, or {PREDICT}"
+        yield Limit("task.no_answer", task.no_answer, "scores the span of the whole row", cure)
+        return
     if kind is None:
         yield Limit("task.kind", task.kind, "has no class for it", PREDICT)
         return
