@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "dense": ("bert", "extraction", {}, r"task.head is dense.*has no dense layer before.*--task.head plain"),
     "narrow": ("mpnet", "classification", TWO, r"model.relative_bias is false.* has one: export it with --to bert"),
     "conversation": ("bert", "conversation", {"head": "plain"}, r"task.kind is conversation.*has no class for it: predict"),
-    "no answer": ("bert", "extraction", {"head": "plain", "no_answer": "class"},
+    "a class of none": ("bert", "extraction", {"head": "plain", "no_answer": "class"},
                   r"task.no_answer is class.*scores the span of the whole row: fine-tune with --task.no_answer span"),
     "nobody": ("unicloze", "conversation", {}, r"no class for the heads of a task: predict with `unicloze predict`"),
 }  # fmt: skip
