@@ -308,7 +308,7 @@ def test_the_last_layer_computes_all_slots_where_nearly_all_predict() -> None:
         name: planning.plan_attention(batch, None, [None], "sdpa", torch.float32, True)
         for name, batch in batches.items()
     }
-    assert plans["all"].selected is None and plans["all"].last is plans["all"].blocks
+    assert plans["all"].selected is None and plans["all"].last is plans["all"].buckets
     assert plans["few"].selected is not None
 
 

@@ -217,14 +217,14 @@ def test_samples_are_of_windows_that_are_not_one_token_repeated() -> None:
     assert varied(windows, 3).index.tolist() == [0, 4, 8]
 
 
-def test_a_micro_batch_of_several_blocks_is_laid_end_to_end() -> None:
+def test_a_micro_batch_of_several_buckets_is_packed() -> None:
     windows = random_windows(6, WINDOW, short=True)
     examples = make_examples(windows, vocabulary(), settings_of())
-    for blocks, rows in (((), 6), ((6,), 6), ((2, 4), 1)):
-        batch = MicroBatch(examples, windows, blocks=blocks).batch(torch.device("cpu"))
-        assert len(batch.input_ids) == rows and len(batch.blocks) == (2 if rows == 1 else 0)
+    for buckets, rows in (((), 6), ((6,), 6), ((2, 4), 1)):
+        batch = MicroBatch(examples, windows, buckets=buckets).batch(torch.device("cpu"))
+        assert len(batch.input_ids) == rows and len(batch.buckets) == (2 if rows == 1 else 0)
     wide = MicroBatch(examples, windows).batch(torch.device("cpu"), fixed_shape=True)
-    assert wide.input_ids.shape[1] == examples.input_ids.shape[1] > batch.blocks[0].input_ids.shape[1]
+    assert wide.input_ids.shape[1] == examples.input_ids.shape[1] > batch.buckets[0].input_ids.shape[1]
 
 
 def test_what_an_objective_cannot_use_is_refused_in_whatever_phase_it_stands() -> None:

@@ -20,9 +20,10 @@ from unicloze.comparison.compare import compare_recipes
 from unicloze.comparison.contestants import Budget, contestants, contestants_at_budget, measure_slots
 from unicloze.comparison.measures import held_out
 from unicloze.comparison.page import page
-from unicloze.comparison.results import ContestantResult, OverSeeds
+from unicloze.comparison.results import ContestantResult
 from unicloze.comparison.table import Comparison, as_markdown, as_text
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.finetuning.seeds import OverSeeds
 from unicloze.model.flops import backbone_flops
 from unicloze.objectives import settings_of
 from unicloze.objectives.causal import causal

@@ -16,12 +16,13 @@ from unicloze import cli, verbs
 from unicloze.comparison import runs
 from unicloze.comparison.page import page
 from unicloze.comparison.probes import Probe, finetuning_flops, fit_probes, open_probe, recipe_for
-from unicloze.comparison.results import ContestantResult, OverSeeds, ProbeColumn
+from unicloze.comparison.results import ContestantResult, ProbeColumn
 from unicloze.comparison.table import Comparison, as_markdown, as_text, cells
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.data import encoded, finetuning_steps, open_records
 from unicloze.finetuning.run import FinetuneResult, finetune_run
+from unicloze.finetuning.seeds import OverSeeds
 from unicloze.model.flops import backbone_flops
 from unicloze.recipes import load_recipe, parse_options, toy_overrides
 from unicloze.records import read_records

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import unicloze
-from test_layout import FLOORS
+from test_imports import FLOORS
 from unicloze import cli, run_files, verbs
 from unicloze.recipes.schema import every_key
 

@@ -20,7 +20,7 @@ from unicloze.finetuning.data import bucket_sizes, finetuning_steps, open_record
 from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.scores import headline
-from unicloze.finetuning.seeds import _spread
+from unicloze.finetuning.seeds import OverSeeds
 from unicloze.recipes import load_recipe
 from unicloze.tasks.rows import Row, cut_pair, lay_out
 from unicloze.training.checkpoint import load_checkpoint
@@ -145,8 +145,8 @@ def test_seeds_give_mean_and_spread(start: LoadedModel, tmp_path: Path) -> None:
 
 
 def test_the_spread_is_that_of_a_sample() -> None:
-    spread = _spread([1.0, 2.0, 6.0])
-    assert (spread.mean, spread.deviation) == (3.0, pytest.approx(7**0.5)) and _spread([4.0]).deviation is None
+    spread = OverSeeds.of([1.0, 2.0, 6.0])
+    assert (spread.mean, spread.deviation) == (3.0, pytest.approx(7**0.5)) and OverSeeds.of([4.0]).deviation is None
 
 
 def test_a_value_that_is_no_number_chooses_nothing(start: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_a_value_that_is_no_number_chooses_nothing(start: LoadedModel, monkeypat
     assert worth(5.0) == -5.0 and worth(float("nan")) == -np.inf
 
 
-def test_blocks_cover_a_step_and_change_only_the_padding(start: LoadedModel, tmp_path: Path) -> None:
+def test_buckets_cover_a_step_and_change_only_the_padding(start: LoadedModel, tmp_path: Path) -> None:
     """The gradient is that of one padded pass."""
     records = [{"text": "a " * (1 + i % 7 * 4), "label": str(i % 2)} for i in range(24)]
     recipe = recipe_for(start, training__batch_size=24, model__dropout=0.0)
@@ -179,13 +179,13 @@ def test_blocks_cover_a_step_and_change_only_the_padding(start: LoadedModel, tmp
         accumulate_gradients(state, steps, recipe.training, compute, lambda batch: batch.place)
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
         assert sum(len(step.examples) for step in steps) == 24 and len(steps) == 1
-        assert sum(steps[0].blocks) == 24
-        assert len(steps[0].blocks) > 1 if device == "cpu" else len(steps[0].blocks) == 1
+        assert sum(steps[0].buckets) == 24
+        assert len(steps[0].buckets) > 1 if device == "cpu" else len(steps[0].buckets) == 1
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
 
 
-def test_blocks_are_the_cheapest_cut() -> None:
+def test_buckets_are_the_cheapest_cut() -> None:
     lengths = np.array([95, 90, 11, 10, 9])
     assert bucket_sizes(lengths, 8) == [2, 3]
     assert bucket_sizes(lengths, 0) == [1, 1, 1, 1, 1]

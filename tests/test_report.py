@@ -16,9 +16,10 @@ import yaml
 from report_toys import TIME, WORDS, Page, cards, evaluation, lineage, make_run, page_of, samples, start, step, whole
 from unicloze.comparison.page import page as comparison_page
 from unicloze.comparison.page import ranked
-from unicloze.comparison.results import ContestantResult, OverSeeds
+from unicloze.comparison.results import ContestantResult
 from unicloze.comparison.table import Column, Comparison
 from unicloze.errors import UniclozeError
+from unicloze.finetuning.seeds import OverSeeds
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.report.history import History
 from unicloze.report.page import build_report

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError
 from unicloze.visibility import NOTHING_NEARBY, Intervals, bool_mask
 
 if TYPE_CHECKING:
     import torch
-
-Ints = npt.NDArray[np.int32]
 
 
 Block = TypeVar("Block")
@@ -69,10 +68,10 @@ class Target:
         norms: Contribution of each row to the loss normaliser; default: the sum of its weights. *Shape:* (rows,)
     """
 
-    slots: Ints
-    labels: Ints | npt.NDArray[np.float32]
+    slots: Int32s
+    labels: Int32s | npt.NDArray[np.float32]
     weights: npt.NDArray[np.float32]
-    places: Ints | None = None
+    places: Int32s | None = None
     norms: npt.NDArray[np.float32] | None = None
 
     def __getitem__(self, rows: slice) -> Target:
@@ -120,15 +119,15 @@ class Examples:
             *Shape:* (rows, slots, 4)
     """
 
-    input_ids: Ints
-    position_ids: Ints
-    segment_ids: Ints
+    input_ids: Int32s
+    position_ids: Int32s
+    segment_ids: Int32s
     kinds: npt.NDArray[np.uint8]
-    steps: Ints
+    steps: Int32s
     intervals: Intervals
-    lengths: Ints
-    mutual: Ints
-    text_tokens: Ints
+    lengths: Int32s
+    mutual: Int32s
+    text_tokens: Int32s
     targets: Mapping[str, Target]
     local: Intervals | None = None
 
@@ -143,7 +142,7 @@ class Examples:
         for first in range(0, len(self), rows):
             yield self[first : first + rows]
 
-    def text_slots(self) -> Ints:
+    def text_slots(self) -> Int32s:
         """Slot of each token of the text, in text order; -1 after its end. *Shape:* (rows, tokens)
 
         For a masked token this is its original, if the row has one.
@@ -272,7 +271,7 @@ class Batch:
         local: Visibility in layers that read only nearby slots; None if there are none. *Shape:* (rows, slots, 4)
         memory: Hidden states of the preceding text; None if rows stand alone.
         text_slots: Slots the memory remembers, see `Examples.text_slots`. *Shape:* (rows, tokens)
-        blocks: The blocks concatenated into the only row, see `unicloze.packing`; empty otherwise.
+        buckets: The buckets concatenated into the only row, see `unicloze.packing`; empty otherwise.
     """
 
     input_ids: torch.Tensor
@@ -285,12 +284,12 @@ class Batch:
     local: torch.Tensor | None = None
     memory: Memory | None = None
     text_slots: torch.Tensor | None = None
-    blocks: tuple[Batch, ...] = ()
+    buckets: tuple[Batch, ...] = ()
 
     @property
-    def parts(self) -> tuple[Batch, ...]:
-        """The batches attention processes separately: the blocks, or the batch itself."""
-        return self.blocks or (self,)
+    def rows_by_length(self) -> tuple[Batch, ...]:
+        """The batches attention processes separately: the buckets, or the batch itself."""
+        return self.buckets or (self,)
 
     def under(self, visibility: str) -> Batch:
         """The batch as seen by layers of one visibility.
@@ -306,8 +305,8 @@ class Batch:
         if self.local is None:
             raise UniclozeError(NOTHING_NEARBY)
         nobody = Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None)
-        blocks = tuple(block.under(visibility) for block in self.blocks)
-        return dataclasses.replace(self, intervals=self.local, leading=nobody, blocks=blocks)
+        buckets = tuple(bucket.under(visibility) for bucket in self.buckets)
+        return dataclasses.replace(self, intervals=self.local, leading=nobody, buckets=buckets)
 
 
 def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_shape: bool = False) -> Batch:

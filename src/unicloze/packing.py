@@ -1,7 +1,7 @@
-"""One forward pass over rows of different lengths without padding: blocks of similar length concatenated into one row.
+"""One forward pass over rows of different lengths without padding: buckets of similar length concatenated into one row.
 
-Per-slot operations run over the whole row at once; attention runs block by block. The row is an ordinary batch whose
-slots attend within their own text; the blocks only tell the backbone how to compute it fast.
+Per-slot operations run over the whole row at once; attention runs bucket by bucket. The row is an ordinary batch whose
+slots attend within their own text; the buckets only tell the backbone how to compute it fast.
 """
 
 from __future__ import annotations
@@ -15,53 +15,55 @@ from torch.nn import functional
 from unicloze.example import Batch, Leading, TargetBatch
 
 
-def pack(blocks: Sequence[Batch]) -> Batch:
-    """Concatenate the slots of several blocks into one row; a single block is returned unchanged.
+def pack(buckets: Sequence[Batch]) -> Batch:
+    """Concatenate the slots of several buckets into one row; a single bucket is returned unchanged.
 
     Args:
-        blocks: Batches with the same targets and without a memory.
+        buckets: Batches with the same targets and without a memory.
     """
-    if len(blocks) == 1:
-        return blocks[0]
+    if len(buckets) == 1:
+        return buckets[0]
 
     def joined(parts: Sequence[Tensor]) -> Tensor:
         return torch.cat([part.flatten(0, 1) for part in parts])[None]
 
-    has_local = blocks[0].local is not None
+    has_local = buckets[0].local is not None
     return Batch(
-        input_ids=joined([block.input_ids for block in blocks]),
-        position_ids=joined([block.position_ids for block in blocks]),
-        segment_ids=joined([block.segment_ids for block in blocks]),
-        intervals=packed_slots([block.intervals for block in blocks], blocks),
-        local=packed_slots([block.local for block in blocks if block.local is not None], blocks) if has_local else None,
+        input_ids=joined([bucket.input_ids for bucket in buckets]),
+        position_ids=joined([bucket.position_ids for bucket in buckets]),
+        segment_ids=joined([bucket.segment_ids for bucket in buckets]),
+        intervals=packed_slots([bucket.intervals for bucket in buckets], buckets),
+        local=packed_slots([bucket.local for bucket in buckets if bucket.local is not None], buckets)
+        if has_local
+        else None,
         leading=Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None),
-        targets={name: _target([block.targets[name] for block in blocks], blocks) for name in blocks[0].targets},
-        text_tokens=sum(block.text_tokens for block in blocks),
-        blocks=tuple(blocks),
+        targets={name: _target([bucket.targets[name] for bucket in buckets], buckets) for name in buckets[0].targets},
+        text_tokens=sum(bucket.text_tokens for bucket in buckets),
+        buckets=tuple(buckets),
     )
 
 
-def packed_slots(slots: Sequence[Tensor], blocks: Sequence[Batch]) -> Tensor:
-    """Shift slot numbers of each block's rows to slot numbers of the concatenated row.
+def packed_slots(slots: Sequence[Tensor], buckets: Sequence[Batch]) -> Tensor:
+    """Shift slot numbers of each bucket's rows to slot numbers of the concatenated row.
 
     Args:
-        slots: Slot numbers within a row, one tensor per block. *Shape:* (rows, n, ...) each
-        blocks: The block of each tensor.
+        slots: Slot numbers within a row, one tensor per bucket. *Shape:* (rows, n, ...) each
+        buckets: The bucket of each tensor.
 
     Returns:
         *Shape:* (1, sum of rows x n, ...)
     """
     found, first = [], 0
-    for numbers, block in zip(slots, blocks, strict=True):
-        rows, width = block.input_ids.shape
+    for numbers, bucket in zip(slots, buckets, strict=True):
+        rows, width = bucket.input_ids.shape
         starts = torch.arange(first, first + rows * width, width, dtype=numbers.dtype, device=numbers.device)
         found.append((numbers + starts.view(-1, *[1] * (numbers.ndim - 1))).flatten(0, 1))
         first += rows * width
     return torch.cat(found)[None]
 
 
-def _target(parts: Sequence[TargetBatch], blocks: Sequence[Batch]) -> TargetBatch:
-    """Concatenate the predictions of all rows; prediction slots missing in some blocks are marked absent."""
+def _target(parts: Sequence[TargetBatch], buckets: Sequence[Batch]) -> TargetBatch:
+    """Concatenate the predictions of all rows; prediction slots missing in some buckets are marked absent."""
 
     def joined(tensors: Sequence[Tensor]) -> Tensor:
         return torch.cat([tensor.flatten(0, 1) for tensor in tensors])[None]
@@ -75,7 +77,7 @@ def _target(parts: Sequence[TargetBatch], blocks: Sequence[Batch]) -> TargetBatc
             there = [functional.pad(each, (0, most - each.shape[2])) for each in there]
         present = joined(there)
     return TargetBatch(
-        slots=packed_slots(slots, blocks),
+        slots=packed_slots(slots, buckets),
         labels=joined([part.labels for part in parts]),
         weights=joined([part.weights for part in parts]),
         normaliser=sum(part.normaliser for part in parts),

@@ -27,11 +27,12 @@ from unicloze.comparison.contestants import (
 )
 from unicloze.comparison.measures import masked_steps
 from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
-from unicloze.comparison.results import ContestantResult, OverSeeds, ProbeColumn, Spent
+from unicloze.comparison.results import ContestantResult, ProbeColumn, Spent
 from unicloze.comparison.runs import PROBES, SCHEMA, Evaluator, fine_tune, run_once, scores_of
 from unicloze.comparison.table import Comparison
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import write_file
+from unicloze.finetuning.seeds import OverSeeds
 from unicloze.mixtures import describe, longest_window
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass(frozen=True, kw_only=True)
-class OverSeeds:
-    """Mean and standard deviation of a score over the seeds.
-
-    Args:
-        mean: The mean.
-        deviation: The sample standard deviation; None for a single seed.
-    """
-
-    mean: float
-    deviation: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> OverSeeds:
-        """Mean and sample standard deviation of values."""
-        return cls(mean=statistics.fmean(values), deviation=statistics.stdev(values) if len(values) > 1 else None)
+from unicloze.finetuning.seeds import OverSeeds
 
 
 @dataclass(frozen=True, kw_only=True)

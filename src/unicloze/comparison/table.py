@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unicloze.comparison.results import ContestantResult, OverSeeds, ProbeColumn
+from unicloze.comparison.results import ContestantResult, ProbeColumn
+from unicloze.finetuning.seeds import OverSeeds
 from unicloze.report.curves import short
 
 NOT_DEFINED = "-"

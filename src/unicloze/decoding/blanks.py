@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from unicloze.arrays import Flags, Int32s
 from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
 from unicloze.decoding.inputs import by_length, check_text, log_probability, logits_of, longest_text, one_segment
 from unicloze.decoding.uses import check_predicts_tokens
@@ -26,8 +27,6 @@ from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.windows import Windows
 from unicloze.training.loading import LoadedModel
 
-Ints = npt.NDArray[np.int32]
-Flags = npt.NDArray[np.bool_]
 By = Literal["par", "chain"]
 
 TEXTS_AT_ONCE = 1000
@@ -89,7 +88,7 @@ def fill_blanks(
     blanks: Sequence[Blank],
     *,
     batch_size: int = 64,
-    never_first: Ints | None = None,
+    never_first: Int32s | None = None,
     progress: Callable[[int], object] = lambda _: None,
 ) -> list[Filled]:
     """Score each answer; texts too long for the model lose their beginning, with one warning.
@@ -138,7 +137,7 @@ def fill_blanks(
     return found
 
 
-def _rows(model: LoadedModel, blanks: Sequence[Blank], by: By) -> list[tuple[Ints, Flags]]:
+def _rows(model: LoadedModel, blanks: Sequence[Blank], by: By) -> list[tuple[Int32s, Flags]]:
     """Tokens of each text, cut to what the model reads, and which of them are scored."""
     limit, cut, unknown = longest_text(model), 0, model.tokenizer.vocabulary.unk
     for blank in blanks:
@@ -167,7 +166,7 @@ def _rows(model: LoadedModel, blanks: Sequence[Blank], by: By) -> list[tuple[Int
     return rows
 
 
-def _encoded(model: LoadedModel, blanks: Sequence[Blank]) -> Iterator[tuple[Blank, tuple[Ints, Ints]]]:
+def _encoded(model: LoadedModel, blanks: Sequence[Blank]) -> Iterator[tuple[Blank, tuple[Int32s, Int32s]]]:
     """Each blank with the tokens and offsets of its text, encoded in groups to bound memory."""
     for first in range(0, len(blanks), TEXTS_AT_ONCE):
         part = blanks[first : first + TEXTS_AT_ONCE]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Memory, collate
 from unicloze.mixtures import longest_window
@@ -20,7 +21,6 @@ from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows, windows_of
 from unicloze.training.loading import LoadedModel
 
-Ints = npt.NDArray[np.int32]
 Logs = npt.NDArray[np.float64]
 
 SPECIALS_OF_A_WINDOW = 2
@@ -42,7 +42,7 @@ class ReadWindow:
 
     text: int
     first: int
-    tokens: Ints
+    tokens: Int32s
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -109,7 +109,7 @@ def log_probability(logits: Tensor, labels: Tensor) -> Logs:
     return logs
 
 
-def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Ints], list[ReadWindow]]:
+def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Int32s], list[ReadWindow]]:
     """Tokens of each text, and the non-overlapping pieces that cover them; names of special tokens are plain text.
 
     Warns once if a text is longer than the model reads at once.
@@ -128,7 +128,7 @@ def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Ints], list[Read
     return tokens, pieces_of(model, tokens)
 
 
-def pieces_of(model: LoadedModel, tokens: Sequence[Ints]) -> list[ReadWindow]:
+def pieces_of(model: LoadedModel, tokens: Sequence[Int32s]) -> list[ReadWindow]:
     """The pieces that cover tokenised texts; warns once if a text is longer than the model reads at once."""
     limit = longest_text(model)
     pieces = [
@@ -147,7 +147,7 @@ def pieces_of(model: LoadedModel, tokens: Sequence[Ints]) -> list[ReadWindow]:
     return pieces
 
 
-def one_segment(token_ids: Sequence[Ints], vocabulary: Vocabulary) -> Windows:
+def one_segment(token_ids: Sequence[Int32s], vocabulary: Vocabulary) -> Windows:
     """Windows "[SOS] text [EOS]" of the given tokens, without random keys."""
     return windows_of([[ids] for ids in token_ids], vocabulary, keys=np.zeros(len(token_ids), dtype=np.uint64))
 

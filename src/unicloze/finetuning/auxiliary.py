@@ -89,8 +89,8 @@ def with_auxiliary(
     """
     examples = make_examples(_windows(batch.examples, vocabulary, keys), vocabulary, objective)
     if not _alike(batch.examples, examples):
-        blocks = batch.blocks if len(examples) == len(batch.examples) else ()
-        return [batch, MicroBatch(examples, None, weights, batch.place, blocks, repeats=True, part=1)]
+        buckets = batch.buckets if len(examples) == len(batch.examples) else ()
+        return [batch, MicroBatch(examples, None, weights, batch.place, buckets, repeats=True, part=1)]
     both = dataclasses.replace(batch.examples, targets={**batch.examples.targets, **examples.targets})
     return [dataclasses.replace(batch, examples=both, coefficients={**batch.coefficients, **weights})]
 

@@ -1,4 +1,4 @@
-"""Turns a file of labelled records into training steps, and into blocks for prediction."""
+"""Turns a file of labelled records into training steps, and into buckets for prediction."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def finetuning_steps(
 ) -> Iterator[list[MicroBatch]]:
     """The micro-batches of each step from `first_step` to the last; a function of the seed and the step only.
 
-    Each epoch visits the rows in a random order. The rows of a step are packed end to end in blocks of similar length,
+    Each epoch visits the rows in a random order. The rows of a step are packed end to end in buckets of similar length,
     which changes the padding but not the gradient.
     """
     batch_size, seed = recipe.training.batch_size, recipe.training.seed
@@ -145,7 +145,7 @@ def finetuning_steps(
 
 
 def bucket_sizes(lengths: npt.NDArray[np.integer], cost: int) -> list[int]:
-    """Divide rows into blocks at the lowest cost, counting padding and a constant per block.
+    """Divide rows into buckets at the lowest cost, counting padding and a constant per bucket.
 
     Args:
         lengths: Slots of each row, longest first. *Shape:* (rows,)
@@ -168,7 +168,7 @@ def bucket_sizes(lengths: npt.NDArray[np.integer], cost: int) -> list[int]:
 
 
 def buckets_by_length(rows: Sequence[Any], most_slots: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Indices of all rows, longest first, in blocks of at most `most_slots` slots including padding."""
+    """Indices of all rows, longest first, in buckets of at most `most_slots` slots including padding."""
     lengths = np.array([row.slots for row in rows])
     order, first = np.argsort(-lengths, kind="stable"), 0
     while first < len(order):
@@ -189,5 +189,5 @@ def _micro_batch(
     examples = TASKS[recipe.task.kind].lay_out(rows, vocabulary, recipe, keys)
     others = f" and {len(rows) - 1} more records" if len(rows) > 1 else ""
     place = f"{data.records[rows[0].record].place}{others}"
-    blocks = bucket_sizes(examples.lengths, BUCKET_COST[device])
-    return MicroBatch(examples, None, recipe.objective.coefficients, place, blocks)
+    buckets = bucket_sizes(examples.lengths, BUCKET_COST[device])
+    return MicroBatch(examples, None, recipe.objective.coefficients, place, buckets)

@@ -36,6 +36,11 @@ class OverSeeds:
     mean: float
     deviation: float | None
 
+    @classmethod
+    def of(cls, values: Sequence[float]) -> OverSeeds:
+        """Mean and sample standard deviation of values."""
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
     def __str__(self) -> str:
         return f"{self.mean:.2f}" + ("" if self.deviation is None else f" \u00b1 {self.deviation:.2f}")
 
@@ -47,7 +52,7 @@ class FinetuneSummary:
     Args:
         out: The folder; with one seed the run directory.
         runs: One result per seed.
-        scores: Spread of each value, by metric.
+        scores: Mean and deviation of each value, by metric.
     """
 
     out: Path
@@ -156,7 +161,7 @@ def finetune_seeds(
         runs.append(finetune_run(seeded, start, train, dev, folder, progress=progress))
         if runs[-1].stopped_by:
             break
-    summary = FinetuneSummary(out, runs, _spreads(runs))
+    summary = FinetuneSummary(out, runs, _over_seeds(runs))
     if launch.rank() == 0:
         replace_file(out / RESULTS, json.dumps(summary.to_dict(), indent=1, ensure_ascii=False))
     return summary
@@ -184,15 +189,11 @@ def _refuse_others(out: Path, first: int, seeds: int) -> None:
     raise UsageError(f"{out} holds {what}: give {'the runs' if seeds > 1 else 'the run'} of this command another --out")
 
 
-def _spreads(runs: Sequence[FinetuneResult]) -> Mapping[str, Mapping[str, OverSeeds]]:
-    """Spread of the values that all runs have: a class that only one run predicts has no F1 in the others."""
+def _over_seeds(runs: Sequence[FinetuneResult]) -> Mapping[str, Mapping[str, OverSeeds]]:
+    """Mean and deviation of the values that all runs have: a class that only one run predicts has no F1 in the others."""
     found: dict[str, dict[str, OverSeeds]] = {}
     for name in runs[0].scores if runs else ():
         each = [run.scores[name].values for run in runs if name in run.scores]
         common = [key for key in each[0] if all(key in values for values in each)]
-        found[name] = {key: _spread([values[key] for values in each]) for key in common}
+        found[name] = {key: OverSeeds.of([values[key] for values in each]) for key in common}
     return found
-
-
-def _spread(values: Sequence[float]) -> OverSeeds:
-    return OverSeeds(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)

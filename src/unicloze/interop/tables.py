@@ -45,18 +45,18 @@ class Fused:
     """Our tensor is the concatenation of theirs along the first dimension, such as `attention.qkv`.
 
     Args:
-        parts: Number of their tensors, all of the same size.
+        chunks: Number of their tensors, all of the same size.
     """
 
-    parts: int
+    chunks: int
 
     def forward(self, theirs: Tensors) -> Tensors:
-        """Concatenate. *Shape:* (rows, ...) each to (parts x rows, ...)"""
+        """Concatenate. *Shape:* (rows, ...) each to (chunks x rows, ...)"""
         return [torch.cat(list(theirs))]
 
     def backward(self, ours: Tensors) -> Tensors:
         """Split."""
-        return ours[0].chunk(self.parts)
+        return ours[0].chunk(self.chunks)
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,18 @@ class SplitRows:
     """Our tensors are slices of theirs along the first dimension, such as the two outputs of `qa_outputs`.
 
     Args:
-        parts: Number of our tensors, all of the same size.
+        chunks: Number of our tensors, all of the same size.
     """
 
-    parts: int
+    chunks: int
 
     def forward(self, theirs: Tensors) -> Tensors:
-        """Split. *Shape:* (parts x rows, ...) to (rows, ...) each"""
-        return theirs[0].chunk(self.parts)
+        """Split. *Shape:* (chunks x rows, ...) to (rows, ...) each"""
+        return theirs[0].chunk(self.chunks)
 
     def backward(self, ours: Tensors) -> Tensors:
         """Concatenate."""
-        return Fused(self.parts).forward(ours)
+        return Fused(self.chunks).forward(ours)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError
 from unicloze.files import replace_file
 from unicloze.text.tokenizers import Tokenizer
-
-Ints = npt.NDArray[np.int64]
 
 
 def padding_of(tokenizer: Tokenizer, wanted: int | None) -> tuple[int, tuple[int, int] | None]:
@@ -36,7 +34,7 @@ def padding_of(tokenizer: Tokenizer, wanted: int | None) -> tuple[int, tuple[int
     return wanted, None if wanted in free else (vocabulary.pad, wanted)
 
 
-def swapped_ids(size: int, swapped: tuple[int, int] | None) -> Ints:
+def swapped_ids(size: int, swapped: tuple[int, int] | None) -> Int64s:
     """Their id of each of our ids, and vice versa. *Shape:* (size,)"""
     ids = np.arange(size, dtype=np.int64)
     if swapped is not None:

@@ -40,8 +40,8 @@ def attend(
     Returns:
         *Shape:* (rows, heads, queries, head size)
     """
-    if region.block is not None:
-        return _flex_kernel(query.is_cuda)(query, key, value, block_mask=region.block)
+    if region.block_mask is not None:
+        return _flex_kernel(query.is_cuda)(query, key, value, block_mask=region.block_mask)
     if backend == "sdpa" and (dropout is None or rate == 0 or query.is_cuda):
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=region.bias, dropout_p=rate if dropout is not None else 0.0

@@ -2,7 +2,7 @@
 
 The slots of a row form regions. Leading slots that read exactly each other need no mask (the context of a pseudo-masked
 row, a whole bidirectional row); the rest reads all keys under a mask. That keeps the mask small and skips scores that would
-be masked out. Rows of different lengths come as concatenated blocks (`unicloze.packing`).
+be masked out. Rows of different lengths come as concatenated buckets (`unicloze.packing`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Region:
         keys: Number of leading keys the queries read from.
         bias: Added to the scores: 0, or -inf where a query may not read a key, plus the relative position bias.
             *Shape:* (rows or 1, heads or 1, queries, keys)
-        block: FlexAttention's mask, instead of `bias`.
+        block_mask: FlexAttention's mask, instead of `bias`.
         relation: Transformer-XL's relation of queries to keys, whose bias depends on the queries too.
     """
 
@@ -45,7 +45,7 @@ class Region:
     last: int
     keys: int
     bias: Tensor | None = None
-    block: object | None = None
+    block_mask: object | None = None
     relation: Relation | None = None
 
 
@@ -68,18 +68,18 @@ class BucketPlan:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Attention blocks of a batch: for all layers but the last, and for the predicted slots in the last.
+    """Attention of a batch, bucket by bucket: for all layers but the last, and for the predicted slots in the last.
 
     Args:
-        blocks: Blocks that cover all slots.
-        selected: The predicted slots, block by block; None if the last layer computes all slots.
+        buckets: Blocks that cover all slots.
+        selected: The predicted slots, bucket by bucket; None if the last layer computes all slots.
             *Shape:* (rows, predictions)
         last: Blocks of the selected slots.
         late: All slots are queries in the last layer, and slots are selected after attention; used where some rows predict
             nearly everywhere and others do not. `selected` then numbers slots over all rows, *Shape:* (1, predictions)
     """
 
-    blocks: tuple[BucketPlan, ...]
+    buckets: tuple[BucketPlan, ...]
     selected: Tensor | None
     last: tuple[BucketPlan, ...]
     late: bool = False
@@ -114,26 +114,26 @@ def plan_attention(
     Args:
         batch: The rows.
         relative: The relative position bias, if the model has one.
-        relations: Transformer-XL's relations within each block, if the model uses them.
+        relations: Transformer-XL's relations within each bucket, if the model uses them.
         backend: Attention backend.
         dtype: Data type of the scores.
         select: Compute only the predicted slots in the last layer, unless they are nearly all slots.
     """
-    parts = batch.parts
-    blocks = tuple(_bucket(part, relative, each, backend, dtype) for part, each in zip(parts, relations, strict=True))
+    parts = batch.rows_by_length
+    buckets = tuple(_bucket(part, relative, each, backend, dtype) for part, each in zip(parts, relations, strict=True))
     if not select:
-        return AttentionPlan(blocks, None, blocks)
+        return AttentionPlan(buckets, None, buckets)
     chosen, most = [predicted_slots(part) for part in parts], MOST_SELECTED * batch.input_ids.numel()
     if sum(slots.numel() for slots in chosen) > most:
         # Without padding predictions there may be few; counting them would synchronise a GPU.
         needed = _needed_slots(batch) if batch.input_ids.device.type == "cpu" else None
         late = needed is not None and 0 < needed.numel() <= most
-        return AttentionPlan(blocks, needed if late else None, blocks, late)
+        return AttentionPlan(buckets, needed if late else None, buckets, late)
     last = tuple(
         _selected_bucket(part, slots, relative, each, dtype)
         for part, slots, each in zip(parts, chosen, relations, strict=True)
     )
-    return AttentionPlan(blocks, chosen[0] if len(parts) == 1 else packed_slots(chosen, parts), last)
+    return AttentionPlan(buckets, chosen[0] if len(parts) == 1 else packed_slots(chosen, parts), last)
 
 
 def _bucket(
@@ -143,7 +143,7 @@ def _bucket(
     intervals, memory = _intervals(batch)
     keys = memory + slots
     if backend == "flex" and relative is None and relations is None:
-        return BucketPlan(rows, slots, keys, (Region(0, slots, keys, block=block_mask(intervals, keys)),))
+        return BucketPlan(rows, slots, keys, (Region(0, slots, keys, block_mask=block_mask(intervals, keys)),))
     return BucketPlan(rows, slots, keys, _regions(batch, intervals, memory, relative, relations, dtype))
 
 

@@ -78,7 +78,7 @@ class FullRows:
         """Render the batch's visibility once for all layers, see `Reader.start`."""
         batch, dtype = self.batch, score_dtype(hidden)
         encoded = self.settings.positions == "transformer_xl"
-        relations = [Relations(part, self.settings, self.dropout) if encoded else None for part in batch.parts]
+        relations = [Relations(part, self.settings, self.dropout) if encoded else None for part in batch.rows_by_length]
         self._backend = self.backend or choose_backend(hidden, dtype, relative is not None or encoded)
         plans = {
             name: plan_attention(
@@ -87,7 +87,7 @@ class FullRows:
             for name in dict.fromkeys(visibility)
         }
         self._last = plans[visibility[-1]]
-        self._blocks = [*(plans[name].blocks for name in visibility[:-1]), self._last.last]
+        self._buckets = [*(plans[name].buckets for name in visibility[:-1]), self._last.last]
         self._selected = [*(None for _ in visibility[:-1]), self._last.selected]
 
     def computed(self, layer: Layer, hidden: Tensor) -> Tensor:
@@ -96,16 +96,16 @@ class FullRows:
         return hidden if selected is None else select_slots(in_one_row(hidden) if self._last.late else hidden, selected)
 
     def attend(self, layer: Layer, normed: Tensor) -> Tensor:
-        """See `Reader.attend`; concatenated blocks attend separately."""
-        blocks, selected, attention = self._blocks[layer.number], self._selected[layer.number], layer.attention
+        """See `Reader.attend`; concatenated buckets attend separately."""
+        buckets, selected, attention = self._buckets[layer.number], self._selected[layer.number], layer.attention
         late, memory = self._last.late and selected is not None, self.batch.memory
         earlier = None if memory is None else layer.before_attention(memory.states[layer.number])
         query, key, value = _project(attention, normed, earlier, None if late else selected)
-        queries = _cut(query, [(block.rows, block.queries) for block in blocks])
-        keys, values = (_cut(part, [(block.rows, block.keys) for block in blocks]) for part in (key, value))
+        queries = _cut(query, [(bucket.rows, bucket.queries) for bucket in buckets])
+        keys, values = (_cut(part, [(bucket.rows, bucket.keys) for bucket in buckets]) for part in (key, value))
         attended = [
-            self._attend(attention, part, key, value, block.regions)
-            for part, key, value, block in zip(queries, keys, values, blocks, strict=True)
+            self._attend(attention, part, key, value, bucket.regions)
+            for part, key, value, bucket in zip(queries, keys, values, buckets, strict=True)
         ]
         joined = attended[0] if len(attended) == 1 else torch.cat([part.flatten(0, 1) for part in attended])[None]
         if late and selected is not None:
@@ -126,7 +126,7 @@ class FullRows:
         predicted = predicted_slots(batch)
         if selected is None:
             return select_slots(hidden, predicted)
-        if not self._last.late and not batch.blocks:
+        if not self._last.late and not batch.buckets:
             return hidden
         # Padding predictions may lack a computed slot: they take the first state, which nothing uses.
         number = torch.zeros(batch.input_ids.numel(), dtype=torch.long, device=hidden.device)
@@ -138,7 +138,7 @@ class FullRows:
     def _attend(
         self, attention: SelfAttention, query: Tensor, key: Tensor, value: Tensor, regions: tuple[Region, ...]
     ) -> Tensor:
-        """Attention of a block. *Shape:* (rows, queries or keys, hidden size) to (rows, queries, hidden size)"""
+        """Attention of a bucket. *Shape:* (rows, queries or keys, hidden size) to (rows, queries, hidden size)"""
         query, key, value = (
             part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for part in (query, key, value)
         )
@@ -304,7 +304,7 @@ def _project(
 
 
 def _cut(states: Tensor, shapes: Sequence[tuple[int, int]]) -> Sequence[Tensor]:
-    """Split concatenated states into blocks. *Shape:* (1, slots, width) to (rows, slots, width) each"""
+    """Split concatenated states into buckets. *Shape:* (1, slots, width) to (rows, slots, width) each"""
     if len(shapes) == 1:
         return [states]
     parts = states[0].split([rows * slots for rows, slots in shapes])

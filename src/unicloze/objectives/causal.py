@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import visibility
+from unicloze.arrays import Flags
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
 from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import Directed
-from unicloze.objectives.masking import Flags
 from unicloze.objectives.objective import Ability, Objective
 from unicloze.objectives.row_builder import unknown_words
 from unicloze.ragged import ranks

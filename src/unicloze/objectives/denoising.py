@@ -14,15 +14,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unicloze import keyed
+from unicloze.arrays import Flags, Int64s
 from unicloze.errors import UsageError
 from unicloze.example import Examples
 from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import Shown
-from unicloze.objectives.masking import Flags, Rates, rates_of
+from unicloze.objectives.masking import Rates, rates_of
 from unicloze.objectives.noise import NOISE, apply_noise, infilled_spans, noised_tokens, sentences
 from unicloze.objectives.objective import Objective
 from unicloze.objectives.seq2seq import Ragged, SourceTarget, generates, lay_out, mode_id, text_of
-from unicloze.objectives.spans import Counts, partition, per_row
+from unicloze.objectives.spans import partition, per_row
 from unicloze.rules import AT_LEAST_ONE, Needs, Problem
 from unicloze.settings import Bounds, Recipe
 from unicloze.text.tokenizers import Vocabulary
@@ -274,8 +275,8 @@ def masked_span(
 def mask_span(
     windows: Windows,
     text: Ragged,
-    first: Counts,
-    size: Counts,
+    first: Int64s,
+    size: Int64s,
     vocabulary: Vocabulary,
     settings: MaskedSpanSettings,
     rates: Rates,

@@ -14,10 +14,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.arrays import Int32s
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.tokenizers import Vocabulary
-
-Ints = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +62,7 @@ class GenerationFormat:
         """Whether an [EOS] follows the source."""
         return not self.decoder_only if self.delimited is None else self.delimited
 
-    def row(self, source: Sequence[int] | npt.NDArray[np.integer]) -> Ints:
+    def row(self, source: Sequence[int] | npt.NDArray[np.integer]) -> Int32s:
         """Token ids before the target, without the opening token. *Shape:* (slots,)"""
         end = [self.stop] if self.ends_source else []
         return np.array([*self.start, *source, *end], dtype=np.int32)

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import visibility
-from unicloze.example import Examples, Ints, Kind, Target
+from unicloze.arrays import Int32s
+from unicloze.example import Examples, Kind, Target
 from unicloze.objectives import unilmv2
 from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import Corruption, Directed, Masking, Pairs
@@ -157,7 +158,7 @@ def _with_segment_ids(windows: Windows, reading: Reading) -> Windows:
     return dataclasses.replace(windows, segment_ids=ids[windows.segment_ids])
 
 
-def _boundary_target(ae: Target, steps: Ints) -> Target:
+def _boundary_target(ae: Target, steps: Int32s) -> Target:
     """SpanBERT's span boundary objective: predict each span's tokens from the slots left and right of it (Section 3.2).
 
     A factorization step is a span. A window begins with [SOS] and ends with [EOS], so these slots always exist.

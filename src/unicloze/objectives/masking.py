@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
+from unicloze.arrays import Flags
 from unicloze.objectives.groups import Masking, MaskRate
 from unicloze.ragged import flagged, ranks, sorted_in_rows
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
 Steps = npt.NDArray[np.int32]
-Flags = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
 Rates = npt.NDArray[np.float64]
 SpanLengths = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.int64]]
@@ -83,11 +83,11 @@ class Units:
         sizes.reshape(-1)[place] = np.diff(first, append=begins.size)
         return cls(np.cumsum(begins, axis=1) - 1, begins, holds_text, sizes)
 
-    def spread(self, steps: Steps) -> Steps:
+    def broadcast(self, steps: Steps) -> Steps:
         """Convert steps of units to steps of their tokens. *Shape:* (rows, window) both."""
         window = steps.shape[1]
-        spread: Steps = steps.reshape(-1)[self.of_position + np.arange(len(steps))[:, None] * window]
-        return spread
+        broadcast: Steps = steps.reshape(-1)[self.of_position + np.arange(len(steps))[:, None] * window]
+        return broadcast
 
 
 def units_of(windows: Windows, vocabulary: Vocabulary, settings: Masking) -> Units | None:
@@ -203,7 +203,7 @@ def spans(
         unfinished = wanted > 0
         active, wanted, next_step = active[unfinished], wanted[unfinished], next_step[unfinished]
         proposal += PROPOSALS_AT_ONCE
-    return steps if units is None else units.spread(steps)
+    return steps if units is None else units.broadcast(steps)
 
 
 def blockwise(
@@ -254,7 +254,7 @@ def single_tokens(
     drawn = before < wanted[row]
     steps = np.full(drawable.shape, -1, dtype=np.int32)
     steps.reshape(-1)[place[drawn]] = rank[drawn]
-    return steps if units is None else units.spread(steps)
+    return steps if units is None else units.broadcast(steps)
 
 
 def _shuffled(which: Flags, keys: keyed.Bits, stream: keyed.Stream) -> tuple[Places, Places, Places]:

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
-from unicloze.objectives.masking import Flags, Rates
+from unicloze.arrays import Flags, Int64s
+from unicloze.objectives.masking import Rates
 from unicloze.objectives.seq2seq import Ragged
-from unicloze.objectives.spans import Counts, per_row, subset, within
+from unicloze.objectives.spans import per_row, subset, within
 from unicloze.text.tokenizers import Vocabulary
 
 _POISSON_TAIL = 6, 18
@@ -52,13 +53,13 @@ class Noised:
     """
 
     tokens: Ragged
-    sentence: Counts
+    sentence: Int64s
     keys: keyed.Bits
     rates: Rates
     mask: int
     mean_span: float
 
-    def replaced(self, values: npt.NDArray[np.int32], sentence: Counts, counts: Counts) -> Noised:
+    def replaced(self, values: npt.NDArray[np.int32], sentence: Int64s, counts: Int64s) -> Noised:
         """The same texts with other tokens."""
         return dataclasses.replace(self, tokens=Ragged(values, counts), sentence=sentence)
 
@@ -88,7 +89,7 @@ def apply_noise(
     return noised.tokens
 
 
-def sentences(text: Ragged, vocabulary: Vocabulary) -> Counts:
+def sentences(text: Ragged, vocabulary: Vocabulary) -> Int64s:
     """Index of each token's sentence, counted over all rows. A run of sentence ends closes one sentence.
 
     *Shape:* (tokens of all rows,)
@@ -97,7 +98,7 @@ def sentences(text: Ragged, vocabulary: Vocabulary) -> Counts:
     begins = np.zeros(len(ends), dtype=bool)
     begins[1:] = ends[:-1] & ~ends[1:]
     begins[text.starts[text.counts > 0]] = True
-    numbers: Counts = np.cumsum(begins)
+    numbers: Int64s = np.cumsum(begins)
     return numbers
 
 
@@ -136,7 +137,7 @@ def infill(noised: Noised) -> Noised:
     return noised.replaced(values, noised.sentence[first], items)
 
 
-def span_lengths(wanted: Counts, keys: keyed.Bits, *, mean_span: float) -> tuple[Counts, Flags]:
+def span_lengths(wanted: Int64s, keys: keyed.Bits, *, mean_span: float) -> tuple[Int64s, Flags]:
     """Poisson lengths with the given sum in each row.
 
     The cut length, drawn last, swaps places with a random one, so that all orders of the lengths are equally likely. At most

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.arrays import Flags, Int32s
 from unicloze.example import Examples, Kind, Target
-from unicloze.objectives.masking import Flags, Steps
+from unicloze.objectives.masking import Steps
 from unicloze.ragged import flagged, ranks, sorted_in_rows
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.visibility import Intervals
-
-Ids = npt.NDArray[np.int32]
 
 
 def unknown_words(token_ids: npt.NDArray[np.number], vocabulary: Vocabulary) -> Flags:
@@ -57,10 +56,10 @@ class MaskedTokens:
     """
 
     row: npt.NDArray[np.int64]
-    position: Ids
-    step: Ids
-    rank: Ids
-    counts: Ids
+    position: Int32s
+    step: Int32s
+    rank: Int32s
+    counts: Int32s
 
     @classmethod
     def of(cls, steps: Steps) -> MaskedTokens:
@@ -72,18 +71,18 @@ class MaskedTokens:
         rank = ranks(row, len(steps)).astype(np.int32)
         return cls(row, position.astype(np.int32), step.astype(np.int32), rank, counts.astype(np.int32))
 
-    def place(self, column: Ids, width: int) -> npt.NDArray[np.int64]:
+    def place(self, column: Int32s, width: int) -> npt.NDArray[np.int64]:
         """Index of a column of each token's row in a flattened array with `width` columns. *Shape:* (masked,)"""
         return self.row * width + column
 
-    def step_bounds(self) -> tuple[Ids, Ids]:
+    def step_bounds(self) -> tuple[Int32s, Int32s]:
         """Ranks of the first token of each token's step and of the first token after that step. *Shape:* (masked,) each."""
         first = np.flatnonzero((self.rank == 0) | (np.diff(self.step, prepend=-1) != 0))
         sizes = np.diff(first, append=len(self.row)).astype(np.int32)
         starts = np.repeat(self.rank[first], sizes)
         return starts, starts + np.repeat(sizes, sizes)
 
-    def target(self, slot: Ids, labels: Ids, most: int) -> Target:
+    def target(self, slot: Int32s, labels: Int32s, most: int) -> Target:
         """Predict every masked token at the given slot, with at most `most` predictions per row."""
         shape = len(self.counts), most
         slots, answers = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.int32)
@@ -114,7 +113,7 @@ class RowBuilder:
         self.kinds = np.full(shape, Kind.PADDING, dtype=np.uint8)
         self.steps = np.full(shape, -1, dtype=np.int32)
 
-    def put_windows(self, shown: Ids) -> Ids:
+    def put_windows(self, shown: Int32s) -> Int32s:
         """Put the whole windows as context, with the given ids at masked positions.
 
         Returns:
@@ -133,7 +132,7 @@ class RowBuilder:
             self.kinds[:, :window][np.arange(window) >= windows.lengths[:, None]] = Kind.PADDING
         return windows.lengths
 
-    def put_unmasked(self) -> Ids:
+    def put_unmasked(self) -> Int32s:
         """Put the windows without their masked positions as context.
 
         Returns:
@@ -152,7 +151,7 @@ class RowBuilder:
         self.kinds[in_context] = Kind.CONTEXT
         return context
 
-    def put_masked(self, slot: Ids, ids: Ids, kind: Kind) -> None:
+    def put_masked(self, slot: Int32s, ids: Int32s, kind: Kind) -> None:
         """Put one slot for every masked token.
 
         Args:

@@ -24,14 +24,15 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed, visibility
+from unicloze.arrays import Flags, Int64s
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
 from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import MaskRate, Segments
-from unicloze.objectives.masking import Flags, Rates, rates_of
+from unicloze.objectives.masking import Rates, rates_of
 from unicloze.objectives.objective import Ability, Objective
 from unicloze.objectives.row_builder import unknown_words, without_unknown
-from unicloze.objectives.spans import Counts, per_row, within
+from unicloze.objectives.spans import per_row, within
 from unicloze.rules import Problem
 from unicloze.settings import Bounds, Recipe
 from unicloze.text.tokenizers import Vocabulary
@@ -136,26 +137,26 @@ class Ragged:
     """
 
     values: npt.NDArray[Any]
-    counts: Counts
+    counts: Int64s
 
     @cached_property
-    def ends(self) -> Counts:
+    def ends(self) -> Int64s:
         """Index after the last value of each row. *Shape:* (rows,)"""
-        ends: Counts = np.cumsum(self.counts)
+        ends: Int64s = np.cumsum(self.counts)
         return ends
 
     @cached_property
-    def starts(self) -> Counts:
+    def starts(self) -> Int64s:
         """Index of the first value of each row. *Shape:* (rows,)"""
         return self.ends - self.counts
 
     @property
-    def row(self) -> Counts:
+    def row(self) -> Int64s:
         """Row of each value. *Shape:* (values of all rows,)"""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @property
-    def rank(self) -> Counts:
+    def rank(self) -> Int64s:
         """Index of each value within its row. *Shape:* (values of all rows,)"""
         return np.arange(len(self.values)) - np.repeat(self.starts, self.counts)
 
@@ -182,7 +183,7 @@ def lay_out(
     rates: Rates,
     noised: Flags | None = None,
     start: int | None = None,
-    first_position: Counts | None = None,
+    first_position: Int64s | None = None,
 ) -> Examples:
     """Rows for given sources and targets.
 
@@ -246,7 +247,7 @@ def lay_out(
     )
 
 
-def _target(target: Ragged, first: Counts, width: int) -> Target:
+def _target(target: Ragged, first: Int64s, width: int) -> Target:
     """Predict every token of the target from the slot before it."""
     real = within(target.counts, width)
     labels = np.zeros(real.shape, dtype=np.int32)
@@ -317,7 +318,7 @@ def causal(windows: Windows, vocabulary: Vocabulary, settings: PrefixSettings) -
 def _split(
     windows: Windows,
     text: Ragged,
-    predicted: Counts,
+    predicted: Int64s,
     vocabulary: Vocabulary,
     settings: PrefixSettings,
     rates: Rates,

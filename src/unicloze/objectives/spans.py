@@ -9,12 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
-from unicloze.objectives.masking import Flags
-
-Counts = npt.NDArray[np.int64]
+from unicloze.arrays import Flags, Int64s
 
 
-def per_row(function: Callable[[int, float], Any], tokens: Counts, rates: npt.NDArray[np.float64]) -> Any:
+def per_row(function: Callable[[int, float], Any], tokens: Int64s, rates: npt.NDArray[np.float64]) -> Any:
     """Apply a function of tokens and rate to each row, computing it once per distinct pair.
 
     Args:
@@ -30,7 +28,7 @@ def per_row(function: Callable[[int, float], Any], tokens: Counts, rates: npt.ND
     return np.array(results, dtype=np.int64).T[..., row.reshape(-1)]
 
 
-def subset(items: Counts, chosen: Counts, keys: keyed.Bits, stream: int) -> Flags:
+def subset(items: Int64s, chosen: Int64s, keys: keyed.Bits, stream: int) -> Flags:
     """A uniformly random subset of each row's items, by Floyd's algorithm, which takes one turn per chosen item.
 
     Args:
@@ -57,7 +55,7 @@ def subset(items: Counts, chosen: Counts, keys: keyed.Bits, stream: int) -> Flag
     return flags[:, :width]
 
 
-def partition(items: Counts, parts: Counts, keys: keyed.Bits, stream: int) -> Counts:
+def partition(items: Int64s, parts: Int64s, keys: keyed.Bits, stream: int) -> Int64s:
     """Sizes of the parts of a uniformly random partition of each row's items into non-empty parts (T5's segmentation).
 
     Args:
@@ -75,10 +73,10 @@ def partition(items: Counts, parts: Counts, keys: keyed.Bits, stream: int) -> Co
     row, start = np.divmod(np.flatnonzero(first), first.shape[1])
     end = items[row]
     end[:-1] = np.where(row[1:] == row[:-1], start[1:], end[:-1])
-    sizes: Counts = end - start
+    sizes: Int64s = end - start
     return sizes
 
 
-def within(counts: Counts, width: int) -> Flags:
+def within(counts: Int64s, width: int) -> Flags:
     """Which columns of a padded array hold items of the row. *Shape:* (rows, width)"""
     return np.arange(width) < counts[:, None]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError
 from unicloze.example import Examples
 from unicloze.records.answers import GoldAnswer, answers_of, needed_answers
@@ -34,7 +35,6 @@ from unicloze.tasks.passages import (
     span_labels,
     window_bounds,
 )
-from unicloze.tasks.rows import Ints
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
@@ -124,7 +124,7 @@ def history_of(record: Record, settings: TaskSettings) -> list[str]:
     return [text for turn in turns for text in turn]
 
 
-def _last_tokens(texts: Sequence[Ints], room: int) -> Ints:
+def _last_tokens(texts: Sequence[Int32s], room: int) -> Int32s:
     """The last tokens of a dialogue that fit; if the question alone is longer, its first tokens."""
     return texts[-1][:room] if len(texts[-1]) > room else np.concatenate(texts)[-room:]
 

@@ -18,6 +18,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError
 from unicloze.example import Examples
 from unicloze.records.answers import GoldAnswer, answers_of, needed_answers
@@ -37,7 +38,6 @@ from unicloze.tasks.passages import (
     span_labels,
     window_bounds,
 )
-from unicloze.tasks.rows import Ints
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
@@ -195,7 +195,7 @@ def span_of(answer: GoldAnswer, passage: Passage) -> tuple[int, int] | None:
 
 def windows_of_record(
     number: int,
-    question: Ints,
+    question: Int32s,
     passage: Passage,
     bounds: Sequence[tuple[int, int]],
     labels: Sequence[Mapping[str, int] | None],

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed, visibility
+from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError
 from unicloze.example import Examples
 from unicloze.mixtures import parts
@@ -34,7 +35,6 @@ from unicloze.objectives.row_builder import MaskedTokens, without_unknown
 from unicloze.records.record import Record
 from unicloze.rules import Problem
 from unicloze.settings import HeadSettings, Reading, Recipe, TaskSettings
-from unicloze.tasks.rows import Ints
 from unicloze.tasks.source_texts import cut_texts, join_texts
 from unicloze.tasks.targets import TARGET, has_target, targets_of, texts_of
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
@@ -62,8 +62,8 @@ class SourceTarget:
     """
 
     record: int
-    source: Ints
-    target: Ints | None
+    source: Int32s
+    target: Int32s | None
     slots: int
 
 
@@ -185,7 +185,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     ):
         kept = cut_texts(ids, for_source - SOURCE_SPECIALS, generation.keep, choosing)
         source = join_texts(kept, tokenizer.vocabulary.eos)
-        shown: list[Ints | None] = [target[: for_target - 1] for target in targets]
+        shown: list[Int32s | None] = [target[: for_target - 1] for target in targets]
         cut[0] += sum(map(len, kept)) < sum(map(len, ids))
         cut[1] += any(len(target) >= for_target for target in targets)
         for target in (shown if generation.targets == "all" else shown[:1]) or [None]:

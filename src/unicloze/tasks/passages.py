@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.arrays import Int32s
 from unicloze.example import Examples
 from unicloze.settings import Pooling, Recipe
 from unicloze.tasks.groups import Passages, task_of
-from unicloze.tasks.rows import Ints, Row, RowTarget, lay_out, pooled_slots, pooling_of, text_row
+from unicloze.tasks.rows import Row, RowTarget, lay_out, pooled_slots, pooling_of, text_row
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
 SPECIALS = 3
@@ -38,9 +39,9 @@ class Passage:
     """
 
     text: str
-    ids: Ints
-    starts: Ints
-    ends: Ints
+    ids: Int32s
+    starts: Int32s
+    ends: Int32s
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -76,7 +77,7 @@ def encode_passages(texts: Sequence[str], tokenizer: Tokenizer) -> list[Passage]
     return [known[text] for text in texts]
 
 
-def _passage(text: str, ids: Ints, offsets: Ints) -> Passage:
+def _passage(text: str, ids: Int32s, offsets: Int32s) -> Passage:
     starts, ends = np.ascontiguousarray(offsets[:, 0]), offsets[:, 1].copy()
     if not text.isascii():  # combining characters may be missing from a token: stripped or composed
         following = np.append(starts[1:], len(text))
@@ -105,7 +106,7 @@ class Window:
     """
 
     record: int
-    question: Ints
+    question: Int32s
     passage: Passage
     first: int
     last: int

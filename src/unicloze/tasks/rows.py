@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.arrays import Int32s
 from unicloze.example import Examples, Kind, Target
 from unicloze.settings import Pooling, Recipe
 from unicloze.tasks.groups import Delimited, Headed
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.visibility import nearby, packed_rows
-
-Ints = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +42,8 @@ class Row:
     """
 
     record: int
-    input_ids: Ints
-    segment_ids: Ints
+    input_ids: Int32s
+    segment_ids: Int32s
     targets: Mapping[str, RowTarget] = field(default_factory=dict)
     lengths: Sequence[int] = ()
 
@@ -96,7 +95,7 @@ def _target(targets: Sequence[RowTarget]) -> Target:
     together = max((len(slots) for target in targets for slots in target.slots), default=1)
     quantities = any(isinstance(label, float) for target in targets for label in target.labels or ())
     slots = np.full((rows, most, together), -1, dtype=np.int32)
-    labels: Ints | npt.NDArray[np.float32] = np.zeros((rows, most), dtype=np.int32)
+    labels: Int32s | npt.NDArray[np.float32] = np.zeros((rows, most), dtype=np.int32)
     if quantities:
         labels = labels.astype(np.float32)
     weights = np.zeros((rows, most), dtype=np.float32)
@@ -109,7 +108,7 @@ def _target(targets: Sequence[RowTarget]) -> Target:
     return Target(slots=slots[:, :, 0] if together == 1 else slots, labels=labels, weights=weights)
 
 
-def cut_pair(first: Ints, second: Ints, room: int) -> tuple[Ints, Ints]:
+def cut_pair(first: Int32s, second: Int32s, room: int) -> tuple[Int32s, Int32s]:
     """Shorten the longer of two texts, token by token from its end, until both fit.
 
     Args:
@@ -126,15 +125,15 @@ def cut_pair(first: Ints, second: Ints, room: int) -> tuple[Ints, Ints]:
     return first[: max(0, len(first) - from_first)], second[: max(0, len(second) - from_second)]
 
 
-def fit_texts(texts: Sequence[Ints], longest: int) -> tuple[Ints, ...]:
+def fit_texts(texts: Sequence[Int32s], longest: int) -> tuple[Int32s, ...]:
     """One text or two, shortened to at most `longest` tokens including [SOS] and the token that closes each."""
     room = longest - 1 - len(texts)
     return cut_pair(texts[0], texts[1], room) if len(texts) == 2 else (texts[0][: max(0, room)],)
 
 
 def text_row(
-    texts: Sequence[Ints], vocabulary: Vocabulary, segments: Sequence[int], between: int | None = None
-) -> tuple[Ints, Ints]:
+    texts: Sequence[Int32s], vocabulary: Vocabulary, segments: Sequence[int], between: int | None = None
+) -> tuple[Int32s, Int32s]:
     """The tokens of "[SOS] A [EOS]" or "[SOS] A [EOS] B [EOS]", and their segments.
 
     Args:

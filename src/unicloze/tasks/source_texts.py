@@ -7,18 +7,18 @@ from typing import Literal
 
 import numpy as np
 
-from unicloze.tasks.rows import Ints
+from unicloze.arrays import Int32s
 
 Keep = Literal["beginning", "end", "chunk"]
 
 
-def join_texts(parts: Sequence[Ints], separator: int) -> Ints:
+def join_texts(parts: Sequence[Int32s], separator: int) -> Int32s:
     """Concatenate the parts with a separator between them. *Shape:* (tokens,)"""
     joined = [token for part in parts for token in (np.array([separator], dtype=np.int32), part)]
     return np.concatenate(joined[1:]).astype(np.int32)
 
 
-def cut_texts(parts: Sequence[Ints], room: int, keep: Keep, chunk_by: Collection[int] | None = None) -> list[Ints]:
+def cut_texts(parts: Sequence[Int32s], room: int, keep: Keep, chunk_by: Collection[int] | None = None) -> list[Int32s]:
     """Shorten the longest parts, to equal length if necessary, until all fit with separators between them.
 
     Args:
@@ -42,13 +42,13 @@ def cut_texts(parts: Sequence[Ints], room: int, keep: Keep, chunk_by: Collection
     ]
 
 
-def _kept(part: Ints, others: Sequence[Ints], size: int, keep: Keep) -> Ints:
+def _kept(part: Int32s, others: Sequence[Int32s], size: int, keep: Keep) -> Int32s:
     if keep == "chunk":
         return chunk(part, others, size)
     return part[:size] if keep == "beginning" else part[len(part) - size :]
 
 
-def chunk(part: Ints, others: Sequence[Ints], size: int) -> Ints:
+def chunk(part: Int32s, others: Sequence[Int32s], size: int) -> Int32s:
     """The chunk of `size` consecutive tokens that contains another part as a whole, or else the most tokens of the others.
 
     Of equal chunks, the first is taken (UniLM v1, Sections 3.2 and 3.3).

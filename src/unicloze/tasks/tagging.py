@@ -23,12 +23,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.records.record import Record
 from unicloze.rules import Needs
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.groups import Delimited, Headed, Labelled, task_of
-from unicloze.tasks.rows import Ints, Row, RowTarget, pair_marks, pooled_slots, pooling_of, text_row
+from unicloze.tasks.rows import Row, RowTarget, pair_marks, pooled_slots, pooling_of, text_row
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 
@@ -158,8 +159,8 @@ def windows(sizes: Sequence[int], room: int) -> Iterator[tuple[range, range]]:
 
 
 def _row(
-    words: Sequence[Ints], predicted: Sequence[int], repeated: Ints | None, tokenizer: Tokenizer, recipe: Recipe
-) -> tuple[Ints, Ints, list[list[int]]]:
+    words: Sequence[Int32s], predicted: Sequence[int], repeated: Int32s | None, tokenizer: Tokenizer, recipe: Recipe
+) -> tuple[Int32s, Int32s, list[list[int]]]:
     """Tokens and segments of a window, and the slots of the words predicted in it."""
     sizes = [len(word) for word in words]
     sentence = np.concatenate([*words, np.zeros(0, np.int32)])
@@ -171,7 +172,7 @@ def _row(
     return input_ids, segment_ids, slots
 
 
-def _word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> list[Ints]:
+def _word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> list[Int32s]:
     """The sub-tokens of each word as within a sentence: byte-level vocabularies spell a word with its leading space."""
     unknown = np.array([tokenizer.vocabulary.unk], dtype=np.int32)
     spaced = [word if number == 0 else f" {word}" for number, word in enumerate(words)]

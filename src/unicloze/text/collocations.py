@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
+from unicloze.arrays import Flags
 from unicloze.errors import UsageError
 from unicloze.progress import each
 from unicloze.settings import DataSettings
 from unicloze.text.boundaries import has_letter
 from unicloze.text.lineage import file_hash
-from unicloze.text.phrases import FACTS, Flags, Ids, PhraseTable, Words, given_phrases
+from unicloze.text.phrases import FACTS, Ids, PhraseTable, Words, given_phrases
 from unicloze.text.prepare import Prepared
 from unicloze.text.shards import TokenSource
 from unicloze.text.tokenizers import Tokenizer

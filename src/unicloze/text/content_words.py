@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from unicloze import keyed
+from unicloze.arrays import Flags, Int64s
 from unicloze.text.counts import Counts, stretches
 from unicloze.text.shards import TokenSource
 from unicloze.text.tokenizers import Tokenizer
@@ -28,9 +28,6 @@ LETTERS_SHARE = 0.75
 """Smallest share of letter tokens in a sentence; headings, formulas and code have fewer."""
 MOST_READ = 2**20
 """Number of held-out tokens searched."""
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +118,7 @@ def letters_of(tokenizer: Tokenizer) -> tuple[Flags, Flags]:
     return letters, letters & np.array(long) & ~vocabulary.continues
 
 
-def _sentences(begins: Flags, letters: Flags, longest: int) -> tuple[Ints, Ints]:
+def _sentences(begins: Flags, letters: Flags, longest: int) -> tuple[Int64s, Int64s]:
     """Start and end of each sentence of a text, without those that are short or have few letters.
 
     Args:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from unicloze.arrays import Flags, Float64s, Int64s
 from unicloze.text.orders import evenly_spaced
 from unicloze.text.shards import TokenShard, TokenSource
 from unicloze.text.tokenizers import Vocabulary
@@ -33,12 +33,8 @@ MOST_COUNTED = 2**23
 MOST_MEASURED = 2**21
 """The same limit for held-out text."""
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
-
-def stretches(sources: Sequence[TokenSource], most: int) -> Iterator[tuple[Ints, Flags]]:
+def stretches(sources: Sequence[TokenSource], most: int) -> Iterator[tuple[Int64s, Flags]]:
     """The text of some sources, or evenly spread stretches of it.
 
     Args:
@@ -58,14 +54,14 @@ def stretches(sources: Sequence[TokenSource], most: int) -> Iterator[tuple[Ints,
         yield _stretch(*places[number])
 
 
-def _stretch(shard: TokenShard, start: int) -> tuple[Ints, Flags]:
+def _stretch(shard: TokenShard, start: int) -> tuple[Int64s, Flags]:
     """One stretch of a shard's concatenated documents, from token `start` on."""
     ends = np.cumsum(shard.ends - shard.starts)
     stop = min(start + STRETCH, int(ends[-1]))
     document = np.searchsorted(ends, np.arange(start, stop), side="right")
     shift = shard.starts - (ends - (shard.ends - shard.starts))
     places = np.arange(start, stop) + shift[document]
-    tokens: Ints = shard.read(places, places + 1)[places].astype(np.int64)
+    tokens: Int64s = shard.read(places, places + 1)[places].astype(np.int64)
     begins: Flags = np.diff(document, prepend=-1) != 0
     return tokens, begins
 
@@ -83,9 +79,9 @@ class Counts:
     """
 
     vocabulary: Vocabulary
-    tokens: Ints
-    pairs: Ints
-    times: Ints
+    tokens: Int64s
+    pairs: Int64s
+    times: Int64s
 
     @classmethod
     def of(cls, sources: Sequence[TokenSource], vocabulary: Vocabulary, most: int = MOST_COUNTED) -> Counts:
@@ -101,7 +97,7 @@ class Counts:
         return int(self.tokens.sum())
 
     @cached_property
-    def unigram(self) -> Floats:
+    def unigram(self) -> Float64s:
         """p(w) of each id. *Shape:* (vocabulary,)"""
         ordinary, counts = self.vocabulary.ordinary, self.tokens
         result, discount = np.zeros(self.vocabulary.size), _discount(counts)
@@ -109,29 +105,29 @@ class Counts:
         result[ordinary] = np.maximum(counts[ordinary] - discount, 0) / max(1, self.total) + freed / len(ordinary)
         return result
 
-    def bigram(self, before: Ints, tokens: Ints) -> Floats:
+    def bigram(self, before: Int64s, tokens: Int64s) -> Float64s:
         """p(w | v) of each token given the previous one. *Shape:* (tokens,) both"""
         wanted = before * self.vocabulary.size + tokens
         place = np.minimum(np.searchsorted(self.pairs, wanted), max(0, len(self.pairs) - 1))
         seen = self.pairs[place] == wanted if len(self.pairs) else np.zeros(len(wanted), dtype=bool)
         shares = np.zeros(len(wanted))
         shares[seen] = self._shares[place[seen]]
-        result: Floats = shares + self._freed[before] * self.unigram[tokens]
+        result: Float64s = shares + self._freed[before] * self.unigram[tokens]
         return result
 
-    def after(self, token: int) -> Floats:
+    def after(self, token: int) -> Float64s:
         """p(w | `token`) of each id w. *Shape:* (vocabulary,)"""
         size = self.vocabulary.size
         found = slice(*np.searchsorted(self.pairs, [token * size, (token + 1) * size]))
-        result: Floats = self._freed[token] * self.unigram
+        result: Float64s = self._freed[token] * self.unigram
         result[self.pairs[found] - token * size] += self._shares[found]
         return result
 
-    def before(self, token: int) -> Floats:
+    def before(self, token: int) -> Float64s:
         """p(`token` | w) of each id w. *Shape:* (vocabulary,)"""
         order, seconds = self._by_second
         found = order[slice(*np.searchsorted(seconds, [token, token + 1]))]
-        result: Floats = self._freed * self.unigram[token]
+        result: Float64s = self._freed * self.unigram[token]
         result[self.pairs[found] // self.vocabulary.size] += self._shares[found]
         return result
 
@@ -145,33 +141,33 @@ class Counts:
         return (math.exp(nats[0] / tokens), math.exp(nats[1] / tokens)) if tokens else None
 
     @cached_property
-    def _totals(self) -> Ints:
+    def _totals(self) -> Int64s:
         """c(v), the number of pairs that begin with each id. *Shape:* (vocabulary,)"""
         first = self.pairs // self.vocabulary.size
         return np.bincount(first, self.times, minlength=self.vocabulary.size).astype(np.int64)
 
     @cached_property
-    def _shares(self) -> Floats:
+    def _shares(self) -> Float64s:
         """Discounted probability of each pair. *Shape:* (pairs,)"""
-        shares: Floats = (self.times - _discount(self.times)) / self._totals[self.pairs // self.vocabulary.size]
+        shares: Float64s = (self.times - _discount(self.times)) / self._totals[self.pairs // self.vocabulary.size]
         return shares
 
     @cached_property
-    def _freed(self) -> Floats:
+    def _freed(self) -> Float64s:
         """Mass left for p(w) after each id. *Shape:* (vocabulary,)"""
         kinds = np.bincount(self.pairs // self.vocabulary.size, minlength=self.vocabulary.size)
         freed = _discount(self.times) * kinds / np.maximum(1, self._totals)
         return np.where(self._totals > 0, freed, 1.0)
 
     @cached_property
-    def _by_second(self) -> tuple[Ints, Ints]:
+    def _by_second(self) -> tuple[Int64s, Int64s]:
         """Order of the pairs by second token, and these tokens. *Shape:* (pairs,) each"""
         second = self.pairs % self.vocabulary.size
         order = np.argsort(second, kind="stable")
         return order, second[order]
 
 
-def _pairs(sources: Sequence[TokenSource], vocabulary: Vocabulary, most: int) -> Iterator[tuple[Ints, Ints]]:
+def _pairs(sources: Sequence[TokenSource], vocabulary: Vocabulary, most: int) -> Iterator[tuple[Int64s, Int64s]]:
     """Ordinary tokens, each with the token before it; [EOS] before the first token of a document."""
     is_ordinary = np.zeros(vocabulary.size, dtype=bool)
     is_ordinary[vocabulary.ordinary] = True
@@ -181,6 +177,6 @@ def _pairs(sources: Sequence[TokenSource], vocabulary: Vocabulary, most: int) ->
         yield before[ordinary], tokens[ordinary]
 
 
-def _discount(counts: Ints) -> float:
+def _discount(counts: Int64s) -> float:
     once, twice = np.count_nonzero(counts == 1), np.count_nonzero(counts == 2)
     return (once + 1) / (once + 2 * twice + 3)

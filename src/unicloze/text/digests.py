@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.arrays import Int64s
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError
 
@@ -28,8 +29,6 @@ BLOCK = 2**20
 """Size of a block in bytes."""
 SEAL = "seal"
 """Key in `lineage.json` of the digest of its other entries."""
-
-Ints = npt.NDArray[np.int64]
 
 
 class Blocks:
@@ -45,7 +44,7 @@ class Blocks:
         self._path, self._digests, self._cure = path, digests, cure
         self._unread = np.ones(len(digests), dtype=bool)
 
-    def check(self, content: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> None:
+    def check(self, content: npt.NDArray[np.uint8], starts: Int64s, ends: Int64s) -> None:
         """Verify the blocks that contain the given byte ranges, unless already verified.
 
         Args:
@@ -77,7 +76,7 @@ class Blocks:
         self.check(content, np.zeros(size, np.int64), np.full(size, len(content), np.int64))
 
 
-def _long(first: Ints, last: Ints) -> Iterable[tuple[int, int]]:
+def _long(first: Int64s, last: Int64s) -> Iterable[tuple[int, int]]:
     """Blocks strictly between the first and last block of each range, as (start, end), where there are any."""
     long = last - first > 1
     return zip((first[long] + 1).tolist(), last[long].tolist(), strict=True)

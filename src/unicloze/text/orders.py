@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
-from unicloze.text.pieces import Ints
+from unicloze.arrays import Int64s
 
 
-def shuffled(positions: Ints, size: int, seed: int) -> tuple[Ints, Ints]:
+def shuffled(positions: Int64s, size: int, seed: int) -> tuple[Int64s, Int64s]:
     """Epoch and sample at each position; each epoch is a keyed permutation of its samples. *Shape:* (positions,) each."""
     epochs, ranks = np.divmod(positions, size)
     samples = np.empty(len(positions), dtype=np.int64)
@@ -22,14 +22,14 @@ def shuffled(positions: Ints, size: int, seed: int) -> tuple[Ints, Ints]:
     return epochs, samples
 
 
-def backward_lanes(lane: Ints, lanes: int) -> npt.NDArray[np.bool_]:
+def backward_lanes(lane: Int64s, lanes: int) -> npt.NDArray[np.bool_]:
     """Whether a lane is one of the half that goes backward where both directions are read; a single one does not."""
     return 2 * lane >= lanes + lanes % 2
 
 
 def streams(
-    positions: Ints, size: int, seed: int, *, lanes: int, both: bool = False
-) -> tuple[Ints, Ints, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    positions: Int64s, size: int, seed: int, *, lanes: int, both: bool = False
+) -> tuple[Int64s, Int64s, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Epoch and sample at each position, for `lanes` parallel streams that each advance by one sample per step.
 
     An epoch is a ring of its samples. Lanes start at evenly spaced places, rotated by a keyed shift each epoch, and take
@@ -54,14 +54,14 @@ def streams(
     return epochs, (lane * size // lanes + taken + shift) % size, step == 0, backward
 
 
-def evenly_spaced(count: int, size: int) -> Ints:
+def evenly_spaced(count: int, size: int) -> Int64s:
     """`count` evenly spaced numbers below `size`. *Shape:* (count,)"""
     return np.arange(count, dtype=np.int64) * size // count
 
 
 def evenly_spaced_lanes(
     count: int, size: int, *, lanes: int, both: bool = False
-) -> tuple[Ints, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+) -> tuple[Int64s, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """At most `count` numbers below `size`: evenly spaced lanes of equally many consecutive numbers.
 
     Returns:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
+from unicloze.arrays import Flags
 from unicloze.bounded import read_bytes
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import replace_file
@@ -36,7 +37,6 @@ MOST_WORDS = 64
 """Largest number of words in a phrase."""
 
 Ids = npt.NDArray[np.integer]
-Flags = npt.NDArray[np.bool_]
 
 
 def _powers(factor: int, count: int) -> keyed.Bits:

@@ -8,9 +8,9 @@ from typing import Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.arrays import Int64s
 from unicloze.text.shards import TokenShard, TokenSource
 
-Ints = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.unsignedinteger]
 
 
@@ -26,11 +26,11 @@ class Places:
         last: Number of the first piece after the run.
     """
 
-    run: Ints
-    start: Ints
-    length: Ints
-    first: Ints
-    last: Ints
+    run: Int64s
+    start: Int64s
+    length: Int64s
+    first: Int64s
+    last: Int64s
 
 
 class Pieces:
@@ -51,15 +51,15 @@ class Pieces:
         self._texts: list[_Text] = [
             _Documents(shard) if separator is None else _Joined(shard, separator) for shard in source.shards
         ]
-        self._bounds: Ints = np.cumsum([0, *(len(text.lengths) for text in self._texts)], dtype=np.int64)
-        self._lengths: Ints = np.concatenate([np.zeros(0, np.int64), *(text.lengths for text in self._texts)])
+        self._bounds: Int64s = np.cumsum([0, *(len(text.lengths) for text in self._texts)], dtype=np.int64)
+        self._lengths: Int64s = np.concatenate([np.zeros(0, np.int64), *(text.lengths for text in self._texts)])
         whole, rest = np.divmod(self._lengths, piece)
         counts = whole + (rest >= least)
-        self._ends: Ints = np.cumsum(counts)
+        self._ends: Int64s = np.cumsum(counts)
         self.count = int(counts.sum())
         self.tokens = int((whole * piece + rest * (rest >= least)).sum())
 
-    def place(self, index: Ints) -> Places:
+    def place(self, index: Int64s) -> Places:
         """Locations of pieces, by number. *Shape:* (pieces,)"""
         run = np.searchsorted(self._ends, index, side="right")
         first = np.where(run > 0, self._ends[run - 1], 0)
@@ -67,7 +67,7 @@ class Pieces:
         length = np.minimum(self._piece, self._lengths[run] - start)
         return Places(run=run, start=start, length=length, first=first, last=self._ends[run])
 
-    def take(self, run: Ints, start: Ints) -> npt.NDArray[np.int32]:
+    def take(self, run: Int64s, start: Int64s) -> npt.NDArray[np.int32]:
         """The tokens of pieces; arbitrary after a piece's end. *Shape:* (pieces, piece)"""
         text = np.empty((len(run), self._piece), dtype=np.int32)
         shards = np.searchsorted(self._bounds, run, side="right") - 1
@@ -89,10 +89,10 @@ class _Text(Protocol):
     shard: TokenShard
 
     @property
-    def lengths(self) -> Ints:
+    def lengths(self) -> Int64s:
         """Number of tokens in each run. *Shape:* (runs,)"""
 
-    def take(self, runs: Ints, starts: Ints, count: int) -> npt.NDArray[np.integer]:
+    def take(self, runs: Int64s, starts: Int64s, count: int) -> npt.NDArray[np.integer]:
         """`count` tokens of each run, starting at `starts`. *Shape:* (rows, count)"""
 
     def document(self, run: int, start: int) -> tuple[int, int]:
@@ -106,10 +106,10 @@ class _Documents:
         self.shard = shard
 
     @property
-    def lengths(self) -> Ints:
+    def lengths(self) -> Int64s:
         return self.shard.ends - self.shard.starts
 
-    def take(self, runs: Ints, starts: Ints, count: int) -> npt.NDArray[np.integer]:
+    def take(self, runs: Int64s, starts: Int64s, count: int) -> npt.NDArray[np.integer]:
         begins = self.shard.starts[runs] + starts
         tokens = self.shard.read(begins, begins + count)
         if len(tokens) >= count and int(begins.max()) <= len(tokens) - count:
@@ -126,15 +126,15 @@ class _Joined:
     def __init__(self, shard: TokenShard, separator: int) -> None:
         self.shard, self._separator = shard, separator
         self._documents = np.flatnonzero(shard.ends > shard.starts)
-        self._starts: Ints = shard.starts[self._documents]
+        self._starts: Int64s = shard.starts[self._documents]
         sizes = shard.ends[self._documents] - self._starts
-        self._ends: Ints = np.cumsum(sizes + 1) - 1  # position in the run of the separator after each document
+        self._ends: Int64s = np.cumsum(sizes + 1) - 1  # position in the run of the separator after each document
 
     @property
-    def lengths(self) -> Ints:
+    def lengths(self) -> Int64s:
         return self._ends[-1:]
 
-    def take(self, runs: Ints, starts: Ints, count: int) -> npt.NDArray[np.integer]:
+    def take(self, runs: Int64s, starts: Int64s, count: int) -> npt.NDArray[np.integer]:
         rows, total = len(starts), int(self._ends[-1])
         first = np.searchsorted(self._ends, starts)
         last = np.searchsorted(self._ends, np.minimum(starts + count, total) - 1)

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.progress import Progress, say
 from unicloze.run_files import LINEAGE
@@ -238,7 +239,7 @@ class Preparation:
         with self.hashes.open("rb") as hashes:
             hashes.seek(8 * sum(entry["documents"] for entry in self.text))
             for entry in self.tokenised:
-                parts: dict[str, list[tuple[Path, tokenised.Numbers]]] = {"train": [], "heldout": []}
+                parts: dict[str, list[tuple[Path, Int64s]]] = {"train": [], "heldout": []}
                 for path in tokenised.find_shards(entry["corpus"]):
                     count = len(TokenShard.open(path).ends)
                     sides = self.split.sides(np.frombuffer(hashes.read(8 * count), dtype="<u8"))

@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
+from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.text import orders
 from unicloze.text import segment_pairs as pairing
 from unicloze.text.phrases import PhraseTable
-from unicloze.text.pieces import Ints, Pieces, Places
+from unicloze.text.pieces import Pieces, Places
 from unicloze.text.segment_pairs import Pairs
 from unicloze.text.shards import TokenSource
 from unicloze.text.tokenised import check_ids
@@ -114,9 +115,9 @@ class WindowSampler:
         self._pieces = [
             Pieces(source, piece=self._piece, least=segments, separator=separator) for source in self.sources
         ]
-        self.source_windows: Ints = np.array([pieces.count for pieces in self._pieces], dtype=np.int64)
+        self.source_windows: Int64s = np.array([pieces.count for pieces in self._pieces], dtype=np.int64)
         factors = np.ones(len(self.sources)) if weights is None else np.asarray(weights, dtype=np.float64)
-        self._quotas: Ints = np.rint(factors * self.source_windows).astype(np.int64)
+        self._quotas: Int64s = np.rint(factors * self.source_windows).astype(np.int64)
         empty = [source.name for source, count in zip(self.sources, self.source_windows, strict=True) if not count]
         if empty and weights is not None and len(empty) < len(self.sources):
             warnings.warn(
@@ -227,7 +228,7 @@ class WindowSampler:
             byte=byte,
         )
 
-    def _shuffle_parts(self, source: Ints, passes: Ints, index: Ints) -> None:
+    def _shuffle_parts(self, source: Int64s, passes: Int64s, index: Int64s) -> None:
         """Shuffle the windows of sources read in fractional passes, so that a part of a pass is not the source's start."""
         for number in np.flatnonzero(self._quotas % self.source_windows.clip(1)):
             for one_pass in np.unique(passes[source == number]):
@@ -235,7 +236,7 @@ class WindowSampler:
                 order = keyed.key(self.seed, keyed.Purpose.SOURCE_ORDER, int(number), int(one_pass))[0]
                 index[rows] = keyed.permutation(index[rows], int(self.source_windows[number]), order)
 
-    def _place(self, source: Ints, index: Ints) -> Places:
+    def _place(self, source: Int64s, index: Int64s) -> Places:
         """Locations of the pieces of some windows."""
         columns = {field: np.empty(len(index), dtype=np.int64) for field in Places.__dataclass_fields__}
         for number in np.unique(source):
@@ -245,7 +246,7 @@ class WindowSampler:
                 column[mine] = getattr(places, field)
         return Places(**columns)
 
-    def _take(self, source: Ints, places: Places, rows: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int32]:
+    def _take(self, source: Int64s, places: Places, rows: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int32]:
         """The text of all rows, or of the given rows with zeros elsewhere. *Shape:* (rows, piece)"""
         text = np.zeros((len(source), self._piece), dtype=np.int32)
         for number in np.unique(source if rows is None else source[rows]):
@@ -255,7 +256,7 @@ class WindowSampler:
         return text
 
     def _segments(
-        self, source: Ints, index: Ints, places: Places, keys: keyed.Bits, pairs: Pairs, shares: Ints
+        self, source: Int64s, index: Int64s, places: Places, keys: keyed.Bits, pairs: Pairs, shares: Int64s
     ) -> pairing.Segments:
         """The text of some windows as S1 and S2."""
         segments = pairing.contiguous(self._take(source, places), places.length, keys)
@@ -274,11 +275,11 @@ class WindowSampler:
 
     def _windows(
         self,
-        source: Ints,
-        index: Ints,
+        source: Int64s,
+        index: Int64s,
         keys: keyed.Bits,
         pairs: Pairs,
-        shares: Ints,
+        shares: Int64s,
         begins: npt.NDArray[np.bool_] | None,
         backward: npt.NDArray[np.bool_] | None,
     ) -> Windows:

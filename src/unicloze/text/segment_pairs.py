@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
+from unicloze.arrays import Int64s
 from unicloze.errors import UsageError
-from unicloze.text.pieces import Ints, Places
+from unicloze.text.pieces import Places
 
 Pairs = Literal["contiguous", "next_sentence", "sentence_order"]
 Text = npt.NDArray[np.int32]
@@ -34,12 +35,12 @@ class Segments:
     """
 
     text: Text
-    lengths: Ints
-    cuts: Ints
+    lengths: Int64s
+    cuts: Int64s
     negative: npt.NDArray[np.bool_] | None = None
 
 
-def contiguous(text: Text, lengths: Ints, keys: keyed.Bits) -> Segments:
+def contiguous(text: Text, lengths: Int64s, keys: keyed.Bits) -> Segments:
     """Cut each piece in two at a uniform place, with neither part empty (UniLMv2, Section 2.2).
 
     Args:
@@ -50,7 +51,7 @@ def contiguous(text: Text, lengths: Ints, keys: keyed.Bits) -> Segments:
     return Segments(text=text, lengths=lengths, cuts=_uniform_cuts(lengths, keys))
 
 
-def _uniform_cuts(lengths: Ints, keys: keyed.Bits) -> Ints:
+def _uniform_cuts(lengths: Int64s, keys: keyed.Bits) -> Int64s:
     return keyed.below(keyed.bits(keys, keyed.Stream.SEGMENT_BORDER, _ONE), lengths - 1) + 1
 
 
@@ -60,8 +61,8 @@ def draw_negative(keys: keyed.Bits) -> npt.NDArray[np.bool_]:
 
 
 def other_documents(
-    source: Ints, places: Places, keys: keyed.Bits, *, windows: Ints, shares: npt.NDArray[np.float64]
-) -> tuple[Ints, Ints]:
+    source: Int64s, places: Places, keys: keyed.Bits, *, windows: Int64s, shares: npt.NDArray[np.float64]
+) -> tuple[Int64s, Int64s]:
     """Draw a window of another document for each row, uniformly over the windows of all other documents.
 
     One draw suffices: the windows of a document have consecutive numbers, which are excluded from the range.
@@ -96,7 +97,7 @@ def other_documents(
     return other, np.where(index >= places.first, index + own, index)
 
 
-def next_sentence(segments: Segments, others: Text, other_lengths: Ints, negative: npt.NDArray[np.bool_]) -> Segments:
+def next_sentence(segments: Segments, others: Text, other_lengths: Int64s, negative: npt.NDArray[np.bool_]) -> Segments:
     """Replace S2 of the negative rows with the end of another document's piece (BERT, Section 3.1).
 
     In positive rows too, S2 is shorter than the other piece: it is limited to one token less, and S1 starts later in its
@@ -126,7 +127,7 @@ def next_sentence(segments: Segments, others: Text, other_lengths: Ints, negativ
 def sentence_order(
     segments: Segments,
     places: Places,
-    index: Ints,
+    index: Int64s,
     keys: keyed.Bits,
     ends_sentence: npt.NDArray[np.bool_],
     negative: npt.NDArray[np.bool_],
@@ -169,7 +170,7 @@ def sentence_order(
     return Segments(text=text, lengths=lengths, cuts=np.where(negative, lengths - cuts, cuts), negative=negative)
 
 
-def _longest_stretch(ends: npt.NDArray[np.bool_], lengths: Ints) -> tuple[Ints, Ints]:
+def _longest_stretch(ends: npt.NDArray[np.bool_], lengths: Int64s) -> tuple[Int64s, Int64s]:
     """The longest stretch before the first, between the outer, or after the last sentence end; else the whole piece.
 
     Args:

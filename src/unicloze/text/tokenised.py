@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError
 from unicloze.text.digests import Digests
 from unicloze.text.documents import files_at
@@ -16,8 +17,6 @@ from unicloze.text.shards import TokenShard, TokenSource
 from unicloze.text.tokenizers import Tokenizer
 
 _OURS = "unicloze-"
-
-Numbers = npt.NDArray[np.int64]
 
 
 def find_shards(corpus: str | Path) -> list[Path]:
@@ -52,7 +51,7 @@ def documents(path: Path, tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.unsig
         yield tokens
 
 
-def write_selection(folder: Path, name: str, selections: list[tuple[Path, Numbers]]) -> dict[str, Any]:
+def write_selection(folder: Path, name: str, selections: list[tuple[Path, Int64s]]) -> dict[str, Any]:
     """Record the documents of each shard that form a source, as one `NAME.I.documents` file of uint64 per shard."""
     tokens = 0
     for i, (path, numbers) in enumerate(selections):

@@ -39,7 +39,7 @@ class MicroBatch:
         windows: Windows the rows were made from; None for labelled records.
         coefficients: Factor of each target's loss; 1 where not given.
         place: Location of labelled records, for messages.
-        blocks: Number of rows in each block of similar lengths; empty if all rows are padded to the longest.
+        buckets: Number of rows in each bucket of similar lengths; empty if all rows are padded to the longest.
         repeats: Whether it lays out the text of another micro-batch of the same step again.
         part: Index of its mixture part.
     """
@@ -48,7 +48,7 @@ class MicroBatch:
     windows: Windows | None
     coefficients: Mapping[str, float] = field(default_factory=dict)
     place: str = ""
-    blocks: Sequence[int] = ()
+    buckets: Sequence[int] = ()
     repeats: bool = False
     part: int = 0
 
@@ -58,8 +58,8 @@ class MicroBatch:
         return 0 if self.repeats else int(self.examples.text_tokens.sum())
 
     def batch(self, device: torch.device, *, fixed_shape: bool = False) -> Batch:
-        """The rows as tensors; `fixed_shape` must be False with blocks."""
-        ends = np.cumsum([0, *(self.blocks or [len(self.examples)])])
+        """The rows as tensors; `fixed_shape` must be False with buckets."""
+        ends = np.cumsum([0, *(self.buckets or [len(self.examples)])])
         return pack(
             [
                 collate(self.examples[int(first) : int(last)], device=device, fixed_shape=fixed_shape)

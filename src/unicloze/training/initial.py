@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError
 from unicloze.mixtures import longest_row, parts, phases
 from unicloze.model.build import Model
@@ -35,10 +36,8 @@ INHERITED = (
 )  # fmt: skip
 """Model settings the weights depend on; a run that starts from a model inherits them."""
 
-Ids = npt.NDArray[np.int64]
 
-
-def shared_tokens(old: Tokenizer, new: Tokenizer) -> Ids:
+def shared_tokens(old: Tokenizer, new: Tokenizer) -> Int64s:
     """Id in the old vocabulary of each token in the new one, -1 if it has none.
 
     Tokens with a role ([SOS] or [CLS], [MASK] or <mask>) are matched by role; a pseudo mask missing from the old vocabulary
@@ -81,13 +80,13 @@ def _spelled(tokenizer: Tokenizer) -> list[tuple[str, bool, str]]:
     return result
 
 
-def rows_of_tokens(table: Tensor, shared: Ids, ordinary: npt.NDArray[np.int32]) -> Tensor:
+def rows_of_tokens(table: Tensor, shared: Int64s, ordinary: npt.NDArray[np.int32]) -> Tensor:
     """Token rows of a new vocabulary: shared rows copied, the others set to the mean.
 
     Args:
         table: Rows of the old vocabulary. *Shape:* (old tokens, ...)
         shared: Result of `shared_tokens`. *Shape:* (new tokens,)
-        ordinary: Ids of the old vocabulary to average.
+        ordinary: Int64s of the old vocabulary to average.
 
     Returns:
         *Shape:* (new tokens, ...)
@@ -97,7 +96,7 @@ def rows_of_tokens(table: Tensor, shared: Ids, ordinary: npt.NDArray[np.int32]) 
     return rows
 
 
-def said_of_tokens(shared: Ids, place: object) -> str:
+def said_of_tokens(shared: Int64s, place: object) -> str:
     """A sentence that says how much of a vocabulary is shared."""
     known = int((shared >= 0).sum())
     others = len(shared) - known
@@ -118,7 +117,7 @@ def rows_of_segments(recipe: Recipe, known: int) -> Tensor:
     """Initial row of each segment id of a recipe: the id's own row if the old table has it.
 
     Any other id starts from row 0 or 1, depending on whether an objective uses it for a first or second segment: UniLM v1's
-    six ids come from BERT's two. Ids that no objective uses start from row 0.
+    six ids come from BERT's two. Int64s that no objective uses start from row 0.
 
     Args:
         recipe: Recipe that says what the ids stand for.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from unicloze.arrays import Int64s
 from unicloze.example import Examples, Target, collate
 from unicloze.mixtures import parts
 from unicloze.model.build import Model
@@ -28,8 +28,6 @@ ROWS = 64
 
 Asking = Literal["cloze", "stepwise", "causal"]
 """The ability of an objective used to predict a word. With `causal` the model sees only the words on the left."""
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,7 @@ class WordScore:
     error: float
 
     @classmethod
-    def of(cls, ranks: Sequence[int] | Ints, counted: Sequence[int] | Ints, asking: Asking) -> WordScore:
+    def of(cls, ranks: Sequence[int] | Int64s, counted: Sequence[int] | Int64s, asking: Asking) -> WordScore:
         """Compute the score from the words' ranks under the model and the counts, 0 being the first guess."""
         own, other = np.asarray(ranks), np.asarray(counted)
         difference = (own < 5).astype(float) - (other < 5)
@@ -83,7 +81,7 @@ def way_to_ask(objective: ObjectiveSettings) -> tuple[Asking, ObjectiveSettings]
     return None
 
 
-def ranks_by_counts(counts: Counts, words: ContentWords, asking: Asking) -> Ints:
+def ranks_by_counts(counts: Counts, words: ContentWords, asking: Asking) -> Int64s:
     """Rank of each word by p(word | left) p(right | word), or by p(word | left) only. *Shape:* (words,)"""
     ranks = []
     for sentence, place in zip(words.sentences, words.places, strict=True):
@@ -97,7 +95,7 @@ def ranks_by_counts(counts: Counts, words: ContentWords, asking: Asking) -> Ints
 @torch.no_grad()
 def ranks_by_model(
     model: Model, words: ContentWords, vocabulary: Vocabulary, way: tuple[Asking, ObjectiveSettings], compute: Compute
-) -> Ints:
+) -> Int64s:
     """Rank of each word among the ordinary tokens. *Shape:* (words,)"""
     model.eval()
     ranks = np.zeros(len(words), dtype=np.int64)
@@ -111,7 +109,7 @@ def ranks_by_model(
 
 def _rows(
     words: ContentWords, vocabulary: Vocabulary, asking: Asking, settings: ObjectiveSettings
-) -> Iterator[tuple[Ints, Examples]]:
+) -> Iterator[tuple[Int64s, Examples]]:
     """Indices of sentences of similar length, and their rows with one prediction each."""
     lay_out = getattr(defined(settings), asking)
     order = np.argsort([len(sentence) for sentence in words.sentences], kind="stable")
@@ -136,11 +134,11 @@ def _rows(
         yield block, dataclasses.replace(examples, targets={name: only})
 
 
-def _ranks(scores: torch.Tensor, answers: Sequence[int] | Ints, vocabulary: Vocabulary) -> Ints:
+def _ranks(scores: torch.Tensor, answers: Sequence[int] | Int64s, vocabulary: Vocabulary) -> Int64s:
     """Number of ordinary tokens ranked before each answer; on ties the lower id comes first. *Shape:* (rows,)"""
     ordinary = torch.from_numpy(vocabulary.ordinary).long()
     wanted = torch.as_tensor(answers).long()[:, None]
     own, others = scores.gather(1, wanted), scores[:, ordinary]
     before = ~(others <= own) | ((others == own) & (ordinary < wanted))  # NaN ranks first
-    ranks: Ints = before.sum(dim=1).numpy()
+    ranks: Int64s = before.sum(dim=1).numpy()
     return ranks

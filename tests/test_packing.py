@@ -33,8 +33,8 @@ CASES: dict[str, tuple[ObjectiveSettings, dict[str, Any]]] = {
 }
 
 
-def blocks_of(objective: ObjectiveSettings) -> list[Examples]:
-    """Rows of three lengths, some of them shorter than their block."""
+def buckets_of(objective: ObjectiveSettings) -> list[Examples]:
+    """Rows of three lengths, some of them shorter than their bucket."""
     shapes = (3, 30, True), (1, 17, False), (4, 12, True)
     windows = [random_windows(rows, length, short=short, seed=rows) for rows, length, short in shapes]
     return [make_examples(window, vocabulary(), objective) for window in windows]
@@ -65,7 +65,7 @@ def weighed(model: UnifiedModel, batches: Sequence[Batch]) -> tuple[list[torch.T
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_gradients_are_those_of_the_rows_by_themselves(case: str, backend: Any) -> None:
     objective, settings = CASES[case]
-    batches = [collate(examples) for examples in blocks_of(objective)]
+    batches = [collate(examples) for examples in buckets_of(objective)]
     model = network(targets=objective.targets, **settings)
     model.backbone.backend = backend
     flat = pack(batches)
@@ -73,8 +73,8 @@ def test_losses_and_gradients_are_those_of_the_rows_by_themselves(case: str, bac
     apart = weighed(model, batches)
     together = weighed(model, [flat])
     torch.testing.assert_close(together, apart, atol=2e-5, rtol=1e-4)
-    if settings.get("positions") != "transformer_xl":  # the row's own intervals say the same as its blocks
-        torch.testing.assert_close(weighed(model, [dataclasses.replace(flat, blocks=())]), apart, atol=2e-5, rtol=1e-4)
+    if settings.get("positions") != "transformer_xl":  # the row's own intervals say the same as its buckets
+        torch.testing.assert_close(weighed(model, [dataclasses.replace(flat, buckets=())]), apart, atol=2e-5, rtol=1e-4)
 
 
 def pooled(rows: int, length: int, width: int, seed: int) -> Examples:
@@ -122,14 +122,14 @@ def test_predictions_of_as_many_slots_as_they_like(kind: Any) -> None:
 def test_texts_do_not_read_each_other_with_dropout_on_either() -> None:
     """Bitwise: another text elsewhere in the row changes nothing, whatever falls to dropout."""
     objective = settings_of(targets=["ae", "par"])
-    examples = blocks_of(objective)
+    examples = buckets_of(objective)
     model = network(targets=["ae", "par"], relative_bias=True, dropout=0.3, attention_dropout=0.3).train()
     changed = dataclasses.replace(examples[1], input_ids=examples[1].input_ids[:, ::-1].copy())
     states = []
     for middle in (examples[1], changed):
-        flat = pack([collate(block) for block in (examples[0], middle, examples[2])])
+        flat = pack([collate(bucket) for bucket in (examples[0], middle, examples[2])])
         hidden = model.backbone(flat, dropout=DropoutKey(1, 2, 3))[-1][0]
-        sizes = [block.input_ids.numel() for block in flat.blocks]
+        sizes = [bucket.input_ids.numel() for bucket in flat.buckets]
         states.append(hidden.split(sizes))
     assert torch.equal(states[0][0], states[1][0]) and torch.equal(states[0][2], states[1][2])
     assert not torch.equal(states[0][1], states[1][1])

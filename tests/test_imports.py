@@ -34,7 +34,7 @@ FLOORS = (
         "progress",
         "version",
     },
-    {"keyed", "ragged", "visibility", "visibility_masks", "example", "packing"},
+    {"arrays", "keyed", "ragged", "visibility", "visibility_masks", "example", "packing"},
     {"text", "model"},
     {"objectives"},
     {"mixtures"},
