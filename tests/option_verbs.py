@@ -71,6 +71,11 @@ OPTIONS = {
     ("pretrain", "--new-tokenizer"): with_or_without(
         "pretrain --recipe {half.yaml} --quiet --out run --init {RUN:masked}", "--new-tokenizer"
     ),
+    ("pretrain", "--budget"): either(
+        "pretrain --recipe auto --data.corpus {text.txt} --data.window 16 --quiet --out run",
+        "--budget steps=2",
+        "--budget steps=3",
+    ),
     ("pretrain", "--verify"): with_or_without(
         f"{PRETRAIN} --out run", "--verify", same="only damaged text tells them apart: see tests/trust/test_digests.py"
     ),

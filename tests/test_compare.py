@@ -17,7 +17,7 @@ from corpora import write_corpus
 from unicloze import verbs
 from unicloze.comparison import runs
 from unicloze.comparison.compare import compare_recipes
-from unicloze.comparison.contestants import Budget, contestants, contestants_at_budget, measure_slots
+from unicloze.comparison.contestants import contestants, contestants_at_budget
 from unicloze.comparison.measures import held_out
 from unicloze.comparison.page import page
 from unicloze.comparison.results import ContestantResult
@@ -31,6 +31,7 @@ from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DataSettings, ModelSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
+from unicloze.training.budget import Budget, measure_slots
 from unicloze.training.loading import load_model
 from unicloze.training.loop import Compute
 from unicloze.training.run import RunResult, build_sampler, pretrain_run
@@ -284,7 +285,7 @@ def test_what_the_comparison_decides_is_not_to_be_given(key: str, corpus: Path, 
     "text", ["steps=2.5", "steps", "steps=0", "steps=-1", "epochs=3", "flops=much", "=3", "time=inf"]
 )
 def test_a_budget_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="give one of flops, steps, time, tokens and a number above 0"):
+    with pytest.raises(UsageError, match="or one of flops, steps, time, tokens and a number above 0"):
         Budget.parse(text)
 
 

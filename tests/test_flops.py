@@ -17,7 +17,6 @@ import nlu_toys
 import toys
 from corpora import write_corpus
 from test_coqa_task import stories
-from unicloze.comparison.contestants import flops_of, measure_slots
 from unicloze.example import Examples, collate
 from unicloze.finetuning.data import encoded
 from unicloze.mixtures import parts, phases
@@ -30,6 +29,7 @@ from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.tasks import TASKS
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.batches import read_windows
+from unicloze.training.budget import flops_of, measure_slots
 from unicloze.training.loading import build_model
 from unicloze.training.run import build_sampler, phrases_for
 

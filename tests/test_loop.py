@@ -232,6 +232,7 @@ def test_handlers_of_signals_are_those_of_before_once_a_run_has_ended() -> None:
     assert {number: signal.getsignal(number) for number in before} == before
 
 
+@pytest.mark.usefixtures("hangup")
 def test_a_closed_terminal_saves_and_stops_unless_nohup_ignores_it() -> None:
     settings, saved = TrainingSettings(steps=3, warmup_steps=0), list[int]()
     hooks = nothing(log=lambda *_: signal.raise_signal(signal.SIGHUP), save=lambda state: saved.append(state.step))

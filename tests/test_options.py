@@ -13,12 +13,13 @@ from option_table import NO_EFFECT, SCENES, SETTINGS, VERBS
 from option_verbs import COMMON, COMPARE, OPTIONS, REFUSED
 from option_world import OBJECTIVES, Scene, World
 from unicloze import cli, verbs
-from unicloze.comparison.contestants import Budget, contestants, contestants_at_budget
+from unicloze.comparison.contestants import contestants, contestants_at_budget
 from unicloze.errors import UsageError
 from unicloze.interop import opening
 from unicloze.recipes import load_recipe, parse_options
 from unicloze.recipes.schema import every_key
 from unicloze.text.prepare import Prepared
+from unicloze.training.budget import Budget
 from unicloze.training.loading import LoadedModel
 
 ANY = ""

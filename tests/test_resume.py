@@ -124,6 +124,7 @@ def test_killed_at_random_until_it_is_done(uninterrupted: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.usefixtures("hangup")
 def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -> None:
     out = uninterrupted / f"signal-{number.name}"
     process = start(uninterrupted, out, "never", 0)
@@ -144,6 +145,7 @@ def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.usefixtures("hangup")
 def test_a_signal_before_training_is_one_sentence(tmp_path: Path, number: signal.Signals) -> None:
     corpus = write_corpus(tmp_path / "corpus", documents=20_000)
     command = [
@@ -169,6 +171,7 @@ def test_a_signal_before_training_is_one_sentence(tmp_path: Path, number: signal
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("hangup")
 def test_a_run_whose_terminal_is_closed_saves_and_stops(tmp_path: Path) -> None:
     corpus, out = write_corpus(tmp_path / "corpus"), tmp_path / "run"
     words = ["pretrain", "--recipe", "unilmv2-base", "--toy", "--data.corpus", str(corpus), "--out", str(out)]

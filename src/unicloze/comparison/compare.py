@@ -18,7 +18,6 @@ from typing import Any
 
 from unicloze.comparison.contestants import (
     COMPARISON_FILE,
-    Budget,
     Contestant,
     check_same_text,
     contestants,
@@ -37,6 +36,7 @@ from unicloze.mixtures import describe, longest_window
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
+from unicloze.training.budget import Budget
 from unicloze.training.run import build_sampler
 
 PAGES = "table.md", "index.html"

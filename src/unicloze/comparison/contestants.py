@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
-
-import numpy as np
-import numpy.typing as npt
-import torch
+from typing import Any
 
 from unicloze.errors import UsageError
-from unicloze.example import Examples, Target
-from unicloze.mixtures import Phase, parts, phases
-from unicloze.model.build import Model
+from unicloze.mixtures import parts, phases
 from unicloze.objectives import OBJECTIVES
 from unicloze.recipes import load_recipe
 from unicloze.recipes.schema import foreign_key, keys_of
 from unicloze.recipes.unread_settings import refuse_not_of_pretraining, refuse_unread
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.prepare import Prepared
-from unicloze.text.sampler import WindowSampler
-from unicloze.training.batches import MicroBatch, check_windows, training_steps
-from unicloze.training.loading import build_model, ready_model
-from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
-from unicloze.training.optimizers import build_optimizers
+from unicloze.training.batches import check_windows
+from unicloze.training.budget import Budget, cost_of_a_step, with_steps
 from unicloze.training.precision import choose_device, choose_precision
 from unicloze.training.run import build_sampler, phrases_for
-from unicloze.visibility import Intervals
-
-SamplerOf = Callable[[Recipe], WindowSampler]
-BudgetKind = Literal["flops", "steps", "time", "tokens"]
-
-_UNITS = {"flops": "FLOPs", "steps": "step", "time": "seconds", "tokens": "text tokens"}
-SAMPLED_STEPS = 24
-_WARMING_STEPS, _TIMED_STEPS = 3, 12
 
 _OWN = "data.segments", "model.generator_size", "model.layer_visibility"
 """Settings that an objective depends on; `--like` takes all others from its recipe."""
@@ -47,41 +28,6 @@ _OWN = "data.segments", "model.generator_size", "model.layer_visibility"
 COMPARISON_FILE = "comparison.json"
 RESERVED_NAMES = {"data", "phrases", COMPARISON_FILE, "table.md", "index.html"}
 """Other names in the folder of a comparison."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How much every contestant may spend.
-
-    Args:
-        kind: `steps`, `tokens` of text, `flops` of the model (slots and predictions), or `time` in seconds of training.
-        amount: The amount of that kind.
-    """
-
-    kind: BudgetKind
-    amount: float
-
-    @classmethod
-    def parse(cls, text: str) -> Budget:
-        """A budget such as `flops=2e14` or `steps=500`.
-
-        Raises:
-            UsageError: The text is not a valid budget.
-        """
-        kind, _, amount = text.partition("=")
-        try:
-            value = float(amount)
-        except ValueError:
-            value = math.nan
-        if kind not in get_args(BudgetKind) or not 0 < value < math.inf or (kind == "steps" and value % 1):
-            raise UsageError(
-                f"budget is {text!r}: give one of {', '.join(get_args(BudgetKind))} and a number above 0, as in steps=500."
-            )
-        return cls(cast(BudgetKind, kind), value)
-
-    def __str__(self) -> str:
-        short = f"{self.amount:g}"
-        return f"{self.kind}={short if float(short) == self.amount else f'{self.amount:.17g}'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,117 +173,10 @@ def contestants_at_budget(
     Raises:
         UsageError: The budget does not allow a single step.
     """
-    phrases = phrases_for(recipe, prepared, folder, progress=False)
-
-    def sampler_of(settings: Recipe) -> WindowSampler:
-        return build_sampler(settings, prepared, phrases=phrases)
-
-    flops, tokens = _cost_of_a_step(recipe, prepared, sampler_of)
-    cost = {"flops": flops, "tokens": tokens, "steps": 1.0}
-    per_step = _seconds_of_a_step(recipe, prepared, sampler_of) if budget.kind == "time" else cost[budget.kind]
-    steps = round(budget.amount / per_step)
-    if steps < max(1, len(recipe.training.phases)):
-        raise UsageError(
-            f"recipe {recipe.name}: a step costs {per_step:.3g} {_UNITS[budget.kind]}, more than the budget {budget} allows; "
-            "raise it or lower --training.batch_size."
-        )
-    training = dataclasses.replace(
-        recipe.training,
-        steps=steps,
-        warmup_steps=min(recipe.training.warmup_steps, max(1, steps // 10)),
-        decay_steps=None,
-        evaluate_every=max(1, steps // 8) if evaluate_every is None else evaluate_every,
-    )
+    cost = cost_of_a_step(recipe, prepared, folder, timed=budget.kind == "time")
+    recipe = with_steps(recipe, budget, cost)
+    every = max(1, recipe.training.steps // 8) if evaluate_every is None else evaluate_every
+    training = dataclasses.replace(recipe.training, evaluate_every=every)
     return Contestant(
-        recipe=dataclasses.replace(recipe, training=training), flops_per_step=flops, tokens_per_step=tokens
+        recipe=dataclasses.replace(recipe, training=training), flops_per_step=cost.flops, tokens_per_step=cost.tokens
     )
-
-
-def _cost_of_a_step(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf) -> tuple[float, float]:
-    """Floating-point operations and text tokens per step, averaged over a sample of steps from every phase."""
-    model = build_model(recipe, prepared.tokenizer.vocabulary.size)
-    flops = tokens = 0.0
-    for phase, share in _phases(recipe):
-        sampled = _some_steps(recipe, phase, sampler_of)
-        batches = [micro_batch for step in sampled for micro_batch in step]
-        flops += share * sum(flops_of(model, batch.examples) for batch in batches) / len(sampled)
-        tokens += share * sum(batch.text_tokens for batch in batches) / len(sampled)
-    return flops, tokens
-
-
-def _phases(recipe: Recipe) -> list[tuple[Phase, float]]:
-    """The phases that have steps, each with its share of all steps."""
-    known = [(phase, phase.last_step - phase.first_step) for phase in phases(recipe)]
-    return [(phase, steps / recipe.training.steps) for phase, steps in known if steps]
-
-
-def _some_steps(recipe: Recipe, phase: Phase, sampler_of: SamplerOf) -> list[list[MicroBatch]]:
-    count = min(SAMPLED_STEPS, phase.last_step - phase.first_step)
-    numbers = np.linspace(phase.first_step, phase.last_step - 1, count).round().astype(int)
-    return [next(training_steps(recipe, sampler_of, int(number))) for number in numbers]
-
-
-def flops_of(model: Model, examples: Examples) -> float:
-    """Floating-point operations of a training step on a block of rows; see `unicloze.model.flops`."""
-    return model.flops(**measure_slots(examples, model.for_use().backbone.visibility))
-
-
-def measure_slots(examples: Examples, visibility: Sequence[str] = ("full",)) -> dict[str, Any]:
-    """The amounts of computation in a block of rows, as arguments of `UnifiedModel.flops`.
-
-    Args:
-        examples: The rows.
-        visibility: Name of the visibility of each layer.
-    """
-    real = np.arange(examples.input_ids.shape[1]) < examples.lengths[:, None]
-    by_name = {"full": examples.intervals, "local": examples.local}
-    known = {name: _mean_keys(rule, real) for name in set(visibility) if (rule := by_name[name]) is not None}
-    return {
-        "rows": len(examples),
-        "slots": int(real.sum()),
-        "keys": float(np.mean([known[name] for name in visibility])),
-        "predictions": {name: int((target.weights > 0).sum()) for name, target in examples.targets.items()},
-        "predicting_slots": {name: _predicting_slots(target) for name, target in examples.targets.items()},
-    }
-
-
-def _predicting_slots(target: Target) -> int:
-    """Number of distinct slots, over all rows, that a target's predictions are made from."""
-    slots = target.slots.reshape(*target.weights.shape, -1)
-    there = (target.weights > 0)[:, :, None] & (slots >= 0)
-    row = np.nonzero(there)[0]
-    return len(np.unique(np.stack([row, slots[there]], axis=1), axis=0))
-
-
-def _mean_keys(intervals: Intervals, real: npt.NDArray[np.bool_]) -> float:
-    """Average number of keys that a slot reads, excluding padding."""
-    bounds = intervals.astype(np.int64)[real]
-    return float((bounds[:, 1] - bounds[:, 0] + bounds[:, 3] - bounds[:, 2]).mean()) if len(bounds) else 0.0
-
-
-def _seconds_of_a_step(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf) -> float:
-    """Wall-clock seconds per training step, measured in every phase on temporary weights."""
-    training = recipe.training
-    device = choose_device(training)
-    compute = Compute(device=device, precision=training.precision)
-    model = ready_model(recipe, prepared.tokenizer.vocabulary.size, device)
-    state = TrainState(model=model, optimizers=build_optimizers(model, training))
-    return sum(share * _seconds_in(phase, recipe, state, compute, sampler_of) for phase, share in _phases(recipe))
-
-
-def _seconds_in(phase: Phase, recipe: Recipe, state: TrainState, compute: Compute, sampler_of: SamplerOf) -> float:
-    steps = training_steps(recipe, sampler_of, phase.first_step)
-    taken = []
-    for _ in range(min(phase.last_step - phase.first_step, _WARMING_STEPS + _TIMED_STEPS)):
-        started = time.perf_counter()
-        accumulate_gradients(
-            state, next(steps), recipe.training, compute, lambda _: f"the timed steps of {recipe.name}"
-        )
-        clip_gradient(state.model, recipe.training.clip_norm)
-        for optimizer in state.optimizers:
-            optimizer.step()
-        if compute.device.type == "cuda":
-            torch.cuda.synchronize(compute.device)
-        taken.append(time.perf_counter() - started)
-    timed = taken[_WARMING_STEPS:] or taken[-1:]
-    return sum(timed) / len(timed)

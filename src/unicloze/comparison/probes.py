@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from unicloze.comparison.contestants import SAMPLED_STEPS, flops_of
 from unicloze.comparison.results import ProbeColumn
 from unicloze.errors import UsageError, options_begin_with
 from unicloze.evaluation.metrics.registry import metric
@@ -33,6 +32,7 @@ from unicloze.tasks.generation import with_learning
 from unicloze.tasks.groups import Headed
 from unicloze.tasks.roles import check_roles, resolved
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.budget import SAMPLED_STEPS, flops_of
 from unicloze.training.changes import FREE_TO_CHANGE
 from unicloze.training.loading import LoadedModel, check_smoothing, shape_model
 

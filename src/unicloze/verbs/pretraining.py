@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from unicloze.text.tokenizers import Tokenizer
     from unicloze.training.run import RunResult
 
+AUTO = "auto"
+"""Recipe whose settings are chosen by the text, the budget and this machine."""
 READ_BY_PREPARE = "name", "data.corpus", "data.text_field", "data.heldout_share", "data.deduplicate", "tokenizer"
 """Settings and sections that determine a prepared folder."""
 READ_BY_INSPECT = (
@@ -101,6 +103,7 @@ def pretrain(
     init: Folder | None = None,
     new_tokenizer: bool = False,
     verify: bool = False,
+    budget: Annotated[str, Option("TIME|KIND=N")] | None = None,
 ) -> RunResult:  # fmt: skip
     """Pre-train a model, or resume an interrupted run; Ctrl-C saves and stops.
 
@@ -116,9 +119,12 @@ def pretrain(
             keep their embeddings.
         new_tokenizer: With `--init`: train a new tokenizer on the corpus.
         verify: Verify the digests of all prepared text before the first step, not of each block when it is first read.
+        budget: With `--recipe auto`: what the run may spend, as in 30min, 2h, steps=N, tokens=N of text or flops=N; default:
+            10min.
 
     Examples:
         unicloze pretrain --recipe quickstart
+        unicloze pretrain --recipe auto --data.corpus my_text/ --budget 30min
         unicloze pretrain --recipe quickstart --data.corpus my_text/ --training.steps 5000 --out runs/mine
         unicloze pretrain --out runs/mine
         unicloze pretrain --recipe unilmv2-base --toy
@@ -146,6 +152,10 @@ def pretrain(
                 f"there is no run to continue at {out}: give --recipe too (`unicloze recipes` lists them)."
             )
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
+    if recipe == AUTO and not toy:
+        recipe, given = _chosen(given, budget, out, progress=not quiet)
+    elif budget is not None:
+        raise UsageError("option --budget: only --recipe auto chooses the steps by a budget: give --training.steps.")
     settings = load_recipe(recipe, _of_whole(given) if toy else given)
     refuse_not_of_pretraining("pretrain", given_settings(overrides))
     beside = given_beside("data.prepared", recipe, given)
@@ -180,6 +190,48 @@ def pretrain(
             start.open(whole.training.initialize_from)
         settings = _as_toy(whole, settings, folder)
     return pretrain_run(settings, folder, progress=not quiet, open_model=start.open, verify=verify)
+
+
+def _chosen(
+    given: Overrides, budget: str | None, out: PathLike | None, *, progress: bool
+) -> tuple[PathLike, dict[str, Any]]:
+    """The recipe to train and its settings: chosen now, or those of the run that was chosen before.
+
+    Raises:
+        UsageError: The budget or a setting is invalid, or there are several processes.
+    """
+    from unicloze.launch import processes
+    from unicloze.progress import say
+    from unicloze.recipes import load_recipe
+    from unicloze.recipes.unread_settings import given_settings
+    from unicloze.training.automatic import choose
+    from unicloze.training.budget import Budget
+    from unicloze.training.lock import hold_run
+    from unicloze.training.parallel import joined
+
+    settings = given_settings(given)
+    if "training.initialize_from" in settings:
+        raise UsageError(
+            "--recipe auto chooses the size and the tokenizer, which --init takes from its model: give --recipe quickstart."
+        )
+    if "training.steps" in settings and budget is not None:
+        raise UsageError("--budget and --training.steps both set the steps: leave one of them out.")
+    folder = folder_at(out, RUNS / str(settings.get("name", AUTO)))
+    if (folder / RECIPE).is_file():
+        return folder / RECIPE, dict(given)
+    if processes() > 1:
+        raise UsageError(
+            "--recipe auto measures one process: start the run without torchrun, stop it with Ctrl-C, and resume it with "
+            f"torchrun and `unicloze pretrain --out {folder}`."
+        )
+    steps = load_recipe(AUTO, given).training.steps if "training.steps" in settings else None
+    allowed = Budget.parse(budget or "10min") if steps is None else Budget("steps", steps)
+    with joined() as world, hold_run(folder, world):
+        choice = choose(settings, allowed, folder, progress=progress)
+    if progress:
+        for line in choice.reasons:
+            say(line)
+    return AUTO, {**choice.settings, **given}
 
 
 def _of_whole(given: Overrides) -> dict[str, Any]:
@@ -399,13 +451,13 @@ def compare(
         raise UsageError(f"compare: --probe.{next(iter(probe_overrides))} needs --probe TASK TRAIN DEV.")
     tune_allocator()
     from unicloze.comparison.compare import compare_recipes
-    from unicloze.comparison.contestants import Budget
     from unicloze.comparison.page import page
     from unicloze.comparison.probes import PREFIX, open_probe
     from unicloze.comparison.table import as_markdown
     from unicloze.files import write_file
     from unicloze.recipes.several import recipes_of
     from unicloze.recipes.unread_settings import given_settings
+    from unicloze.training.budget import Budget
 
     given, of_probes = given_settings(overrides), given_settings(probe_overrides, PREFIX)
     if not probes and (of_use := next((key for key in given if key.startswith("use.")), None)):

@@ -1,0 +1,234 @@
+"""Converts a budget of time, steps, text or operations into the steps of a recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+
+from unicloze.arrays import Flags
+from unicloze.errors import UsageError
+from unicloze.example import Examples, Target
+from unicloze.mixtures import Phase, phases
+from unicloze.model.build import Model, shapes_only
+from unicloze.settings import Recipe
+from unicloze.text.prepare import Prepared
+from unicloze.text.sampler import WindowSampler
+from unicloze.training.batches import MicroBatch, training_steps
+from unicloze.training.loading import ready_model, shape_model
+from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
+from unicloze.training.optimizers import build_optimizers
+from unicloze.training.precision import choose_device
+from unicloze.training.run import build_sampler, phrases_for
+from unicloze.visibility import Intervals
+
+SamplerOf = Callable[[Recipe], WindowSampler]
+BudgetKind = Literal["flops", "steps", "time", "tokens"]
+
+_UNITS = {"flops": "FLOPs", "steps": "step", "time": "seconds", "tokens": "text tokens"}
+_SECONDS = {"s": 1, "min": 60, "h": 3600}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
+SAMPLED_STEPS = 24
+_WARMING_STEPS, _TIMED_STEPS = 3, 12
+_LONGEST_TIMING = 20
+"""Seconds after which the timing of a phase stops early."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much every contestant may spend.
+
+    Args:
+        kind: `steps`, `tokens` of text, `flops` of the model (slots and predictions), or `time` in seconds of training.
+        amount: The amount of that kind.
+    """
+
+    kind: BudgetKind
+    amount: float
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """A budget such as `flops=2e14`, `steps=500` or `30min`.
+
+        Raises:
+            UsageError: The text is not a valid budget.
+        """
+        kind, _, amount = text.partition("=")
+        if duration := _DURATION.fullmatch(text.strip()):
+            kind, amount = "time", str(float(duration[1]) * _SECONDS[duration[2]])
+        try:
+            value = float(amount)
+        except ValueError:
+            value = math.nan
+        if kind not in get_args(BudgetKind) or not 0 < value < math.inf or (kind == "steps" and value % 1):
+            raise UsageError(
+                f"budget is {text!r}: give a time, as in 30min, or one of {', '.join(get_args(BudgetKind))} and a number "
+                "above 0, as in steps=500."
+            )
+        return cls(cast(BudgetKind, kind), value)
+
+    def __str__(self) -> str:
+        short = f"{self.amount:g}"
+        return f"{self.kind}={short if float(short) == self.amount else f'{self.amount:.17g}'}"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Average cost of a training step.
+
+    Args:
+        flops: Floating-point operations of the model.
+        tokens: Text tokens.
+        seconds: Wall-clock time; None if not measured.
+    """
+
+    flops: float
+    tokens: float
+    seconds: float | None = None
+
+    def of(self, kind: BudgetKind) -> float:
+        """The cost in the unit of a budget."""
+        if kind == "time":
+            assert self.seconds is not None
+            return self.seconds
+        return {"flops": self.flops, "tokens": self.tokens, "steps": 1.0}[kind]
+
+
+def cost_of_a_step(
+    recipe: Recipe, prepared: Prepared, folder: Path, *, timed: bool, sampled: int = SAMPLED_STEPS
+) -> Cost:
+    """Average cost of a step of a recipe, over its phases.
+
+    Args:
+        recipe: The recipe.
+        prepared: The prepared text.
+        folder: Folder for the phrases that some objectives need.
+        timed: Also measure the time, by a few steps on temporary weights.
+        sampled: Number of steps of each phase whose operations and tokens are counted.
+    """
+    phrases = phrases_for(recipe, prepared, folder, progress=False)
+
+    def sampler_of(settings: Recipe) -> WindowSampler:
+        return build_sampler(settings, prepared, phrases=phrases)
+
+    flops, tokens = _counted(recipe, prepared, sampler_of, sampled)
+    return Cost(flops, tokens, _seconds_of_a_step(recipe, prepared, sampler_of) if timed else None)
+
+
+def with_steps(recipe: Recipe, budget: Budget, cost: Cost) -> Recipe:
+    """The recipe with the steps that a budget allows; its warm-up takes at most a tenth of them.
+
+    Raises:
+        UsageError: The budget does not allow a step per phase.
+    """
+    per_step = cost.of(budget.kind)
+    steps = round(budget.amount / per_step)
+    if steps < max(1, len(recipe.training.phases)):
+        raise UsageError(
+            f"recipe {recipe.name}: a step costs {per_step:.3g} {_UNITS[budget.kind]}, more than the budget {budget} allows; "
+            "raise it or lower --training.batch_size."
+        )
+    warmup = min(recipe.training.warmup_steps, max(1, steps // 10))
+    training = dataclasses.replace(recipe.training, steps=steps, warmup_steps=warmup, decay_steps=None)
+    return dataclasses.replace(recipe, training=training)
+
+
+def _counted(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf, most: int) -> tuple[float, float]:
+    """Floating-point operations and text tokens per step, averaged over a sample of steps from every phase."""
+    with shapes_only():
+        model = shape_model(recipe, prepared.tokenizer.vocabulary.size)
+    flops = tokens = 0.0
+    for phase, share in _phases(recipe):
+        sampled = _some_steps(recipe, phase, sampler_of, most)
+        batches = [micro_batch for step in sampled for micro_batch in step]
+        flops += share * sum(flops_of(model, batch.examples) for batch in batches) / len(sampled)
+        tokens += share * sum(batch.text_tokens for batch in batches) / len(sampled)
+    return flops, tokens
+
+
+def _phases(recipe: Recipe) -> list[tuple[Phase, float]]:
+    """The phases that have steps, each with its share of all steps."""
+    known = [(phase, phase.last_step - phase.first_step) for phase in phases(recipe)]
+    return [(phase, steps / recipe.training.steps) for phase, steps in known if steps]
+
+
+def _some_steps(recipe: Recipe, phase: Phase, sampler_of: SamplerOf, most: int) -> list[list[MicroBatch]]:
+    count = min(most, phase.last_step - phase.first_step)
+    numbers = np.linspace(phase.first_step, phase.last_step - 1, count).round().astype(int)
+    return [next(training_steps(recipe, sampler_of, int(number))) for number in numbers]
+
+
+def flops_of(model: Model, examples: Examples) -> float:
+    """Floating-point operations of a training step on a block of rows; see `unicloze.model.flops`."""
+    return model.flops(**measure_slots(examples, model.for_use().backbone.visibility))
+
+
+def measure_slots(examples: Examples, visibility: Sequence[str] = ("full",)) -> dict[str, Any]:
+    """The amounts of computation in a block of rows, as arguments of `UnifiedModel.flops`.
+
+    Args:
+        examples: The rows.
+        visibility: Name of the visibility of each layer.
+    """
+    real = np.arange(examples.input_ids.shape[1]) < examples.lengths[:, None]
+    by_name = {"full": examples.intervals, "local": examples.local}
+    known = {name: _mean_keys(rule, real) for name in set(visibility) if (rule := by_name[name]) is not None}
+    return {
+        "rows": len(examples),
+        "slots": int(real.sum()),
+        "keys": float(np.mean([known[name] for name in visibility])),
+        "predictions": {name: int((target.weights > 0).sum()) for name, target in examples.targets.items()},
+        "predicting_slots": {name: _predicting_slots(target) for name, target in examples.targets.items()},
+    }
+
+
+def _predicting_slots(target: Target) -> int:
+    """Number of distinct slots, over all rows, that a target's predictions are made from."""
+    slots = target.slots.reshape(*target.weights.shape, -1)
+    there = (target.weights > 0)[:, :, None] & (slots >= 0)
+    row = np.nonzero(there)[0]
+    return len(np.unique(np.stack([row, slots[there]], axis=1), axis=0))
+
+
+def _mean_keys(intervals: Intervals, real: Flags) -> float:
+    """Average number of keys that a slot reads, excluding padding."""
+    bounds = intervals.astype(np.int64)[real]
+    return float((bounds[:, 1] - bounds[:, 0] + bounds[:, 3] - bounds[:, 2]).mean()) if len(bounds) else 0.0
+
+
+def _seconds_of_a_step(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf) -> float:
+    """Wall-clock seconds per training step, measured in every phase on temporary weights."""
+    training = recipe.training
+    device = choose_device(training)
+    compute = Compute(device=device, precision=training.precision)
+    model = ready_model(recipe, prepared.tokenizer.vocabulary.size, device)
+    state = TrainState(model=model, optimizers=build_optimizers(model, training))
+    return sum(share * _seconds_in(phase, recipe, state, compute, sampler_of) for phase, share in _phases(recipe))
+
+
+def _seconds_in(phase: Phase, recipe: Recipe, state: TrainState, compute: Compute, sampler_of: SamplerOf) -> float:
+    steps = training_steps(recipe, sampler_of, phase.first_step)
+    taken = []
+    for _ in range(min(phase.last_step - phase.first_step, _WARMING_STEPS + _TIMED_STEPS)):
+        started = time.perf_counter()
+        accumulate_gradients(
+            state, next(steps), recipe.training, compute, lambda _: f"the timed steps of {recipe.name}"
+        )
+        clip_gradient(state.model, recipe.training.clip_norm)
+        for optimizer in state.optimizers:
+            optimizer.step()
+        if compute.device.type == "cuda":
+            torch.cuda.synchronize(compute.device)
+        taken.append(time.perf_counter() - started)
+        if sum(taken) > _LONGEST_TIMING:
+            break
+    timed = taken[_WARMING_STEPS:] or taken[-1:]
+    return sum(timed) / len(timed)

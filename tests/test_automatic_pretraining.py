@@ -1,0 +1,143 @@
+"""`--recipe auto`: what is chosen from the text and the budget, and that the user's settings and former choices are kept."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from corpora import write_corpus
+from unicloze.errors import UsageError
+from unicloze.recipes import load_recipe
+from unicloze.settings import DataSettings
+from unicloze.text.survey import SAMPLE, Survey, survey
+from unicloze.training.automatic import MOST_PASSES, SIZES, TOKENS_OF_A_WEIGHT, choose, inner_weights, vocabulary_size
+from unicloze.training.budget import Budget, Cost, with_steps
+from unicloze.verbs.pretraining import pretrain
+
+QUIET = {"training.threads": 1, "training.evaluate_windows": 4}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    return str(write_corpus(tmp_path / "texts", documents=400))
+
+
+@pytest.mark.parametrize(
+    ("characters", "size"),
+    [(10, 2_048), (1_400_000, 3_072), (10_000_000, 8_192), (10**9, 16_384), (None, 16_384)],
+)
+def test_the_vocabulary_grows_with_the_text(characters: int | None, size: int) -> None:
+    assert vocabulary_size(Survey(characters, spaced=True)) == size
+
+
+def test_a_survey_counts_characters_and_finds_spaces(tmp_path: Path) -> None:
+    finnish, japanese = "Kissa istuu ikkunalla ja katsoo ulos. " * 20, "猫は窓辺に座って外を見ている。" * 20
+    (tmp_path / "fi.txt").write_text(finnish)
+    (tmp_path / "ja.jsonl").write_text(json.dumps({"text": japanese}, ensure_ascii=False) + "\n")
+    assert survey(DataSettings(corpus=[str(tmp_path / "fi.txt")])) == Survey(len(finnish), spaced=True)
+    found = survey(DataSettings(corpus=[str(tmp_path / "ja.jsonl")]))
+    assert found.size == pytest.approx(len(japanese), rel=0.1) and not found.spaced
+
+
+def test_a_survey_extrapolates_large_and_compressed_files(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "packed.txt.gz", "wt") as file:
+        file.write("one two three " * 1_000)
+    packed = survey(DataSettings(corpus=[str(tmp_path / "packed.txt.gz")])).size
+    assert packed == 3 * (tmp_path / "packed.txt.gz").stat().st_size
+    line = json.dumps({"text": "ä" * 999 + " "}, ensure_ascii=False) + "\n"
+    (tmp_path / "plain.jsonl").write_text(line * 1_000)
+    plain = survey(DataSettings(corpus=[str(tmp_path / "plain.jsonl")])).size
+    assert plain is not None and plain > 4 * SAMPLE and plain == pytest.approx(1_000_000, rel=0.02)
+    assert survey(DataSettings(corpus=["hf:nobody/nothing"])) == Survey(None, spaced=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "amount"),
+    [("30min", "time", 1800), ("1.5h", "time", 5400), ("45s", "time", 45), ("steps=5", "steps", 5)],
+)
+def test_a_budget_may_be_a_duration(text: str, kind: str, amount: float) -> None:
+    assert Budget.parse(text) == Budget(kind, amount)  # type: ignore[arg-type]
+
+
+def test_a_cost_divides_the_budget_of_its_kind() -> None:
+    cost, recipe = Cost(flops=10.0, tokens=4.0, seconds=0.5), load_recipe("quickstart")
+    for text, steps in (("100s", 200), ("flops=1000", 100), ("tokens=400", 100), ("steps=7", 7)):
+        assert with_steps(recipe, Budget.parse(text), cost).training.steps == steps
+
+
+def test_the_size_is_the_largest_that_reads_enough_text(corpus: str, tmp_path: Path) -> None:
+    """400 documents repeat within the budget, so the passes limit the steps, and dropout is on."""
+    choice = choose({"data.corpus": corpus, **QUIET}, Budget.parse("tokens=1e9"), tmp_path / "run", progress=False)
+    recipe = load_recipe("auto", {"data.corpus": corpus, **choice.settings})
+    assert (recipe.model.num_layers, recipe.model.hidden_size) == (SIZES[0].layers, SIZES[0].width)
+    assert recipe.model.dropout == 0.1 and recipe.training.steps < 1_000
+    assert any(f"{MOST_PASSES} passes over the text are enough" in line for line in choice.reasons)
+    assert any("advice: this is little text" in line for line in choice.reasons)
+
+
+def test_more_budget_buys_a_larger_model(corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unicloze.training.automatic.MOST_PASSES", 10**9)
+    found = []
+    for tokens in (10**6, 7 * 10**6, 2 * 10**7):
+        given = {"data.corpus": corpus, **QUIET}
+        choice = choose(given, Budget("tokens", tokens), tmp_path / "run", progress=False)
+        recipe = load_recipe("auto", {**given, **choice.settings})
+        found.append(recipe.model.hidden_size)
+        assert f"{tokens / 1e6:,.1f} million tokens" in " ".join(choice.reasons)
+    assert found == [SIZES[0].width, SIZES[1].width, SIZES[2].width]
+
+
+def test_weights_count_without_the_embeddings(corpus: str, tmp_path: Path) -> None:
+    from unicloze.text.prepare import open_or_prepare
+    from unicloze.training.loading import build_model
+
+    recipe = load_recipe("quickstart", {"data.corpus": corpus, "tokenizer.vocab_size": 300})
+    prepared = open_or_prepare(recipe.data, recipe.tokenizer, tmp_path / "data", progress=False)
+    model = build_model(recipe, len(prepared.tokenizer))
+    everything = sum(weight.numel() for weight in model.parameters())
+    assert inner_weights(recipe, prepared) == everything - len(prepared.tokenizer) * 128
+    assert TOKENS_OF_A_WEIGHT * inner_weights(recipe, prepared) < 10**7
+
+
+def test_own_settings_are_kept_and_the_same_command_resumes(corpus: str, tmp_path: Path) -> None:
+    given = {
+        "data.corpus": corpus,
+        "model.hidden_size": 32,
+        "model.num_heads": 2,
+        "model.intermediate_size": 64,
+        **QUIET,
+    }
+    out = tmp_path / "run"
+    first = pretrain("auto", out=out, quiet=True, overrides=given, budget="steps=4")
+    recipe = load_recipe(out / "recipe.yaml")
+    assert first.step == 4 and recipe.name == "auto"
+    assert (recipe.model.hidden_size, recipe.tokenizer.lowercase, recipe.data.window) == (32, False, 64)
+    with pytest.warns(UserWarning, match="already trained to step 4"):
+        again = pretrain("auto", out=out, quiet=True, overrides=given, budget="2h")
+    assert again.step == 4 and load_recipe(out / "recipe.yaml") == recipe
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"recipe": "quickstart", "budget": "5min"}, "only --recipe auto chooses the steps by a budget"),
+        ({"recipe": "auto", "init": "somewhere"}, "which --init takes from its model"),
+        ({"recipe": "auto", "budget": "5min", "overrides": {"training.steps": 3}}, "both set the steps"),
+        ({"recipe": "auto", "budget": "soon"}, "budget is 'soon': give a time, as in 30min"),
+    ],
+)
+def test_what_auto_cannot_do_is_refused(arguments: dict[str, object], said: str, corpus: str, tmp_path: Path) -> None:
+    overrides = {"data.corpus": corpus, **arguments.pop("overrides", {})}  # type: ignore[dict-item]
+    with pytest.raises(UsageError, match=said):
+        pretrain(out=tmp_path / "run", overrides=overrides, **arguments)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
+def test_auto_is_not_chosen_by_several_processes(corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="start the run without torchrun"):
+        pretrain("auto", out=tmp_path / "run", overrides={"data.corpus": corpus})
