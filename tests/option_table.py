@@ -173,6 +173,10 @@ SETTINGS = {
     "training.decay_steps": Row("unilmv2", "2", beside=WSD),
     "training.final_rate": Row("unilmv2", "0.5"),
     "training.clip_norm": Row("unilmv2", "0.1"),
+    "training.on_spike": Row(
+        "unilmv2", "skip", "go_back", beside="--training.steps 24 --training.save_every 2 --training.spike_factor 1"
+    ),
+    "training.spike_factor": Row("unilmv2", "1", beside="--training.steps 24 --training.on_spike skip"),
     "training.label_smoothing": Row("unilmv2", "0.2"),
     "training.phases": Row("unilmv2", "'[{share: 1}, {share: 1, objective.mask_rate: 0.5}]'"),
     "training.initialize_from": Row("unilmv2", "{RUN:masked}"),

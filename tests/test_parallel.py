@@ -192,6 +192,29 @@ def test_a_loss_that_is_not_finite_stops_all_with_the_weights_before(crew: Crew,
     assert sha(place / "nan")["checkpoint"] == "step-00000002"
 
 
+@pytest.mark.parametrize("on_spike", ["skip", "go_back"])
+def test_spikes_are_decided_alike_by_all(on_spike: str, crew: Crew, place: Path) -> None:
+    changes = {"training.steps": 24, "training.on_spike": on_spike, "training.spike_factor": 1.05}
+    changes |= {"training.save_every": 4, "training.evaluate_every": 24}
+    for size in (1, 2):
+        done(crew, [job(place, f"{on_spike}-{size}", **changes)] * size)
+    one, two = (place / f"{on_spike}-{size}" for size in (1, 2))
+    assert sha(one) == sha(two)
+    found = [[{**event, "time": 0} for event in events(run, "spike")] for run in (one, two)]
+    assert found[0] == found[1] and {event["action"] for event in found[0]} == {on_spike}
+
+
+@pytest.mark.parametrize("on_spike", ["skip", "go_back"])
+def test_a_loss_that_stays_not_finite_is_a_spike_until_all_stop(on_spike: str, crew: Crew, place: Path) -> None:
+    """Going back repeats steps, which processes must not take for those they left."""
+    changes = {"training.steps": 24, "training.on_spike": on_spike, "training.save_every": 2}
+    whole = job(place, f"{on_spike}-nan", **changes)
+    for answer in crew.run([whole, {**whole, "wrong": "nan", "at": 2}]):
+        assert answer and "more than 10 steps spiked in a row" in answer["error"], answer
+    found = [(event["step"], event.get("to")) for event in events(place / f"{on_spike}-nan", "spike")]
+    assert found == [(3 + number, None) if on_spike == "skip" else (3, 2) for number in range(10)]
+
+
 def test_a_process_whose_weights_differ_is_found_before_they_are_saved(crew: Crew, place: Path) -> None:
     whole = job(place, "drift", **{"training.save_every": 2})
     answers = crew.run([whole, {**whole, "wrong": "drift", "at": 1}])

@@ -7,10 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from test_prepare import content, run, write_documents
 from unicloze.errors import UniclozeError, UsageError
@@ -138,6 +141,29 @@ def test_texts_beside_tokens_are_not_left_out_unsaid(corpus: Path, tmp_path: Pat
     only = run(f"{corpus}/**/*.ds", tmp_path / "only", tokenizer)
     assert only.train[0].num_documents + only.heldout[0].num_documents > 0
     assert run(prepared.folder, tmp_path / "again", tokenizer).train[0].num_tokens > 0
+
+
+def test_what_a_preparation_in_another_container_left(corpus: Path, tmp_path: Path) -> None:
+    """Removed after a day without a change; before that, or if it is locked or of an older version, it is named."""
+    folders = {name: tmp_path / f".out.partial-{name}-1" for name in ("old", "locked", "new", "older-version")}
+    a_week_ago = time.time() - 7 * 24 * 3600
+    for name, folder in folders.items():
+        folder.mkdir()
+        (folder / "digests.json").write_text("{}")
+        if name != "older-version":
+            (folder / "lock").touch()
+        for path in [*folder.iterdir(), folder] if name != "new" else []:
+            os.utime(path, (a_week_ago, a_week_ago))
+    with FileLock(folders["locked"] / "lock"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(corpus, tmp_path / "out")
+    assert [name for name, folder in folders.items() if folder.is_dir()] == ["locked", "new", "older-version"]
+    assert sorted(str(warning.message) for warning in caught) == [
+        f"{folders[name]} belongs to a preparation on {name}, which is still running or was killed: remove the folder if "
+        "none is running"
+        for name in ("new", "older-version")
+    ]
+    assert not (tmp_path / "out" / "lock").exists()
 
 
 def test_what_a_killed_process_of_the_same_number_left_is_removed(corpus: Path, tmp_path: Path) -> None:

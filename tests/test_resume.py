@@ -37,8 +37,8 @@ OVERRIDES: dict[str, Any] = {
 }
 
 
-def start(folder: Path, out: Path, moment: str, count: int) -> subprocess.Popen[bytes]:
-    overrides = OVERRIDES | {"data.corpus": [str(folder / "corpus")]}
+def start(folder: Path, out: Path, moment: str, count: int, **changes: Any) -> subprocess.Popen[bytes]:
+    overrides = OVERRIDES | {"data.corpus": [str(folder / "corpus")]} | changes
     command = [
         sys.executable,
         str(Path(__file__).with_name("killable.py")),
@@ -52,16 +52,16 @@ def start(folder: Path, out: Path, moment: str, count: int) -> subprocess.Popen[
     )
 
 
-def finish(folder: Path, out: Path, moment: str = "never", count: int = 0) -> int:
-    process = start(folder, out, moment, count)
+def finish(folder: Path, out: Path, moment: str = "never", count: int = 0, **changes: Any) -> int:
+    process = start(folder, out, moment, count, **changes)
     output, _ = process.communicate(timeout=120)
     assert process.returncode in (0, -signal.SIGKILL), output.decode()
     return process.returncode
 
 
-def final_state(out: Path) -> dict[str, torch.Tensor]:
+def final_state(out: Path, steps: int = STEPS) -> dict[str, torch.Tensor]:
     newest = list_checkpoints(out / "checkpoints")[-1]
-    assert newest.name == f"step-{STEPS:08d}"
+    assert newest.name == f"step-{steps:08d}"
     return {
         f"{file}:{name}": tensor
         for file in ("model", "optimizer")
@@ -102,6 +102,30 @@ def test_killed_at_the_worst_moment(uninterrupted: Path, moment: str, count: int
     starts = [event for event in read_ledger(out / "ledger.jsonl") if event["event"] == "start"]
     assert starts[-1]["resumed_from"] in (None, "step-00000002", "step-00000004")
     assert not list((out / "checkpoints").glob(".building*")), "what a kill left behind is cleared"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_spike", ["skip", "go_back"])
+def test_spikes_are_decided_alike_by_a_run_that_was_killed(uninterrupted: Path, on_spike: str) -> None:
+    """The ledgers of both runs tell of the same spikes once those of repeated steps are counted once."""
+    changes = {
+        "training.steps": 40, "training.save_every": 5, "training.evaluate_every": 40, "training.on_spike": on_spike,
+        "training.spike_factor": 1.2,
+    }  # fmt: skip
+    whole, out = uninterrupted / f"{on_spike}-whole", uninterrupted / f"{on_spike}-killed"
+    assert finish(uninterrupted, whole, **changes) == 0
+    for moment, count in (("update", 18), ("micro-batch", 25)):
+        assert finish(uninterrupted, out, moment, count, **changes) == -signal.SIGKILL
+    assert finish(uninterrupted, out, **changes) == 0
+    assert_same(final_state(out, 40), final_state(whole, 40))
+
+    def spikes(run: Path) -> list[tuple[Any, ...]]:
+        events = [event for event in read_ledger(run / "ledger.jsonl") if event["event"] == "spike"]
+        return sorted(
+            {tuple(event.get(key, 0) for key in ("windows_ahead", "step", "action", "to")) for event in events}
+        )
+
+    assert {action for _, _, action, _ in spikes(whole)} >= {on_spike} and spikes(out) == spikes(whole)
 
 
 @pytest.mark.slow

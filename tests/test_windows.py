@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import Target
+from unicloze.objectives import make_examples, settings_of
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.tokenizers import Vocabulary
@@ -222,6 +224,57 @@ def test_names_of_joined_windows_are_of_their_first_token(tmp_path: Path, num_sh
             assert shard.tokens[place] == windows.token_ids[row, 1]
         assert name.byte == 10 * name.first_token
     assert separators
+
+
+def naive_borders(source: TokenSource, piece: int, least: int, joined: bool) -> dict[int, tuple[bool, bool]]:
+    """By number of a piece: whether a document begins where it begins, and ends where it ends."""
+    borders: list[tuple[bool, bool]] = []
+    for shard in source.shards:
+        documents = [shard.tokens[start:end].tolist() for start, end in zip(shard.starts, shard.ends, strict=True)]
+        stream: list[int] = []
+        for document in documents if joined else []:
+            stream += [EOS, *document] if stream and document else document
+        for text in [stream] if joined else documents:
+            for at in range(0, len(text), piece):
+                if len(text[at : at + piece]) >= least:
+                    begins, ends = text[at - 1 : at] in ([], [EOS]), text[at + piece : at + piece + 1] in ([], [EOS])
+                    borders.append((at == 0 or begins, ends))
+    return dict(enumerate(borders))
+
+
+@pytest.mark.parametrize("documents", ["separate", "joined"])
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("window", [8, 13, 64, 300])
+def test_the_end_of_a_document_is_predicted_and_a_cut_inside_it_is_not(
+    tmp_path: Path, window: int, segments: int, documents: str
+) -> None:
+    """Labels of causal models from left to right and from right to left, and of prefix models, on windows of real shards."""
+    source = make_source(tmp_path, [0, *LENGTHS, 3, 1, 1, 9, 0], num_shards=2)
+    sampler = make_sampler(source, window=window, segments=segments, documents=documents)
+    borders = naive_borders(source, window - 1 - segments, segments, documents == "joined")
+    windows = sampler.read(0, sampler.epoch_size)
+    assert len(borders) == len(windows) and all({ends for _, ends in borders.values()}) == (window > 64)
+    rightward, leftward, prefix = (
+        make_examples(windows, VOCABULARY, settings_of(targets=["lm"], **given)).targets["lm"]
+        for given in (
+            {"name": "causal", "visibility": "left_to_right"},
+            {"name": "causal", "visibility": "right_to_left"},
+            {"name": "prefix", "mask_rate": 0.5},
+        )
+    )
+    for row, index in enumerate(windows.index.tolist()):
+        (begins, ends), last = borders[index], int(windows.lengths[row]) - 1
+        inner = [at for at in range(1, last) if windows.token_ids[row, at] == EOS]
+        if segments == 2:
+            inner.remove(int(windows.segment_ids[row].argmax()) - 1)  # the [EOS] of S1
+
+        def predicted(target: Target, shift: int, row: int = row) -> list[int]:
+            special = (target.labels[row] < FIRST) & (target.weights[row] > 0)
+            return sorted((target.slots[row] + shift)[special].tolist())
+
+        assert predicted(rightward, 1) == inner + [last] * ends
+        assert predicted(leftward, -1) == [0] * begins + inner
+        assert len(predicted(prefix, 1)) == ends
 
 
 def test_joined_documents_of_a_part_of_a_shard(tmp_path: Path) -> None:

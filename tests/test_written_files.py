@@ -6,8 +6,10 @@ import json
 import os
 import stat
 import threading
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -110,7 +112,7 @@ def test_what_a_command_reads_is_not_replaced(tmp_path: Path) -> None:
     link.symlink_to(records)
     with pytest.raises(UsageError, match=r"records\.jsonl is read by this command and would be replaced"):
         check_file(link, records)
-    check_file(records, None, tmp_path / "missing", begins="{")
+    check_file(records, None, tmp_path / "missing", begins=[rb"\{"])
     with pytest.raises(UsageError, match=r"records\.jsonl is read by this command"):
         verbs.generate("no-model", file=records, out=records)
     with pytest.raises(UsageError, match=r"records\.jsonl is read by this command"):
@@ -125,6 +127,68 @@ def test_what_a_command_reads_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"thesis\.tsv holds something else"):
         verbs.predict("no-model", file=records, out=table)
     assert (records.read_text(), table.read_text()) == ("Dear diary", "chapter\tpages\n")
+
+
+def test_records_of_the_user_are_not_results(tmp_path: Path) -> None:
+    """Lines of JSON are replaced only if they hold what the command would write."""
+    records, mine = tmp_path / "records.jsonl", tmp_path / "mine.jsonl"
+    records.write_text('{"text": "a"}\n')
+    refused = pytest.raises(UsageError, match=r"mine\.jsonl holds something else")
+    for line, into in (({"id": "1", "text": "b"}, None), ({"id": "1", "prediction": "b"}, "summary")):
+        mine.write_text(json.dumps(line) + "\n")
+        with refused:
+            verbs.generate("no-model", file=records, out=mine, into=into)
+        mine.write_text(json.dumps({"text": "x" * 5000, into or "prediction": "b"}) + "\n")
+        with pytest.raises(UniclozeError, match="no-model"):
+            verbs.generate("no-model", file=records, out=mine, into=into)
+    mine.write_text('{"id": "1", "text": "b"}\n')
+    with refused:
+        verbs.predict("no-model", file=records, out=mine)
+    with refused:
+        verbs.unanswerable(records, out=mine)
+    with refused:
+        verbs.embed("no-model", ["b"], out=mine)
+    mine.write_text('{"text": "b", "vector": [0.5]}\n')
+    with pytest.raises(UniclozeError, match="no-model"):
+        verbs.embed("no-model", ["b"], out=mine)
+    with pytest.raises(UsageError, match=r"mine\.jsonl is read by this command"):
+        verbs.embed("no-model", file=mine, out=mine)
+
+
+def test_vectors_and_answers_of_the_user_stay(tmp_path: Path) -> None:
+    (tmp_path / "v.npy").write_bytes(b"mine")
+    with pytest.raises(UsageError, match=r"v\.npy holds something else"):
+        verbs.embed("no-model", ["b"], out=tmp_path / "v.npy")
+    np.save(tmp_path / "v.npy", np.zeros(3))
+    with pytest.raises(UniclozeError, match="no-model"):
+        verbs.embed("no-model", ["b"], out=tmp_path / "v.npy")
+    (tmp_path / "a.na_probabilities.json").write_text("mine")
+    with pytest.raises(UsageError, match=r"a\.na_probabilities\.json holds something else"):
+        verbs.predict("no-model", file=tmp_path / "v.npy", out=tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("name", ["mine.svg", "mine.png"])
+def test_a_picture_replaces_pictures_of_unicloze_only(tmp_path: Path, name: str) -> None:
+    image = pytest.importorskip("PIL.Image")
+    picture, given = tmp_path / name, {"data.window": 16}
+    if name.endswith("svg"):
+        picture.write_text('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><text>mine</text></svg>')
+    else:
+        image.new("RGB", (9, 9)).save(picture)
+    before = picture.read_bytes()
+    with pytest.raises(
+        UsageError, match=f"{name} holds something else, which would be replaced: give another --picture"
+    ):
+        verbs.inspect("one two three", picture=picture, overrides=given)
+    assert picture.read_bytes() == before
+    picture.unlink()
+    for text in ("one two three", "four five six"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            verbs.inspect(text, recipe="unilmv2-base", picture=picture, overrides=given)
+        assert picture.read_bytes() != before
+        before = picture.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_report_replaces_reports_only(tmp_path: Path) -> None:

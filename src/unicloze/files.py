@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import uuid
 from pathlib import Path
 
 from unicloze.errors import UniclozeError
 
+_BEGINNING = 2**16
 
-def replace_file(path: Path, text: str) -> None:
+
+def replace_file(path: Path, content: str | bytes) -> None:
     """Write a temporary file next to `path`, sync it and rename it into place.
 
     A symbolic link keeps pointing to its file, which is replaced; devices and pipes are written to directly.
@@ -18,14 +21,15 @@ def replace_file(path: Path, text: str) -> None:
     Raises:
         OSError: The file cannot be written; an existing file is unchanged.
     """
+    content = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file() and not path.is_dir():
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content)
         return
     path = real_place(path)
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
     try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         if path.is_file():
@@ -47,26 +51,26 @@ def real_place(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
-def begins_with(file: Path, *begins: str) -> bool:
-    """Whether a file is blank or starts, after white space, with one of these strings."""
+def begins_like(file: Path, *patterns: bytes) -> bool:
+    """Whether a file is blank, or the beginning of it matches one of these patterns after white space."""
     with file.open("rb") as opened:
-        found = opened.read(4096).lstrip()
-    return not found or found.startswith(tuple(begin.encode() for begin in begins))
+        found = opened.read(_BEGINNING).lstrip()
+    return not found or any(re.match(pattern, found, re.DOTALL) for pattern in patterns)
 
 
-def write_file(path: Path, text: str, what: str = "it", cure: str = "run the same command again") -> None:
+def write_file(path: Path, content: str | bytes, what: str = "it", cure: str = "run the same command again") -> None:
     """`replace_file`, with a `UniclozeError` on failure.
 
     Args:
         path: The file.
-        text: Its new contents.
-        what: Name of the contents in the error message.
+        content: Its new contents.
+        what: Name of them in the error message.
         cure: Advice in the error message.
 
     Raises:
         UniclozeError: The file cannot be written; an existing file is unchanged.
     """
     try:
-        replace_file(path, text)
+        replace_file(path, content)
     except OSError as error:
         raise UniclozeError(f"{path}: cannot write {what}: {error.strerror}; {cure}.") from error

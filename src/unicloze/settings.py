@@ -383,6 +383,12 @@ class TrainingSettings:
             shorter `cosine` then stays at its final rate (GPT-3).
         final_rate: Share of the peak learning rate at which `linear`, `cosine` and `wsd` end.
         clip_norm: Maximum norm of the gradient; 0 disables clipping.
+        on_spike: What happens at a step whose gradient spikes, or whose loss or gradient is not finite. `accept` makes every
+            finite update and stops the run at a number that is not finite. `skip` leaves out the update of the step.
+            `go_back` returns to the last checkpoint at a multiple of `save_every` and continues with the text after that of
+            the step; before the first checkpoint it skips. The run stops after 10 spikes in a row.
+        spike_factor: A gradient spikes if its norm is more than this many times the median of the last 64 updates (of the
+            first 16 updates, none is a spike).
         label_smoothing: Share of each predicted token's label that is spread evenly over the vocabulary, in training only
             (Szegedy et al. 2016, Section 7); rejected if no token is predicted.
         phases: Changes over time: each a mapping of the settings (of `objective`, and `data.window`,
@@ -422,6 +428,8 @@ class TrainingSettings:
     decay_steps: int | None = None
     final_rate: float = 0.0
     clip_norm: float = 0.0
+    on_spike: Literal["accept", "skip", "go_back"] = "accept"
+    spike_factor: float = 10.0
     label_smoothing: float = 0.0
     phases: list[dict[str, Any]] = field(default_factory=list)
     initialize_from: str | None = None

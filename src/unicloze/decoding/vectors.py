@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +14,8 @@ import numpy.typing as npt
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import real_place, write_file
 
-ENDINGS = ".npy", ".jsonl"
+BEGINNINGS: Mapping[str, bytes] = {".npy": rb"\x93NUMPY", ".jsonl": rb'\{"text": .*"vector": '}
+"""How files of vectors begin, by the ending of their name."""
 
 
 class Vectors(np.ndarray[Any, np.dtype[np.float32]]):
@@ -64,7 +65,7 @@ def check_ending(out: str | os.PathLike[str] | None) -> None:
     Raises:
         UsageError: The name does not end in .npy or .jsonl.
     """
-    if out is not None and Path(out).suffix not in ENDINGS:
+    if out is not None and Path(out).suffix not in BEGINNINGS:
         raise UsageError(
             f"{out}: vectors are written as a NumPy array or as JSON lines: end the name in .npy or .jsonl."
         )

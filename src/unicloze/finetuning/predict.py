@@ -117,8 +117,12 @@ PREDICTION_FORMATS: Mapping[str, Callable[[Sequence[Prediction]], str]] = {
 }
 """Writers of predictions, by format."""
 
-BEGINNINGS: Mapping[str, Sequence[str]] = {"jsonl": ("{",), "json": ("{", "["), "glue": ("index\t",)}
-"""How files of these formats begin."""
+BEGINNINGS: Mapping[str, Sequence[bytes]] = {
+    "jsonl": (rb'\{"id": [^\n]*"prediction": ',),
+    "json": (rb"[\{\[]",),
+    "glue": (b"index\t",),
+}
+"""Patterns of how files of these formats begin."""
 
 ENDINGS: Mapping[str, str] = {".jsonl": "jsonl", ".json": "json", ".tsv": "glue"}
 """Format of each file extension."""
@@ -153,6 +157,11 @@ def check_format(format: str, recipe: Recipe, records: Sequence[Record]) -> None
     PREDICTION_FORMATS[format]([{"id": one.id, "prediction": "", **turn_of(one, recipe.task)} for one in records])
 
 
+def beside(path: Path) -> Path:
+    """File of the no-answer probabilities next to predictions of the format `json`."""
+    return path.with_suffix(".na_probabilities.json")
+
+
 def write_predictions(predictions: Sequence[Prediction], path: Path, format: str) -> None:
     """Write predictions in one of `PREDICTION_FORMATS`.
 
@@ -166,4 +175,4 @@ def write_predictions(predictions: Sequence[Prediction], path: Path, format: str
     what, cure = "the predictions", "give another --out"
     write_file(path, PREDICTION_FORMATS[format](predictions), what, cure)
     if sure and format == "json":
-        write_file(path.with_suffix(".na_probabilities.json"), json.dumps(sure) + "\n", what, cure)
+        write_file(beside(path), json.dumps(sure) + "\n", what, cure)

@@ -2,7 +2,8 @@
 
 A row is the unchanged window. From left to right, the slot of [SOS] predicts the first token, the slot of each token the
 next one, and the slot of the last token [EOS]; right to left is the mirror image, and [SOS] ends the text. `lm` is predicted
-at these slots. `Examples.local` holds the visibility of local layers (GPT-3).
+at these slots. [EOS] and [SOS] are predicted only where a document ends or begins, not where a window was cut out of one.
+`Examples.local` holds the visibility of local layers (GPT-3).
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def causal(
 ) -> Examples:
     """Rows that predict each token from those before it, without random draws.
 
-    [UNK] is visible but never predicted.
+    [UNK] and special tokens at a cut are visible but never predicted.
 
     Args:
         windows: The text.
@@ -97,8 +98,9 @@ def causal(
         settings: Reading direction and width of local layers.
         rates: Not used: nothing is masked.
     """
-    real = np.arange(windows.token_ids.shape[1]) < windows.lengths[:, None]
-    return lay_out(windows, settings, answers=real & ~unknown_words(windows.token_ids, vocabulary))
+    answers = np.arange(windows.token_ids.shape[1]) < windows.lengths[:, None]
+    answers &= ~unknown_words(windows.token_ids, vocabulary)
+    return lay_out(windows, settings, answers=answers if windows.cut is None else answers & ~windows.cut)
 
 
 def chain(windows: Windows, vocabulary: Vocabulary, settings: CausalSettings) -> Examples:

@@ -271,6 +271,7 @@ def mode_id(vocabulary: Vocabulary, settings: SourceTarget) -> int | None:
 def prefix(windows: Windows, vocabulary: Vocabulary, settings: PrefixSettings, rates: Rates | None = None) -> Examples:
     """Prefix language modelling: split a text at a random point and predict its end from its beginning.
 
+    The closing [EOS] is predicted only where the document ends, not where the window was cut out of it.
     The target length is uniform from 1 token to twice the share `mask_rate` of the text, which is therefore the mean. At 0.5
     the split point is uniform over the whole text (T5, Section 3.2; UniLM v1); 0.25 is UL2's S-denoiser (Tay et al.,
     Section 3.1.2). The source may be empty.
@@ -284,7 +285,9 @@ def prefix(windows: Windows, vocabulary: Vocabulary, settings: PrefixSettings, r
     rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     shortest, longest = per_row(predicted_suffix, text.counts, rates)
     draws = keyed.bits(windows.keys, keyed.Stream.SOURCE_END, np.zeros(1, np.int64))
-    return _split(windows, text, shortest + keyed.below(draws, longest - shortest + 1), vocabulary, settings, rates)
+    predicted = shortest + keyed.below(draws, longest - shortest + 1)
+    rows = _split(windows, text, predicted, vocabulary, settings, rates)
+    return _without_closing(rows, windows.ends_cut)
 
 
 def starts_from_nothing(settings: PrefixSettings) -> bool:
@@ -307,12 +310,7 @@ def causal(windows: Windows, vocabulary: Vocabulary, settings: PrefixSettings) -
         )
     text = text_of(windows, vocabulary)
     rows = _split(windows, text, text.counts, vocabulary, settings, np.ones(len(windows)))
-    target = rows.targets["lm"]
-    asked = within(np.count_nonzero(target.weights, axis=1) - 1, target.weights.shape[1])
-    target.weights[~asked] = 0
-    target.slots[~asked] = 0
-    target.labels[~asked] = 0
-    return rows
+    return _without_closing(rows, np.ones(len(windows), dtype=bool))
 
 
 def _split(
@@ -329,6 +327,15 @@ def _split(
     source = Ragged(text.values[in_source], kept)
     target = Ragged(text.values[~in_source], predicted).followed_by(vocabulary.eos)
     return lay_out(windows, source, target, vocabulary, settings, rates=rates)
+
+
+def _without_closing(rows: Examples, chosen: Flags) -> Examples:
+    """The rows without the prediction of the closing [EOS] in the chosen ones. *Shape:* (rows,)"""
+    target = rows.targets["lm"]
+    asked = within(np.count_nonzero(target.weights, axis=1) - chosen, target.weights.shape[1])
+    for column in (target.weights, target.slots, target.labels):
+        column[~asked] = 0
+    return rows
 
 
 def generates(settings: SourceTarget, vocabulary: Vocabulary) -> GenerationFormat:

@@ -34,6 +34,9 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
     "model.relative_max_distance": (_relative,),
     "training.muon_learning_rate": (_muon,),
     "training.muon_momentum": (_muon,),
+    "training.spike_factor": (
+        Needs("training.on_spike skip or go_back", lambda recipe: recipe.training.on_spike != "accept"),
+    ),
     "training.decay_steps": (
         Needs("training.schedule cosine or wsd", lambda recipe: recipe.training.schedule in ("cosine", "wsd")),
     ),

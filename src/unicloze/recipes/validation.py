@@ -14,7 +14,7 @@ from unicloze.mixtures import parts, phases
 from unicloze.objectives import OBJECTIVES
 from unicloze.recipes.checks_model import model_problems
 from unicloze.recipes.checks_task import task_problems
-from unicloze.rules import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Problem, Range, declared
+from unicloze.rules import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, Problem, Range, declared
 from unicloze.settings import DEVICE, Recipe
 
 SMALLEST_VOCABULARY = 16
@@ -47,6 +47,7 @@ _RANGES: Mapping[str, Range] = {
     **dict.fromkeys(_POSITIVE, POSITIVE),
     **dict.fromkeys(_NOT_NEGATIVE, NOT_NEGATIVE),
     **dict.fromkeys(_BELOW_ONE, BELOW_ONE),
+    "training.spike_factor": AT_LEAST_ONE,
 }
 
 
@@ -234,6 +235,10 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         yield "training.micro_batch_size", f"it must divide training.batch_size, {training.batch_size}"
     if training.learning_rate == "auto" and not recipe.task.kind:
         yield "training.learning_rate", "only fine-tuning supports auto: give a number"
+    if training.on_spike == "go_back" and recipe.task.kind:
+        yield "training.on_spike", "fine-tuning has no other records to continue with: set it to skip"
+    elif training.on_spike == "go_back" and not training.save_every:
+        yield "training.on_spike", "there would be no checkpoint to go back to: set training.save_every above 0"
     if training.optimizer == "adamax" and training.weight_decay:
         yield "training.weight_decay", "Adamax does not support decoupled weight decay: set it to 0"
     if not all(0 <= beta < 1 for beta in training.betas):

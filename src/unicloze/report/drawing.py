@@ -104,6 +104,7 @@ class Drawing:
         """
         try:
             from PIL import Image, ImageDraw
+            from PIL.PngImagePlugin import PngInfo
         except ImportError as error:
             raise UniclozeError(
                 "a PNG picture needs Pillow: pip install 'unicloze[demo]', or name the file .svg."
@@ -131,7 +132,9 @@ class Drawing:
                 place = round(x - canvas.width * shift), round(y - canvas.height / 2)
             image.paste(COLOURS[label.role][0], place, canvas)
         buffer = io.BytesIO()
-        image.save(buffer, "PNG", optimize=True)
+        written_by = PngInfo()
+        written_by.add_text("Software", "unicloze")
+        image.save(buffer, "PNG", optimize=True, pnginfo=written_by)
         return buffer.getvalue()
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str | bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from unicloze.errors import UniclozeError
-from unicloze.files import begins_with
+from unicloze.files import begins_like
 
 _NO_LETTER = re.compile(r"[^a-z0-9]+")
 
@@ -34,7 +34,7 @@ def check_page(page: Path) -> None:
     Raises:
         UniclozeError: The file is not such a page.
     """
-    if page.is_file() and not begins_with(page, _BEGIN):
+    if page.is_file() and not begins_like(page, re.escape(_BEGIN).encode()):
         raise UniclozeError(
             f"{page} is not a page of unicloze and would be replaced: move it away, or give another --out."
         )

@@ -83,6 +83,8 @@ class History:
             self._begin(event)
         elif not self.start or not isinstance(step, int):
             return
+        elif name == "spike" and isinstance(event.get("to"), int):
+            self._forget(event["to"])
         elif name == "step":
             self.steps[step] = event
         elif name == "evaluate":
@@ -100,14 +102,17 @@ class History:
     def _begin(self, event: Event) -> None:
         """Handle a start: drop what earlier processes did after the checkpoint from which this one resumes."""
         resumed = _CHECKPOINT.fullmatch(str(event.get("resumed_from")))
-        first = int(resumed[1]) if resumed else -1
+        self._forget(int(resumed[1]) if resumed else -1)
+        self.start = event
+        self.processes += 1
+
+    def _forget(self, first: int) -> None:
+        """Drop what was done after a step."""
         for kept in (self.steps, self.evaluations, self.samples):
             for step in [step for step in kept if step > first]:
                 del kept[step]
         if isinstance(ended := self.end.get("step"), int) and ended > first:
             self.end = {}
-        self.start = event
-        self.processes += 1
 
     @property
     def recipe(self) -> Event:

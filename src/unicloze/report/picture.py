@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UsageError
+from unicloze.files import write_file
 from unicloze.report.drawing import MONO_WIDTH, SANS_WIDTH, Drawing, Label
 from unicloze.report.example_view import ExampleView, Slot
 from unicloze.visibility import Intervals, bool_mask
@@ -30,6 +31,10 @@ _LEGEND = {
 }
 
 
+BEGINNINGS = rb'<svg\b[^>]*class="unicloze"', rb"\x89PNG.{,100}Software\x00unicloze"
+"""How pictures written by unicloze begin."""
+
+
 def save_picture(view: ExampleView, path: str | Path) -> None:
     """Write the mask picture of one example, as SVG or PNG depending on the extension.
 
@@ -41,17 +46,20 @@ def save_picture(view: ExampleView, path: str | Path) -> None:
         UsageError: The extension is neither .svg nor .png.
         UniclozeError: The file cannot be written, or a PNG is requested and Pillow is not installed.
     """
-    place = Path(path)
-    if place.suffix.lower() == ".svg":
-        content = (draw_mask(view).to_svg() + "\n").encode()
-    elif place.suffix.lower() == ".png":
-        content = draw_mask(view).to_png()
-    else:
-        raise UsageError(f"--picture {place}: give a name that ends in .svg or .png.")
-    try:
-        place.write_bytes(content)
-    except OSError as error:
-        raise UniclozeError(f"{place}: cannot write the picture: {error.strerror}.") from error
+    check_ending(path)
+    place, drawing = Path(path), draw_mask(view)
+    content = drawing.to_png() if place.suffix.lower() == ".png" else drawing.to_svg() + "\n"
+    write_file(place, content, "the picture", "give another --picture")
+
+
+def check_ending(path: str | Path) -> None:
+    """Reject a file name that names no format of pictures.
+
+    Raises:
+        UsageError: The extension is neither .svg nor .png.
+    """
+    if Path(path).suffix.lower() not in (".svg", ".png"):
+        raise UsageError(f"--picture {path}: give a name that ends in .svg or .png.")
 
 
 def draw_mask(view: ExampleView) -> Drawing:

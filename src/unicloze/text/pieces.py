@@ -12,6 +12,7 @@ from unicloze.arrays import Int64s
 from unicloze.text.shards import TokenShard, TokenSource
 
 Tokens = npt.NDArray[np.unsignedinteger]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,17 @@ class Pieces:
             text[mine] = self._texts[number].take(run[mine] - self._bounds[number], start[mine], self._piece)
         return text
 
+    def whole(self, places: Places) -> tuple[Flags, Flags]:
+        """Whether a document begins where each piece begins, and ends where it ends. *Shape:* (pieces,) each"""
+        begins, ends = np.empty((2, len(places.run)), dtype=bool)
+        shards = np.searchsorted(self._bounds, places.run, side="right") - 1
+        for number in np.unique(shards):
+            mine = shards == number
+            run, start = places.run[mine] - self._bounds[number], places.start[mine]
+            begins[mine] = self._texts[number].begins(start)
+            ends[mine] = self._texts[number].ends(run, start + places.length[mine])
+        return begins, ends
+
     def document(self, run: int, start: int) -> tuple[TokenShard, int, int]:
         """Shard, document index and token index at which a piece begins."""
         number = int(np.searchsorted(self._bounds, run, side="right")) - 1
@@ -94,6 +106,12 @@ class _Text(Protocol):
 
     def take(self, runs: Int64s, starts: Int64s, count: int) -> npt.NDArray[np.integer]:
         """`count` tokens of each run, starting at `starts`. *Shape:* (rows, count)"""
+
+    def begins(self, starts: Ints) -> Flags:
+        """Whether a document begins at a token of its run. *Shape:* (rows,)"""
+
+    def ends(self, runs: Ints, stops: Ints) -> Flags:
+        """Whether a document ends before a token of its run. *Shape:* (rows,)"""
 
     def document(self, run: int, start: int) -> tuple[int, int]:
         """Document of a token of a run, and the token's index within it."""
@@ -115,6 +133,13 @@ class _Documents:
         if len(tokens) >= count and int(begins.max()) <= len(tokens) - count:
             return cast(Tokens, np.lib.stride_tricks.sliding_window_view(tokens, count)[begins])
         return cast(Tokens, tokens[np.minimum(begins[:, None] + np.arange(count), len(tokens) - 1)])
+
+    def begins(self, starts: Ints) -> Flags:
+        return np.equal(starts, 0)
+
+    def ends(self, runs: Ints, stops: Ints) -> Flags:
+        ends: Flags = self.shard.starts[runs] + stops == self.shard.ends[runs]
+        return ends
 
     def document(self, run: int, start: int) -> tuple[int, int]:
         return run, start
@@ -153,6 +178,17 @@ class _Joined:
         separators = self._ends[document] + shift
         block[separators[separators < (row + 1) * count]] = self._separator
         return block.reshape(rows, count)
+
+    def begins(self, starts: Ints) -> Flags:
+        return np.equal(starts, 0) | self._at_separators(starts - 1)
+
+    def ends(self, runs: Ints, stops: Ints) -> Flags:
+        return self._at_separators(stops)
+
+    def _at_separators(self, places: Ints) -> Flags:
+        found = np.searchsorted(self._ends, places).clip(max=len(self._ends) - 1)
+        at: Flags = self._ends[found] == places
+        return at
 
     def document(self, run: int, start: int) -> tuple[int, int]:
         number = int(np.searchsorted(self._ends, start))

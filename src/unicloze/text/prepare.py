@@ -15,9 +15,13 @@ import errno
 import os
 import shutil
 import socket
+import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+
+from filelock import FileLock, Timeout
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.run_files import LINEAGE, TOKENIZER, TOKENIZER_CONFIG
@@ -27,6 +31,10 @@ from unicloze.text.digests import Digests
 from unicloze.text.pipeline import Preparation
 from unicloze.text.shards import TokenShard, TokenSource
 from unicloze.text.tokenizers import Tokenizer
+
+_LOCK = "lock"
+_ABANDONED = 24 * 60 * 60
+"""Seconds without a change after which an unlocked folder of a process on another machine is removed."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -186,8 +194,10 @@ def prepare_data(
     try:
         shutil.rmtree(work, ignore_errors=True)  # left by a killed process with the same process id
         work.mkdir(parents=True)
-        _adopt(work, out)
-        Preparation(data, tokenizer, settings, work, progress, seed).run()
+        with FileLock(work / _LOCK):
+            _adopt(work, out)
+            Preparation(data, tokenizer, settings, work, progress, seed).run()
+            (work / _LOCK).unlink()
         _sync(work)
         os.replace(work, out)
         _sync_folder(out.parent)
@@ -225,15 +235,39 @@ def _open_source(folder: Path, part: str, entry: dict[str, Any], digests: Digest
 
 
 def _adopt(work: Path, out: Path) -> None:
-    """Remove leftovers of killed runs on this machine, keeping a built-in corpus that they had already parsed."""
-    prefix = f".{out.name}.partial-{socket.gethostname()}-"
+    """Remove leftovers of killed runs, keeping a built-in corpus that they had already parsed; warn about doubtful ones."""
+    prefix = f".{out.name}.partial-"
     for left in [folder for folder in out.parent.iterdir() if folder.name.startswith(prefix) and folder != work]:
-        owner = left.name.removeprefix(prefix)
-        if not owner.isdigit() or _alive(int(owner)):
+        host, _, process = left.name.removeprefix(prefix).rpartition("-")
+        if not process.isdigit() or _locked(left / _LOCK):
             continue
-        for file in left.glob("python-docs-*.jsonl.gz"):
-            file.replace(work / file.name)
-        shutil.rmtree(left, ignore_errors=True)
+        here = host == socket.gethostname()
+        if (here and not _alive(int(process))) or ((left / _LOCK).is_file() and _age(left) > _ABANDONED):
+            for file in left.glob("python-docs-*.jsonl.gz"):
+                file.replace(work / file.name)
+            shutil.rmtree(left, ignore_errors=True)
+        elif not here:
+            warnings.warn(
+                f"{left} belongs to a preparation on {host}, which is still running or was killed: remove the folder if "
+                "none is running",
+                stacklevel=2,
+            )
+
+
+def _locked(file: Path) -> bool:
+    """Whether another process holds a lock. Locks of other machines are not visible on every file system."""
+    if not file.is_file():
+        return False
+    try:
+        with FileLock(file, timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def _age(folder: Path) -> float:
+    """Seconds since anything in a folder last changed."""
+    return time.time() - max(path.lstat().st_mtime for path in [folder, *folder.rglob("*")])
 
 
 def _alive(process: int) -> bool:

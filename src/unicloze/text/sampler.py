@@ -19,6 +19,7 @@ import numpy.typing as npt
 from unicloze import keyed
 from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import select_rows
 from unicloze.text import orders
 from unicloze.text import segment_pairs as pairing
 from unicloze.text.phrases import PhraseTable
@@ -299,13 +300,14 @@ class WindowSampler:
         else:
             segments = pairing.Segments(text=self._take(source, places), lengths=places.length, cuts=places.length)
         token_ids, segment_ids = self._lay_out(segments)
+        lengths = (segments.lengths + 1 + self.segments).astype(np.int32)
         turned = np.zeros(len(index), dtype=bool) if backward is None else backward
         within_run = np.where(turned, index + 1 < places.last, index > places.first)
         maskable = ~self._special[token_ids]
         return Windows(
             token_ids=token_ids,
             segment_ids=segment_ids,
-            lengths=(segments.lengths + 1 + self.segments).astype(np.int32),
+            lengths=lengths,
             maskable=maskable,
             joined=None if self._phrases is None else self._phrases.joined(token_ids, maskable),
             keys=keys,
@@ -314,7 +316,21 @@ class WindowSampler:
             negative=segments.negative,
             continues=None if begins is None else ~begins & within_run,
             backward=backward if self._both else None,
+            cut=self._cut(source, places, lengths, segments) if pairs == "contiguous" else None,
         )
+
+    def _cut(
+        self, source: Ints, places: Places, lengths: npt.NDArray[np.int32], segments: pairing.Segments
+    ) -> npt.NDArray[np.bool_]:
+        """`Windows.cut` of contiguous text: the [EOS] of S1 is always a cut. *Shape:* (rows, window)"""
+        cut, rows = np.zeros((len(source), self.window), dtype=bool), np.arange(len(source))
+        if self.segments == 2:
+            cut[rows, segments.cuts + 1] = True
+        for number in np.unique(source):
+            mine = np.flatnonzero(source == number)
+            begins, ends = self._pieces[number].whole(select_rows(places, mine))
+            cut[mine, 0], cut[mine, lengths[mine] - 1] = ~begins, ~ends
+        return cut
 
     def _lay_out(self, segments: pairing.Segments) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Token ids and segment ids of windows. *Shape:* (rows, window) each."""

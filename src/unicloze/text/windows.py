@@ -34,6 +34,8 @@ class Windows:
         continues: Whether a row is adjacent in its text to the same row of the previous batch (segment recurrence); None
             unless windows are read as streams. *Shape:* (rows,)
         backward: Whether a row's stream runs from the end of the text to its beginning; None if none does. *Shape:* (rows,)
+        cut: Which special tokens stand where the text was cut inside a document, and so say nothing about where documents
+            begin and end; None if none does. *Shape:* (rows, window)
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -47,12 +49,20 @@ class Windows:
     joined: npt.NDArray[np.bool_] | None = None
     continues: npt.NDArray[np.bool_] | None = None
     backward: npt.NDArray[np.bool_] | None = None
+    cut: npt.NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     def __getitem__(self, rows: slice) -> Windows:
         return select_rows(self, rows)
+
+    @property
+    def ends_cut(self) -> npt.NDArray[np.bool_]:
+        """Whether the text goes on after a row's last [EOS]. *Shape:* (rows,)"""
+        if self.cut is None:
+            return np.zeros(len(self), dtype=bool)
+        return self.cut[np.arange(len(self)), self.lengths - 1]
 
 
 def split_segments(pieces: Sequence[npt.NDArray[np.integer]], keys: keyed.Bits) -> list[list[npt.NDArray[np.integer]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,7 +70,12 @@ class MicroBatch:
 
 
 def training_steps(
-    recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler], first_step: int, own: Own = every
+    recipe: Recipe,
+    sampler_of: Callable[[Recipe], WindowSampler],
+    first_step: int,
+    own: Own = every,
+    *,
+    windows_ahead: int = 0,
 ) -> Iterator[list[MicroBatch]]:
     """The micro-batches of each step, from `first_step` to the last.
 
@@ -78,8 +84,10 @@ def training_steps(
         sampler_of: The sampler for the windows of a phase.
         first_step: Steps done.
         own: Which micro-batches to make; the others have no rows.
+        windows_ahead: Windows to skip, see `Spikes`.
     """
     for phase in phases(recipe):
+        phase = dataclasses.replace(phase, first_window=phase.first_window + windows_ahead)
         if phase.last_step > first_step:
             yield from _phase_steps(phase, sampler_of(phase.recipe), max(first_step, phase.first_step), own)
 

@@ -30,7 +30,13 @@ FREE_TO_CHANGE = {
 
 Corpus and tokenizer may have moved; the fingerprint decides whether they are the same.
 """
-FREE_AFTER_DIVERGENCE = {"training.learning_rate", "training.muon_learning_rate", "training.clip_norm"}
+FREE_AFTER_DIVERGENCE = {
+    "training.learning_rate",
+    "training.muon_learning_rate",
+    "training.clip_norm",
+    "training.on_spike",
+    "training.spike_factor",
+}
 """Settings that may also change when resuming a run stopped by a non-finite number. Each start records its settings."""
 
 

@@ -71,6 +71,7 @@ def save_checkpoint(
     files: list[Path],
     keep: int,
     memories: Mapping[str, Tensor] | None = None,
+    spare: int | None = None,
 ) -> Path:
     """Write `folder/step-NNNNNNNN` and remove all but the newest `keep` checkpoints.
 
@@ -83,6 +84,7 @@ def save_checkpoint(
         files: Files to copy, so that a checkpoint is self-contained (recipe, tokenizer).
         keep: Number of checkpoints to keep.
         memories: Memories of the rows of the last step, by name.
+        spare: Step of a checkpoint that is kept too.
 
     Raises:
         UniclozeError: It cannot be written, for example because the disk is full; earlier checkpoints are unchanged.
@@ -94,7 +96,8 @@ def save_checkpoint(
         shutil.rmtree(left, ignore_errors=True)
     write_checkpoint(final, step=step, model=model, optimizers=optimizers, state=state, files=files, memories=memories)
     for old in list_checkpoints(folder)[: -max(1, keep)]:
-        shutil.rmtree(old, ignore_errors=True)
+        if spare is None or old.name != checkpoint_name(spare):
+            shutil.rmtree(old, ignore_errors=True)
     return final
 
 
@@ -167,6 +170,13 @@ def set_aside_newer(path: Path) -> None:
             aside = newer.with_name(f"damaged-{newer.name}")
             shutil.rmtree(aside, ignore_errors=True)
             newer.rename(aside)
+
+
+def drop_newer(path: Path) -> None:
+    """Remove the checkpoints newer than one that a run goes back to."""
+    for newer in list_checkpoints(path.parent):
+        if newer.name > path.name:
+            shutil.rmtree(newer, ignore_errors=True)
 
 
 def checkpoint_name(step: int) -> str:

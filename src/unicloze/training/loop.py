@@ -27,6 +27,7 @@ from unicloze.training.gradients import GradientSums
 from unicloze.training.lookups import by_rows, fill_gradients
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
 from unicloze.training.recurrence import Memories, pack, unpack, with_memory
+from unicloze.training.spikes import MOST, Spikes
 from unicloze.training.tree import share
 from unicloze.training.world import StepReport, World
 
@@ -44,6 +45,7 @@ class TrainState:
         buffers: Reused gradient buffers of large tables, see `lookups`; overwritten in every step.
         parts: Index of the mixture part of each micro-batch of the last step.
         step_tokens: Tokens of text in the last step.
+        spikes: Gradient norms and spikes so far.
     """
 
     model: Model
@@ -54,6 +56,7 @@ class TrainState:
     buffers: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     parts: list[int] | None = None
     step_tokens: int = 0
+    spikes: Spikes = field(default_factory=Spikes)
 
 
 @dataclass
@@ -83,12 +86,15 @@ class Hooks:
         evaluate: Measures the held-out perplexity. Returns True to end the run early.
         save: Writes a checkpoint.
         describe: Returns where the rows of a micro-batch come from.
+        spiked: Gets the reason of a spike before the step is counted. Returns None to leave out the update, or goes back to
+            an earlier step and returns the micro-batches from there on.
     """
 
     log: Callable[[TrainState, Mapping[str, Any]], None]
     evaluate: Callable[[TrainState], bool]
     save: Callable[[TrainState], None]
     describe: Callable[[MicroBatch], str]
+    spiked: Callable[[TrainState, str], Iterator[list[MicroBatch]] | None] = lambda _state, _reason: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +128,8 @@ def fit(
         hooks: Callbacks.
 
     Raises:
-        NonFiniteError: The loss or gradient is not finite; the weights before that step are saved. Or an update made
-            weights non-finite; these are never saved.
+        NonFiniteError: The loss or gradient is not finite, or too many steps spiked in a row; the weights before that step
+            are saved. Or an update made weights non-finite; these are never saved.
         UniclozeError: The text of a step cannot be read; the weights before that step are saved.
     """
     with stop_when_asked() as interruption:
@@ -136,28 +142,44 @@ def fit(
                     hooks.save(state)
                 raise
             set_learning(state.optimizers, state.step)
+            spike = None
             try:
                 losses = accumulate_gradients(state, micro_batches, settings, compute, hooks.describe, interruption)
                 norm = clip_gradient(state.model, settings.clip_norm)
                 if not math.isfinite(norm):
                     raise non_finite(f"the norm of the gradient is {norm}", micro_batches, hooks.describe)
+                if settings.on_spike != "accept":
+                    spike = state.spikes.reason(norm, settings.spike_factor)
             except NonFiniteError as error:
-                state.memories = memories
-                raise _before_update(error, state, hooks.save) from error
+                if settings.on_spike == "accept":
+                    state.memories = memories
+                    raise _before_update(error, state, hooks.save) from error
+                spike, state.memories = str(error), {}
             except Abandoned:
                 hooks.save(state)
                 break
-            set_learning_rate(state.optimizers, schedule_factor(state.step, settings))
-            for optimizer in state.optimizers:
-                optimizer.step()
-            spoiled = first_non_finite(state.model.state_dict())
-            if spoiled is not None:
-                raise _after_update(spoiled, state, micro_batches, hooks.describe)
-            state.step, state.text_tokens = state.step + 1, state.text_tokens + state.step_tokens
-            speed = state.step_tokens / (time.perf_counter() - started)
-            hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
+            if spike is None:
+                update(state, norm, settings)
+                spoiled = first_non_finite(state.model.state_dict())
+                if spoiled is not None:
+                    raise _after_update(spoiled, state, micro_batches, hooks.describe)
+                state.text_tokens += state.step_tokens
+            else:
+                back = _at_spike(state, spike, hooks)
+                if back is not None and interruption.heeded:
+                    break  # the checkpoint it went back to is saved already
+                if back is not None:
+                    steps = back
+                    continue
+            state.step += 1
+            if spike is None:
+                speed = state.step_tokens / (time.perf_counter() - started)
+                hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
             done, stopping = state.step == settings.steps, bool(interruption.heeded)
-            if done or stopping or (settings.save_every and state.step % settings.save_every == 0):
+            regular = settings.save_every and state.step % settings.save_every == 0
+            if regular and settings.on_spike == "go_back":
+                state.spikes.in_a_row = 0
+            if done or stopping or regular:
                 hooks.save(state)
             enough = False
             if done or (settings.evaluate_every and state.step % settings.evaluate_every == 0):
@@ -165,6 +187,17 @@ def fit(
             if stopping or enough:
                 break
     return interruption
+
+
+def update(state: TrainState, norm: float, settings: TrainingSettings) -> None:
+    """Make the update of a step with a gradient of this norm."""
+    set_learning_rate(state.optimizers, schedule_factor(state.step, settings))
+    for optimizer in state.optimizers:
+        optimizer.step()
+    if settings.on_spike != "accept":
+        state.spikes.add(norm)
+    if settings.on_spike == "skip":
+        state.spikes.in_a_row = 0
 
 
 def accumulate_gradients(
@@ -372,8 +405,8 @@ class NonFiniteError(UniclozeError):
 
 
 _CURE = (
-    "run the same command with a lower --training.learning_rate or with --training.clip_norm 1.0, or start in another --out "
-    "with a longer warm-up"
+    "run the same command with a lower --training.learning_rate, --training.clip_norm 1.0 or --training.on_spike skip, or "
+    "start in another --out with a longer warm-up"
 )
 
 
@@ -394,6 +427,20 @@ def _before_update(error: NonFiniteError, state: TrainState, save: Callable[[Tra
         )
     save(state)
     return NonFiniteError(f"{what} The finite weights of step {state.step} were saved: {_CURE}")
+
+
+def _at_spike(state: TrainState, reason: str, hooks: Hooks) -> Iterator[list[MicroBatch]] | None:
+    """Skip the update of a step, or go back; see `Hooks.spiked`.
+
+    Raises:
+        NonFiniteError: Too many steps spiked in a row; the weights are saved.
+    """
+    state.spikes.in_a_row += 1
+    if state.spikes.in_a_row > MOST:
+        state.spikes.in_a_row = 0
+        error = NonFiniteError(f"more than {MOST} steps spiked in a row, at last because {reason}")
+        raise _before_update(error, state, hooks.save)
+    return hooks.spiked(state, reason)
 
 
 def _after_update(

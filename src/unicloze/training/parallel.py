@@ -71,7 +71,7 @@ class Group(World):
         super().__init__()
         self.rank, self.size = rank, size
         self._store, self._patience = store, patience
-        self._turn = self._exchange = self._step = self._said = 0
+        self._turn = self._exchange = self._begun = self._said = 0
         self._began = time.monotonic()
         self._received: Callable[[], int] = lambda: 0
 
@@ -147,8 +147,8 @@ class Group(World):
         return [row[:size].numpy().tobytes() for row, size in rows]
 
     def begin_step(self, step: int) -> None:
-        """Record the step that processes may leave, and its start time."""
-        self._step, self._began = step, time.monotonic()
+        """Begin a step that processes may leave, and record its start time; a step may be repeated after going back."""
+        self._begun, self._began = self._begun + 1, time.monotonic()
 
     def leaving(self) -> bool:
         """Whether a process has announced that it leaves this step."""
@@ -156,7 +156,7 @@ class Group(World):
 
     @property
     def _leave(self) -> str:
-        return f"leave-{self._step}"
+        return f"leave-{self._begun}"
 
     def meet(self, report: StepReport, received: Callable[[], int]) -> list[StepReport]:
         """Exchange reports; a signal that arrives while waiting asks the other processes to leave the step."""

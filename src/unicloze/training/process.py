@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 
 from unicloze.errors import UniclozeError
-from unicloze.progress import Progress, short
+from unicloze.progress import Progress, say, short
 from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import Recipe, TrainingSettings, chosen
 from unicloze.training.batches import MicroBatch
@@ -25,6 +25,7 @@ from unicloze.training.loading import fit_weights
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.optimizers import schedule_factor
 from unicloze.training.recurrence import Memories, pack, unpack
+from unicloze.training.spikes import Spikes
 from unicloze.training.world import World
 from unicloze.version import __version__
 
@@ -79,10 +80,16 @@ class RunProcess:
                 f"differently from here on (--training.threads {before} keeps them)",
                 stacklevel=2,
             )
-        fit_weights(self.state.model, checkpoint)
-        load_moments(self.state.optimizers, checkpoint)
-        self.state.step, self.state.text_tokens = checkpoint.state["step"], checkpoint.state.get("text_tokens", 0)
-        self.state.memories = unpack(checkpoint.memories, self.compute.device)
+        self.restore(checkpoint)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Set the training state to that of a checkpoint of the run."""
+        state = self.state
+        fit_weights(state.model, checkpoint)
+        load_moments(state.optimizers, checkpoint)
+        state.step, state.text_tokens = checkpoint.state["step"], checkpoint.state.get("text_tokens", 0)
+        state.memories, state.parts = unpack(checkpoint.memories, self.compute.device), None
+        state.spikes = Spikes.read(checkpoint.state.get("spikes"), checkpoint.path)
 
     def write_start(self, **facts: Any) -> None:
         """Record the start in the ledger, with facts specific to the kind of run."""
@@ -132,6 +139,7 @@ class RunProcess:
         evaluate: Callable[[TrainState], bool],
         save: Callable[[TrainState], None],
         describe: Callable[[MicroBatch], str],
+        spiked: Callable[[TrainState, str], Iterator[list[MicroBatch]] | None] | None = None,
     ) -> None:
         """Train with a progress bar; sets `signal` to the signal that stopped it early, else 0.
 
@@ -141,8 +149,9 @@ class RunProcess:
             evaluate: As in `Hooks`.
             save: As in `Hooks`.
             describe: As in `Hooks`.
+            spiked: As in `Hooks`; default: `skip`.
         """
-        hooks = Hooks(log=self.log, evaluate=evaluate, save=save, describe=describe)
+        hooks = Hooks(log=self.log, evaluate=evaluate, save=save, describe=describe, spiked=spiked or self.skip)
         with Progress("", settings.steps, "steps", initial=self.state.step, show=self.progress) as self.bar:
             self.signal = fit(self.state, steps, settings, self.compute, hooks).heeded
 
@@ -166,6 +175,19 @@ class RunProcess:
             **self._stragglers(),
         )
 
+    def skip(self, state: TrainState, reason: str) -> None:
+        """Record that the update of the current step is left out."""
+        self.bar.update()
+        self.note_spike("skip", reason)
+
+    def note_spike(self, action: str, reason: str, **facts: Any) -> None:
+        """Record a spike at the current step and what is done about it."""
+        step = self.state.step + 1
+        self.ledger.write("spike", step=step, action=action, reason=reason, **facts)
+        if self.progress:
+            done = f"going back to step {facts['to']}" if "to" in facts else "its update is skipped"
+            say(f"step {step} spikes, {done}: {reason}")
+
     def _stragglers(self) -> dict[str, Any]:
         """Seconds each process computed in the last step; empty for a single process."""
         return {"seconds": [round(each, 3) for each in self.world.seconds]} if self.world.seconds else {}
@@ -178,6 +200,15 @@ class RunProcess:
         self.state.memories = self._all_memories()
         path = self.write_checkpoint(CHECKPOINTS, self.state.optimizers, self.out / RECIPE, facts, keep=keep)
         self.ledger.write("save", step=self.state.step, checkpoint=path.name)
+
+    @property
+    def step_to_go_back_to(self) -> int | None:
+        """Step of the last regular checkpoint, which a signal or the end of an earlier process does not change.
+
+        None if the run does not go back, or has none yet.
+        """
+        training, step = self.recipe.training, self.state.step
+        return step - step % training.save_every or None if training.on_spike == "go_back" else None
 
     def _all_memories(self) -> Memories:
         """Memories of the micro-batches of all processes."""
@@ -220,10 +251,12 @@ class RunProcess:
                 "vocab_size": state.model.vocab_size,
                 "max_positions": state.model.max_positions,
                 "threads": torch.get_num_threads(),
+                **({} if self.recipe.training.on_spike == "accept" else {"spikes": state.spikes.to_dict()}),
             },
             files=[recipe, *(self.out / name for name in (TOKENIZER, TOKENIZER_CONFIG)), *more],
             keep=keep,
             memories=pack(state.memories) if optimizers else None,
+            spare=self.step_to_go_back_to,
         )
 
 

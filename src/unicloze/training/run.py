@@ -6,7 +6,7 @@ import dataclasses
 import math
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.mixtures import parts, phases
+from unicloze.mixtures import parts, phases, windows_before
 from unicloze.model.model import perplexity
 from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
@@ -29,7 +29,14 @@ from unicloze.text.sampler import WindowSampler
 from unicloze.training.agreement import as_prepared
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, training_steps
 from unicloze.training.changes import FREE_AFTER_DIVERGENCE, FREE_TO_CHANGE, refuse_changes
-from unicloze.training.checkpoint import Checkpoint, load_newest, set_aside_newer
+from unicloze.training.checkpoint import (
+    Checkpoint,
+    checkpoint_name,
+    drop_newer,
+    load_checkpoint,
+    load_newest,
+    set_aside_newer,
+)
 from unicloze.training.count_baselines import open_baselines, trained_sources
 from unicloze.training.filled_samples import heldout_samples
 from unicloze.training.forecast import refuse_what_cannot_fit
@@ -169,6 +176,8 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
         former = as_prepared(former, lineage)
     recipe = with_precision(recipe, former.training.precision)
     free = FREE_TO_CHANGE | (FREE_AFTER_DIVERGENCE if _diverged(out) else set())
+    if training.on_spike == "go_back":
+        free -= {"training.save_every"}  # decides which checkpoint is the last
     refuse_changes(former, recipe, out, f"continue the old one with unicloze pretrain --out {out}", free=free)
     moving = _moves_with_the_steps(recipe)
     if former.training.steps != recipe.training.steps and moving:
@@ -319,12 +328,36 @@ class _Run(RunProcess):
         if training.compile:
             for network in model.networks:
                 network.backbone.compile()
-        steps = training_steps(self.recipe, self._sampler, self.state.step, self._own)
-        self.learn(steps, training, self._evaluate, self._save, self._describe)
+        steps = self._steps()
+        self.learn(steps, training, self._evaluate, self._save, self._describe, self._spiked)
         if self.state.step < training.steps:
             self.write_stop()
             return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part, self.counts)
         return self._finish(already=False)
+
+    def _steps(self) -> Iterator[list[MicroBatch]]:
+        ahead = self.state.spikes.windows_ahead
+        return training_steps(self.recipe, self._sampler, self.state.step, self._own, windows_ahead=ahead)
+
+    def _spiked(self, state: TrainState, reason: str) -> Iterator[list[MicroBatch]] | None:
+        """Skip the update, or go back to the last regular checkpoint and read the text after that of this step."""
+        to = self.step_to_go_back_to
+        if to is None:
+            self.skip(state, reason)
+            return None
+        ahead = (
+            state.spikes.windows_ahead + windows_before(self.recipe, state.step + 1) - windows_before(self.recipe, to)
+        )
+        in_a_row = state.spikes.in_a_row
+        self.note_spike("go_back", reason, to=to, windows_ahead=ahead)
+        self.bar.update(to - state.step)
+        path = self.out / CHECKPOINTS / checkpoint_name(to)
+        checkpoint = self.world.in_turn(lambda: load_checkpoint(path))
+        self.world.only_first(lambda: drop_newer(path))
+        self.restore(checkpoint)
+        state.memories = {}  # of text that the next rows do not continue
+        state.spikes.in_a_row, state.spikes.windows_ahead = in_a_row, ahead
+        return self._steps()
 
     def _own(self, of_parts: Sequence[int]) -> set[int]:
         """The micro-batches of a step that this process computes."""

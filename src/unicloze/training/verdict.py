@@ -43,6 +43,8 @@ class Course:
         kept = {"step": course.training, "evaluate": course.heldout}
         for event in events:
             name, step = event.get("event"), event.get("step")
+            if name == "spike":
+                name, step = "start", event.get("to")
             if name == "start" and isinstance(step, int):
                 for losses in kept.values():
                     for later in [one for one in losses if one > step]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UsageError
-from unicloze.files import begins_with, real_place
+from unicloze.files import begins_like, real_place
 
 PathLike = str | Path
 Overrides = Mapping[str, Any]
@@ -52,13 +52,16 @@ def folder_at(out: PathLike | None, otherwise: Path | None = None) -> Path:
     return Path(out)
 
 
-def check_file(out: PathLike | None, *inputs: PathLike | None, begins: Sequence[str] = ("",)) -> None:
+def check_file(
+    out: PathLike | None, *inputs: PathLike | None, begins: Sequence[bytes] = (b"",), option: str = "--out"
+) -> None:
     """Reject an output file that cannot or should not be written, before any work is done.
 
     Args:
         out: The file.
         inputs: Files that the same command reads.
-        begins: Possible beginnings of the output; an existing file that begins otherwise is not replaced.
+        begins: Patterns of the beginning of the output; an existing file that matches none is not replaced.
+        option: The option that names the file.
 
     Raises:
         UsageError: Its folder does not exist or is not writable, it is a folder, a device or a pipe, the same command reads
@@ -67,17 +70,19 @@ def check_file(out: PathLike | None, *inputs: PathLike | None, begins: Sequence[
     if out is None:
         return
     if str(out) == "" or "\0" in str(out):
-        raise UsageError("--out is empty or contains a NUL character: name a file.")
+        raise UsageError(f"{option} is empty or contains a NUL character: name a file.")
     file = real_place(Path(out))
     if file.is_dir():
-        raise UsageError(f"{file} is a folder: give --out a file in it.")
+        raise UsageError(f"{file} is a folder: give {option} a file in it.")
     if file.is_file() and any(Path(one).exists() and file.samefile(one) for one in inputs if one is not None):
-        raise UsageError(f"{file} is read by this command and would be replaced: give another --out.")
-    if file.is_file() and not begins_with(file, *begins):
-        raise UsageError(f"{file} holds something else, which would be replaced: give another --out, or move it away.")
+        raise UsageError(f"{file} is read by this command and would be replaced: give another {option}.")
+    if file.is_file() and not begins_like(file, *begins):
+        raise UsageError(
+            f"{file} holds something else, which would be replaced: give another {option}, or move it away."
+        )
     if file.exists() and not file.is_file():
-        raise UsageError(f"{file} is a device or a pipe: give --out a file, or leave it out to print the result.")
+        raise UsageError(f"{file} is a device or a pipe: give {option} a file, or leave it out to print the result.")
     if not file.parent.is_dir():
-        raise UsageError(f"there is no folder {file.parent} for {file.name}: create it, or give another --out.")
+        raise UsageError(f"there is no folder {file.parent} for {file.name}: create it, or give another {option}.")
     if not os.access(file.parent, os.W_OK):
-        raise UsageError(f"the folder {file.parent} is not writable: give another --out.")
+        raise UsageError(f"the folder {file.parent} is not writable: give another {option}.")

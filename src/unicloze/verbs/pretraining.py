@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.run_files import LEDGER, RECIPE, TOKENIZER
-from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike, folder_at
+from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike, check_file, folder_at
 from unicloze.verbs.options import JSON, File, Folder, Number, Option, RecipeName, Settings, clean
 
 if TYPE_CHECKING:
@@ -312,6 +312,11 @@ def inspect(
 
     if not 0 <= seed < 2**63:
         raise UsageError(f"seed is {seed}: give a whole number from 0 to 2^63 - 1.")
+    if picture is not None:
+        from unicloze.report.picture import BEGINNINGS, check_ending, save_picture
+
+        check_ending(picture)
+        check_file(picture, begins=BEGINNINGS, option="--picture")
     settings, given = load_recipe(recipe, overrides), given_settings(overrides)
     reads = [key for key in READ_BY_INSPECT if settings.tokenizer.path or key != "tokenizer.lowercase"]
     refuse_beyond("inspect", given, reads, "leave it out")
@@ -323,8 +328,6 @@ def inspect(
     _, tokenizer = inspect_example(settings, text, seed, tokenizer_found)
     view = view_of(settings, tokenizer.encode_batch([text])[0], seed, tokenizer)
     if picture is not None:
-        from unicloze.report.picture import save_picture
-
         save_picture(view, picture)
         return dataclasses.replace(view, picture=Path(picture))
     return view

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -210,7 +212,8 @@ def predict(
         raise UsageError("Give either a text or a file of records to predict.")
     check_file(out, file)
     chosen = room.format_of(out if out is None else Path(out), format)
-    check_file(out, begins=room.BEGINNINGS[chosen])
+    for one in () if out is None else (out, room.beside(Path(out))) if chosen == "json" else (out,):
+        check_file(one, file, begins=room.BEGINNINGS[chosen])
     shown = room.PREDICTION_FORMATS[chosen] if out is None else partial(written, out, "predictions")
     check_fixed(overrides, OF_FILES)
     if text is not None:
@@ -282,7 +285,8 @@ def generate(
 
     if (text is None) == (file is None):
         raise UsageError("Give either a text or a file of sources to generate from.")
-    check_file(out, file, begins="{")
+    field = re.escape(json.dumps(into or "prediction", ensure_ascii=False)).encode()
+    check_file(out, file, begins=[rb"\{[^\n]*" + field + b":"])
     loaded = _generator(model, device, overrides, of_a_file=file is not None)
     several = loaded.recipe.decoding.num_results
     if into is not None and several > 1:
@@ -363,7 +367,7 @@ def unanswerable(
     if Path(out).suffix != ".jsonl":
         raise UsageError(f"{out}: the output is JSON lines; give a name that ends in .jsonl.")
     check_fixed(overrides, OF_FILES)
-    check_file(out, file, begins="{")
+    check_file(out, file, begins=[rb'\{"id": [^\n]*"title": [^\n]*"context": '])
     recipe = load_recipe("squad-v2-generated", overrides)
     check_fields(recipe, TASKS[recipe.task.kind], ("title", "answer"))
     return write_training_records(Path(file), Path(out), share=share, seed=seed, settings=recipe.task)

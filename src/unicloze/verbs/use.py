@@ -143,13 +143,13 @@ def embed(
         UniclozeError: There is no complete checkpoint, or a file cannot be read or written.
     """
     from unicloze.decoding import embed as room
-    from unicloze.decoding.vectors import Vectors, check_ending, write_vectors
+    from unicloze.decoding.vectors import BEGINNINGS, Vectors, check_ending, write_vectors
     from unicloze.interop.opening import open_model
 
     if (texts is None) == (file is None):
         raise UsageError("Give either a text or a file to embed.")
-    check_file(out)
     check_ending(out)
+    check_file(out, file, begins=[] if out is None else [BEGINNINGS[Path(out).suffix]])
     given = texts if texts is not None else _texts(file)
     vectors = Vectors.of(
         room.embed(open_model(model, device, precision), given, pooling=pooling, batch_size=batch_size), given, out
