@@ -23,8 +23,12 @@ from unicloze.finetuning.checks import check_answers, check_labels, check_metric
 from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, open_records, reading_columns
 from unicloze.finetuning.initial import task_recipe
 from unicloze.model.build import shapes_only
-from unicloze.recipes import load_recipe
-from unicloze.recipes.unread_settings import refuse_decided_in_task, refuse_unread_in_task
+from unicloze.recipes import given_in_task_files, load_recipe
+from unicloze.recipes.unread_settings import (
+    refuse_decided_in_task,
+    refuse_unread_in_task,
+    refuse_unread_in_task_files,
+)
 from unicloze.records import read_records
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
@@ -127,6 +131,14 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any], 
         raise UsageError(
             f"recipe {recipe.name} is for pre-training: give --probe a task (`unicloze recipes` lists them)."
         )
+    written = {key: origin for key, origin in given_in_task_files(task).items() if key not in overrides}
+    refuse_unread_in_task_files(recipe, written)
+    of_model = [key for key in written if key.startswith(("model.", "use."))]
+    if fixed := [key for key in of_model if key not in _DROPOUTS]:
+        raise UsageError(
+            f"{written[fixed[0]]}: {fixed[0]} is set by each recipe of the comparison; a probe may set only "
+            f"{' and '.join(_DROPOUTS)} of the model: leave it out."
+        )
     with options_begin_with(PREFIX):
         check_metrics(recipe)
         check_smoothing(recipe)
@@ -137,7 +149,8 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any], 
         check_answers(TaskData(measured, (), ""), learned)
         for each in (records, measured):
             check_roles(each, TASKS[recipe.task.kind], learned)
-    return Probe(recipe=recipe, overridden=tuple(overrides), files=(train, dev), records=(len(records), len(measured)))
+    kept = (*overrides, *of_model)
+    return Probe(recipe=recipe, overridden=kept, files=(train, dev), records=(len(records), len(measured)))
 
 
 def fit_probes(probes: Sequence[Probe], recipes: Sequence[Recipe], tokenizer: Tokenizer) -> list[FittedProbe]:

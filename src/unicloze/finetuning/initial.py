@@ -33,6 +33,7 @@ def task_recipe(
     start: LoadedModel,
     overridden: Sequence[str] = (),
     objective: Mapping[str, Any] | None = None,
+    origins: Mapping[str, str] | None = None,
 ) -> Recipe:
     """The recipe of a task for one model, with the data, tokenizer, objective and model settings of that model.
 
@@ -43,6 +44,7 @@ def task_recipe(
         start: The model to start from.
         overridden: Dotted keys whose values in the recipe are kept, such as `model.dropout`.
         objective: Changed settings of the model's objective, by dotted key.
+        origins: File and line of the overridden settings that are from a file, for messages.
 
     Raises:
         UsageError: The recipe has no task, an overridden setting is fixed by the model, the auxiliary objective or an
@@ -50,7 +52,7 @@ def task_recipe(
     """
     if not recipe.task.kind:
         raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
-    _refuse_other_models(recipe, start, overridden)
+    _refuse_other_models(recipe, start, overridden, origins or {})
     own = dataclasses.replace(start.recipe, objective=objective_of(start.recipe))
     of_model = with_overrides(own, objective).objective if objective else own.objective
     sections: dict[str, Any] = {"objective": of_model}
@@ -66,6 +68,7 @@ def task_recipe(
     sections["model"] = dataclasses.replace(
         sections["model"], max_positions=asked, generator_size=0.0, memory=0, pooler=False
     )
+    sections["training"] = dataclasses.replace(recipe.training, phases=[], initialize_from=None)
     recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
     recipe = _pooled(recipe)
     if TASKS[recipe.task.kind].predict is None:
@@ -81,7 +84,9 @@ def task_recipe(
     return recipe
 
 
-def _refuse_other_models(recipe: Recipe, start: LoadedModel, overridden: Sequence[str]) -> None:
+def _refuse_other_models(
+    recipe: Recipe, start: LoadedModel, overridden: Sequence[str], origins: Mapping[str, str]
+) -> None:
     """Reject settings that differ from those the model fixes: a different shape would leave weights newly initialised.
 
     Raises:
@@ -89,11 +94,12 @@ def _refuse_other_models(recipe: Recipe, start: LoadedModel, overridden: Sequenc
     """
     for key in overridden:
         section, _, name = key.partition(".")
+        said = f"{origins[key]}: {key}" if key in origins else key
         if key == "model.max_positions":
             asked, own = recipe.model.max_positions, start.model.max_positions
             if asked is not None and asked < own:
                 raise UsageError(
-                    f"{key} is {asked}, but the model {start.path} has {own} positions and keeps all of them: give {own} or "
+                    f"{said} is {asked}, but the model {start.path} has {own} positions and keeps all of them: give {own} or "
                     "more, or set --task.max_length for shorter rows"
                 )
             continue
@@ -102,7 +108,7 @@ def _refuse_other_models(recipe: Recipe, start: LoadedModel, overridden: Sequenc
         asked, own = (getattr(getattr(each, section), name) for each in (recipe, start.recipe))
         if asked != own:
             raise UsageError(
-                f"{key} is {asked}, but the model {start.path} was trained with {own}: leave it out; fine-tuning can change "
+                f"{said} is {asked}, but the model {start.path} was trained with {own}: leave it out; fine-tuning can change "
                 f"only {', '.join(f'model.{one}' for one in (*FREE, 'max_positions'))} of the model"
             )
 

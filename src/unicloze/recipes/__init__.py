@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import yaml
 from unicloze.bounded import read_bytes
 from unicloze.errors import UsageError, option_of
 from unicloze.files import write_file
-from unicloze.recipes.dumps import SCHEMA, without_foreign
+from unicloze.recipes.dumps import SCHEMA, is_of_a_run, without_foreign
 from unicloze.recipes.list_entries import kind_of, named, parsed, typed_mixture, typed_phases
 from unicloze.recipes.schema import KEYS, SECTIONS, VARIED, Setting, flatten, keys_of, parse_options
 from unicloze.recipes.validation import validate
@@ -28,6 +29,7 @@ from unicloze.yaml_loader import LARGEST_FILE, Loader
 
 __all__ = [
     "given_beside",
+    "given_in_task_files",
     "load_recipe",
     "parse_options",
     "recipe_names",
@@ -88,6 +90,27 @@ def given_beside(key: str, name_or_file: str | os.PathLike[str], overrides: Mapp
     layers.append(flatten(overrides, lambda name: f"option --{name}"))
     first = max((number for number, layer in enumerate(layers) if key in layer), default=len(layers))
     return {name: setting.origin for layer in layers[first:] for name, setting in layer.items() if name != key}
+
+
+def given_in_task_files(name_or_file: str | os.PathLike[str]) -> dict[str, str]:
+    """Settings of a task that were written by hand, in the file itself or in a task it is based on.
+
+    A recipe for pre-training, or one that a run wrote, also sets the shape of a model; but that is the model it trained, not
+    a wish for another one. Such a file contributes nothing.
+
+    Args:
+        name_or_file: As for `load_recipe`.
+
+    Returns:
+        File and line of each setting, by dotted key.
+    """
+    found: dict[str, str] = {}
+    kind: Any = ""
+    for file in _files(_find(name_or_file), ()):
+        kind = file.settings["task.kind"].value if "task.kind" in file.settings else kind
+        if kind and not file.of_a_run:
+            found |= {key: setting.origin for key, setting in file.settings.items()}
+    return found
 
 
 def with_overrides(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
@@ -197,15 +220,33 @@ def _find(name_or_file: str | os.PathLike[str]) -> Path:
     raise UsageError(f"No recipe is named '{name}'{guess} `unicloze recipes` lists all.")
 
 
+@dataclass(frozen=True)
+class _File:
+    """A recipe file.
+
+    Args:
+        settings: Its settings by dotted key.
+        of_a_run: Whether a run wrote it.
+    """
+
+    settings: dict[str, Setting]
+    of_a_run: bool
+
+
 def _layers(path: Path, seen: tuple[Path, ...]) -> list[dict[str, Setting]]:
     """The settings of a recipe file, preceded by those of its bases."""
+    return [file.settings for file in _files(path, seen)]
+
+
+def _files(path: Path, seen: tuple[Path, ...]) -> list[_File]:
+    """A recipe file, preceded by its bases."""
     if path.resolve() in seen:
         raise UsageError(f"{path}: this recipe is its own base; remove one `base:` of {', '.join(map(str, seen))}.")
     values, lines = _parse_yaml(path)
     base, schema = values.pop("base", None), values.pop("schema", None)
     if schema not in (None, SCHEMA):
         raise UsageError(f"{path}, line {lines['schema']}: schema is {schema!r}; this version reads {SCHEMA}.")
-    layers: list[dict[str, Setting]] = []
+    bases: list[_File] = []
     if base is not None:
         if not isinstance(base, str):
             raise UsageError(f"{path}, line {lines['base']}: base is {base!r}; expected the name of a recipe.")
@@ -214,12 +255,13 @@ def _layers(path: Path, seen: tuple[Path, ...]) -> list[dict[str, Setting]]:
             parent = beside if beside.is_file() else _find(base)
         except UsageError as error:
             raise UsageError(f"{path}, line {lines['base']}: base: {error}") from error
-        layers = _layers(parent, (*seen, path.resolve()))
+        bases = _files(parent, (*seen, path.resolve()))
     _check_names(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
     own = flatten(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
+    of_a_run = schema is not None or is_of_a_run(own)
     if schema is None:
         own = without_foreign(own)
-    return [*layers, {"name": Setting(path.stem, str(path)), **own}]
+    return [*bases, _File({"name": Setting(path.stem, str(path)), **own}, of_a_run)]
 
 
 def _check_names(values: Mapping[str, Any], origin: Callable[[str], str]) -> None:

@@ -28,6 +28,11 @@ READ_BY_ALL = {"objective.pairs": "contiguous"}
 """Former settings that affected the windows of every objective, and the value that had no effect."""
 
 
+def is_of_a_run(settings: Mapping[str, Setting]) -> bool:
+    """Whether a run of an earlier version wrote the settings: it wrote those of every objective and task."""
+    return any(settings.keys() >= {f"{section}.{name}" for name in FORMER[section]} for section in VARIED)
+
+
 def without_foreign(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """The settings of a file; if an earlier version wrote it, without those of other objectives and tasks.
 

@@ -235,6 +235,24 @@ def refuse_decided_in_task(given: Collection[str], prefix: str = "") -> None:
             raise UsageError(f"{prefix}{key} cannot be set in fine-tuning: {DECIDED_IN_A_TASK[key]}.")
 
 
+def refuse_unread_in_task_files(recipe: Recipe, origins: Mapping[str, str]) -> None:
+    """Reject settings of hand-written task files that fine-tuning derives from others or takes from the model.
+
+    Args:
+        recipe: Recipe of the task.
+        origins: File and line of each setting, by dotted key.
+
+    Raises:
+        UsageError: There is such a setting; the message names its line and the cure.
+    """
+    for key, origin in origins.items():
+        refuse_decided_in_task([key], f"{origin}: ")
+        section, _, name = key.partition(".")
+        if section == "objective" and (name not in OF_AN_AUXILIARY or not recipe.finetuning.auxiliary):
+            reason = _OF_THE_MODEL if name not in OF_AN_AUXILIARY else "nothing but finetuning.auxiliary uses it"
+            raise UsageError(f"{origin}: {key} has no effect, because {reason}: leave it out.")
+
+
 def refuse_not_of_pretraining(verb: str, given: Collection[str], prefix: str = "") -> None:
     """Reject given settings that only fine-tuning uses.
 

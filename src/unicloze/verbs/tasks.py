@@ -77,8 +77,13 @@ def finetune(
             settings.
         UniclozeError: A record, the model or the directory is unusable, or the loss is not finite.
     """
-    from unicloze.recipes import load_recipe
-    from unicloze.recipes.unread_settings import given_settings, refuse_decided_in_task, refuse_unread_in_task
+    from unicloze.recipes import given_in_task_files, load_recipe
+    from unicloze.recipes.unread_settings import (
+        given_settings,
+        refuse_decided_in_task,
+        refuse_unread_in_task,
+        refuse_unread_in_task_files,
+    )
     from unicloze.training.allocator import tune_allocator
 
     if seeds < 1:
@@ -93,6 +98,12 @@ def finetune(
         raise UsageError("option --grid-budget: only --task glue searches a grid: leave it out.")
     of_objective = {key: value for key, value in given.items() if key.startswith("objective.")}
     recipe = load_recipe(task, {key: value for key, value in given.items() if key not in of_objective})
+    written = {key: origin for key, origin in given_in_task_files(task).items() if key not in given}
+    refuse_unread_in_task_files(recipe, written)
+    for key in written:
+        section, _, name = key.partition(".")
+        if section == "objective":
+            of_objective[key] = getattr(recipe.objective, name)
     tune_allocator()
     from unicloze.finetuning.checks import check_given_options
     from unicloze.finetuning.initial import task_recipe
@@ -101,7 +112,8 @@ def finetune(
     from unicloze.tasks.generation import with_learning
 
     start = open_model(model)
-    recipe = task_recipe(recipe, start, list(given), of_objective)
+    of_model = {key: origin for key, origin in written.items() if key.startswith(("model.", "use."))}
+    recipe = task_recipe(recipe, start, [*given, *of_model], of_objective, of_model)
     refuse_unread_in_task([with_learning(recipe)], given)
     if "task.metric_options" in given:
         check_given_options(recipe)
