@@ -76,6 +76,7 @@ class Row:
 
 WSD = "--training.schedule wsd"
 RELATIVE = "--model.relative_bias true"
+PROJECTED = "--model.projection true"
 MUON = "--training.optimizer muon"
 SAMPLE = "--decoding.sample true"
 BEAMS = "--decoding.beams 4"
@@ -131,6 +132,7 @@ SETTINGS = {
     "objective.block_size": Row("block_diffusion", "2"),
     "objective.mixture": Row("unilmv2", "'[{mask_rate: 0.5}, {mask_rate: 0.15, label: less}]'"),
     "objective.coefficients": Row("unilmv2", "'{par: 0.2}'"),
+    "model.kind": Row("causal", "recurrent"),
     "model.hidden_size": Row("unilmv2", "32"),
     "model.num_layers": Row("unilmv2", "3"),
     "model.num_heads": Row("unilmv2", "4"),
@@ -152,7 +154,18 @@ SETTINGS = {
     "model.relative_bias": Row("unilmv2", "true"),
     "model.relative_buckets": Row("unilmv2", "8", beside=RELATIVE),
     "model.relative_max_distance": Row("unilmv2", "12", beside=RELATIVE),
+    "model.directions": Row("recurrent", "both"),
+    "model.projection": Row("recurrent", "true"),
+    "model.residual": Row("recurrent", "true", beside=PROJECTED),
+    "model.cell_clip": Row("recurrent", "0.01"),
+    "model.projection_clip": Row("recurrent", "0.01", beside=PROJECTED),
     "model.dropout": Row("unilmv2", "0.3"),
+    "model.embedding_dropout": Row("recurrent", "0.5"),
+    "model.input_dropout": Row("recurrent", "0.5"),
+    "model.hidden_dropout": Row("recurrent", "0.5"),
+    "model.weight_dropout": Row("recurrent", "0.5"),
+    "model.activation_penalty": Row("recurrent", "2.0"),
+    "model.temporal_penalty": Row("recurrent", "2.0"),
     "model.attention_dropout": Row("unilmv2", "0.3"),
     "model.layer_norm_eps": Row("unilmv2", "0.01"),
     "model.initializer_range": Row("unilmv2", "0.1"),

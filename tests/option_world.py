@@ -72,6 +72,11 @@ OTHERS: dict[str, dict[str, Any]] = {
         "objective": {"name": "causal", "targets": ["lm"], "visibility": "left_to_right", "local_width": 3},
         "model": {"layer_visibility": ["local"]},
     },
+    "recurrent": {
+        "data": {"segments": 1, "order": "streams"},
+        "objective": {"name": "causal", "targets": ["lm"], "visibility": "left_to_right"},
+        "model": {"kind": "recurrent", "head": "linear"},
+    },
     "electra": {"objective": {"name": "masked", "targets": ["ae", "rtd"]}, "model": {"generator_size": 0.5}},
     "mixture": {
         "objective": {"mixture": [{"label": "one", "mask_rate": 0.2}, {"label": "two", "share": 1, "mask_rate": 0.6}]}

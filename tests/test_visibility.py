@@ -234,11 +234,11 @@ def test_packed_rows_do_not_read_each_other() -> None:
     assert np.array_equal(mask, expected)
 
 
-@pytest.mark.parametrize("both_ways", [True, False])
-def test_packed_rows_made_together_equal_rows_made_alone(both_ways: bool) -> None:
+@pytest.mark.parametrize("reads", ["bidirectional", "left_to_right", "right_to_left"])
+def test_packed_rows_made_together_equal_rows_made_alone(reads: visibility.TextVisibility) -> None:
     sizes = [[3, 1, 4], [5], [2, 2], [9]]
-    together = visibility.packed_rows(sizes, both_ways=both_ways, capacity=9)
-    rule = visibility.bidirectional if both_ways else visibility.left_to_right
+    together = visibility.packed_rows(sizes, reads=reads, capacity=9)
+    rule = getattr(visibility, reads)
     for row, inner in zip(together, sizes, strict=True):
         alone = visibility.packed([rule(size) for size in inner])
         assert np.array_equal(visibility.bool_mask(row[: sum(inner)], 9), visibility.bool_mask(alone, 9))

@@ -88,8 +88,8 @@ class DataSettings:
             documents with an [EOS] between them, so that every window is full (RoBERTa's full sentences, GPT).
         order: `shuffled`, or `streams`: row i of a batch continues the text of row i of the previous batch, as segment
             recurrence needs (XLNet); its two segments are then contiguous.
-        directions: With `both`, half of the rows of `streams` read the text from its last window to its first, so that the
-            memory of a window is the text after it (XLNet); with `forward`, none do.
+        directions: With `backward`, the rows of `streams` read the text from its last window to its first, so that the memory
+            of a window is the text after it; with `both`, half of them do (XLNet); with `forward`, none do.
         heldout_share: Share of the documents held out for evaluation, chosen by a hash of their text; at least one document
             of every source is kept for training.
         deduplicate: Drop documents whose text was seen before (ignoring white space and case).
@@ -105,7 +105,7 @@ class DataSettings:
     segments: Literal[1, 2] = 2
     documents: Literal["separate", "joined"] = "separate"
     order: Literal["shuffled", "streams"] = "shuffled"
-    directions: Literal["forward", "both"] = "forward"
+    directions: Literal["forward", "backward", "both"] = "forward"
     heldout_share: float = 0.02
     deduplicate: bool = True
     phrases: str | None = None
@@ -293,20 +293,23 @@ class HeadSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Shape of the Transformer.
+    """Shape of the network.
 
     Args:
-        hidden_size: Width of the hidden states.
-        num_layers: Number of Transformer layers.
+        kind: `transformer`, or `recurrent`: LSTMs, each layer of one direction reading the layer below (AWD-LSTM, ELMo).
+        hidden_size: Width of the hidden states; of LSTMs, of the last layer's output.
+        num_layers: Number of layers.
         num_heads: Attention heads of a layer.
-        intermediate_size: Inner width of the feed-forward network.
+        intermediate_size: Inner width of the feed-forward network; of LSTMs, the number of cells of each layer but the last,
+            or of every layer with `projection`.
         max_positions: Rows of the position table; default: the number of positions in the objective's rows.
         num_segments: Rows of the segment table; 0 for none; with 1, all slots have the same segment (RoBERTa). With
             `transformer_xl` there is no table; any number above 0 lets attention see whether two slots share a segment.
         embedding_size: Width of the token, position and segment embeddings, projected to the hidden size (ALBERT,
             ELECTRA); default: `hidden_size`.
         positions: `learned` (a table), `transformer_xl` (relative, inside attention; XLNet) or `none`.
-        memory: Number of earlier slots whose hidden states each row may attend to (segment recurrence, XLNet).
+        memory: Number of earlier slots whose hidden states each row may attend to (segment recurrence, XLNet). With LSTMs 1:
+            a row begins with the state in which the text before it ended.
         share_layers: Which weights all layers share (ALBERT): `none`, `all`, `attention` or `feed_forward`.
         layer_visibility: Visibility of each layer, `full` or `local`, repeated over the layers (GPT-3).
         activation: `gelu`, its approximation `gelu_tanh` (GPT-2, ALBERT), or `relu`.
@@ -320,13 +323,28 @@ class ModelSettings:
         relative_bias: Add T5's relative position bias, one table shared by all layers (paper Section 4.1).
         relative_buckets: Buckets of that bias.
         relative_max_distance: Distance from which all positions share a bucket.
-        dropout: Dropout of the embeddings and of each sub-layer's output.
+        directions: Directions that LSTMs read in: `forward` (from left to right), `backward` or `both`, each with a stack of
+            its own.
+        projection: Project the cells of every LSTM layer to `hidden_size` outputs (ELMo).
+        residual: Add the input of each LSTM layer but the first to its output (ELMo).
+        cell_clip: Largest absolute value of a cell (ELMo); default: no limit.
+        projection_clip: Largest absolute value of a projected output (ELMo); default: no limit.
+        dropout: Dropout of the embeddings and of each sub-layer's output; of LSTMs, of the last layer's output.
+        embedding_dropout: Dropout of whole tokens of the embedding table (AWD-LSTM).
+        input_dropout: Dropout of the first LSTM layer's input; one mask for all steps of a row.
+        hidden_dropout: Dropout between LSTM layers; one mask for all steps of a row.
+        weight_dropout: Dropout of the recurrent weights of LSTMs; one mask for all rows and steps (weight drop).
+        activation_penalty: Factor of the mean square of the dropped-out outputs, added to the gradient (AR).
+        temporal_penalty: Factor of the mean squared difference between outputs at adjacent steps, added to the gradient
+            (TAR).
         attention_dropout: Dropout of the attention probabilities.
         layer_norm_eps: Epsilon of the layer normalisation.
-        initializer_range: Standard deviation of the initial weights.
+        initializer_range: Standard deviation of the initial weights; with LSTMs, half the width of the uniform distribution
+            of the initial embeddings.
         scaled_init: Divide this by sqrt(2 x layers) for the matrices that write into the residual stream (GPT-2).
     """
 
+    kind: Literal["transformer", "recurrent"] = "transformer"
     hidden_size: int = 768
     num_layers: int = 12
     num_heads: int = 12
@@ -348,11 +366,28 @@ class ModelSettings:
     relative_bias: bool = True
     relative_buckets: int = 32
     relative_max_distance: int = 128
+    directions: Literal["forward", "backward", "both"] = "forward"
+    projection: bool = False
+    residual: bool = False
+    cell_clip: float | None = None
+    projection_clip: float | None = None
     dropout: float = 0.1
+    embedding_dropout: float = 0.0
+    input_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    weight_dropout: float = 0.0
+    activation_penalty: float = 0.0
+    temporal_penalty: float = 0.0
     attention_dropout: float = 0.1
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
     scaled_init: bool = False
+
+    def memory_shape(self, rows: int) -> tuple[int, int, int, int]:
+        """Shape of the states in a memory of some rows, see `unicloze.example.Memory`."""
+        if self.kind == "recurrent":  # output and cell of each layer
+            return 2 * self.num_layers, rows, self.memory, max(self.hidden_size, self.intermediate_size)
+        return self.num_layers, rows, self.memory, self.hidden_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,7 +491,7 @@ class UseSettings:
         pooling: The slot that represents a text: the `first`, the `last`, or the `mean` of all.
     """
 
-    visibility: Literal["bidirectional", "left_to_right"] = "bidirectional"
+    visibility: Literal["bidirectional", "left_to_right", "right_to_left"] = "bidirectional"
     pooling: Literal["first", "last", "mean"] = "first"
 
 

@@ -13,7 +13,7 @@ Constructors named `..._rows` make many rows at once. `bool_mask`, `block_mask` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 Intervals = npt.NDArray[np.int32]
+
+TextVisibility = Literal["bidirectional", "left_to_right", "right_to_left"]
+"""What a slot reads of an unmasked text."""
 
 NOTHING_NEARBY = (
     "model.layer_visibility names 'local' but these rows define no local visibility: use objective.name causal with "
@@ -310,12 +313,12 @@ def packed(rows: Sequence[Intervals]) -> Intervals:
     return np.concatenate(shifted)
 
 
-def packed_rows(sizes: Sequence[Sequence[int]], *, both_ways: bool, capacity: int) -> Intervals:
-    """`packed` for many rows of `bidirectional` or `left_to_right` sequences, padded on the right; padding reads only itself.
+def packed_rows(sizes: Sequence[Sequence[int]], *, reads: TextVisibility, capacity: int) -> Intervals:
+    """`packed` for many rows of sequences of one visibility, padded on the right; padding reads only itself.
 
     Args:
         sizes: Number of slots of each sequence, per row.
-        both_ways: Whether a slot also reads slots to its right.
+        reads: What a slot reads of its sequence.
         capacity: Slots per row, padding included.
 
     Returns:
@@ -327,8 +330,9 @@ def packed_rows(sizes: Sequence[Sequence[int]], *, both_ways: bool, capacity: in
     begins = np.concatenate([np.cumsum([0, *row[:-1]], dtype=np.int32) for row in sizes])
     result = np.zeros((*real.shape, 4), dtype=np.int32)
     result[:, :, 0], result[:, :, 1] = slot, slot + 1
-    result[real, 0] = np.repeat(begins, each)
-    if both_ways:
+    if reads != "right_to_left":
+        result[real, 0] = np.repeat(begins, each)
+    if reads != "left_to_right":
         result[real, 1] = np.repeat(begins + each, each)
     return result
 

@@ -16,7 +16,13 @@ from unicloze.example import Examples, Kind, collate
 from unicloze.settings import Pooling, Recipe
 from unicloze.text.windows import Windows
 from unicloze.training.loading import LoadedModel
-from unicloze.visibility import bidirectional_rows, left_to_right_rows, nearby
+from unicloze.visibility import bidirectional_rows, left_to_right_rows, nearby, right_to_left_rows
+
+_RULES = {
+    "bidirectional": bidirectional_rows,
+    "left_to_right": left_to_right_rows,
+    "right_to_left": right_to_left_rows,
+}
 
 
 def embed(
@@ -75,8 +81,7 @@ def rows_to_encode(windows: Windows, recipe: Recipe) -> Examples:
     slot = np.broadcast_to(np.arange(width, dtype=np.int32), (rows, width))
     is_text = slot < windows.lengths[:, None]
     both_ways = reading.visibility == "bidirectional"
-    rule = bidirectional_rows if both_ways else left_to_right_rows
-    intervals = rule(windows.lengths, capacity=width)
+    intervals = _RULES[reading.visibility](windows.lengths, capacity=width)
     local = None if reading.local_width is None else nearby(intervals, reading.local_width)
     return Examples(
         input_ids=windows.token_ids,

@@ -57,7 +57,7 @@ def rows_of(memory: Memory | None, rows: npt.NDArray[np.int64]) -> Memory | None
 def _remembered(model: LoadedModel, pieces: Sequence[ReadWindow], before: Memory | None, batch_size: int) -> Memory:
     """The memory after reading each piece."""
     settings, device = model.model.settings, model.compute.device
-    shape = settings.num_layers, len(pieces), settings.memory, settings.hidden_size
+    shape = settings.memory_shape(len(pieces))
     after = Memory(
         states=torch.zeros(shape, device=device), lengths=torch.zeros(len(pieces), dtype=torch.long, device=device)
     )

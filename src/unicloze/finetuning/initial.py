@@ -22,7 +22,10 @@ from unicloze.tasks.rows import pooling_of
 from unicloze.training.initial import POSITION_ROWS, repeated, said_of_positions
 from unicloze.training.loading import LoadedModel
 
-FREE = "dropout", "attention_dropout", "initializer_range"
+FREE = (
+    "dropout", "attention_dropout", "initializer_range", "embedding_dropout", "input_dropout", "hidden_dropout",
+    "weight_dropout", "activation_penalty", "temporal_penalty",
+)  # fmt: skip
 """`model` settings that a task may change, as no trained weight depends on them."""
 LEFT_OUT = "generator_size", "memory", "pooler"
 """Parts of a model that no task uses."""
@@ -136,9 +139,11 @@ def _pooled(recipe: Recipe) -> Recipe:
     """The recipe with a default `task.pooling` that suits how the model reads.
 
     Raises:
-        UsageError: A left-to-right model would predict from its first slot, which is the same in all rows.
+        UsageError: A left-to-right model would predict from its first slot, which is the same in all rows, or a right-to-left
+            one from its last.
     """
-    task, causal = recipe.task, recipe.use.visibility == "left_to_right"
+    task, reads = recipe.task, recipe.use.visibility
+    causal, unread = reads == "left_to_right", {"left_to_right": "first", "right_to_left": "last"}.get(reads)
     if not isinstance(task, Headed):
         return recipe
     if task.pooling is None and task.kind in ("tagging", "extraction", "conversation") and causal:
@@ -146,11 +151,11 @@ def _pooled(recipe: Recipe) -> Recipe:
     if task.pooling is None and task.kind == "tagging":
         task = dataclasses.replace(task, pooling="first")
     recipe = dataclasses.replace(recipe, task=task)
-    if causal and task.kind != "tagging" and pooling_of(recipe) == "first":
+    if task.kind != "tagging" and pooling_of(recipe) == unread:
         key = "use.pooling" if task.pooling is None else "task.pooling"
         raise UsageError(
-            f"{key} is first, but the model reads from left to right, so its first slot has not read the text: set "
-            f"{option_of('task.pooling')} last"
+            f"{key} is {unread}, but the model reads from {reads.replace('_', ' ')}, so its {unread} slot has not read the "
+            f"text: set {option_of('task.pooling')} {'last' if causal else 'first'}"
         )
     return recipe
 

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from unicloze.decoding.abilities import read_as
 from unicloze.decoding.model_format import find_generation_format
+from unicloze.errors import UsageError
 from unicloze.model.from_attention_mask import EncoderInputs, StepInputs
 from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Vocabulary
 
 
 def encoder_inputs(recipe: Recipe) -> EncoderInputs:
-    """How a model reads a text with nothing masked, as `embed` does; no segment lies beyond the end of its table."""
-    reading = read_as(recipe)
+    """How a model reads a text with nothing masked, as `embed` does; no segment lies beyond the end of its table.
+
+    Raises:
+        UsageError: It reads from right to left, or is recurrent.
+    """
+    reading, visibility = read_as(recipe), recipe.use.visibility
+    if visibility == "right_to_left" or recipe.model.kind != "transformer":
+        raise UsageError(
+            "only a Transformer that reads a text in both directions or from left to right can be exported "
+            "(use.visibility, model.kind)"
+        )
     last = max(0, recipe.model.num_segments - 1)
     first, second = (min(segment, last) for segment in reading.segments)
-    return EncoderInputs(visibility=recipe.use.visibility, segment_ids=(first, second), local_width=reading.local_width)
+    return EncoderInputs(visibility=visibility, segment_ids=(first, second), local_width=reading.local_width)
 
 
 def step_inputs(recipe: Recipe, vocabulary: Vocabulary) -> StepInputs | None:

@@ -99,6 +99,8 @@ def _offered(loaded: LoadedModel, otherwise: str) -> str:
 def limits(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
     """Settings of a model that a family's classes do not support."""
     settings, use = loaded.model.settings, loaded.recipe.use
+    if settings.kind != "transformer":
+        yield Limit("model.kind", settings.kind, "is a Transformer")
     if use.visibility != "bidirectional":
         yield Limit("use.visibility", use.visibility, "reads texts in both directions")
     if settings.positions != "learned":

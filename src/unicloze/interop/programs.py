@@ -128,7 +128,7 @@ class Step(nn.Module):
             earlier=past_mask.shape[1],
             max_positions=self.model.max_positions,
         )
-        backbone = self.model.backbone
+        backbone = self.model.transformer
         reader = GivenKeys(slots=slots, append=append, local_width=self.rule.local_width, backend=backbone.backend)
         *_, hidden = backbone.read(slots.input_ids, slots.positions, slots.segment_ids, reader)
         return self.model.token_logits(hidden[:, -1]), torch.stack(new_keys), torch.stack(new_values)

@@ -1,4 +1,4 @@
-"""Builds the model a recipe describes: one network, or ELECTRA's chain of two."""
+"""Builds the model a recipe describes: a Transformer, a recurrent network, or ELECTRA's chain of two."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from unicloze.model.chain import ReplacedTokenModel
 from unicloze.model.model import UnifiedModel
+from unicloze.model.recurrent.model import RecurrentModel
 from unicloze.settings import HeadSettings, ModelSettings
 
 Model: TypeAlias = UnifiedModel | ReplacedTokenModel
@@ -36,7 +37,8 @@ def build(
     """
     if settings.generator_size > 0 and not heads:
         return ReplacedTokenModel(settings, vocab_size=vocab_size, max_positions=max_positions, targets=targets)
-    return UnifiedModel(settings, vocab_size=vocab_size, max_positions=max_positions, targets=targets, heads=heads)
+    kind = RecurrentModel if settings.kind == "recurrent" else UnifiedModel
+    return kind(settings, vocab_size=vocab_size, max_positions=max_positions, targets=targets, heads=heads)
 
 
 class _Undrawn(TorchFunctionMode):

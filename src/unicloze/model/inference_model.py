@@ -68,7 +68,7 @@ class IncrementalModel:
             raise UsageError("this model does not predict tokens, so it cannot generate text: use another objective")
         check_steps(model.settings)
         shared: dict[int, object] = {id(tensor): tensor for tensor in model.parameters()}
-        self._backbone, self._head = copy.deepcopy(model.backbone, shared), copy.deepcopy(model.token_head, shared)
+        self._backbone, self._head = copy.deepcopy(model.transformer, shared), copy.deepcopy(model.token_head, shared)
         for module in (*self._backbone.modules(), *self._head.modules()):
             for name, part in list(module.named_children()):
                 if isinstance(part, nn.Linear):

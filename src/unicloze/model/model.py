@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from unicloze.errors import UsageError
 from unicloze.example import Batch, TargetBatch
 from unicloze.model.backbone import Backbone, embedding_width
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING, backbone_flops, linear_flops
 from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
+from unicloze.model.recurrent.backbone import RecurrentBackbone
 from unicloze.model.task_heads import TaskHead
 from unicloze.settings import HeadSettings, ModelSettings
 
@@ -44,7 +46,7 @@ class TargetLoss:
 
 
 class UnifiedModel(nn.Module):
-    """One Transformer with tied token embeddings, for any targets.
+    """One network with tied token embeddings, for any targets.
 
     Args:
         settings: Model shape.
@@ -71,7 +73,11 @@ class UnifiedModel(nn.Module):
         self.vocab_size = vocab_size
         self.max_positions = max_positions
         self.label_smoothing = 0.0
-        self.backbone = Backbone(settings, vocab_size=vocab_size, max_positions=max_positions)
+        self.backbone: Backbone | RecurrentBackbone
+        if settings.kind == "recurrent":
+            self.backbone = RecurrentBackbone(settings, vocab_size=vocab_size)
+        else:
+            self.backbone = Backbone(settings, vocab_size=vocab_size, max_positions=max_positions)
         if set(targets) - OWN_HEADS.keys():
             self.token_head = TokenHead(settings, vocab_size=vocab_size)
         if settings.pooler:
@@ -83,6 +89,19 @@ class UnifiedModel(nn.Module):
         if "sbo" in targets:
             self.boundary_head = BoundaryHead(settings, vocab_size=vocab_size)
         self.task_heads = nn.ModuleDict({name: TaskHead(settings, head) for name, head in (heads or {}).items()})
+
+    @property
+    def transformer(self) -> Backbone:
+        """The backbone, for what only a Transformer supports.
+
+        Raises:
+            UsageError: The model is recurrent.
+        """
+        if isinstance(self.backbone, RecurrentBackbone):
+            raise UsageError(
+                "this needs a Transformer, but the model is recurrent (model.kind): use a model with model.kind transformer"
+            )
+        return self.backbone
 
     @property
     def networks(self) -> tuple[UnifiedModel, ...]:
@@ -118,7 +137,12 @@ class UnifiedModel(nn.Module):
             batch: The rows.
             dropout: Dropout of this forward pass; none if None.
         """
-        hidden = self._selected(batch, dropout)
+        return self._losses(batch, self._selected(batch, dropout), dropout)
+
+    def _losses(
+        self, batch: Batch, hidden: Mapping[str, Tensor], dropout: DropoutKey | None
+    ) -> Mapping[str, TargetLoss]:
+        """Losses of every target, from the hidden states of its predicted slots."""
         losses = self._token_losses(batch, {name: hidden[name] for name in batch.targets if self._is_token(name)})
         for name, target in batch.targets.items():
             if name in self.task_heads:
@@ -136,7 +160,11 @@ class UnifiedModel(nn.Module):
 
     def _selected(self, batch: Batch, dropout: DropoutKey | None) -> dict[str, Tensor]:
         """Final hidden states of the predicted slots by target. *Shape:* (rows, predicted slots, hidden size)"""
-        hidden = self.backbone(batch, select=True, dropout=dropout)[-1]
+        return self._by_target(batch, self.backbone(batch, select=True, dropout=dropout)[-1])
+
+    @staticmethod
+    def _by_target(batch: Batch, hidden: Tensor) -> dict[str, Tensor]:
+        """States of the predicted slots by target, from those of all targets one after the other."""
         sizes = [target.slots.flatten(1).shape[1] for target in batch.targets.values()]
         return dict(zip(batch.targets, hidden.split(sizes, 1), strict=True))
 

@@ -44,8 +44,13 @@ def check_steps(settings: ModelSettings) -> None:
     """Reject a model whose layers need more of earlier slots than their keys and values.
 
     Raises:
-        UsageError: The model uses Transformer-XL's encoding.
+        UsageError: The model is recurrent, or uses Transformer-XL's encoding.
     """
+    if settings.kind == "recurrent":
+        raise UsageError(
+            "a model with model.kind recurrent cannot generate text here: score texts with it, or use a causal Transformer "
+            "(model.kind transformer)"
+        )
     if settings.positions == "transformer_xl":
         raise UsageError(
             "a model with model.positions transformer_xl cannot generate a target step by step: use one with learned "

@@ -14,6 +14,9 @@ LONGEST_DISTANCE = 16384
 def model_problems(recipe: Recipe) -> Iterator[Problem]:
     """Invalid model settings: the key and what its value must be."""
     data, objective, model = recipe.data, recipe.objective, recipe.model
+    if model.kind == "recurrent":
+        yield from _recurrent_problems(recipe)
+        return
     if model.num_heads > 0 and model.hidden_size % model.num_heads:
         yield "model.hidden_size", f"it must be a multiple of model.num_heads, {model.num_heads}"
     if not 0 <= model.generator_size <= 1:
@@ -45,6 +48,39 @@ def model_problems(recipe: Recipe) -> Iterator[Problem]:
             f"it is the size of a table used in every step: give {LONGEST_DISTANCE:,} or less",
         )
     yield from _transformer_xl_problems(recipe)
+
+
+def _recurrent_problems(recipe: Recipe) -> Iterator[Problem]:
+    """Settings of a recurrent model that contradict each other, the objective or the way its text is read."""
+    data, objective, model, training = recipe.data, recipe.objective, recipe.model, recipe.training
+    if model.projection and model.intermediate_size <= model.hidden_size:
+        yield "model.projection", "it projects model.intermediate_size cells to fewer outputs, model.hidden_size"
+    for name in ("residual", "projection_clip"):
+        if getattr(model, name) and not model.projection:
+            yield f"model.{name}", "it needs model.projection true"
+    if model.generator_size > 0:
+        yield "model.generator_size", "a recurrent model has no generator; it must be 0"
+    if model.memory > 1:
+        yield "model.memory", "a recurrent model carries one state; it must be 0 or 1"
+    if model.memory and (data.order != "streams" or model.directions == "both" or data.directions != model.directions):
+        yield (
+            "model.memory",
+            "a carried state needs data.order streams, and data.directions and model.directions both forward or both "
+            "backward; set it to 0 otherwise",
+        )
+    if training.optimizer == "muon":
+        yield "training.optimizer", "Muon must not take the stacked gates of LSTMs: use another optimiser"
+    if training.attention != "auto":
+        yield "training.attention", "a recurrent model has no attention; leave it auto"
+    if training.compile:
+        yield "training.compile", "LSTMs are compiled already; it must be false"
+    visibility = recipe.use.visibility if recipe.task.kind else objective.reading.visibility
+    read = {"left_to_right": "forward", "right_to_left": "backward"}.get(visibility)
+    key = "use.visibility" if recipe.task.kind else "objective.visibility"
+    if read is None:
+        yield "model.kind", f"it reads left_to_right or right_to_left, but {key} is {visibility}"
+    elif model.directions not in (read, "both"):
+        yield "model.directions", f"{key} is {visibility}, which is read {read}: set it to {read} or both"
 
 
 def _transformer_xl_problems(recipe: Recipe) -> Iterator[Problem]:

@@ -248,6 +248,8 @@ def _nearest(key: str) -> str | None:
     keys = [*every_key()]
     candidates = keys if section else [*keys, *SECTIONS]
     whole = difflib.get_close_matches(key, candidates, n=1, cutoff=0.75)
+    if whole and section:  # a common section alone makes short names alike
+        whole = difflib.get_close_matches(name, [whole[0].rpartition(".")[2]], cutoff=0.65) and whole
     if whole and whole[0].rpartition(".")[0] == section:
         return whole[0]
     by_name = {known.rpartition(".")[2]: known for known in reversed(keys)}

@@ -27,11 +27,23 @@ def _or(names: Sequence[str]) -> str:
 _trained = Needs("a tokenizer that is trained (tokenizer.path null)", lambda recipe: recipe.tokenizer.path is None)
 _word_pieces = Needs("tokenizer.kind wordpiece", lambda recipe: recipe.tokenizer.kind == "wordpiece")
 _relative = Needs("model.relative_bias true", lambda recipe: recipe.model.relative_bias)
+_recurrent = Needs("model.kind recurrent", lambda recipe: recipe.model.kind == "recurrent")
+_transformer = Needs("model.kind transformer", lambda recipe: recipe.model.kind == "transformer")
 _muon = Needs("training.optimizer muon", lambda recipe: recipe.training.optimizer == "muon")
 
+OF_LSTMS = (
+    "directions", "projection", "residual", "cell_clip", "projection_clip", "embedding_dropout", "input_dropout",
+    "hidden_dropout", "weight_dropout", "activation_penalty", "temporal_penalty",
+)  # fmt: skip
+OF_TRANSFORMERS = (
+    "num_heads", "num_segments", "positions", "share_layers", "layer_visibility", "generator_size", "norm",
+    "embedding_norm", "relative_bias", "attention_dropout", "scaled_init",
+)  # fmt: skip
 ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
-    "model.relative_buckets": (_relative,),
-    "model.relative_max_distance": (_relative,),
+    **{f"model.{name}": (_recurrent,) for name in OF_LSTMS},
+    **{f"model.{name}": (_transformer,) for name in OF_TRANSFORMERS},
+    "model.relative_buckets": (_transformer, _relative),
+    "model.relative_max_distance": (_transformer, _relative),
     "training.muon_learning_rate": (_muon,),
     "training.muon_momentum": (_muon,),
     "training.spike_factor": (

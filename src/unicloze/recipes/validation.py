@@ -29,16 +29,21 @@ _POSITIVE = (
     "model.layer_norm_eps", "model.initializer_range", "training.steps", "training.batch_size",
     "training.micro_batch_size", "training.learning_rate", "training.muon_learning_rate", "training.epsilon",
     "training.decay_steps", "training.evaluate_windows", "training.log_every", "training.keep_checkpoints",
-    "training.threads",
+    "training.threads", "model.cell_clip", "model.projection_clip",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "model.num_segments", "model.memory", "training.weight_decay", "training.warmup_steps",
     "training.clip_norm", "training.seed", "training.evaluate_every", "training.save_every", "tokenizer.extra_tokens",
+    "model.activation_penalty", "model.temporal_penalty",
 )  # fmt: skip
 _BELOW_ONE = (
     "data.heldout_share",
     "model.dropout",
     "model.attention_dropout",
+    "model.embedding_dropout",
+    "model.input_dropout",
+    "model.hidden_dropout",
+    "model.weight_dropout",
     "training.muon_momentum",
     "training.label_smoothing",
     "training.final_rate",

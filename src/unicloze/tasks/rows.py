@@ -71,7 +71,7 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
     segment_ids[real] = np.concatenate([row.segment_ids for row in rows])
     packed = [row.lengths or (row.slots,) for row in rows]
     both_ways = recipe.use.visibility == "bidirectional"
-    intervals = packed_rows(packed, both_ways=both_ways, capacity=shape[1])
+    intervals = packed_rows(packed, reads=recipe.use.visibility, capacity=shape[1])
     width = None if both_ways else recipe.objective.reading.local_width
     alone = np.array([len(inner) == 1 for inner in packed])
     return Examples(

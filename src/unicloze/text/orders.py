@@ -5,6 +5,8 @@ A sample is one visit to a window within an epoch, numbered from 0 in the order 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,13 +24,19 @@ def shuffled(positions: Int64s, size: int, seed: int) -> tuple[Int64s, Int64s]:
     return epochs, samples
 
 
-def backward_lanes(lane: Int64s, lanes: int) -> npt.NDArray[np.bool_]:
-    """Whether a lane is one of the half that goes backward where both directions are read; a single one does not."""
-    return 2 * lane >= lanes + lanes % 2
+Directions = Literal["forward", "backward", "both"]
+"""Directions of the lanes: all forward, all backward, or one half each."""
+
+
+def backward_lanes(lane: Int64s, lanes: int, directions: Directions = "both") -> npt.NDArray[np.bool_]:
+    """Whether a lane goes backward; with both directions the second half does, but not a single lane."""
+    if directions == "both":
+        return 2 * lane >= lanes + lanes % 2
+    return np.full(lane.shape, directions == "backward")
 
 
 def streams(
-    positions: Int64s, size: int, seed: int, *, lanes: int, both: bool = False
+    positions: Int64s, size: int, seed: int, *, lanes: int, directions: Directions = "forward"
 ) -> tuple[Int64s, Int64s, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Epoch and sample at each position, for `lanes` parallel streams that each advance by one sample per step.
 
@@ -40,7 +48,7 @@ def streams(
         size: Samples of an epoch.
         seed: Key of the shifts.
         lanes: Number of parallel streams.
-        both: Half of the lanes read their samples in reverse.
+        directions: Lanes that go backward read their samples in reverse.
 
     Returns:
         Epoch, sample, whether a lane begins there, and whether it goes backward, *Shape:* (positions,) each.
@@ -49,7 +57,7 @@ def streams(
     epochs, within = np.divmod(positions, steps * lanes)
     step, lane = np.divmod(within, lanes)
     shift = keyed.below(keyed.key(seed, keyed.Purpose.LANE_SHIFT, epochs), size)
-    backward = backward_lanes(lane, lanes) & both
+    backward = backward_lanes(lane, lanes, directions)
     taken = np.where(backward, steps - 1 - step, step)
     return epochs, (lane * size // lanes + taken + shift) % size, step == 0, backward
 
@@ -60,7 +68,7 @@ def evenly_spaced(count: int, size: int) -> Int64s:
 
 
 def evenly_spaced_lanes(
-    count: int, size: int, *, lanes: int, both: bool = False
+    count: int, size: int, *, lanes: int, directions: Directions = "forward"
 ) -> tuple[Int64s, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """At most `count` numbers below `size`: evenly spaced lanes of equally many consecutive numbers.
 
@@ -69,6 +77,6 @@ def evenly_spaced_lanes(
     """
     lanes = min(lanes, count)
     step, lane = np.divmod(np.arange(count // lanes * lanes, dtype=np.int64), lanes)
-    backward = backward_lanes(lane, lanes) & both
+    backward = backward_lanes(lane, lanes, directions)
     taken = np.where(backward, count // lanes - 1 - step, step)
     return lane * size // lanes + taken, step == 0, backward

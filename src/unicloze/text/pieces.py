@@ -8,7 +8,7 @@ from typing import Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.arrays import Int64s
+from unicloze.arrays import Flags, Int64s
 from unicloze.text.shards import TokenShard, TokenSource
 
 Tokens = npt.NDArray[np.unsignedinteger]
@@ -107,10 +107,10 @@ class _Text(Protocol):
     def take(self, runs: Int64s, starts: Int64s, count: int) -> npt.NDArray[np.integer]:
         """`count` tokens of each run, starting at `starts`. *Shape:* (rows, count)"""
 
-    def begins(self, starts: Ints) -> Flags:
+    def begins(self, starts: Int64s) -> Flags:
         """Whether a document begins at a token of its run. *Shape:* (rows,)"""
 
-    def ends(self, runs: Ints, stops: Ints) -> Flags:
+    def ends(self, runs: Int64s, stops: Int64s) -> Flags:
         """Whether a document ends before a token of its run. *Shape:* (rows,)"""
 
     def document(self, run: int, start: int) -> tuple[int, int]:
@@ -134,10 +134,10 @@ class _Documents:
             return cast(Tokens, np.lib.stride_tricks.sliding_window_view(tokens, count)[begins])
         return cast(Tokens, tokens[np.minimum(begins[:, None] + np.arange(count), len(tokens) - 1)])
 
-    def begins(self, starts: Ints) -> Flags:
+    def begins(self, starts: Int64s) -> Flags:
         return np.equal(starts, 0)
 
-    def ends(self, runs: Ints, stops: Ints) -> Flags:
+    def ends(self, runs: Int64s, stops: Int64s) -> Flags:
         ends: Flags = self.shard.starts[runs] + stops == self.shard.ends[runs]
         return ends
 
@@ -179,13 +179,13 @@ class _Joined:
         block[separators[separators < (row + 1) * count]] = self._separator
         return block.reshape(rows, count)
 
-    def begins(self, starts: Ints) -> Flags:
+    def begins(self, starts: Int64s) -> Flags:
         return np.equal(starts, 0) | self._at_separators(starts - 1)
 
-    def ends(self, runs: Ints, stops: Ints) -> Flags:
+    def ends(self, runs: Int64s, stops: Int64s) -> Flags:
         return self._at_separators(stops)
 
-    def _at_separators(self, places: Ints) -> Flags:
+    def _at_separators(self, places: Int64s) -> Flags:
         found = np.searchsorted(self._ends, places).clip(max=len(self._ends) - 1)
         at: Flags = self._ends[found] == places
         return at

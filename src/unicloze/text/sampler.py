@@ -75,7 +75,7 @@ class WindowSampler:
             them, so that all windows of a shard but the last are full (RoBERTa's FULL-SENTENCES).
         order: `shuffled`, or `streams`: each row of a batch continues the same row of the previous batch, for segment
             recurrence (Transformer-XL, XLNet).
-        directions: `both` runs half of the streams from the end of the text to its beginning.
+        directions: `backward` runs the streams from the end of the text to its beginning, `both` half of them.
         phrases: Phrases to mark in the windows, as `Windows.joined`.
 
     Raises:
@@ -94,7 +94,7 @@ class WindowSampler:
         weights: Sequence[float] | None = None,
         documents: Literal["separate", "joined"] = "separate",
         order: Literal["shuffled", "streams"] = "shuffled",
-        directions: Literal["forward", "both"] = "forward",
+        directions: orders.Directions = "forward",
         phrases: PhraseTable | None = None,
     ) -> None:
         least = 1 + 2 * segments
@@ -110,7 +110,7 @@ class WindowSampler:
         self.sources = tuple(sources)
         self._phrases = phrases
         self.window, self.segments, self.vocabulary, self.seed = window, segments, vocabulary, seed
-        self.documents, self.order, self._both = documents, order, directions == "both"
+        self.documents, self.order, self.directions = documents, order, directions
         self._piece = window - 1 - segments
         separator = vocabulary.eos if documents == "joined" else None
         self._pieces = [
@@ -167,7 +167,7 @@ class WindowSampler:
         begins = backward = None
         if self.order == "streams":
             epochs, samples, begins, backward = orders.streams(
-                positions, self.epoch_size, self.seed, lanes=lanes, both=self._both
+                positions, self.epoch_size, self.seed, lanes=lanes, directions=self.directions
             )
         else:
             epochs, samples = orders.shuffled(positions, self.epoch_size, self.seed)
@@ -197,7 +197,7 @@ class WindowSampler:
         count, begins, backward = min(count, self.num_windows), None, None
         if self.order == "streams":
             numbers, begins, backward = orders.evenly_spaced_lanes(
-                count, self.num_windows, lanes=lanes, both=self._both
+                count, self.num_windows, lanes=lanes, directions=self.directions
             )
         else:
             numbers = orders.evenly_spaced(count, self.num_windows)
@@ -315,12 +315,12 @@ class WindowSampler:
             index=index,
             negative=segments.negative,
             continues=None if begins is None else ~begins & within_run,
-            backward=backward if self._both else None,
+            backward=None if self.directions == "forward" else backward,
             cut=self._cut(source, places, lengths, segments) if pairs == "contiguous" else None,
         )
 
     def _cut(
-        self, source: Ints, places: Places, lengths: npt.NDArray[np.int32], segments: pairing.Segments
+        self, source: Int64s, places: Places, lengths: npt.NDArray[np.int32], segments: pairing.Segments
     ) -> npt.NDArray[np.bool_]:
         """`Windows.cut` of contiguous text: the [EOS] of S1 is always a cut. *Shape:* (rows, window)"""
         cut, rows = np.zeros((len(source), self.window), dtype=bool), np.arange(len(source))

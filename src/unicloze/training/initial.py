@@ -30,8 +30,9 @@ POSITION_ROWS = "backbone.embeddings.positions.weight"
 SEGMENT_ROWS = "backbone.embeddings.segments.weight"
 
 INHERITED = (
-    "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions", "num_segments", "embedding_size",
-    "positions", "share_layers", "activation", "head_bias", "norm", "embedding_norm", "relative_bias",
+    "kind", "directions", "projection", "residual", "cell_clip", "projection_clip", "hidden_size", "num_layers",
+    "num_heads", "intermediate_size", "max_positions", "num_segments", "embedding_size", "positions",
+    "share_layers", "activation", "head_bias", "norm", "embedding_norm", "relative_bias",
     "relative_buckets", "relative_max_distance", "layer_norm_eps", "head",
 )  # fmt: skip
 """Model settings the weights depend on; a run that starts from a model inherits them."""
@@ -221,7 +222,7 @@ def inherited(recipe: Recipe, other: LoadedModel, given: Mapping[str, Any]) -> t
     known: dict[str, Any] = {name: getattr(theirs, name) for name in INHERITED}
     known["max_positions"] = max(other.model.max_positions, longest_row(recipe))
     known["num_segments"] = max(theirs.num_segments, recipe.model.num_segments)
-    if theirs.positions != "transformer_xl":
+    if theirs.positions != "transformer_xl" and theirs.kind != "recurrent":
         known["memory"] = 0  # memory needs relative distances
     if not hasattr(other.model, "token_head"):
         del known["head"], known["head_bias"]

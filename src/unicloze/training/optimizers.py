@@ -25,8 +25,9 @@ def build_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """AdamW, Adamax or LAMB for everything, or Muon for the matrices inside the layers and AdamW for the rest.
 
-    Frozen weights belong to none. Weight decay applies to matrices, but not to biases, normalisations and the relative
-    position bias. Each group stores its peak learning rate as `peak_lr` and its first training step as `first_step`.
+    Muon takes no weights of LSTMs, which are stacks of gates. Frozen weights belong to none. Weight decay applies to
+    matrices, but not to biases, normalisations and the relative position bias. Each group stores its peak learning rate as
+    `peak_lr` and its first training step as `first_step`.
 
     Args:
         model: The model.
@@ -37,6 +38,7 @@ def build_optimizers(
             Section 3.3); 0 trains all from the start.
     """
     apart = layer_decay != 1.0 or unfreeze_every > 0
+    stacked = {id(p) for module in model.modules() if isinstance(module, nn.RNNBase) for p in module.parameters()}
     undecayed = {id(p) for module in model.modules() if isinstance(module, RelativeBias) for p in module.parameters()}
     members: dict[tuple[int, str], list[nn.Parameter]] = {}
     depth_of = depths(model)
@@ -46,7 +48,9 @@ def build_optimizers(
         kind = _MATRICES
         if parameter.ndim < 2 or id(parameter) in undecayed:
             kind = _VECTORS
-        elif settings.optimizer == "muon" and ".layers." in name and parameter.ndim == 2:
+        elif (
+            settings.optimizer == "muon" and ".layers." in name and parameter.ndim == 2 and id(parameter) not in stacked
+        ):
             kind = _HIDDEN
         members.setdefault((depth_of[name] if apart else 0, kind), []).append(parameter)
 

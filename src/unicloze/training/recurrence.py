@@ -33,7 +33,7 @@ def with_memory(batch: Batch, micro_batch: MicroBatch, former: Memory | None, se
         return batch
     rows, device = len(micro_batch.windows), batch.input_ids.device
     continues = micro_batch.windows.continues
-    shape = settings.num_layers, rows, settings.memory, settings.hidden_size
+    shape = settings.memory_shape(rows)
     if former is None or continues is None or former.states.shape != shape:
         memory = Memory(
             states=torch.zeros(shape, device=device), lengths=torch.zeros(rows, dtype=torch.long, device=device)

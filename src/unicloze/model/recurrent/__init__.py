@@ -1,0 +1,1 @@
+"""The recurrent family: LSTMs that read the runs of slots which visibility gives them."""

@@ -1,0 +1,276 @@
+"""The recurrent backbone: embeddings and a stack of LSTMs for each direction (AWD-LSTM, ELMo)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unicloze.example import Batch
+from unicloze.model.dropout import DropoutKey
+from unicloze.model.recurrent.layer import RecurrentLayer, State
+from unicloze.model.recurrent.runs import BACKWARD, FORWARD, Direction, Runs, find_runs
+from unicloze.settings import ModelSettings
+
+_NAMES: Mapping[Direction, str] = {FORWARD: "left_to_right", BACKWARD: "right_to_left"}
+"""Names of the stacks: modules already have a method `forward`."""
+
+
+def directions_of(settings: ModelSettings) -> tuple[Direction, ...]:
+    """The directions a model reads in."""
+    return (FORWARD, BACKWARD) if settings.directions == "both" else (settings.directions,)
+
+
+def layer_widths(settings: ModelSettings) -> list[tuple[int, int, int]]:
+    """Inputs, cells and outputs of each layer.
+
+    With `model.projection` every layer has `intermediate_size` cells and `hidden_size` outputs; otherwise the last layer has
+    `hidden_size` cells and the others `intermediate_size`.
+    """
+    widths, inputs = [], settings.embedding_size or settings.hidden_size
+    for layer in range(settings.num_layers):
+        is_last = layer == settings.num_layers - 1
+        cells = settings.hidden_size if is_last and not settings.projection else settings.intermediate_size
+        outputs = settings.hidden_size if settings.projection else cells
+        widths.append((inputs, cells, outputs))
+        inputs = outputs
+    return widths
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a stack computes for a batch.
+
+    Args:
+        states: Of each slot: the embedding, the output of each layer before dropout, and the output of the last layer after
+            dropout. *Shape:* (rows, slots, width) each
+        penalty: AR and TAR of this batch, see `penalty_of`; None if the model has neither or there is no dropout.
+    """
+
+    states: list[Tensor]
+    penalty: Tensor | None
+
+
+class Embeddings(nn.Module):
+    """Token embeddings; dropout drops all occurrences of a token at once (Gal and Ghahramani 2016)."""
+
+    def __init__(self, settings: ModelSettings, *, vocab_size: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, settings.embedding_size or settings.hidden_size)
+        self.rate = settings.embedding_dropout
+
+    def forward(self, input_ids: Tensor, dropout: DropoutKey | None = None) -> Tensor:
+        """*Shape:* (rows, slots) to (rows, slots, width)"""
+        embedded: Tensor = self.tokens(input_ids)
+        if dropout is None or self.rate == 0:
+            return embedded
+        kept = dropout(torch.ones(self.tokens.num_embeddings, 1, device=embedded.device), self.rate)
+        return embedded * kept[input_ids]
+
+
+class Layer(nn.Module):
+    """A layer of each direction."""
+
+    def __init__(self, widths: tuple[int, int, int], settings: ModelSettings) -> None:
+        super().__init__()
+        self.cells = nn.ModuleDict(
+            {_NAMES[each]: RecurrentLayer(*widths, settings) for each in directions_of(settings)}
+        )
+
+    def of(self, direction: Direction) -> RecurrentLayer:
+        """The layer of one direction."""
+        layer = self.cells[_NAMES[direction]]
+        assert isinstance(layer, RecurrentLayer)
+        return layer
+
+
+class RecurrentBackbone(nn.Module):
+    """Embeddings and layers; each run of slots is read by the stack of its direction, see `runs`.
+
+    Dropout masks of inputs, layers and output are the same at all steps of a run (Merity et al. 2018, Section 4.2), and
+    rows of a memory begin where the text before them ended.
+    """
+
+    def __init__(self, settings: ModelSettings, *, vocab_size: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.embeddings = Embeddings(settings, vocab_size=vocab_size)
+        self.layers = nn.ModuleList([Layer(widths, settings) for widths in layer_widths(settings)])
+        self.visibility = ["full"] * settings.num_layers
+
+    def forward(self, batch: Batch, *, select: bool = False, dropout: DropoutKey | None = None) -> list[Tensor]:
+        """Hidden states of the embeddings and after each layer; arguments and result as of `Backbone.forward`.
+
+        Raises:
+            UsageError: A slot reads neither from left to right nor from right to left.
+        """
+        states = self.read(batch, dropout).states
+        states = [*states[:-2], states[-1]]
+        if select:
+            states[-1] = predicted(batch, states[-1])
+        return states
+
+    def read(self, batch: Batch, dropout: DropoutKey | None = None) -> Reading:
+        """Read a batch. Its memory, if any, is where its first runs begin; it is updated if the batch has text slots.
+
+        Raises:
+            UsageError: A slot reads neither from left to right nor from right to left.
+        """
+        directions = directions_of(self.settings)
+        found = find_runs(batch.intervals.cpu().numpy(), directions)
+        with torch.autocast(batch.input_ids.device.type, enabled=False):
+            embedded = self.embeddings(batch.input_ids, dropout).float()
+            readings = [self._read(batch, embedded, direction, found[direction], dropout) for direction in directions]
+        layers = [functools.reduce(torch.add, of_layer) for of_layer in zip(*readings, strict=True)]
+        penalty = None if dropout is None else penalty_of(layers[-2], layers[-1], [*found.values()], self.settings)
+        return Reading(states=[embedded, *layers], penalty=penalty)
+
+    def _read(
+        self, batch: Batch, embedded: Tensor, direction: Direction, runs: Runs, dropout: DropoutKey | None
+    ) -> list[Tensor]:
+        """Outputs of one direction, 0 at the slots of the other. *Shape:* (rows, slots, width) each"""
+        rows, width = embedded.shape[:2]
+        settings = self.settings
+        if not len(runs):
+            widths = [outputs for _, _, outputs in layer_widths(settings)]
+            return [embedded.new_zeros(rows, width, each) for each in (*widths, widths[-1])]
+        sequences = _Sequences(runs, width, embedded.device)
+        carried = _Carried(batch, runs, settings)
+        x = sequences.locked(sequences.gather(embedded), settings.input_dropout, dropout)
+        outputs = []
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer)
+            cell = layer.of(direction)
+            before = carried.state(number, cell)
+            output, after = cell(x, sequences.running, before, dropout)
+            carried.keep(number, after)
+            if settings.residual and number:
+                output = output + x
+            outputs.append(sequences.scatter(output, rows, width))
+            is_last = number == len(self.layers) - 1
+            x = sequences.locked(output, settings.dropout if is_last else settings.hidden_dropout, dropout)
+        carried.close()
+        return [*outputs, sequences.scatter(x, rows, width)]
+
+    def residual_writers(self) -> list[nn.Module]:
+        """The modules whose outputs are added to a residual stream: none, a layer's outputs have their own scale."""
+        return []
+
+
+class _Sequences:
+    """The runs of one direction as sequences of steps, and back."""
+
+    def __init__(self, runs: Runs, width: int, device: torch.device) -> None:
+        run, slot, running = runs.order()
+        self.count = len(runs)
+        self.steps = len(running)
+        index = torch.from_numpy(runs.rows[run] * width + slot)
+        self.running: Tensor | None = None
+        if runs.alike:
+            index = index.view(self.steps, self.count).T.reshape(-1)
+        else:
+            self.running = torch.from_numpy(running)
+        self._index = index.to(device)
+        self._run = torch.from_numpy(run).to(device)
+
+    def gather(self, states: Tensor) -> Tensor:
+        """The steps, see `RecurrentLayer.forward`. *Shape:* from (rows, slots, width)"""
+        steps = states.flatten(0, 1).index_select(0, self._index)
+        return steps if self.running is not None else steps.view(self.count, self.steps, -1)
+
+    def scatter(self, steps: Tensor, rows: int, width: int) -> Tensor:
+        """The reverse of `gather`, with 0 in all other slots. *Shape:* to (rows, slots, width)"""
+        flat = steps if self.running is not None else steps.flatten(0, 1)
+        whole = flat.new_zeros(rows * width, flat.shape[1]).index_copy(0, self._index, flat)
+        return whole.view(rows, width, -1)
+
+    def locked(self, steps: Tensor, rate: float, dropout: DropoutKey | None) -> Tensor:
+        """Dropout with one mask for all steps of a run."""
+        if dropout is None or rate == 0:
+            return steps
+        mask = dropout(torch.ones(self.count, steps.shape[-1], device=steps.device), rate)
+        return steps * (mask[self._run] if self.running is not None else mask[:, None])
+
+
+class _Carried:
+    """The state that runs begin with and leave behind, in the memory of a batch.
+
+    The memory holds output and cell of every layer, padded to the widest: those of layer n are its states 2n and 2n + 1.
+    """
+
+    def __init__(self, batch: Batch, runs: Runs, settings: ModelSettings) -> None:
+        self._memory = batch.memory
+        self._updates = batch.memory is not None and batch.text_slots is not None
+        self._count = len(runs)
+        self._device = batch.input_ids.device
+        first = np.flatnonzero(runs.starts == 0)
+        self._runs = torch.from_numpy(first).to(self._device)
+        self._rows = torch.from_numpy(runs.rows[first]).to(self._device)
+        self._after = None if self._memory is None else torch.zeros_like(self._memory.states)
+
+    def state(self, layer: int, cell: RecurrentLayer) -> State:
+        """The state that a layer's runs begin with: 0 but for the first run of a row that continues."""
+        h = torch.zeros(self._count, cell.outputs, device=self._device)
+        c = torch.zeros(self._count, cell.cells, device=self._device)
+        if self._memory is None:
+            return h, c
+        known = self._memory.lengths.clamp(max=1)[self._rows, None]
+        for part, of_part in enumerate((h, c)):
+            states = self._memory.states[2 * layer + part, :, -1, : of_part.shape[1]]
+            of_part[self._runs] = states[self._rows].float() * known
+        return h, c
+
+    def keep(self, layer: int, state: State) -> None:
+        """Note the state that a layer's runs end with."""
+        if self._after is None:
+            return
+        for part, of_part in enumerate(state):
+            self._after[2 * layer + part, self._rows, -1, : of_part.shape[1]] = of_part.detach()[self._runs]
+
+    def close(self) -> None:
+        """Put the noted states in the memory."""
+        if self._updates and self._memory is not None and self._after is not None and len(self._rows):
+            self._memory.states = self._after
+            self._memory.lengths = torch.ones_like(self._memory.lengths)
+
+
+def predicted(batch: Batch, states: Tensor) -> Tensor:
+    """The states of the predicted slots, concatenated in the order of the targets. *Shape:* (rows, predictions, width)"""
+    slots = torch.cat([target.slots.flatten(1) for target in batch.targets.values()], dim=1)
+    return states.gather(1, slots[:, :, None].expand(-1, -1, states.shape[2]))
+
+
+def penalty_of(raw: Tensor, dropped: Tensor, runs: list[Runs], settings: ModelSettings) -> Tensor | None:
+    """Activation and temporal activation regularisation (Merity et al. 2017; AWD-LSTM, Section 4.6).
+
+    `activation_penalty` times the mean square of the last layer's outputs after dropout, and `temporal_penalty` times that
+    of the differences between its outputs at adjacent steps before dropout. Runs of a single slot count for neither.
+
+    Args:
+        raw: Outputs of the last layer. *Shape:* (rows, slots, hidden size)
+        dropped: The same after dropout.
+        runs: Runs of the batch.
+        settings: The factors.
+    """
+    if not settings.activation_penalty and not settings.temporal_penalty:
+        return None
+    width = raw.shape[1]
+    real: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+    pairs: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+    for each in runs:
+        run, slot, _ = each.order()
+        kept = each.lengths[run] > 1
+        number = (each.rows[run] * width + slot)[kept]
+        real.append(number)
+        pairs.append(number[(slot + 1 < each.starts[run] + each.lengths[run])[kept]])
+    slots, left = (torch.from_numpy(np.concatenate(each)).to(raw.device) for each in (real, pairs))
+    flat, shown = raw.flatten(0, 1), dropped.flatten(0, 1)
+    penalty = settings.activation_penalty * shown.index_select(0, slots).square().mean()
+    if settings.temporal_penalty:
+        steps = flat.index_select(0, left + 1) - flat.index_select(0, left)
+        penalty = penalty + settings.temporal_penalty * steps.square().mean()
+    return penalty

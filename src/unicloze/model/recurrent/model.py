@@ -1,0 +1,68 @@
+"""A recurrent language model behind the interface of `UnifiedModel`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from unicloze.example import Batch
+from unicloze.model.dropout import DropoutKey
+from unicloze.model.flops import TRAINING
+from unicloze.model.model import TargetLoss, UnifiedModel
+from unicloze.model.recurrent.backbone import RecurrentBackbone, layer_widths, predicted
+
+
+class RecurrentModel(UnifiedModel):
+    """LSTMs in place of the Transformer, with the same heads and tied token embeddings; arguments as of `UnifiedModel`."""
+
+    def initialize(self, seed: int) -> None:
+        """Initialise the weights: embeddings uniform within the initializer range, LSTMs as `nn.LSTM` does, heads normal."""
+        super().initialize(seed)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for module in self.backbone.modules():
+                if isinstance(module, nn.LSTM):
+                    bound = module.hidden_size**-0.5
+                    for parameter in module.parameters():
+                        parameter.uniform_(-bound, bound, generator=generator)
+                elif isinstance(module, nn.Embedding):
+                    common = self.settings.initializer_range
+                    module.weight.uniform_(-common, common, generator=generator)
+
+    def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
+        """Losses of every target in a batch; their gradients, but not their values, include AR and TAR.
+
+        Args:
+            batch: The rows.
+            dropout: Dropout of this forward pass; none if None. Without it there is no regularisation either.
+        """
+        assert isinstance(self.backbone, RecurrentBackbone)
+        reading = self.backbone.read(batch, dropout)
+        losses = dict(self._losses(batch, self._by_target(batch, predicted(batch, reading.states[-1])), dropout))
+        if reading.penalty is not None and losses:
+            name, loss = next(iter(losses.items()))
+            added = loss.weight * reading.penalty
+            losses[name] = TargetLoss(total=loss.total + (added - added.detach()), weight=loss.weight)
+        return losses
+
+    def _recurrent_flops(self) -> int:
+        """Forward operations of all layers of one direction for one slot."""
+        total = 0
+        for inputs, cells, outputs in layer_widths(self.settings):
+            total += 2 * 4 * cells * (inputs + outputs) + (2 * cells * outputs if outputs != cells else 0)
+        return total
+
+    def flops(
+        self,
+        *,
+        rows: int,
+        slots: int,
+        keys: float,
+        predictions: Mapping[str, int],
+        predicting_slots: Mapping[str, int],
+    ) -> float:
+        """As of `UnifiedModel`; each slot is read in one direction."""
+        heads = sum(self._head_flops(name, predictions[name], predicting_slots[name]) for name in predictions)
+        return TRAINING * (slots * self._recurrent_flops() + heads)

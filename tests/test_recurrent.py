@@ -1,0 +1,392 @@
+"""LSTMs: which slots they read, against `nn.LSTM`, weight drop and the other dropouts, AR and TAR, the carried state."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import toys
+from corpora import write_corpus
+from recurrent_toys import backbone_of, recurrent_model
+from toys import random_windows, vocabulary
+from unicloze import visibility
+from unicloze.errors import UsageError
+from unicloze.example import Batch, collate
+from unicloze.model.dropout import DropoutKey
+from unicloze.model.recurrent.layer import RecurrentLayer
+from unicloze.model.recurrent.runs import BACKWARD, FORWARD, Direction, find_runs
+from unicloze.objectives import settings_of
+from unicloze.objectives.causal import causal
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.settings import ModelSettings, TrainingSettings
+from unicloze.text.windows import Windows
+from unicloze.training.batches import MicroBatch
+from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
+from unicloze.training.optimizers import build_optimizers
+from unicloze.training.recurrence import with_memory
+from unicloze.training.run import pretrain_run
+
+LEFT_TO_RIGHT = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
+RIGHT_TO_LEFT = dataclasses.replace(LEFT_TO_RIGHT, visibility="right_to_left")
+BOTH = FORWARD, BACKWARD
+
+
+def batch_of(windows: Windows, settings: Any = LEFT_TO_RIGHT) -> Batch:
+    return collate(causal(windows, vocabulary(), settings))
+
+
+# Runs
+
+
+def said(intervals: np.ndarray, *directions: Direction) -> dict[str, list[tuple[int, int, int]]]:
+    """(row, leftmost slot, slots) of each run by direction."""
+    found = find_runs(intervals, directions or BOTH)
+    return {
+        name: sorted(zip(*map(np.ndarray.tolist, (r.rows, r.starts, r.lengths)), strict=True))
+        for name, r in found.items()
+    }  # type: ignore[arg-type]
+
+
+def test_a_slot_belongs_to_the_run_that_it_reads() -> None:
+    rows = visibility.packed([visibility.left_to_right(4), visibility.right_to_left(3), visibility.left_to_right(2)])
+    assert said(rows[None]) == {FORWARD: [(0, 0, 4), (0, 7, 2)], BACKWARD: [(0, 4, 3)]}
+    padded = visibility.right_to_left_rows(np.array([3, 2]), capacity=4)
+    assert said(padded, BACKWARD) == {BACKWARD: [(0, 0, 3), (0, 3, 1), (1, 0, 2), (1, 2, 1), (1, 3, 1)]}
+
+
+def test_steps_are_ordered_as_torch_packs_them() -> None:
+    rows = np.stack([visibility.packed([visibility.right_to_left(n), visibility.right_to_left(5 - n)]) for n in (1, 3)])
+    runs = find_runs(rows, [BACKWARD])[BACKWARD]
+    assert runs.lengths.tolist() == [4, 3, 2, 1]
+    run, slot, running = runs.order()
+    assert running.tolist() == [4, 3, 2, 1]
+    assert list(zip(run.tolist(), slot.tolist(), strict=True)) == [
+        (0, 4), (1, 2), (2, 4), (3, 0), (0, 3), (1, 1), (2, 3), (0, 2), (1, 0), (0, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        visibility.bidirectional(3),
+        visibility.prefix(2, 2),
+        visibility.pseudo_masked(2, [1]),
+        visibility.permuted(0, 2, [1]),
+        visibility.nearby(visibility.left_to_right(4), 1),
+    ],
+    ids=["bidirectional", "prefix", "pseudo", "permuted", "local"],
+)
+def test_what_no_lstm_can_follow_is_refused(rule: np.ndarray) -> None:
+    with pytest.raises(
+        UsageError, match=r"model\.kind recurrent reads a text from left to right or from right to left"
+    ):
+        find_runs(rule[None], BOTH)
+
+
+def test_a_direction_that_the_model_lacks_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"read backward, but model\.directions is forward"):
+        recurrent_model()(batch_of(random_windows(2, 8), RIGHT_TO_LEFT))
+
+
+# The cells
+
+
+def bare(layer: RecurrentLayer, x: Tensor, lengths: list[int]) -> tuple[list[Tensor], Tensor]:
+    """Each sequence by `nn.LSTM` alone: its outputs and last cells."""
+    outputs, cells = [], []
+    for row, length in enumerate(lengths):
+        output, (_, c) = layer.lstm(x[row : row + 1, :length])
+        outputs.append(output[0])
+        cells.append(c[0, 0])
+    return outputs, torch.stack(cells)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("outputs", [6, 4], ids=["plain", "projected"])
+@pytest.mark.parametrize("lengths", [[5, 5, 5], [5, 3, 1]], ids=["alike", "different"])
+@pytest.mark.parametrize("clip", [None, 100.0], ids=["torch's kernel", "own loop"])
+def test_a_layer_is_an_lstm_in_values_and_gradients(outputs: int, lengths: list[int], clip: float | None) -> None:
+    settings = ModelSettings(kind="recurrent", cell_clip=clip, projection_clip=clip)
+    layer = RecurrentLayer(3, 6, outputs, settings)
+    x = torch.randn(3, 5, 3, generator=torch.Generator().manual_seed(1))
+    wanted, cells = bare(layer, x, lengths)
+    sum(part.square().sum() for part in wanted).backward()  # type: ignore[union-attr]
+    gradients = {name: weight.grad.clone() for name, weight in layer.named_parameters() if weight.grad is not None}
+    layer.zero_grad()
+    state = torch.zeros(3, outputs), torch.zeros(3, 6)
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor(lengths), batch_first=True)
+    alike = len(set(lengths)) == 1
+    found, (h, c) = layer(x if alike else packed.data, None if alike else packed.batch_sizes, state)
+    found.square().sum().backward()
+    if not alike:
+        together = nn.utils.rnn.PackedSequence(found, packed.batch_sizes)
+        found, _ = nn.utils.rnn.pad_packed_sequence(together, batch_first=True)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(found[row, :length], wanted[row])
+        torch.testing.assert_close(h[row], wanted[row][-1])
+    torch.testing.assert_close(c, cells)
+    assert set(gradients) == {name for name, _ in layer.named_parameters()}
+    for name, weight in layer.named_parameters():
+        torch.testing.assert_close(weight.grad, gradients[name], atol=1e-5, rtol=1e-5)
+
+
+def test_clips_bound_the_cells_and_the_projected_outputs() -> None:
+    layer = RecurrentLayer(3, 6, 4, ModelSettings(kind="recurrent", cell_clip=0.3, projection_clip=0.1))
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.mul_(8)
+    x = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0))
+    found, (_, c) = layer(x, None, (torch.zeros(2, 4), torch.zeros(2, 6)))
+    assert found.abs().max().item() == pytest.approx(0.1) and c.abs().max().item() == pytest.approx(0.3)
+
+
+def test_weight_drop_by_hand() -> None:
+    """Recurrent weights are dropped once for all steps; the equations of an LSTM give the outputs, step by step."""
+    layer = RecurrentLayer(3, 5, 5, ModelSettings(kind="recurrent", weight_dropout=0.5))
+    weights = {name: weight.detach().clone() for name, weight in layer.lstm.named_parameters()}
+    dropped = DropoutKey(7)(weights["weight_hh_l0"], 0.5)
+    kept = dropped != 0
+    assert 0.2 < kept.float().mean() < 0.8 and torch.equal(dropped[kept], 2 * weights["weight_hh_l0"][kept])
+    x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    found, _ = layer(x, None, (torch.zeros(2, 5), torch.zeros(2, 5)), DropoutKey(7))
+    h, c = torch.zeros(2, 5), torch.zeros(2, 5)
+    for step in range(4):
+        gates = x[:, step] @ weights["weight_ih_l0"].T + weights["bias_ih_l0"] + h @ dropped.T + weights["bias_hh_l0"]
+        i, f, g, o = gates.chunk(4, dim=1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        torch.testing.assert_close(found[:, step], h)
+    found.sum().backward()
+    gradient = layer.lstm.weight_hh_l0.grad
+    assert gradient is not None and torch.equal(gradient != 0, kept)
+
+
+# The network
+
+
+def by_hand(model: Any, tokens: Tensor, direction: Direction = FORWARD) -> Tensor:
+    """Outputs of the stack of one direction for texts of one length, by `nn.LSTM` alone."""
+    x = model.backbone.embeddings.tokens(tokens)
+    if direction == BACKWARD:
+        x = x.flip(1)
+    for layer in model.backbone.layers:
+        x, _ = layer.of(direction).lstm(x)
+    return x.flip(1) if direction == BACKWARD else x
+
+
+@pytest.mark.parametrize("settings", [LEFT_TO_RIGHT, RIGHT_TO_LEFT], ids=["forward", "backward"])
+def test_the_network_is_a_stack_of_lstms(settings: Any) -> None:
+    direction = FORWARD if settings is LEFT_TO_RIGHT else BACKWARD
+    model = recurrent_model(directions=direction).eval()
+    windows = random_windows(5, 12, short=True)
+    batch = batch_of(windows, settings)
+    with torch.no_grad():
+        states = backbone_of(model)(batch)
+        for row, length in enumerate(windows.lengths.tolist()):
+            wanted = by_hand(model, batch.input_ids[row : row + 1, :length], direction)[0]
+            torch.testing.assert_close(states[-1][row, :length], wanted)
+            torch.testing.assert_close(states[0][row], model.backbone.embeddings.tokens(batch.input_ids[row]))
+    assert [state.shape[2] for state in states] == [8, 12, 8]
+
+
+def test_both_directions_have_stacks_of_their_own() -> None:
+    model = recurrent_model(directions="both").eval()
+    tokens = torch.from_numpy(random_windows(2, 6).token_ids).long()
+    rows = visibility.packed([visibility.left_to_right(3), visibility.right_to_left(3)])
+    batch = dataclasses.replace(
+        batch_of(random_windows(2, 6)), intervals=torch.from_numpy(np.stack([rows, rows])), input_ids=tokens
+    )
+    with torch.no_grad():
+        found = backbone_of(model)(batch)[-1]
+        torch.testing.assert_close(found[:, :3], by_hand(model, tokens[:, :3], FORWARD))
+        torch.testing.assert_close(found[:, 3:], by_hand(model, tokens[:, 3:], BACKWARD))
+
+
+@pytest.mark.parametrize("settings", [LEFT_TO_RIGHT, RIGHT_TO_LEFT], ids=["forward", "backward"])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_token_reaches_only_the_predictions_that_may_read_it(settings: Any, training: bool) -> None:
+    forward = settings is LEFT_TO_RIGHT
+    model = recurrent_model(
+        directions="forward" if forward else "backward", dropout=0.1, hidden_dropout=0.1, weight_dropout=0.1
+    )
+    windows = random_windows(1, 20, seed=11)
+
+    def predictions(tokens: Any) -> dict[int, Tensor]:
+        batch = batch_of(dataclasses.replace(windows, token_ids=tokens), settings)
+        with torch.no_grad():
+            states = backbone_of(model)(batch, select=True, dropout=DropoutKey(1) if training else None)[-1][0]
+        return dict(zip((batch.targets["lm"].slots[0] + (1 if forward else -1)).tolist(), states, strict=True))
+
+    reference = predictions(windows.token_ids)
+    for changed in np.flatnonzero(windows.maskable[0]).tolist():
+        tokens = windows.token_ids.copy()
+        tokens[0, changed] = toys.FIRST_ORDINARY + (tokens[0, changed] - toys.FIRST_ORDINARY + 1) % 43
+        for position, state in predictions(tokens).items():
+            read = changed < position if forward else changed > position
+            assert torch.equal(state, reference[position]) != read, (changed, position)
+
+
+def test_a_dropout_mask_is_the_same_at_all_steps_of_a_row() -> None:
+    model = recurrent_model(dropout=0.5).train()
+    batch = batch_of(random_windows(3, 10))
+    reading = backbone_of(model).read(batch, DropoutKey(3))
+    raw, dropped = reading.states[-2], reading.states[-1]
+    zero = dropped == 0
+    assert zero.any() and not zero.all()
+    assert (zero == zero[:, :1]).all() and not torch.equal(zero[0], zero[1])
+    torch.testing.assert_close(dropped[~zero], 2 * raw[~zero])
+
+
+def test_embedding_dropout_drops_every_occurrence_of_a_token() -> None:
+    model = recurrent_model(embedding_dropout=0.5)
+    tokens = torch.arange(50).repeat(2, 2)
+    embedded = model.backbone.embeddings(tokens, DropoutKey(5))
+    zero = (embedded == 0).all(dim=2)
+    assert torch.equal(zero[0, :50], zero[0, 50:]) and torch.equal(zero[0], zero[1]) and 10 < zero[0, :50].sum() < 40
+    table = model.backbone.embeddings.tokens.weight
+    torch.testing.assert_close(embedded[0][~zero[0]], 2 * table[tokens[0]][~zero[0]])
+
+
+def test_ar_and_tar_enter_the_gradient_and_not_the_loss() -> None:
+    """Short rows: the means are over real slots, and no difference crosses the end of a row."""
+    windows = random_windows(4, 9, short=True)
+    batch = batch_of(windows)
+    gradients, losses = [], []
+    for factors in ({"activation_penalty": 2.0, "temporal_penalty": 3.0}, {}):
+        model = recurrent_model(dropout=0.5, **factors).train()
+        loss = model(batch, DropoutKey(1))["lm"]
+        total = loss.total
+        if not factors:
+            states = backbone_of(model).read(batch, DropoutKey(1)).states
+            raw = [states[-2][row, :length] for row, length in enumerate(windows.lengths.tolist())]
+            shown = [states[-1][row, :length] for row, length in enumerate(windows.lengths.tolist())]
+            activation = torch.cat(shown).square().mean()
+            temporal = torch.cat([each[1:] - each[:-1] for each in raw]).square().mean()
+            total = total + loss.weight * (2 * activation + 3 * temporal)
+        total.backward()
+        losses.append(loss.total.item())
+        gradients.append({name: weight.grad for name, weight in model.named_parameters()})
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], atol=1e-5, rtol=1e-4)
+
+
+def test_nothing_is_dropped_or_penalised_in_evaluation() -> None:
+    plain = recurrent_model()
+    full = recurrent_model(dropout=0.5, embedding_dropout=0.5, weight_dropout=0.5, activation_penalty=2.0)
+    batch = batch_of(random_windows(3, 9))
+    assert plain.eval()(batch)["lm"].total.item() == full.eval()(batch)["lm"].total.item()
+
+
+def test_muon_leaves_stacked_gates_alone() -> None:
+    optimizers = build_optimizers(recurrent_model(), TrainingSettings(optimizer="muon"))
+    assert [type(optimizer).__name__ for optimizer in optimizers] == ["AdamW"]
+    with pytest.raises(UsageError, match="Muon must not take the stacked gates"):
+        load_recipe("awd-lstm", {"training.optimizer": "muon"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"model.memory": 2}, r"model\.memory is 2; a recurrent model carries one state"),
+        ({"data.order": "shuffled"}, r"model\.memory is 1; a carried state needs data\.order streams"),
+        ({"data.directions": "both"}, r"model\.memory is 1; a carried state needs data\.order streams"),
+        (
+            {"objective.visibility": "right_to_left"},
+            r"model\.directions is 'forward'; objective\.visibility is right_to_left, which is read backward",
+        ),
+        ({"model.projection": True, "model.hidden_size": 1150}, r"model\.projection is True; it projects"),
+        ({"training.compile": True}, r"training\.compile is True; LSTMs are compiled already"),
+        (
+            {"objective.name": "unilmv2", "objective.targets": ["ae"]},
+            r"model\.kind is 'recurrent'; it reads left_to_right or right_to_left",
+        ),
+    ],
+)
+def test_a_recipe_that_an_lstm_cannot_follow_is_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        load_recipe("awd-lstm", settings)
+
+
+# The carried state
+
+
+def in_windows(windows: Windows, first: int, last: int, *, continues: bool) -> MicroBatch:
+    """Some slots of every row as windows of their own."""
+    rows = len(windows)
+    part = dataclasses.replace(
+        windows,
+        token_ids=windows.token_ids[:, first:last],
+        segment_ids=windows.segment_ids[:, first:last],
+        maskable=windows.maskable[:, first:last],
+        lengths=np.full(rows, last - first, np.int32),
+        continues=np.full(rows, continues),
+    )
+    return MicroBatch(causal(part, vocabulary(), RIGHT_TO_LEFT if first > last else LEFT_TO_RIGHT), part)
+
+
+def test_windows_with_a_carried_state_read_as_one_long_row() -> None:
+    model = recurrent_model(memory=1).eval()
+    windows = random_windows(3, 20)
+    whole = by_hand(model, torch.from_numpy(windows.token_ids).long())
+    memory, found = None, []
+    with torch.no_grad():
+        for first in range(0, 20, 5):
+            micro_batch = in_windows(windows, first, first + 5, continues=first > 0)
+            batch = with_memory(collate(micro_batch.examples), micro_batch, memory, model.settings)
+            found.append(backbone_of(model)(batch)[-1])
+            memory = batch.memory
+        torch.testing.assert_close(torch.cat(found, dim=1), whole)
+        fresh = in_windows(windows, 5, 10, continues=False)
+        batch = with_memory(collate(fresh.examples), fresh, memory, model.settings)
+        torch.testing.assert_close(
+            backbone_of(model)(batch)[-1], by_hand(model, torch.from_numpy(windows.token_ids[:, 5:10]).long())
+        )
+
+
+def test_the_state_of_a_short_row_is_that_of_its_last_token() -> None:
+    model = recurrent_model(memory=1).eval()
+    windows = dataclasses.replace(random_windows(6, 12, short=True), continues=np.zeros(6, bool))
+    made = MicroBatch(causal(windows, vocabulary(), LEFT_TO_RIGHT), windows)
+    batch = with_memory(collate(made.examples), made, None, model.settings)
+    states = backbone_of(model)(batch)[-1]
+    assert batch.memory is not None and not batch.memory.states.requires_grad
+    last = torch.from_numpy(windows.lengths - 1).long()
+    torch.testing.assert_close(batch.memory.states[2, :, 0, :8], states.detach()[torch.arange(6), last])
+
+
+def overrides(corpus: Path) -> dict[str, Any]:
+    return toy_overrides() | {
+        "data.corpus": [str(corpus)],
+        "training.steps": 4,
+        "training.save_every": 2,
+        "training.micro_batch_size": 4,
+        "training.learning_rate": 0.01,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_resumed_run_carries_the_same_state(direction: str, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus")
+    turned = {"objective.visibility": "right_to_left", "model.directions": "backward", "data.directions": "backward"}
+    recipe = load_recipe("awd-lstm", overrides(tmp_path / "corpus") | (turned if direction == "backward" else {}))
+    pretrain_run(recipe, tmp_path / "whole", progress=False)
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    _, newer = list_checkpoints(tmp_path / "cut" / "checkpoints")
+    shutil.rmtree(newer)
+    pretrain_run(recipe, tmp_path / "cut", progress=False)
+    whole, cut = (load_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[-1]) for name in ("whole", "cut"))
+    assert whole.state["step"] == 4 and set(whole.memories) == {"0.states", "0.lengths", "1.states", "1.lengths"}
+    assert whole.memories["0.states"].shape == (4, 4, 1, 64) and whole.memories["0.states"].abs().max() > 0
+    for one, other in ((whole.model, cut.model), (whole.memories, cut.memories)):
+        assert set(one) == set(other)
+        for name, tensor in one.items():
+            assert torch.equal(tensor, other[name]), name
