@@ -28,7 +28,7 @@ Ids = npt.NDArray[np.int64]
 
 PSEUDO_LAYOUT = GenerationFormat(predicts="pseudo", start=(SOS,), stop=EOS, pseudo=PSEUDO)
 NEXT_LAYOUT = GenerationFormat(predicts="next", start=(SOS,), stop=EOS)
-OPENED_LAYOUT = GenerationFormat(predicts="next", start=(SOS, 9), stop=EOS, opening=MASK)
+OPENED_LAYOUT = GenerationFormat(predicts="next", start=(SOS, 9), stop=EOS, opening=(MASK,))
 CAUSAL_LAYOUT = GenerationFormat(predicts="next", start=(SOS,), stop=EOS, target_segment=0, decoder_only=True)
 LAYOUTS = {"pseudo": PSEUDO_LAYOUT, "next": NEXT_LAYOUT, "opened": OPENED_LAYOUT, "causal": CAUSAL_LAYOUT}
 
@@ -59,7 +59,7 @@ def sources(*lengths: int, vocab: int = 50) -> list[Ids]:
 def uncached(model: UnifiedModel, layout: GenerationFormat, source: Ids, target: Sequence[int]) -> Tensor:
     """Logits of the token after a target, from one row of `Examples`. *Shape:* (vocabulary,)"""
     before = [*layout.start, *source.tolist(), *([] if layout.decoder_only else [layout.stop])]
-    after = [*([] if layout.opening is None else [layout.opening]), *target]
+    after = [*(layout.opening), *target]
     width = len(before)
     slots = [
         (token, layout.source_segment, (0, slot + 1 if layout.decoder_only else width))

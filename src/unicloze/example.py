@@ -211,6 +211,47 @@ class Leading:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Where the source of each row ends, for an encoder-decoder: its leading slots that read exactly each other.
+
+    Args:
+        lengths: Slots of each source. *Shape:* (rows,)
+        slots: Slots of the longest source.
+        rest: Largest number of slots after a source.
+        in_order: Whether the positions of all sources are 0, 1, 2, ...
+        causal: Whether each slot after a source reads the source, the slots between and itself.
+        counts_up: Whether the positions after a source go up by 1 from slot to slot.
+    """
+
+    lengths: torch.Tensor
+    slots: int
+    rest: int
+    in_order: bool
+    causal: bool
+    counts_up: bool
+
+    @classmethod
+    def of(cls, examples: Examples, device: torch.device | str) -> Split:
+        """Find the sources of a block of examples."""
+        import torch
+
+        sources, slot = examples.mutual[:, None], np.arange(examples.input_ids.shape[1])
+        in_source, after = slot < sources, (slot >= sources) & (slot < examples.lengths[:, None])
+        position_ids, intervals = examples.position_ids, examples.intervals
+        row = np.arange(len(examples))[:, None]
+        first = position_ids[row, np.minimum(sources, max(0, len(slot) - 1))]
+        reads_past = (intervals[:, :, 0] == 0) & (intervals[:, :, 1] == slot + 1)
+        return cls(
+            lengths=torch.from_numpy(examples.mutual.astype(np.int64)).to(device),
+            slots=int(sources.max(initial=0)),
+            rest=int((examples.lengths - examples.mutual).max(initial=0)),
+            in_order=bool((~in_source | (position_ids == slot)).all()),
+            causal=bool((~after | (reads_past & (intervals[:, :, 2] == intervals[:, :, 3]))).all()),
+            counts_up=bool((~after | (position_ids - first == slot - sources)).all()),
+        )
+
+
 @dataclass(kw_only=True)
 class Memory:
     """Hidden states of the text before each row: keys without queries (segment recurrence, Dai et al. 2019, Section 3.2).
@@ -268,6 +309,7 @@ class Batch:
         leading: How the leading slots of all rows attend.
         targets: Predictions by name.
         text_tokens: Number of text tokens in all rows.
+        split: Where the sources of the rows end; None where no encoder-decoder reads them.
         local: Visibility in layers that read only nearby slots; None if there are none. *Shape:* (rows, slots, 4)
         memory: Hidden states of the preceding text; None if rows stand alone.
         text_slots: Slots the memory remembers, see `Examples.text_slots`. *Shape:* (rows, tokens)
@@ -281,6 +323,7 @@ class Batch:
     leading: Leading
     targets: Mapping[str, TargetBatch]
     text_tokens: int
+    split: Split | None = None
     local: torch.Tensor | None = None
     memory: Memory | None = None
     text_slots: torch.Tensor | None = None
@@ -349,6 +392,7 @@ def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_sha
         intervals=tensor(examples.intervals[:, :slots], torch.int32),
         local=None if examples.local is None else tensor(examples.local[:, :slots], torch.int32),
         leading=Leading.of(examples, device),
+        split=Split.of(examples, device),
         targets=targets,
         text_tokens=int(examples.text_tokens.sum()),
     )

@@ -298,8 +298,11 @@ class ModelSettings:
     Args:
         kind: `transformer`, or `recurrent`: LSTMs, each layer of one direction reading the layer below (AWD-LSTM, ELMo).
         hidden_size: Width of the hidden states; of LSTMs, of the last layer's output.
-        num_layers: Number of layers.
+        num_layers: Number of layers; in an encoder-decoder, of the encoder.
+        decoder_layers: Number of layers of a decoder, which makes this an encoder-decoder (T5, BART): the encoder reads the
+            source of each row, and the decoder its own past and, through cross-attention, the encoder's output. 0 for none.
         num_heads: Attention heads of a layer.
+        head_size: Width of an attention head; default: `hidden_size` / `num_heads` (some T5 models differ).
         intermediate_size: Inner width of the feed-forward network; of LSTMs, the number of cells of each layer but the last,
             or of every layer with `projection`.
         max_positions: Rows of the position table; default: the number of positions in the objective's rows.
@@ -307,20 +310,29 @@ class ModelSettings:
             `transformer_xl` there is no table; any number above 0 lets attention see whether two slots share a segment.
         embedding_size: Width of the token, position and segment embeddings, projected to the hidden size (ALBERT,
             ELECTRA); default: `hidden_size`.
-        positions: `learned` (a table), `transformer_xl` (relative, inside attention; XLNet) or `none`.
+        positions: `learned` (a table), `sinusoidal` (Transformer), `transformer_xl` (relative, inside attention; XLNet) or
+            `none`.
+        scale_embeddings: Multiply the token embeddings by the square root of their width (Transformer, MASS).
         memory: Number of earlier slots whose hidden states each row may attend to (segment recurrence, XLNet). With LSTMs 1:
             a row begins with the state in which the text before it ended.
         share_layers: Which weights all layers share (ALBERT): `none`, `all`, `attention` or `feed_forward`.
         layer_visibility: Visibility of each layer, `full` or `local`, repeated over the layers (GPT-3).
         activation: `gelu`, its approximation `gelu_tanh` (GPT-2, ALBERT), or `relu`.
+        gated: Multiply the activations by a second projection of the same input (T5 1.1's gated GELU).
+        biases: Give the linear layers of attention and feed-forward network biases; T5 has none.
+        scale_scores: Divide attention scores by the square root of the head size; T5 does not.
         head: `transform` puts a dense layer before the output matrix (BERT), `linear` does not (GPT-2, XLNet).
         head_bias: Give the output matrix a bias.
+        tied_output: Use the token embeddings as output matrix; false gives it weights of its own (T5 1.1).
+        scale_output: Divide the states before the output matrix by the square root of their width (T5 1.0).
         pooler: Include BERT's dense layer over the first slot even if no pre-training target uses it: an imported encoder
             keeps its pooler, and tasks start from it.
         generator_size: Size of ELECTRA's generator relative to this model, from 0 to 1; 0 for no generator.
         norm: `post` normalises after each residual (BERT), `pre` before each sub-layer (GPT-2).
+        norm_kind: `layer` normalises mean and variance; `rms` divides by the root mean square and adds no bias (T5).
         embedding_norm: Normalise the embeddings; default: with `norm: post` only (BERT; GPT does not).
-        relative_bias: Add T5's relative position bias, one table shared by all layers (paper Section 4.1).
+        relative_bias: Add T5's relative position bias, one table shared by all layers (paper Section 4.1); encoder and
+            decoder have one each, and cross-attention none.
         relative_buckets: Buckets of that bias.
         relative_max_distance: Distance from which all positions share a bucket.
         directions: Directions that LSTMs read in: `forward` (from left to right), `backward` or `both`, each with a stack of
@@ -338,30 +350,42 @@ class ModelSettings:
         temporal_penalty: Factor of the mean squared difference between outputs at adjacent steps, added to the gradient
             (TAR).
         attention_dropout: Dropout of the attention probabilities.
+        activation_dropout: Dropout inside the feed-forward network, after the activation (T5, BART).
+        final_dropout: Dropout after the final normalisation of each stack of layers (T5).
         layer_norm_eps: Epsilon of the layer normalisation.
-        initializer_range: Standard deviation of the initial weights; with LSTMs, half the width of the uniform distribution
-            of the initial embeddings.
+        initializer: `normal` draws all weights with one standard deviation; `t5` as T5 does, by the widths of each matrix.
+        initializer_range: Standard deviation of the initial weights of `normal`; with LSTMs, half the width of the uniform
+            distribution of the initial embeddings.
         scaled_init: Divide this by sqrt(2 x layers) for the matrices that write into the residual stream (GPT-2).
     """
 
     kind: Literal["transformer", "recurrent"] = "transformer"
     hidden_size: int = 768
     num_layers: int = 12
+    decoder_layers: int = 0
     num_heads: int = 12
+    head_size: int | None = None
     intermediate_size: int = 3072
     max_positions: int | None = None
     num_segments: int = 2
     embedding_size: int | None = None
-    positions: Literal["learned", "transformer_xl", "none"] = "learned"
+    positions: Literal["learned", "sinusoidal", "transformer_xl", "none"] = "learned"
+    scale_embeddings: bool = False
     memory: int = 0
     share_layers: Literal["none", "all", "attention", "feed_forward"] = "none"
     layer_visibility: list[Literal["full", "local"]] = field(default_factory=lambda: ["full"])
     activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    gated: bool = False
+    biases: bool = True
+    scale_scores: bool = True
     head: Literal["transform", "linear"] = "transform"
     head_bias: bool = True
+    tied_output: bool = True
+    scale_output: bool = False
     pooler: bool = False
     generator_size: float = 0.0
     norm: Literal["post", "pre"] = "post"
+    norm_kind: Literal["layer", "rms"] = "layer"
     embedding_norm: bool | None = None
     relative_bias: bool = True
     relative_buckets: int = 32
@@ -379,7 +403,10 @@ class ModelSettings:
     activation_penalty: float = 0.0
     temporal_penalty: float = 0.0
     attention_dropout: float = 0.1
+    activation_dropout: float = 0.0
+    final_dropout: float = 0.0
     layer_norm_eps: float = 1e-12
+    initializer: Literal["normal", "t5"] = "normal"
     initializer_range: float = 0.02
     scaled_init: bool = False
 

@@ -83,7 +83,7 @@ class Branches:
         count, layout = self.count, self._layout
         reads = hypothesis_mask(self._sources.readable, self._ancestors)
         lineage = reads[:, :, self._sources.readable.shape[1] :]
-        place = self._sources.lengths + self._written + (layout.opening is not None)
+        place = self._sources.first_positions + self._written
         slots, positions = tokens[:, None, :], place[:, None]
         select = None
         if layout.predicts == "pseudo":

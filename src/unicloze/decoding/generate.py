@@ -295,11 +295,13 @@ def ready(
     for i, source in enumerate(sources):
         check_text(source, f"source {i + 1} of {len(sources)}")
     layout = with_token_ids(layout, settings, model.tokenizer)
-    room = model.model.max_positions - settings.max_length - layout.specials
+    positions = model.model.max_positions
+    room = layout.room(positions, settings.max_length) - len(layout.row([]))
     if room < 1:
+        most = positions - (len(layout.opening) if layout.restarts else layout.specials + 1)
         raise UsageError(
-            f"max_length is {settings.max_length}, but the model has {model.model.max_positions} positions for source and "
-            f"target: give a max_length of at most {model.model.max_positions - layout.specials - 1}"
+            f"max_length is {settings.max_length}, but the model has {positions} positions for source and target: give a "
+            f"max_length of at most {most}"
         )
     tokens: list[Ids] = list(model.tokenizer.encode_batch(sources))
     long = sum(len(ids) > room for ids in tokens)

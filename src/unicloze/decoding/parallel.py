@@ -103,7 +103,7 @@ def _predict(given: Sources, tokens: Tensor, new: Tensor, asked: Tensor, known: 
     layout, fresh, count = given.layout, new.shape[1], asked.shape[1]
     assert layout.pseudo is not None
     ids = torch.cat([tokens.gather(1, new), torch.full_like(asked, layout.pseudo)], dim=1)
-    positions = given.lengths[:, None] + torch.cat([new, asked], dim=1)
+    positions = given.first_positions[:, None] + torch.cat([new, asked], dim=1)
     return given.model.extend(
         given.cache,
         ids[:, :, None],

@@ -34,7 +34,7 @@ def step_inputs(recipe: Recipe, vocabulary: Vocabulary) -> StepInputs | None:
     opens the target (MASS) or names the task (UL2).
     """
     layout = find_generation_format(recipe, vocabulary)
-    if layout is None or layout.opening is not None or len(layout.start) > 1:
+    if layout is None or layout.opening or len(layout.start) > 1:
         return None
     last = max(0, recipe.model.num_segments - 1)
     return StepInputs(

@@ -92,6 +92,19 @@ class Transposed:
 
 
 @dataclass(frozen=True)
+class Row:
+    """Their tensor is ours as the only row of a matrix."""
+
+    def forward(self, theirs: Tensors) -> Tensors:
+        """*Shape:* (1, a) to (a,)"""
+        return [theirs[0].flatten()]
+
+    def backward(self, ours: Tensors) -> Tensors:
+        """*Shape:* (a,) to (1, a)"""
+        return [ours[0][None]]
+
+
+@dataclass(frozen=True)
 class Shifted:
     """A position table whose first rows are for padding, which ours does not have because they are never used.
 

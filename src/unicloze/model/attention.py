@@ -25,8 +25,9 @@ def attend(
     backend: Backend,
     dropout: DropoutKey | None,
     rate: float,
+    scale: float,
 ) -> Tensor:
-    """Attention within one region: softmax(Q K^T / sqrt(d) + bias) V.
+    """Attention within one region: softmax(scale Q K^T + bias) V.
 
     Args:
         query: *Shape:* (rows, heads, queries, head size)
@@ -36,17 +37,18 @@ def attend(
         backend: `explicit` computes the scores by matrix products; `sdpa` and `flex` are torch's fused kernels.
         dropout: Dropout of this forward pass; None in evaluation.
         rate: Dropout rate of the attention probabilities.
+        scale: Factor of the scores, see `score_scale`.
 
     Returns:
         *Shape:* (rows, heads, queries, head size)
     """
     if region.block_mask is not None:
-        return _flex_kernel(query.is_cuda)(query, key, value, block_mask=region.block_mask)
+        return _flex_kernel(query.is_cuda)(query, key, value, block_mask=region.block_mask, scale=scale)
     if backend == "sdpa" and (dropout is None or rate == 0 or query.is_cuda):
         return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=region.bias, dropout_p=rate if dropout is not None else 0.0
+            query, key, value, attn_mask=region.bias, dropout_p=rate if dropout is not None else 0.0, scale=scale
         )
-    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+    scores = (query * scale) @ key.transpose(-1, -2)
     if region.bias is not None:
         scores = scores + region.bias if region.bias.requires_grad else scores.add_(region.bias)
     probabilities = torch.softmax(scores, dim=-1)
@@ -63,6 +65,16 @@ def _flex_kernel(compiled: bool) -> Callable[..., Tensor]:
     return kernel  # type: ignore[no-any-return]
 
 
+def head_width(settings: ModelSettings) -> int:
+    """Width of an attention head."""
+    return settings.head_size or settings.hidden_size // settings.num_heads
+
+
+def score_scale(settings: ModelSettings) -> float:
+    """Factor of the attention scores: 1 / sqrt(head size), or 1 without scaling (T5)."""
+    return float(head_width(settings) ** -0.5) if settings.scale_scores else 1.0
+
+
 class SelfAttention(nn.Module):
     """Weights of multi-head self-attention, with one fused projection to queries, keys and values, in that order.
 
@@ -74,9 +86,11 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads = settings.num_heads
         self.rate = settings.attention_dropout
+        self.scale = score_scale(settings)
         relative = settings.positions == "transformer_xl"
-        self.qkv = nn.Linear(settings.hidden_size, 3 * settings.hidden_size, bias=not relative)
-        self.output = nn.Linear(settings.hidden_size, settings.hidden_size, bias=not relative)
+        biases, self.width = settings.biases and not relative, settings.num_heads * head_width(settings)
+        self.qkv = nn.Linear(settings.hidden_size, 3 * self.width, bias=biases)
+        self.output = nn.Linear(self.width, settings.hidden_size, bias=biases)
         self.terms = RelativeTerms(settings) if relative else None
 
 

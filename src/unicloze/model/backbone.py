@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections import deque
 from collections.abc import Iterator
 
 import torch
@@ -10,17 +12,25 @@ from torch import Tensor, nn
 
 from unicloze.example import Batch
 from unicloze.model.attention import SelfAttention
-from unicloze.model.attention_plan import Backend
+from unicloze.model.attention_plan import Backend, predicted_slots
+from unicloze.model.cross_attention import CrossAttention, SourceReader, SourceStates
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.layers import FeedForward, Layer, Reader, layer_norm
 from unicloze.model.readers import FullRows
 from unicloze.model.relative_bias import RelativeBias
+from unicloze.model.sharing import borrow
+from unicloze.model.source_target import for_planning, in_row_order, source_buckets, source_part, target_part
+from unicloze.model.transformer_xl import sinusoids
 from unicloze.settings import ModelSettings
 
 
 def embedding_width(settings: ModelSettings) -> int:
     """Width of the embedding tables."""
     return settings.embedding_size or settings.hidden_size
+
+
+SHARED_EMBEDDINGS = "tokens", "projection"
+"""What an encoder and its decoder share."""
 
 
 class Embeddings(nn.Module):
@@ -35,6 +45,9 @@ class Embeddings(nn.Module):
         width, hidden = embedding_width(settings), settings.hidden_size
         normalised = settings.norm == "post" if settings.embedding_norm is None else settings.embedding_norm
         in_attention = settings.positions == "transformer_xl"
+        self.factor = math.sqrt(width) if settings.scale_embeddings else 1.0
+        self.waves = settings.positions == "sinusoidal"
+        self.max_positions = max_positions
         self.tokens = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(max_positions, width) if settings.positions == "learned" else None
         has_segments = settings.num_segments and not in_attention
@@ -48,6 +61,10 @@ class Embeddings(nn.Module):
     ) -> Tensor:
         """Embed tokens with their positions and segments, all broadcast. *Shape:* (...) to (..., hidden size)"""
         embedded = self.tokens(input_ids)
+        if self.factor != 1:
+            embedded = embedded * self.factor
+        if self.waves:
+            embedded = embedded + self._sinusoids(position_ids)
         if self.segments is not None and self.segments.num_embeddings == 1:  # ignore the ids (RoBERTa)
             segment_ids = torch.zeros_like(segment_ids)
         for table, ids in ((self.positions, position_ids), (self.segments, segment_ids)):
@@ -57,22 +74,89 @@ class Embeddings(nn.Module):
         projected: Tensor = self.projection(embedded if dropout is None else dropout(embedded, self.rate))
         return projected
 
+    def _sinusoids(self, position_ids: Tensor) -> Tensor:
+        """Sines, then cosines of each position (Vaswani et al. 2017, Section 3.5). *Shape:* (...) to (..., width)"""
+        width, ids = self.tokens.embedding_dim, position_ids.flatten()
+        if len(ids) > self.max_positions:
+            table = sinusoids(torch.arange(self.max_positions, device=ids.device), width).index_select(0, ids)
+        else:
+            table = sinusoids(ids, width)
+        return table.view(*position_ids.shape, width)
 
-class Backbone(nn.Module):
-    """Embeddings and layers, with an optional relative position bias shared by all layers."""
 
-    def __init__(self, settings: ModelSettings, *, vocab_size: int, max_positions: int) -> None:
+class Stack(nn.Module):
+    """Embeddings and layers, with an optional relative position bias shared by all of these layers.
+
+    Args:
+        settings: Model shape.
+        embeddings: Embeds the tokens this stack reads.
+        layers: Number of layers.
+        decodes: Whether this is a decoder, whose layers read a source as well.
+    """
+
+    def __init__(self, settings: ModelSettings, embeddings: Embeddings, *, layers: int, decodes: bool = False) -> None:
         super().__init__()
         self.settings = settings
         self.backend: Backend | None = None
-        self.embeddings = Embeddings(settings, vocab_size=vocab_size, max_positions=max_positions)
-        self.relative = RelativeBias(settings) if settings.relative_bias else None
-        first = Layer(settings)
+        self.embeddings = embeddings
+        self.relative = RelativeBias(settings, both_ways=not decodes) if settings.relative_bias else None
+        first = Layer(settings, decodes=decodes)
         self.layers = nn.ModuleList(
-            [first, *(Layer(settings, number, first) for number in range(1, settings.num_layers))]
+            [first, *(Layer(settings, number, first, decodes=decodes) for number in range(1, layers))]
         )
         self.final_norm = layer_norm(settings) if settings.norm == "pre" else nn.Identity()
-        self.visibility = list(itertools.islice(itertools.cycle(settings.layer_visibility), settings.num_layers))
+        self.final_rate = settings.final_dropout
+        self.visibility = list(itertools.islice(itertools.cycle(settings.layer_visibility), layers))
+
+    def read(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        segment_ids: Tensor,
+        reader: Reader,
+        dropout: DropoutKey | None = None,
+        source: SourceReader | None = None,
+    ) -> Iterator[Tensor]:
+        """Run the layers one after another; this is the only loop over layers.
+
+        Args:
+            input_ids: *Shape:* (rows, slots)
+            position_ids: *Shape:* (rows or 1, slots)
+            segment_ids: *Shape:* (rows or 1, slots)
+            reader: Supplies keys, values and biases, and computes attention.
+            dropout: Dropout of this forward pass; none if None.
+            source: Supplies keys and values of the source to a decoder.
+
+        Yields:
+            Hidden states of the embeddings and after each layer; the last are normalised. *Shape:* (rows, slots, hidden size)
+        """
+        hidden: Tensor = self.embeddings(input_ids, position_ids, segment_ids, dropout)
+        reader.start(hidden, self.relative, self.visibility)
+        yield hidden
+        for layer in self.layers:
+            hidden = layer(hidden, reader, dropout, source)
+            yield self._finished(hidden, dropout) if layer is self.layers[-1] else hidden
+
+    def _finished(self, hidden: Tensor, dropout: DropoutKey | None) -> Tensor:
+        normed: Tensor = self.final_norm(hidden)
+        return normed if dropout is None else dropout(normed, self.final_rate)
+
+
+class Backbone(Stack):
+    """A stack of layers; in an encoder-decoder this is the encoder, and `decoder` is a second stack.
+
+    The decoder has the encoder's token embeddings, and positions, segments and embedding norm of its own.
+    """
+
+    def __init__(self, settings: ModelSettings, *, vocab_size: int, max_positions: int) -> None:
+        def embeddings() -> Embeddings:
+            return Embeddings(settings, vocab_size=vocab_size, max_positions=max_positions)
+
+        super().__init__(settings, embeddings(), layers=settings.num_layers)
+        self.decoder: Stack | None = None
+        if settings.decoder_layers:
+            self.decoder = Stack(settings, embeddings(), layers=settings.decoder_layers, decodes=True)
+            borrow(self.decoder.embeddings, self.embeddings, SHARED_EMBEDDINGS)
 
     def forward(self, batch: Batch, *, select: bool = False, dropout: DropoutKey | None = None) -> list[Tensor]:
         """Hidden states of the embeddings and after each layer.
@@ -83,12 +167,16 @@ class Backbone(nn.Module):
             dropout: Dropout of this forward pass; none if None.
 
         Returns:
-            One tensor for the embeddings and one per layer. *Shape:* (rows, slots, hidden size); with `select` the last is
-            (rows, predictions, hidden size).
+            One tensor for the embeddings and one per layer; of an encoder-decoder, only the final states of the source and
+            the slots after it. *Shape:* (rows, slots, hidden size); with `select` the last is (rows, predictions, hidden
+            size).
 
         Raises:
-            UniclozeError: A layer is `local` and the batch has no local visibility.
+            UniclozeError: A layer is `local` and the batch has no local visibility, or an encoder-decoder gets rows without
+                a source.
         """
+        if self.decoder is not None:
+            return [self._through_both(self.decoder, batch, select, dropout)]
         reader = FullRows(batch=batch, settings=self.settings, select=select, backend=self.backend, dropout=dropout)
         states = list(self.read(batch.input_ids, batch.position_ids, batch.segment_ids, reader, dropout))
         if batch.memory is not None and batch.text_slots is not None:
@@ -97,33 +185,24 @@ class Backbone(nn.Module):
             states[-1] = reader.predicted(states[-1])
         return states
 
-    def read(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        segment_ids: Tensor,
-        reader: Reader,
-        dropout: DropoutKey | None = None,
-    ) -> Iterator[Tensor]:
-        """Run the layers one after another; this is the only loop over the layers.
+    def _through_both(self, decoder: Stack, batch: Batch, select: bool, dropout: DropoutKey | None) -> Tensor:
+        """Encode the sources, decode the rest, and return the final states in the order of the rows."""
 
-        Args:
-            input_ids: *Shape:* (rows, slots)
-            position_ids: *Shape:* (rows or 1, slots)
-            segment_ids: *Shape:* (rows or 1, slots)
-            reader: Supplies keys, values and biases, and computes attention.
-            dropout: Dropout of this forward pass; none if None.
+        def final(stack: Stack, part: Batch, plan: Batch, source: SourceReader | None = None) -> Tensor:
+            reader = FullRows(batch=plan, settings=self.settings, backend=self.backend, dropout=dropout)
+            states = stack.read(part.input_ids, part.position_ids, part.segment_ids, reader, dropout, source)
+            return deque(states, maxlen=1).pop()
 
-        Yields:
-            Hidden states of the embeddings and after each layer; the last are normalised. *Shape:* (rows, slots, hidden size)
-        """
-        hidden: Tensor = self.embeddings(input_ids, position_ids, segment_ids, dropout)
-        reader.start(hidden, self.relative, self.visibility)
-        yield hidden
-        for layer in self.layers:
-            hidden = layer(hidden, reader, dropout)
-            yield self.final_norm(hidden) if layer is self.layers[-1] else hidden
+        sources, targets = source_part(batch), target_part(batch)
+        encoded = final(self, sources, sources)
+        decoded = None
+        if targets is not None:
+            buckets = source_buckets(batch)
+            source = SourceStates(states=encoded, buckets=buckets, backend=self.backend, dropout=dropout)
+            decoded = final(decoder, targets, for_planning(targets), source)
+        return in_row_order(batch, encoded, decoded, predicted_slots(batch) if select else None)
 
     def residual_writers(self) -> list[nn.Module]:
         """The linear layers whose outputs are added to the residual stream."""
-        return [module.output for module in self.modules() if isinstance(module, SelfAttention | FeedForward)]
+        kinds = SelfAttention | CrossAttention | FeedForward
+        return [module.output for module in self.modules() if isinstance(module, kinds)]

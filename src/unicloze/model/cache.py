@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unicloze.model.attention import head_width
+from unicloze.model.cross_attention import SourceKeys
 from unicloze.settings import ModelSettings
 
 
@@ -24,26 +26,30 @@ class Cache:
         values: One tensor per layer. *Shape:* (rows, heads, capacity, head size)
         positions: Position each slot stands for. *Shape:* (rows, capacity)
         filled: Number of slots kept per row; the next slots are written after them.
+        source: What a decoder reads of the encoded sources; None in a model without a decoder.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
     positions: Tensor
     filled: int = 0
+    source: SourceKeys | None = None
 
     @classmethod
     def empty(
         cls, settings: ModelSettings, *, rows: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> Cache:
-        """A cache with room for `capacity` slots per row. It holds zeros because masked values must be finite."""
-        heads, size = settings.num_heads, settings.hidden_size // settings.num_heads
+        """A cache with room for `capacity` slots per row; of an encoder-decoder, for the slots of its decoder.
+
+        It holds zeros because masked values must be finite.
+        """
+        heads, size = settings.num_heads, head_width(settings)
+        layers = settings.decoder_layers or settings.num_layers
         capacity = _aligned(capacity)
         shape = rows, heads, size, capacity
         return cls(
-            keys=[torch.zeros(shape, dtype=dtype, device=device) for _ in range(settings.num_layers)],
-            values=[
-                torch.zeros(rows, heads, capacity, size, dtype=dtype, device=device) for _ in range(settings.num_layers)
-            ],
+            keys=[torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)],
+            values=[torch.zeros(rows, heads, capacity, size, dtype=dtype, device=device) for _ in range(layers)],
             positions=torch.zeros(rows, capacity, dtype=torch.long, device=device),
         )
 
@@ -64,6 +70,8 @@ class Cache:
     def keep_rows(self, rows: Tensor) -> None:
         """Drop all other rows. *Shape:* (rows kept,)"""
         self._replace(lambda _, part: part.index_select(0, rows))
+        if self.source is not None:
+            self.source.keep_rows(rows)
 
     def grow(self, capacity: int) -> None:
         """Enlarge the cache to `capacity` slots per row."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from unicloze.model.attention import head_width
 from unicloze.model.backbone import embedding_width
 from unicloze.settings import ModelSettings
 
@@ -31,15 +32,41 @@ def backbone_flops(settings: ModelSettings, *, slots: int, selected: int, keys: 
         keys: Average number of keys a slot attends to, over all layers.
         memory_slots: Number of memory slots in all rows, which are only keys and values.
     """
-    width, inner, narrow = settings.hidden_size, settings.intermediate_size, embedding_width(settings)
-    pair = (6 if settings.positions == "transformer_xl" else 4) * width  # scores, position terms, mean of values
-    remembered = 4 * memory_slots * width * width
-    full = 2 * slots * (4 * width * width + 2 * width * inner) + slots * keys * pair + remembered
-    last = (
-        2 * (slots * 2 + selected * 2) * width * width
-        + 4 * selected * width * inner
-        + selected * keys * pair
-        + remembered
-    )
-    projection = 2 * slots * narrow * width if narrow != width else 0
-    return projection + (settings.num_layers - 1) * full + last
+    square, inner, pair = _products(settings)
+    remembered = 4 * memory_slots * square
+    full = 2 * slots * (4 * square + inner) + slots * keys * pair + remembered
+    last = 2 * (slots * 2 + selected * 2) * square + 2 * selected * inner + selected * keys * pair + remembered
+    return _projection(settings, slots) + (settings.num_layers - 1) * full + last
+
+
+def two_stack_flops(
+    settings: ModelSettings, *, slots: int, pairs: float, source_slots: int, source_pairs: int
+) -> float:
+    """Forward operations of an encoder-decoder, for all slots of both.
+
+    Args:
+        settings: Model shape.
+        slots: Number of slots in all rows.
+        pairs: Pairs of a slot and a slot it reads; the decoder reads those of the source by cross-attention.
+        source_slots: Slots of the sources.
+        source_pairs: Pairs within the sources.
+    """
+    square, inner, pair = _products(settings)
+    encoder = 2 * source_slots * (4 * square + inner) + source_pairs * pair
+    targets = slots - source_slots
+    decoder = 2 * targets * (6 * square + inner) + 4 * source_slots * square + (pairs - source_pairs) * pair
+    return _projection(settings, slots) + settings.num_layers * encoder + settings.decoder_layers * decoder
+
+
+def _products(settings: ModelSettings) -> tuple[int, int, int]:
+    """Multiplications for a slot of an attention projection and of the feed-forward network; operations for a pair."""
+    attended = settings.num_heads * head_width(settings)
+    square = settings.hidden_size * attended
+    inner = (3 if settings.gated else 2) * settings.hidden_size * settings.intermediate_size
+    # Scores, position terms, mean of values.
+    return square, inner, (6 if settings.positions == "transformer_xl" else 4) * attended
+
+
+def _projection(settings: ModelSettings, slots: int) -> int:
+    narrow = embedding_width(settings)
+    return 2 * slots * narrow * settings.hidden_size if narrow != settings.hidden_size else 0

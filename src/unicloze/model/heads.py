@@ -20,7 +20,8 @@ class TokenHead(nn.Module):
     """Hidden states to logits over the vocabulary, with output weights tied to the token embeddings.
 
     `head: transform` is BERT's: a dense layer, an activation and a normalisation before the output weights. `linear` has
-    none of them (GPT, XLNet), except a projection where the embedding width differs from the hidden size.
+    none of them (GPT, XLNet), except a projection where the embedding width differs from the hidden size. The output
+    matrix is the token embeddings', unless the settings give it weights of its own (T5 1.1).
     """
 
     def __init__(self, settings: ModelSettings, *, vocab_size: int) -> None:
@@ -31,11 +32,17 @@ class TokenHead(nn.Module):
         self.activation = ACTIVATIONS[settings.activation] if transforms else nn.Identity()
         self.norm = layer_norm(settings, width) if transforms else nn.Identity()
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if settings.head_bias else None
+        self.output = None if settings.tied_output else nn.Parameter(torch.zeros(vocab_size, width))
+        self.factor = width**-0.5 if settings.scale_output else 1.0
+
+    def matrix(self, embeddings: Tensor) -> Tensor:
+        """The output matrix: the token embeddings given, or the head's own. *Shape:* (vocabulary, width)"""
+        return embeddings if self.output is None else self.output
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """The vectors multiplied with the token embeddings. *Shape:* (predictions, hidden size) to (predictions, width)"""
+        """The vectors multiplied with the output matrix. *Shape:* (predictions, hidden size) to (predictions, width)"""
         transformed: Tensor = self.norm(self.activation(self.dense(hidden)))
-        return transformed
+        return transformed if self.factor == 1 else transformed * self.factor
 
     def forward(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
         """Logits over the vocabulary.
@@ -47,7 +54,7 @@ class TokenHead(nn.Module):
         Returns:
             *Shape:* (predictions, vocabulary)
         """
-        return functional.linear(self.transform(hidden), embeddings, self.bias)
+        return functional.linear(self.transform(hidden), self.matrix(embeddings), self.bias)
 
 
 class BoundaryHead(nn.Module):

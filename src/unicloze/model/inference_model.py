@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import deque
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from unicloze.errors import UsageError
 from unicloze.model.cache import Cache
+from unicloze.model.cross_attention import SourceKeys
+from unicloze.model.layers import Layer
 from unicloze.model.model import UnifiedModel
 from unicloze.model.readers import OwnCache, check_steps
 
@@ -76,11 +79,37 @@ class IncrementalModel:
         tokens = model.backbone.embeddings.tokens.weight
         self.settings, self.max_positions, self.vocab_size = model.settings, model.max_positions, model.vocab_size
         self.device, self.dtype = tokens.device, dtype
-        self._output = linear_for(tokens, model.token_head.bias, dtype)
+        self._output = linear_for(model.token_head.matrix(tokens), model.token_head.bias, dtype)
+        self._writes = self._backbone.decoder or self._backbone
 
     def cache(self, rows: int, capacity: int) -> Cache:
-        """An empty cache with room for `capacity` slots per row."""
+        """An empty cache with room for `capacity` slots per row; of an encoder-decoder, for the slots of its decoder."""
         return Cache.empty(self.settings, rows=rows, capacity=capacity, dtype=self.dtype, device=self.device)
+
+    def encode(self, input_ids: Tensor, segment: int, real: Tensor) -> SourceKeys:
+        """Encode sources with the encoder of an encoder-decoder.
+
+        Args:
+            input_ids: *Shape:* (rows, slots)
+            segment: Segment of every slot.
+            real: Which slots are not padding. *Shape:* (rows, slots)
+
+        Returns:
+            What the decoder reads of them.
+        """
+        rows, slots = input_ids.shape
+        scratch = dataclasses.replace(self.settings, decoder_layers=0)
+        cache = Cache.empty(scratch, rows=rows, capacity=slots, dtype=self.dtype, device=self.device)
+        positions = torch.arange(slots, device=self.device)[None]
+        reads = None if bool(real.all()) else real[:, None, :]
+        reader = OwnCache(cache=cache, positions=positions, reads=reads)
+        decoder = self._backbone.decoder
+        assert decoder is not None
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            states = self._backbone.read(input_ids, positions, torch.full_like(positions, segment), reader)
+            encoded = deque(states, maxlen=1).pop()
+            layers = [layer.cross_attention for layer in decoder.layers if isinstance(layer, Layer)]
+            return SourceKeys.of(layers, encoded, real)
 
     def extend(
         self,
@@ -117,7 +146,7 @@ class IncrementalModel:
         )
         positions, segments = (ids.repeat_interleave(copies, dim=1) for ids in (position_ids, segment_ids))
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            states = self._backbone.read(input_ids.flatten(1), positions, segments, reader)
+            states = self._writes.read(input_ids.flatten(1), positions, segments, reader, source=cache.source)
             hidden = deque(states, maxlen=1).pop()
             logits: Tensor = self._output(self._head.transform(hidden))
         return logits.float()

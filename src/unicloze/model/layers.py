@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from unicloze.model.attention import SelfAttention
+from unicloze.model.cross_attention import CrossAttention, SourceReader
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.sharing import borrow
@@ -22,23 +23,33 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def layer_norm(settings: ModelSettings, width: int | None = None) -> nn.LayerNorm:
-    """Layer normalisation over the hidden size, or over another width."""
-    return nn.LayerNorm(settings.hidden_size if width is None else width, eps=settings.layer_norm_eps)
+Norm: TypeAlias = nn.LayerNorm | nn.RMSNorm
+
+
+def layer_norm(settings: ModelSettings, width: int | None = None) -> Norm:
+    """Normalisation over the hidden size, or over another width, of the kind in the settings."""
+    kind = nn.LayerNorm if settings.norm_kind == "layer" else nn.RMSNorm
+    return kind(settings.hidden_size if width is None else width, eps=settings.layer_norm_eps)
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between them."""
+    """Two linear layers with an activation between them, optionally multiplied by a gate (Shazeer 2020)."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.inner = nn.Linear(settings.hidden_size, settings.intermediate_size)
-        self.output = nn.Linear(settings.intermediate_size, settings.hidden_size)
+        width, inner = settings.hidden_size, settings.intermediate_size
+        self.inner = nn.Linear(width, inner, bias=settings.biases)
+        self.output = nn.Linear(inner, width, bias=settings.biases)
+        self.gate = nn.Linear(width, inner, bias=settings.biases) if settings.gated else None
         self.activation = ACTIVATIONS[settings.activation]
+        self.rate = settings.activation_dropout
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, dropout: DropoutKey | None = None) -> Tensor:
         """*Shape:* (..., hidden size) to the same."""
-        projected: Tensor = self.output(self.activation(self.inner(hidden)))
+        activated = self.activation(self.inner(hidden))
+        if self.gate is not None:
+            activated = activated * self.gate(hidden)
+        projected: Tensor = self.output(activated if dropout is None else dropout(activated, self.rate))
         return projected
 
 
@@ -49,12 +60,17 @@ SUBLAYERS: Mapping[str, Callable[[ModelSettings], nn.Module]] = {
     "feed_forward_norm": layer_norm,
 }
 """The modules of a layer."""
+READS_SOURCE: Mapping[str, Callable[[ModelSettings], nn.Module]] = {
+    "cross_attention": CrossAttention,
+    "cross_attention_norm": layer_norm,
+}
+"""What a decoder's layers have as well."""
 
 SHARED_SUBLAYERS: Mapping[str, frozenset[str]] = {
     "none": frozenset(),
-    "attention": frozenset({"attention", "attention_norm"}),
+    "attention": frozenset({"attention", "attention_norm", *READS_SOURCE}),
     "feed_forward": frozenset({"feed_forward", "feed_forward_norm"}),
-    "all": frozenset(SUBLAYERS),
+    "all": frozenset({*SUBLAYERS, *READS_SOURCE}),
 }
 """Modules shared by all layers under each `share_layers`; a normalisation is shared with its sublayer."""
 
@@ -92,56 +108,70 @@ class Reader(Protocol):
 class Layer(nn.Module):
     """Self-attention and a feed-forward network, each with a residual, and normalised before or after it.
 
+    A decoder's layer has cross-attention between the two.
+
     Args:
         settings: Model shape.
         number: Index of the layer, from 0.
         first: The layer that owns the shared weights; None for that layer itself.
+        decodes: Whether this is a decoder's layer.
     """
 
     attention: SelfAttention
-    attention_norm: nn.LayerNorm
+    attention_norm: Norm
+    cross_attention: CrossAttention
+    cross_attention_norm: Norm
     feed_forward: FeedForward
-    feed_forward_norm: nn.LayerNorm
+    feed_forward_norm: Norm
 
-    def __init__(self, settings: ModelSettings, number: int = 0, first: Layer | None = None) -> None:
+    def __init__(
+        self, settings: ModelSettings, number: int = 0, first: Layer | None = None, *, decodes: bool = False
+    ) -> None:
         super().__init__()
         shared = SHARED_SUBLAYERS[settings.share_layers] if first is not None else frozenset()
-        for name, build in SUBLAYERS.items():
+        sublayers = {**SUBLAYERS, **READS_SOURCE} if decodes else SUBLAYERS
+        for name, build in sublayers.items():
             if name not in shared:
                 setattr(self, name, build(settings))
         if first is not None:
-            borrow(self, first, shared)
+            borrow(self, first, shared & sublayers.keys())
+        self.decodes = decodes
         self.number = number
         self.norm_first = settings.norm == "pre"
         self.rate = settings.dropout
 
-    def forward(self, hidden: Tensor, reader: Reader, dropout: DropoutKey | None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, reader: Reader, dropout: DropoutKey | None, source: SourceReader | None = None
+    ) -> Tensor:
         """Run the layer and return the states of the slots the reader computes.
 
         Args:
             hidden: *Shape:* (rows, slots, hidden size)
             reader: Supplies keys and values, and computes attention.
             dropout: Dropout of this forward pass; none if None.
+            source: What a decoder's layer reads of the source.
 
         Returns:
             *Shape:* (rows, computed slots, hidden size)
         """
         computed = reader.computed(self, hidden)
-        return self.complete(computed, reader.attend(self, self.before_attention(hidden)), dropout)
+        update = reader.attend(self, self.before_attention(hidden))
+        attended = self._add(computed, update, self.attention_norm, dropout)
+        if self.decodes:
+            assert source is not None
+            update = source.attend(self.cross_attention, self.number, self._before(self.cross_attention_norm, attended))
+            attended = self._add(attended, update, self.cross_attention_norm, dropout)
+        update = self.feed_forward(self._before(self.feed_forward_norm, attended), dropout)
+        return self._add(attended, update, self.feed_forward_norm, dropout)
 
     def before_attention(self, hidden: Tensor) -> Tensor:
         """The input of the query, key and value projections. *Shape:* (rows, slots, hidden size) to the same"""
-        normed: Tensor = self.attention_norm(hidden) if self.norm_first else hidden
+        return self._before(self.attention_norm, hidden)
+
+    def _before(self, norm: Norm, hidden: Tensor) -> Tensor:
+        normed: Tensor = norm(hidden) if self.norm_first else hidden
         return normed
 
-    def complete(self, residual: Tensor, update: Tensor, dropout: DropoutKey | None) -> Tensor:
-        """Residual after attention, then the feed-forward network. *Shape:* (rows, queries, hidden size)"""
-        attended = self._add(residual, update, dropout)
-        if self.norm_first:
-            return self._add(attended, self.feed_forward(self.feed_forward_norm(attended)), dropout)
-        attended = self.attention_norm(attended)
-        normalised: Tensor = self.feed_forward_norm(self._add(attended, self.feed_forward(attended), dropout))
-        return normalised
-
-    def _add(self, residual: Tensor, update: Tensor, dropout: DropoutKey | None) -> Tensor:
-        return residual + (update if dropout is None else dropout(update, self.rate))
+    def _add(self, residual: Tensor, update: Tensor, norm: Norm, dropout: DropoutKey | None) -> Tensor:
+        added = residual + (update if dropout is None else dropout(update, self.rate))
+        return added if self.norm_first else norm(added)

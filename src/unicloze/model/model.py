@@ -14,8 +14,9 @@ from unicloze.errors import UsageError
 from unicloze.example import Batch, TargetBatch
 from unicloze.model.backbone import Backbone, embedding_width
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.flops import TRAINING, backbone_flops, linear_flops
+from unicloze.model.flops import TRAINING, backbone_flops, linear_flops, two_stack_flops
 from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
+from unicloze.model.initialization import draw_weights
 from unicloze.model.recurrent.backbone import RecurrentBackbone
 from unicloze.model.task_heads import TaskHead
 from unicloze.settings import HeadSettings, ModelSettings
@@ -113,22 +114,8 @@ class UnifiedModel(nn.Module):
         return self
 
     def initialize(self, seed: int) -> None:
-        """Initialise the weights: normal with the initializer range, zero biases, unit normalisations."""
-        generator = torch.Generator().manual_seed(seed)
-        common = self.settings.initializer_range
-        into_residual = common / math.sqrt(2 * self.settings.num_layers) if self.settings.scaled_init else common
-        deviations = {id(module): into_residual for module in self.backbone.residual_writers()}
-        with torch.no_grad():
-            for module in self.modules():
-                if isinstance(module, nn.LayerNorm):
-                    module.weight.fill_(1)
-                    module.bias.zero_()
-                    continue
-                for name, parameter in module.named_parameters(recurse=False):
-                    if name == "bias":
-                        parameter.zero_()
-                    else:
-                        parameter.normal_(0, deviations.get(id(module), common), generator=generator)
+        """Initialise the weights, see `unicloze.model.initialization`."""
+        draw_weights(self, self.backbone, seed)
 
     def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
         """Losses of every target in a batch.
@@ -246,6 +233,8 @@ class UnifiedModel(nn.Module):
         keys: float,
         predictions: Mapping[str, int],
         predicting_slots: Mapping[str, int],
+        source_slots: int = 0,
+        source_pairs: int = 0,
     ) -> float:
         """Floating-point operations of a training step on such rows, with the model's full memory.
 
@@ -257,15 +246,22 @@ class UnifiedModel(nn.Module):
             keys: Average number of keys of its own row a slot attends to, over slots and layers.
             predictions: Number of predictions of each target.
             predicting_slots: Number of slots these predictions are made from, each counted once per target.
+            source_slots: Slots an encoder-decoder encodes, in all rows.
+            source_pairs: Pairs of these slots that read each other.
         """
         memory = self.settings.memory
-        backbone = backbone_flops(
-            self.settings,
-            slots=slots,
-            selected=min(slots, sum(predicting_slots.values())),
-            keys=keys + memory,
-            memory_slots=rows * memory,
-        )
+        if self.settings.decoder_layers:
+            backbone = two_stack_flops(
+                self.settings, slots=slots, pairs=slots * keys, source_slots=source_slots, source_pairs=source_pairs
+            )
+        else:
+            backbone = backbone_flops(
+                self.settings,
+                slots=slots,
+                selected=min(slots, sum(predicting_slots.values())),
+                keys=keys + memory,
+                memory_slots=rows * memory,
+            )
         return TRAINING * (
             backbone + sum(self._head_flops(name, predictions[name], predicting_slots[name]) for name in predictions)
         )

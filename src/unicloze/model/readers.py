@@ -154,7 +154,17 @@ class FullRows:
                 part, bias = attention.terms(part, region.relation)
                 region = dataclasses.replace(region, bias=bias if region.bias is None else bias + region.bias)
             read = key[:, :, : region.keys], value[:, :, : region.keys]
-            parts.append(attend(part, *read, region, backend=self._backend, dropout=self.dropout, rate=attention.rate))
+            parts.append(
+                attend(
+                    part,
+                    *read,
+                    region,
+                    backend=self._backend,
+                    dropout=self.dropout,
+                    rate=attention.rate,
+                    scale=attention.scale,
+                )
+            )
         attended = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
         return attended.transpose(1, 2).flatten(2)
 
@@ -216,15 +226,15 @@ class OwnCache:
     def attend(self, layer: Layer, normed: Tensor) -> Tensor:
         """See `Reader.attend`. Weights for inference may be packed, so the projection is not split."""
         attention, select, first = layer.attention, self._selected(layer), self.cache.filled
-        (rows, slots, width), heads = normed.shape, attention.num_heads
+        rows, slots, heads = *normed.shape[:2], attention.num_heads
         keys, values = self.cache.keys[layer.number], self.cache.values[layer.number]
-        query, key, value = attention.qkv(normed).view(rows, slots, 3, heads, width // heads).unbind(2)
+        query, key, value = attention.qkv(normed).view(rows, slots, 3, heads, -1).unbind(2)
         keys[:, :, :, first : first + slots].copy_(key.permute(0, 2, 3, 1))
         values[:, :, first : first + slots].copy_(value.transpose(1, 2))
         if isinstance(select, slice) and select.stop == 0:
             return normed[:, :0]
         asking = self.computed(layer, query.flatten(2)).unflatten(2, (heads, -1)) if select is not None else query
-        asking = (asking * asking.shape[-1] ** -0.5).transpose(1, 2).flatten(0, 1)
+        asking = (asking * attention.scale).transpose(1, 2).flatten(0, 1)
         scores = torch.bmm(asking, keys[:, :, :, : self._keys].flatten(0, 1)).unflatten(0, (rows, heads))
         for bias in self._biases[layer.number]:
             scores.add_(bias if select is None or bias.shape[2] == 1 else _selected_bias(bias, select))
@@ -287,7 +297,16 @@ class GivenKeys:
         )
         key, value = self.append(key, value, layer.number)
         region = self._regions[layer.number]
-        attended = attend(query, key, value, region, backend=self._backend, dropout=self.dropout, rate=attention.rate)
+        attended = attend(
+            query,
+            key,
+            value,
+            region,
+            backend=self._backend,
+            dropout=self.dropout,
+            rate=attention.rate,
+            scale=attention.scale,
+        )
         projected: Tensor = attention.output(attended.transpose(1, 2).flatten(2))
         return projected
 
@@ -296,7 +315,7 @@ def _project(
     attention: SelfAttention, hidden: Tensor, memory: Tensor | None, selected: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Queries of the slots or the selected ones; keys and values of the memory and the slots."""
-    size = hidden.shape[-1]
+    size = attention.width
     if memory is None and selected is None:
         fused: tuple[Tensor, ...] = attention.qkv(hidden).split(size, dim=-1)
         return fused

@@ -13,24 +13,31 @@ from unicloze.settings import ModelSettings
 class RelativeBias(nn.Module):
     """T5's relative position bias: one learned number per head and distance bucket, shared by all layers.
 
-    Half the buckets are for keys right of the query. Distances below a quarter of the number of buckets have one
-    each; longer ones share logarithmically growing ranges up to `relative_max_distance` (Raffel et al. 2020, Section 2.1).
+    Half the buckets are for keys right of the query; a decoder, which has none, uses all of them for the left. Distances
+    below half the number of buckets of a side have one each; longer ones share logarithmically growing ranges up to
+    `relative_max_distance` (Raffel et al. 2020, Section 2.1).
+
+    Args:
+        settings: Model shape.
+        both_ways: Whether keys may be right of the query.
     """
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: ModelSettings, *, both_ways: bool = True) -> None:
         super().__init__()
+        self.both_ways = both_ways
         self.buckets = settings.relative_buckets
         self.max_distance = settings.relative_max_distance
         self.weight = nn.Parameter(torch.empty(settings.num_heads, settings.relative_buckets))
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Bucket of each distance (key position minus query position)."""
-        half = self.buckets // 2
+        half = self.buckets // 2 if self.both_ways else self.buckets
         exact = half // 2
-        size = distance.abs()
+        size = distance.abs() if self.both_ways else (-distance).clamp(min=0)
         growth = torch.log(size.clamp(min=1).float() / exact) / torch.log(torch.tensor(self.max_distance / exact))
         far = exact + (growth * (half - exact)).long()
-        return (distance > 0).long() * half + torch.where(size < exact, size, far.clamp(max=half - 1))
+        side = (distance > 0).long() * half if self.both_ways else 0
+        return side + torch.where(size < exact, size, far.clamp(max=half - 1))
 
     def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """The bias of each query-key pair.

@@ -5,11 +5,10 @@ The source is the noised text, the target is what to restore; `unicloze.objectiv
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -17,12 +16,12 @@ from unicloze import keyed
 from unicloze.arrays import Flags, Int64s
 from unicloze.errors import UsageError
 from unicloze.example import Examples
-from unicloze.objectives.generation_format import GenerationFormat, layout
+from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.objectives.groups import Shown
 from unicloze.objectives.masking import Rates, rates_of
 from unicloze.objectives.noise import NOISE, apply_noise, infilled_spans, noised_tokens, sentences
 from unicloze.objectives.objective import Objective
-from unicloze.objectives.seq2seq import Ragged, SourceTarget, generates, lay_out, mode_id, text_of
+from unicloze.objectives.seq2seq import Ragged, SourceTarget, generates, lay_out, text_of
 from unicloze.objectives.spans import partition, per_row
 from unicloze.rules import AT_LEAST_ONE, Needs, Problem
 from unicloze.settings import Bounds, Recipe
@@ -89,11 +88,25 @@ class MaskedSpanSettings(SourceTarget, Shown):
     """Settings of MASS."""
 
     name: str = "masked_span"
+    target_start: list[Literal["pad", "sos", "eos", "mask"]] = field(default_factory=lambda: ["mask"])
 
     def bounds_at(self, text: int, rate: float) -> Bounds:
         """Upper bounds on a row's size; the target has the positions of the span."""
         fragment, source = masked_fragment(text, rate), self.source_slots(text)
-        return Bounds(slots=source + 1 + fragment, predictions=fragment, positions=source)
+        after = len(self.target_start) + fragment
+        return Bounds(slots=source + after, predictions=fragment, positions=source)
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """Reject start slots that would stand before the first position."""
+        yield from super().problems(recipe)
+        if not 1 <= len(self.target_start) <= self.before_source:
+            yield (
+                "objective.target_start",
+                "the span keeps its positions, so that as many tokens must stand before it as before the source: give "
+                f"1 to {self.before_source}",
+            )
+        if self.restart_positions:
+            yield "objective.restart_positions", "the span keeps the positions it has in the source; it must be false"
 
 
 def corrupted_spans(tokens: int, rate: float, mean_span: float) -> tuple[int, int]:
@@ -301,7 +314,7 @@ def mask_span(
     shown = np.where(draw < settings.mask_share + settings.random_share, vocabulary.ordinary[which], target.values)
     source = text.values.copy()
     source[inside] = np.where(draw < settings.mask_share, np.int32(vocabulary.mask), shown)
-    head = 0 if settings.mode_token is None else 1
+    head = settings.before_source - len(settings.target_start)
     return lay_out(
         windows,
         Ragged(source, text.counts),
@@ -310,22 +323,16 @@ def mask_span(
         settings,
         rates=rates,
         noised=inside,
-        start=vocabulary.mask,
         first_position=first + head,
     )
 
 
 def _writes_sentinels(settings: SpanCorruptionSettings, vocabulary: Vocabulary) -> GenerationFormat:
-    mode = mode_id(vocabulary, settings)
-    return layout(settings, vocabulary, predicts="next", mode=mode, written=vocabulary.extra.tolist())
-
-
-def _begins_with_a_mask(settings: MaskedSpanSettings, vocabulary: Vocabulary) -> GenerationFormat:
-    return dataclasses.replace(generates(settings, vocabulary), opening=vocabulary.mask)
+    return generates(settings, vocabulary, written=vocabulary.extra.tolist())
 
 
 OBJECTIVES: Mapping[str, Objective[Any]] = {
     "span_corruption": Objective(settings=SpanCorruptionSettings, make=span_corruption, generates=_writes_sentinels),
     "denoising": Objective(settings=DenoisingSettings, make=denoising, generates=generates, check=check_sentences),
-    "masked_span": Objective(settings=MaskedSpanSettings, make=masked_span, generates=_begins_with_a_mask),
+    "masked_span": Objective(settings=MaskedSpanSettings, make=masked_span, generates=generates),
 }

@@ -30,7 +30,9 @@ class GenerationFormat:
         source_segment: Segment of the source, its [SOS] and [EOS] included.
         target_segment: Segment of the target and of its pseudo masks.
         pseudo: Id of the pseudo mask; None if it is not used.
-        opening: A token between source and target that predicts the target's first token (MASS); None for none.
+        opening: Tokens between source and target, the last of which predicts the target's first token (MASS,
+            encoder-decoders).
+        restarts: Whether positions count from 0 again after the source.
         decoder_only: Whether there is no source: the prompt is the beginning of the text, read from left to right.
         delimited: Whether an [EOS] separates source and target; in a decoder-only model the source is then read from left to
             right. Default: unless decoder-only.
@@ -45,7 +47,8 @@ class GenerationFormat:
     source_segment: int = 0
     target_segment: int = 1
     pseudo: int | None = None
-    opening: int | None = None
+    opening: tuple[int, ...] = ()
+    restarts: bool = False
     decoder_only: bool = False
     delimited: bool | None = None
     local_width: int | None = None
@@ -55,7 +58,22 @@ class GenerationFormat:
     @property
     def specials(self) -> int:
         """Number of slots before the target that are not part of the source."""
-        return len(self.start) + self.ends_source + (self.opening is not None)
+        return len(self.start) + self.ends_source + len(self.opening)
+
+    def room(self, positions: int, max_length: int) -> int:
+        """Largest number of slots before the opening, for a target of at most `max_length` tokens.
+
+        Args:
+            positions: Positions of the model.
+            max_length: Tokens of the longest target.
+
+        Returns:
+            0 or less if there is no room for any source.
+        """
+        after = max_length + len(self.opening)
+        if self.restarts:
+            return positions if after <= positions else 0
+        return positions - after
 
     @property
     def ends_source(self) -> bool:
@@ -63,7 +81,7 @@ class GenerationFormat:
         return not self.decoder_only if self.delimited is None else self.delimited
 
     def row(self, source: Sequence[int] | npt.NDArray[np.integer]) -> Int32s:
-        """Token ids before the target, without the opening token. *Shape:* (slots,)"""
+        """Token ids before the target, without its opening. *Shape:* (slots,)"""
         end = [self.stop] if self.ends_source else []
         return np.array([*self.start, *source, *end], dtype=np.int32)
 
@@ -74,7 +92,6 @@ def layout(
     *,
     predicts: Literal["pseudo", "next"],
     pseudo: int | None = None,
-    opening: int | None = None,
     mode: int | None = None,
     decoder_only: bool = False,
     written: Collection[int] = (),
@@ -86,7 +103,6 @@ def layout(
         vocabulary: Ids of the special tokens; only [EOS] may be predicted.
         predicts: See `GenerationFormat`.
         pseudo: See `GenerationFormat`.
-        opening: See `GenerationFormat`.
         mode: A token before the source that names the task; None for none.
         decoder_only: See `GenerationFormat`.
         written: Further special tokens that may be predicted.
@@ -100,7 +116,6 @@ def layout(
         source_segment=source,
         target_segment=source if decoder_only else target,
         pseudo=pseudo,
-        opening=opening,
         decoder_only=decoder_only,
         local_width=reading.local_width,
         never=tuple(int(i) for i in vocabulary.special if i != vocabulary.eos and i not in written),

@@ -1,12 +1,14 @@
-"""Sequence-to-sequence rows on a single backbone: the source sees itself, the target sees the source and its own past.
+"""Sequence-to-sequence rows: the source sees itself, the target sees the source and its own past.
 
-Only the visibility differs (UniLM v1, Section 2.3; T5, Section 3.2, "prefix LM"). A row is
+A single stack reads such a row by its visibility alone (UniLM v1, Section 2.3; T5, Section 3.2, "prefix LM"); an
+encoder-decoder reads the source with its encoder and the rest with its decoder. A row is
 
     [SOS] source [EOS] target [EOS]
 
-with a mode token after [SOS] if `settings.mode_token` is given. `lm` is predicted: the [EOS] of the source predicts the
-first token of the target, each token of the target the next one, the last one the closing [EOS], which no slot sees.
-Source and target have different segments. Positions continue from source to target unless an objective overrides them.
+with a mode token after [SOS] if `settings.mode_token` is given, without [SOS] if `settings.source_start` is false, and with
+`settings.target_start` before the target. `lm` is predicted: the slot before the target predicts its first token, each token
+of the target the next one, the last one the closing [EOS], which no slot sees. Source and target have different segments.
+Positions continue from source to target unless an objective or `settings.restart_positions` overrides them.
 
 The text of a window is its tokens in order, without any [EOS] between segments or documents. [UNK] is visible, masked and
 moved like any other token, but never predicted.
@@ -14,11 +16,12 @@ moved like any other token, but never predicted.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -46,9 +49,17 @@ class SourceTarget(MaskRate, Segments):
     Args:
         mode_token: Index of the extra token that names the task in front of the source (UL2); default: none. Sentinels are
             the extra tokens from index 0, so a mode token must come after all of them.
+        source_start: Begin the source with [SOS]; T5 does not.
+        target_start: Special tokens before the target, the last of which predicts its first token: a decoder's start slot
+            (T5: `[pad]`, BART: `[eos, sos]`, MASS: `[mask]`). Without any, the source's [EOS] predicts that token.
+        restart_positions: Count the positions of the target from 0, as encoder-decoders with positions of their own do
+            (Transformer, BART).
     """
 
     mode_token: int | None = None
+    source_start: bool = True
+    target_start: list[Literal["pad", "sos", "eos", "mask"]] = field(default_factory=list)
+    restart_positions: bool = False
 
     known_targets: ClassVar = ("lm",)
 
@@ -79,12 +90,18 @@ class SourceTarget(MaskRate, Segments):
 
     def source_slots(self, source: int) -> int:
         """Slots of a source of this many tokens, special tokens included."""
-        return 1 + (self.mode_token is not None) + source + 1
+        return self.before_source + source + 1
+
+    @property
+    def before_source(self) -> int:
+        """Slots before the tokens of the source: [SOS] and the mode token."""
+        return self.source_start + (self.mode_token is not None)
 
     def counted_on(self, source: int, target: int) -> Bounds:
-        """Bounds for a source and a target whose positions continue from the source."""
-        slots = self.source_slots(source) + target
-        return Bounds(slots=slots, predictions=target, positions=slots)
+        """Bounds for a source and a target whose positions continue from the source, or count from 0 again."""
+        own, after = self.source_slots(source), len(self.target_start) + target
+        positions = max(own, after) if self.restart_positions else own + after
+        return Bounds(slots=own + after, predictions=target, positions=positions)
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject segments, extra tokens and mode tokens that do not fit the rows."""
@@ -182,7 +199,6 @@ def lay_out(
     *,
     rates: Rates,
     noised: Flags | None = None,
-    start: int | None = None,
     first_position: Int64s | None = None,
 ) -> Examples:
     """Rows for given sources and targets.
@@ -195,15 +211,15 @@ def lay_out(
         settings: Segment ids, mode token, and bounds of the row width.
         rates: Mask rate of each row, which affects the row width. *Shape:* (rows,)
         noised: Which source tokens differ from the text or are masked; None for none. *Shape:* (source tokens,)
-        start: A token in front of the target that predicts its first token instead of the source's [EOS]; None for none.
-        first_position: Position of the first slot after the source; None to continue from the source. *Shape:* (rows,)
+        first_position: Position of the first slot after the source; None to continue from the source, or to count from 0
+            if the settings say so. *Shape:* (rows,)
     """
     rows, window = windows.token_ids.shape
     slots, predictions = settings.bounds(window, rates.tolist())[:2]
     mode = mode_id(vocabulary, settings)
-    head = 1 if mode is None else 2
+    head, start = settings.before_source, start_ids(vocabulary, settings)
     sources = head + source.counts + 1
-    targets = sources if start is None else sources + 1
+    targets = sources + len(start)
     lengths = targets + target.counts
     each, column = np.arange(rows), np.arange(slots, dtype=np.int32)
     real = column < lengths[:, None]
@@ -212,14 +228,17 @@ def lay_out(
     after_source = (column >= sources[:, None]) & real
 
     input_ids = np.full((rows, slots), vocabulary.pad, dtype=np.int32)
-    input_ids[:, 0] = vocabulary.sos
+    if settings.source_start:
+        input_ids[:, 0] = vocabulary.sos
     if mode is not None:
-        input_ids[:, 1] = mode
+        input_ids[:, head - 1] = mode
     input_ids[each, sources - 1] = vocabulary.eos
     input_ids[in_source] = source.values
     input_ids[in_target] = target.values
 
     position_ids = column * real
+    if first_position is None and settings.restart_positions:
+        first_position = np.zeros(rows, dtype=np.int64)
     if first_position is not None:
         shift = (first_position - sources).astype(np.int32)
         position_ids += shift[:, None] * after_source
@@ -231,8 +250,10 @@ def lay_out(
         kinds[in_source] = np.where(noised, np.uint8(Kind.MASK), np.uint8(Kind.CONTEXT))
     kinds[in_target] = Kind.ORIGINAL
     steps = np.where(in_target, column - targets[:, None].astype(np.int32), np.int32(-1))
-    if start is not None:
-        input_ids[each, sources], kinds[each, sources], steps[each, sources] = start, Kind.PSEUDO, 0
+    for place, token in enumerate(start):
+        input_ids[each, sources + place] = token
+        if token == vocabulary.mask:
+            kinds[each, sources + place], steps[each, sources + place] = Kind.PSEUDO, 0
     return Examples(
         input_ids=input_ids,
         position_ids=position_ids,
@@ -254,6 +275,11 @@ def _target(target: Ragged, first: Int64s, width: int) -> Target:
     labels[real] = target.values
     slots = ((first - 1)[:, None] + np.arange(width)) * real
     return Target(slots=slots.astype(np.int32), labels=labels, weights=real.astype(np.float32))
+
+
+def start_ids(vocabulary: Vocabulary, settings: SourceTarget) -> tuple[int, ...]:
+    """Ids of the tokens between a source and its target."""
+    return tuple(int(getattr(vocabulary, role)) for role in settings.target_start)
 
 
 def mode_id(vocabulary: Vocabulary, settings: SourceTarget) -> int | None:
@@ -338,9 +364,22 @@ def _without_closing(rows: Examples, chosen: Flags) -> Examples:
     return rows
 
 
-def generates(settings: SourceTarget, vocabulary: Vocabulary) -> GenerationFormat:
-    """Generation layout in which the last token's own slot predicts the next token."""
-    return layout(settings, vocabulary, predicts="next", mode=mode_id(vocabulary, settings))
+def generates(settings: SourceTarget, vocabulary: Vocabulary, *, written: Collection[int] = ()) -> GenerationFormat:
+    """Generation layout in which the last token's own slot predicts the next token.
+
+    Args:
+        settings: Layout of the rows.
+        vocabulary: Ids of the special tokens.
+        written: Further special tokens that may be predicted.
+    """
+    mode = mode_id(vocabulary, settings)
+    found = layout(settings, vocabulary, predicts="next", mode=mode, written=written)
+    return dataclasses.replace(
+        found,
+        start=found.start if settings.source_start else found.start[1:],
+        opening=start_ids(vocabulary, settings),
+        restarts=settings.restart_positions,
+    )
 
 
 def _defines(settings: PrefixSettings) -> set[Ability]:

@@ -12,7 +12,6 @@ from unicloze.arrays import Flags, Int64s
 from unicloze.text.shards import TokenShard, TokenSource
 
 Tokens = npt.NDArray[np.unsignedinteger]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -168,7 +168,11 @@ def _some_steps(recipe: Recipe, phase: Phase, sampler_of: SamplerOf, most: int) 
 
 def flops_of(model: Model, examples: Examples) -> float:
     """Floating-point operations of a training step on a block of rows; see `unicloze.model.flops`."""
-    return model.flops(**measure_slots(examples, model.for_use().backbone.visibility))
+    amounts = measure_slots(examples, model.for_use().backbone.visibility)
+    if model.for_use().settings.decoder_layers:
+        sources = examples.mutual.astype(np.int64)
+        amounts |= {"source_slots": int(sources.sum()), "source_pairs": int((sources**2).sum())}
+    return model.flops(**amounts)
 
 
 def measure_slots(examples: Examples, visibility: Sequence[str] = ("full",)) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""Initial weights: one standard deviation for all, or T5's by the widths of each matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from unicloze.model.attention import SelfAttention, head_width
+from unicloze.model.backbone import Backbone, Embeddings
+from unicloze.model.cross_attention import CrossAttention
+from unicloze.model.heads import TokenHead
+from unicloze.model.layers import FeedForward
+from unicloze.model.relative_bias import RelativeBias
+from unicloze.settings import ModelSettings
+
+Deviations = Mapping[int, Sequence[float]]
+"""Standard deviations of the weights of some modules, by id; several for equal parts of the rows."""
+
+
+def draw_weights(model: nn.Module, backbone: Backbone, seed: int) -> None:
+    """Draw the weights from normal distributions; biases are zero and normalisations one.
+
+    Args:
+        model: The model.
+        backbone: Its backbone.
+        seed: Seed of the draws.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    settings = backbone.settings
+    deviations = _t5_deviations(model, settings) if settings.initializer == "t5" else _scaled(backbone)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+                module.weight.fill_(1)
+                if isinstance(module, nn.LayerNorm):
+                    module.bias.zero_()
+                continue
+            for name, parameter in module.named_parameters(recurse=False):
+                if name == "bias":
+                    parameter.zero_()
+                    continue
+                each = deviations.get(id(module), (settings.initializer_range,))
+                if len(each) == 1:
+                    parameter.normal_(0, each[0], generator=generator)
+                    continue
+                for part, deviation in zip(parameter.chunk(len(each)), each, strict=True):
+                    part.normal_(0, deviation, generator=generator)
+
+
+def _scaled(backbone: Backbone) -> Deviations:
+    """Smaller deviations of the matrices that write into the residual stream (GPT-2), if the settings ask for them."""
+    settings = backbone.settings
+    if not settings.scaled_init:
+        return {}
+    deviation = settings.initializer_range / math.sqrt(2 * settings.num_layers)
+    return {id(module): (deviation,) for module in backbone.residual_writers()}
+
+
+def _t5_deviations(model: nn.Module, settings: ModelSettings) -> Deviations:
+    """Those of T5's released code: 1 for the tables, and for a matrix by the width of its input.
+
+    Queries are drawn smaller by the square root of the head size, in place of the scaling of the scores.
+    """
+    hidden, head = settings.hidden_size, head_width(settings)
+    inner, query = hidden**-0.5, (hidden * head) ** -0.5
+    found: dict[int, Sequence[float]] = {}
+    for module in model.modules():
+        if isinstance(module, SelfAttention):
+            found[id(module.qkv)] = query, inner, inner
+            found[id(module.output)] = (module.width**-0.5,)
+        elif isinstance(module, CrossAttention):
+            found[id(module.query)] = (query,)
+            found[id(module.key_value)] = (inner,)
+            found[id(module.output)] = (module.width**-0.5,)
+        elif isinstance(module, FeedForward):
+            found |= {id(part): (inner,) for part in (module.inner, module.gate) if part is not None}
+            found[id(module.output)] = (settings.intermediate_size**-0.5,)
+        elif isinstance(module, RelativeBias):
+            found[id(module)] = (inner,)
+        elif isinstance(module, TokenHead):
+            found[id(module)] = (1.0,)
+        elif isinstance(module, Embeddings):
+            found[id(module.tokens)] = (1.0,)
+    return found

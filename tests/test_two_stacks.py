@@ -1,0 +1,213 @@
+"""Encoder-decoders: what reads what, whole rows against steps, tables and initial weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import toys
+from unicloze.decoding.branches import Branches
+from unicloze.errors import UniclozeError
+from unicloze.example import Examples, collate
+from unicloze.model.inference_model import IncrementalModel
+from unicloze.model.model import UnifiedModel
+from unicloze.model.relative_bias import RelativeBias
+from unicloze.objectives.causal import CausalSettings, causal
+from unicloze.objectives.denoising import MaskedSpanSettings
+from unicloze.objectives.seq2seq import PrefixSettings, SourceTarget, generates, prefix
+from unicloze.packing import pack
+from unicloze.settings import ModelSettings
+
+T5 = {"norm": "pre", "norm_kind": "rms", "biases": False, "scale_scores": False, "positions": "none", "gated": True}
+MODELS: Mapping[str, tuple[SourceTarget, dict[str, Any]]] = {
+    "t5": (PrefixSettings(source_start=False, target_start=["pad"], restart_positions=True), T5),
+    "bart": (PrefixSettings(target_start=["eos", "sos"], restart_positions=True), {"relative_bias": False}),
+    "mass": (MaskedSpanSettings(), {"relative_bias": False, "scale_embeddings": True}),
+    "transformer": (
+        PrefixSettings(target_start=["eos"], restart_positions=True),
+        {"relative_bias": False, "positions": "sinusoidal", "embedding_norm": False, "num_segments": 0},
+    ),
+    "shared layers": (PrefixSettings(target_start=["sos"]), {"share_layers": "all", "tied_output": False}),
+}
+
+
+def model_of(**settings: Any) -> UnifiedModel:
+    shape = dict(
+        hidden_size=32, num_layers=2, decoder_layers=3, num_heads=4, intermediate_size=64, dropout=0.0,
+        attention_dropout=0.0, initializer_range=0.15,
+    )  # fmt: skip
+    built = UnifiedModel(ModelSettings(**(shape | settings)), vocab_size=50, max_positions=40, targets=["lm"])
+    built.initialize(0)
+    with torch.no_grad():
+        for name, parameter in built.named_parameters():
+            if name.endswith("bias") or name == "token_head.output":
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+    return built.eval()
+
+
+def prefix_rows(settings: SourceTarget, count: int = 4) -> Examples:
+    shape = PrefixSettings(
+        mask_rate=0.5,
+        source_start=settings.source_start,
+        target_start=settings.target_start,
+        restart_positions=settings.restart_positions,
+    )
+    return prefix(toys.random_windows(count, 20, short=True, seed=3), toys.vocabulary(), shape)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_step_predicts_what_the_whole_row_does(kind: str) -> None:
+    settings, shape = MODELS[kind]
+    model, vocabulary = model_of(**shape), toys.vocabulary()
+    layout = generates(settings, vocabulary)
+    sources = [np.arange(8, 8 + size) for size in (7, 2, 5)]
+    targets = torch.tensor([[30, 31, 32], [41, 40, 30], [9, 9, 8]])
+    steps = Branches(IncrementalModel(model, torch.float32), layout, sources, count=2, max_length=4)
+    found = [steps.first()[:, None].expand(-1, 2, -1)]
+    # The second hypothesis writes the targets backwards, and both change places after the second token.
+    written = torch.stack([targets, targets.flip(1)], dim=1)
+    found += [steps.step(written[:, :, 0], None), steps.step(written[:, :, 1], torch.tensor([[1, 0]]).expand(3, -1))]
+    first = torch.stack([written[:, 1, 0], written[:, 0, 0]], dim=1)
+    for row, source in enumerate(sources):
+        for hypothesis in range(2):
+            ids = [int(first[row, hypothesis]), int(written[row, hypothesis, 1])]
+            expected = whole_row(model, settings, source, ids)
+            got = [found[0][row, hypothesis], found[2][row, hypothesis]]
+            torch.testing.assert_close(torch.stack(got), expected[[0, 2]], atol=1e-5, rtol=1e-5)
+            alone = whole_row(model, settings, source, [int(written[row, hypothesis, 0])])
+            torch.testing.assert_close(found[1][row, hypothesis], alone[1], atol=1e-5, rtol=1e-5)
+
+
+def whole_row(model: UnifiedModel, settings: SourceTarget, source: Any, target: list[int]) -> Tensor:
+    """Logits after each number of target tokens, from one row made by hand. *Shape:* (tokens + 1, vocabulary)"""
+    vocabulary = toys.vocabulary()
+    start = [getattr(vocabulary, role) for role in settings.target_start]
+    before = [*([vocabulary.sos] if settings.source_start else []), *source.tolist(), vocabulary.eos]
+    slots, first = len(before) + len(start) + len(target), len(before)
+    template = prefix_rows(settings, count=1)
+    place = np.arange(slots)
+    positions = np.where(place < first, place, place - first) if settings.restart_positions else place
+    visible = np.zeros((1, slots, 4), np.int32)
+    visible[0, :, 1] = np.maximum(first, place + 1)
+    predicting = np.arange(first + len(start) - 1, slots)[None].astype(np.int32)
+    answers = dataclasses.replace(
+        template.targets["lm"],
+        slots=predicting,
+        labels=np.zeros_like(predicting),
+        weights=np.ones(predicting.shape, np.float32),
+    )
+    examples = Examples(
+        input_ids=np.array([[*before, *start, *target]], np.int32),
+        position_ids=positions[None].astype(np.int32),
+        segment_ids=(place >= first)[None].astype(np.int32),
+        kinds=np.zeros((1, slots), np.uint8),
+        steps=np.full((1, slots), -1, np.int32),
+        intervals=visible,
+        lengths=np.array([slots], np.int32),
+        mutual=np.array([first], np.int32),
+        text_tokens=np.array([slots], np.int32),
+        targets={"lm": answers},
+    )
+    with torch.no_grad():
+        return model.logits(collate(examples))["lm"][0]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_no_prediction_sees_its_answer_or_another_row(kind: str) -> None:
+    settings, shape = MODELS[kind]
+    model, examples = model_of(**shape), prefix_rows(settings)
+    with torch.no_grad():
+        before = model.backbone(collate(examples))[-1]
+        row, slot = 0, int(examples.mutual[0]) + len(settings.target_start) + 1
+        ids = examples.input_ids.copy()
+        ids[row, slot] += 1
+        after = model.backbone(collate(dataclasses.replace(examples, input_ids=ids)))[-1]
+        changed = (before - after).abs().amax(dim=2) > 1e-7
+        assert not changed[row, :slot].any() and changed[row, slot : examples.lengths[row]].all()
+        assert not changed[1:].any()
+        ids[row, 1] += 1
+        source = model.backbone(collate(dataclasses.replace(examples, input_ids=ids)))[-1]
+        assert ((before - source).abs().amax(dim=2) > 1e-7)[row, : examples.lengths[row]].all()
+        alone = model.backbone(collate(examples[1:2]))[-1][0]
+        real = int(examples.lengths[1])
+        torch.testing.assert_close(alone[:real], before[1, :real], atol=1e-5, rtol=1e-5)
+        packed = pack([collate(examples[:1]), collate(examples[1:3]), collate(examples[3:])])
+        together = model.backbone(packed)[-1][0]
+        first = 0
+        for block in ([0], [1, 2], [3]):
+            width = int(examples.lengths[block].max())
+            for row in block:
+                length = int(examples.lengths[row])
+                torch.testing.assert_close(together[first : first + length], before[row, :length], atol=1e-5, rtol=1e-5)
+                first += width
+
+
+def test_a_text_without_a_target_is_encoded_alone() -> None:
+    model = model_of(**T5)
+    settings = PrefixSettings(source_start=False, target_start=["pad"])
+    examples = prefix_rows(settings, count=2)
+    sources = dataclasses.replace(examples, lengths=examples.mutual, targets={})
+    with torch.no_grad():
+        states, both = model.backbone(collate(sources)), model.backbone(collate(examples))[-1]
+    assert len(states) == 1
+    for row, length in enumerate(examples.mutual):
+        torch.testing.assert_close(states[0][row, :length], both[row, :length], atol=1e-5, rtol=1e-5)
+
+
+def test_rows_without_a_source_are_refused() -> None:
+    rows = causal(
+        toys.random_windows(2, 12), toys.vocabulary(), CausalSettings(targets=["lm"], visibility="left_to_right"), None
+    )
+    with pytest.raises(UniclozeError, match="these rows have no source: use an objective such as span_corruption"):
+        model_of()(collate(rows))
+
+
+def test_encoder_and_decoder_share_their_token_embeddings_alone() -> None:
+    names = {name for name, _ in model_of(relative_bias=True).named_parameters()}
+    own = {name for name in names if name.startswith("backbone.decoder.embeddings.")}
+    assert own == {
+        "backbone.decoder.embeddings.norm.bias",
+        "backbone.decoder.embeddings.norm.weight",
+        "backbone.decoder.embeddings.positions.weight",
+        "backbone.decoder.embeddings.segments.weight",
+    }
+    assert {"backbone.relative.weight", "backbone.decoder.relative.weight"} <= names
+
+
+def test_t5_draws_every_matrix_by_the_width_of_its_input() -> None:
+    model = model_of(
+        num_layers=1, decoder_layers=1, hidden_size=64, num_heads=4, head_size=32, intermediate_size=100,
+        initializer="t5", tied_output=False, head="linear", **T5,
+    )  # fmt: skip
+    expected = {
+        "backbone.embeddings.tokens.weight": 1.0,
+        "token_head.output": 1.0,
+        "backbone.layers.0.feed_forward.inner.weight": 64**-0.5,
+        "backbone.layers.0.feed_forward.gate.weight": 64**-0.5,
+        "backbone.layers.0.feed_forward.output.weight": 100**-0.5,
+        "backbone.decoder.layers.0.cross_attention.query.weight": (64 * 32) ** -0.5,
+        "backbone.decoder.layers.0.cross_attention.key_value.weight": 64**-0.5,
+        "backbone.decoder.layers.0.cross_attention.output.weight": 128**-0.5,
+        "backbone.decoder.layers.0.attention.output.weight": 128**-0.5,
+    }
+    model.initialize(0)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    for name, deviation in expected.items():
+        assert float(weights[name].std()) == pytest.approx(deviation, rel=0.05), name
+    query, key, value = weights["backbone.layers.0.attention.qkv.weight"].chunk(3)
+    assert float(query.std()) == pytest.approx((64 * 32) ** -0.5, rel=0.05)
+    assert float(key.std()) == pytest.approx(64**-0.5, rel=0.05)
+    assert float(value.std()) == pytest.approx(64**-0.5, rel=0.05)
+
+
+def test_the_decoder_has_all_buckets_for_the_past() -> None:
+    distances = torch.tensor([3, 0, -1, -15, -16, -500])
+    settings = ModelSettings(relative_buckets=32, relative_max_distance=128)
+    assert RelativeBias(settings, both_ways=False).bucket(distances).tolist() == [0, 0, 1, 15, 16, 31]
+    assert RelativeBias(settings).bucket(distances).tolist() == [19, 0, 1, 9, 10, 15]
