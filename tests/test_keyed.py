@@ -52,6 +52,14 @@ def test_streams_and_counters_are_independent() -> None:
     assert abs(first.mean() - 0.5) < 4 * np.sqrt(1 / 12 / first.size)
 
 
+def test_below_a_large_limit_is_the_upper_half_of_the_product() -> None:
+    bits = keyed.bits(keyed.key(np.arange(50)), 0, np.zeros(1, np.int64))
+    for limit in (2**32, 2**32 + 1, 3 * 10**10, 2**63 - 1):
+        assert keyed.below(bits, limit).tolist() == [value * limit >> 64 for value in bits.tolist()]
+    mixed = keyed.below(bits, np.where(np.arange(50) % 2, 2**40, 1000))
+    assert (mixed[::2] == keyed.below(bits[::2], 1000)).all() and (mixed[1::2] == keyed.below(bits[1::2], 2**40)).all()
+
+
 def test_below_stays_below_and_reaches_everything() -> None:
     keys = keyed.key(np.arange(3000))
     limits = np.array([1, 2, 7] * 1000)

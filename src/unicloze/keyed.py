@@ -121,8 +121,20 @@ def uniform(random_bits: Bits) -> npt.NDArray[np.float64]:
 
 
 def below(random_bits: Bits, limit: int | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Map random bits to integers, uniform in [0, limit); limits broadcast and must be below 2**32."""
-    return (((random_bits >> np.uint64(32)) * np.asarray(limit).astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
+    """Map random bits to integers, uniform in [0, limit); limits broadcast and must be below 2**63.
+
+    Where a limit is below 2**32, 32 of the random bits are used.
+    """
+    limits, half = np.asarray(limit).astype(np.uint64), np.uint64(32)
+    high = random_bits >> half
+    if not (limits >> half).any():
+        return ((high * limits) >> half).astype(np.int64)
+    # The upper half of the product of 64 by 64 bits, from products of 32 by 32 bits.
+    low, mask = random_bits & np.uint64(2**32 - 1), np.uint64(2**32 - 1)
+    top, bottom = limits >> half, limits & mask
+    middle = high * bottom + ((low * bottom) >> half)
+    large = high * top + (middle >> half) + (((middle & mask) + low * top) >> half)
+    return np.where(top > 0, large, (high * limits) >> half).astype(np.int64)
 
 
 def permutation(index: npt.NDArray[np.integer], size: int, seed_key: int | np.uint64) -> npt.NDArray[np.int64]:

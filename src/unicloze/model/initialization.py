@@ -13,6 +13,7 @@ from unicloze.model.backbone import Backbone, Embeddings
 from unicloze.model.cross_attention import CrossAttention
 from unicloze.model.heads import TokenHead
 from unicloze.model.layers import FeedForward
+from unicloze.model.recurrent.backbone import RecurrentBackbone
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.settings import ModelSettings
 
@@ -20,7 +21,7 @@ Deviations = Mapping[int, Sequence[float]]
 """Standard deviations of the weights of some modules, by id; several for equal parts of the rows."""
 
 
-def draw_weights(model: nn.Module, backbone: Backbone, seed: int) -> None:
+def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone, seed: int) -> None:
     """Draw the weights from normal distributions; biases are zero and normalisations one.
 
     Args:
@@ -50,7 +51,7 @@ def draw_weights(model: nn.Module, backbone: Backbone, seed: int) -> None:
                     part.normal_(0, deviation, generator=generator)
 
 
-def _scaled(backbone: Backbone) -> Deviations:
+def _scaled(backbone: Backbone | RecurrentBackbone) -> Deviations:
     """Smaller deviations of the matrices that write into the residual stream (GPT-2), if the settings ask for them."""
     settings = backbone.settings
     if not settings.scaled_init:

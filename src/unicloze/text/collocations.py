@@ -26,7 +26,7 @@ from unicloze.text.boundaries import has_letter
 from unicloze.text.lineage import file_hash
 from unicloze.text.phrases import FACTS, Ids, PhraseTable, Words, given_phrases
 from unicloze.text.prepare import Prepared
-from unicloze.text.shards import TokenSource
+from unicloze.text.shards import TokenShard, TokenSource, parts_of
 from unicloze.text.tokenizers import Tokenizer
 
 TOKENS_AT_ONCE = 2**20
@@ -142,22 +142,49 @@ class _Text:
     def __iter__(self) -> Iterator[tuple[Ids, Words, Flags]]:
         part = 0
         for shard in self._shards:
-            pieces = -(-(shard.ends - shard.starts) // TOKENS_AT_ONCE)
-            place = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-            starts = np.repeat(shard.starts, pieces) + place * TOKENS_AT_ONCE
-            ends = np.minimum(np.repeat(shard.ends, pieces), starts + TOKENS_AT_ONCE)
-            parts = np.cumsum(ends - starts) // TOKENS_AT_ONCE
-            for chosen in np.split(np.arange(len(starts)), np.flatnonzero(np.diff(parts)) + 1):
+            for starts, ends in _parts(shard):
                 part += 1
-                if not len(chosen) or (part - 1) % self._every:
+                if (part - 1) % self._every:
                     continue
-                bounds = zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True)
-                tokens = shard.read(starts[chosen], ends[chosen])
+                bounds = zip(starts.tolist(), ends.tolist(), strict=True)
+                tokens = shard.read(starts, ends)
                 token_ids = np.concatenate([tokens[start:end] for start, end in bounds])
-                rows = np.repeat(chosen, ends[chosen] - starts[chosen])
+                rows = np.repeat(np.arange(len(starts)), ends - starts)
                 words = Words.of(token_ids, rows, self._is_text[token_ids], self._vocabulary)
                 letters = np.logical_or.reduceat(self._has_letter[token_ids], words.starts)
                 yield token_ids, words, words.is_text & letters
+
+
+def _parts(shard: TokenShard) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Starts and ends of documents, or of pieces of long ones, in parts of about TOKENS_AT_ONCE tokens."""
+    held: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+    total, current = 0, -1
+    for span in parts_of(len(shard.ends)):
+        first, lengths = shard.starts[span], shard.lengths(span)
+        pieces = -(-lengths // TOKENS_AT_ONCE)
+        place = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        starts = np.repeat(first, pieces) + place * TOKENS_AT_ONCE
+        ends = np.minimum(np.repeat(first + lengths, pieces), starts + TOKENS_AT_ONCE)
+        sums = np.cumsum(ends - starts) + total
+        numbers = sums // TOKENS_AT_ONCE
+        total = int(sums[-1]) if len(sums) else total
+        for chosen in np.split(np.arange(len(starts)), np.flatnonzero(np.diff(numbers)) + 1):
+            if not len(chosen):
+                continue
+            if held and int(numbers[chosen[0]]) != current:
+                yield _merged(held)
+                held = []
+            current = int(numbers[chosen[0]])
+            held.append((starts[chosen], ends[chosen]))
+    if held:
+        yield _merged(held)
+
+
+def _merged(
+    held: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    starts, ends = zip(*held, strict=True)
+    return np.concatenate(starts), np.concatenate(ends)
 
 
 class _Counts:

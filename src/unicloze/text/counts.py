@@ -44,22 +44,22 @@ def stretches(sources: Sequence[TokenSource], most: int) -> Iterator[tuple[Int64
     Yields:
         Tokens, and whether a document or the stretch begins at each. *Shape:* (tokens,) each.
     """
-    places = [
-        (shard, start)
-        for source in sources
-        for shard in source.shards
-        for start in range(0, int((shard.ends - shard.starts).sum()), STRETCH)
-    ]
-    for number in evenly_spaced(min(len(places), max(1, most // STRETCH)), len(places)).tolist() if places else []:
-        yield _stretch(*places[number])
+    shards = [shard for source in sources for shard in source.shards]
+    bounds = np.cumsum([0, *(-(-shard.num_tokens // STRETCH) for shard in shards)])
+    total = int(bounds[-1])
+    for number in evenly_spaced(min(total, max(1, most // STRETCH)), total).tolist() if total else []:
+        place = int(np.searchsorted(bounds, number, side="right")) - 1
+        yield _stretch(shards[place], (number - int(bounds[place])) * STRETCH)
 
 
 def _stretch(shard: TokenShard, start: int) -> tuple[Int64s, Flags]:
     """One stretch of a shard's concatenated documents, from token `start` on."""
-    ends = np.cumsum(shard.ends - shard.starts)
-    stop = min(start + STRETCH, int(ends[-1]))
+    stop = min(start + STRETCH, shard.num_tokens)
+    first, last, before = shard.documents_at(start, stop - 1)
+    starts, lengths = shard.starts[first : last + 1], shard.lengths(slice(first, last + 1))
+    ends = np.cumsum(lengths) + before
     document = np.searchsorted(ends, np.arange(start, stop), side="right")
-    shift = shard.starts - (ends - (shard.ends - shard.starts))
+    shift = starts - (ends - lengths)
     places = np.arange(start, stop) + shift[document]
     tokens: Int64s = shard.read(places, places + 1)[places].astype(np.int64)
     begins: Flags = np.diff(document, prepend=-1) != 0

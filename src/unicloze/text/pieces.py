@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from unicloze.arrays import Flags, Int64s
 from unicloze.text.shards import TokenShard, TokenSource
+from unicloze.text.sums import Kept, Sums
 
 Tokens = npt.NDArray[np.unsignedinteger]
 
@@ -33,11 +34,35 @@ class Places:
     last: Int64s
 
 
-class Pieces:
+class Pieces(Protocol):
     """The pieces of a source, numbered in the order of its text.
 
     Pieces are cut consecutively from runs of text: each document is a run, or all documents of a shard form one run.
-    The last piece of a run may be shorter.
+    The last piece of a run may be shorter. Of a large source, nothing is held in memory for each document.
+
+    Args:
+        count: Number of pieces.
+        tokens: Number of tokens in all pieces.
+    """
+
+    count: int
+    tokens: int
+
+    def place(self, index: Int64s) -> Places:
+        """Locations of pieces, by number. *Shape:* (pieces,)"""
+
+    def take(self, run: Int64s, start: Int64s) -> npt.NDArray[np.int32]:
+        """The tokens of pieces; arbitrary after a piece's end. *Shape:* (pieces, piece)"""
+
+    def whole(self, places: Places) -> tuple[Flags, Flags]:
+        """Whether a document begins where each piece begins, and ends where it ends. *Shape:* (pieces,) each"""
+
+    def document(self, run: int, start: int) -> tuple[TokenShard, int, int]:
+        """Shard, document index and token index at which a piece begins."""
+
+
+def cut(source: TokenSource, *, piece: int, least: int, separator: int | None = None) -> Pieces:
+    """Cut a source into pieces.
 
     Args:
         source: The text.
@@ -45,22 +70,88 @@ class Pieces:
         least: Smallest number of tokens in the last piece of a run; shorter ones are dropped.
         separator: Id between two documents of a run; if None, each document is its own run.
     """
+    if separator is None:
+        return _Separate(source, piece, least)
+    return _Joined(source, piece, least, separator)
 
-    def __init__(self, source: TokenSource, *, piece: int, least: int, separator: int | None = None) -> None:
-        self._piece = piece
-        self._texts: list[_Text] = [
-            _Documents(shard) if separator is None else _Joined(shard, separator) for shard in source.shards
-        ]
-        self._bounds: Int64s = np.cumsum([0, *(len(text.lengths) for text in self._texts)], dtype=np.int64)
-        self._lengths: Int64s = np.concatenate([np.zeros(0, np.int64), *(text.lengths for text in self._texts)])
-        whole, rest = np.divmod(self._lengths, piece)
-        counts = whole + (rest >= least)
-        self._ends: Int64s = np.cumsum(counts)
-        self.count = int(counts.sum())
-        self.tokens = int((whole * piece + rest * (rest >= least)).sum())
+
+class _Separate:
+    """The pieces of documents, each of which is a run."""
+
+    def __init__(self, source: TokenSource, piece: int, least: int) -> None:
+        self._source, self._piece, self._least = source, piece, least
+        self._sums = Sums(
+            lambda documents: self._pieces(source.lengths(documents)),
+            self._between,
+            source.num_documents,
+            kept=_kept(source, f"{piece}-{least}"),
+            what=f"indexing {source.name}",
+        )
+        self.count, self.tokens = self._sums.total, self._sums.beside
 
     def place(self, index: Int64s) -> Places:
-        """Locations of pieces, by number. *Shape:* (pieces,)"""
+        document, first, pieces = self._sums.find(index)
+        start = (index - first) * self._piece
+        length = np.minimum(self._piece, self._source.lengths(document) - start)
+        return Places(run=document, start=start, length=length, first=first, last=first + pieces)
+
+    def take(self, run: Int64s, start: Int64s) -> npt.NDArray[np.int32]:
+        text = np.empty((len(run), self._piece), dtype=np.int32)
+        for number, mine in self._source.by_shard(run):
+            shard = self._source.shards[number]
+            begins = shard.starts[run[mine] - self._source.bounds[number]] + start[mine]
+            text[mine] = _rows(shard, begins, self._piece)
+        return text
+
+    def whole(self, places: Places) -> tuple[Flags, Flags]:
+        return np.equal(places.start, 0), np.equal(places.start + places.length, self._source.lengths(places.run))
+
+    def document(self, run: int, start: int) -> tuple[TokenShard, int, int]:
+        number = int(np.searchsorted(self._source.bounds, run, side="right")) - 1
+        return self._source.shards[number], run - int(self._source.bounds[number]), start
+
+    def _pieces(self, lengths: Int64s) -> Int64s:
+        whole, rest = np.divmod(lengths, self._piece)
+        return whole + (rest >= self._least)
+
+    def _between(self, start: int, end: int) -> tuple[Int64s, int]:
+        lengths = self._source.lengths_between(start, end)
+        pieces = self._pieces(lengths)
+        return pieces, int(np.minimum(pieces * self._piece, lengths).sum())
+
+
+def _rows(shard: TokenShard, begins: Int64s, count: int) -> npt.NDArray[np.integer]:
+    """`count` tokens of a shard from each place. *Shape:* (rows, count)"""
+    tokens = shard.read(begins, begins + count)
+    if len(tokens) >= count and int(begins.max()) <= len(tokens) - count:
+        return cast(Tokens, np.lib.stride_tricks.sliding_window_view(tokens, count)[begins])
+    return cast(Tokens, tokens[np.minimum(begins[:, None] + np.arange(count), len(tokens) - 1)])
+
+
+class _Joined:
+    """The pieces of shards, in each of which the documents form one run, joined by separators; empty ones are dropped.
+
+    Each document counts as its tokens and the separator after it, which the last document of a run does not have.
+    """
+
+    def __init__(self, source: TokenSource, piece: int, least: int, separator: int) -> None:
+        self._source, self._piece, self._separator = source, piece, separator
+        self._sums = Sums(
+            lambda documents: _with_separator(source.lengths(documents)),
+            lambda start, end: (_with_separator(source.lengths_between(start, end)), 0),
+            source.num_documents,
+            kept=_kept(source, "joined"),
+            what=f"indexing {source.name}",
+        )
+        self._before = self._sums.before(source.bounds)
+        self._lengths = np.maximum(np.diff(self._before) - 1, 0)
+        whole, rest = np.divmod(self._lengths, piece)
+        pieces = whole + (rest >= least)
+        self._ends: Int64s = np.cumsum(pieces)
+        self.count = int(pieces.sum())
+        self.tokens = int(np.minimum(pieces * piece, self._lengths).sum())
+
+    def place(self, index: Int64s) -> Places:
         run = np.searchsorted(self._ends, index, side="right")
         first = np.where(run > 0, self._ends[run - 1], 0)
         start = (index - first) * self._piece
@@ -68,128 +159,64 @@ class Pieces:
         return Places(run=run, start=start, length=length, first=first, last=self._ends[run])
 
     def take(self, run: Int64s, start: Int64s) -> npt.NDArray[np.int32]:
-        """The tokens of pieces; arbitrary after a piece's end. *Shape:* (pieces, piece)"""
         text = np.empty((len(run), self._piece), dtype=np.int32)
-        shards = np.searchsorted(self._bounds, run, side="right") - 1
-        for number in np.unique(shards):
-            mine = shards == number
-            text[mine] = self._texts[number].take(run[mine] - self._bounds[number], start[mine], self._piece)
+        for number in np.unique(run).tolist():
+            mine = run == number
+            text[mine] = self._rows(number, start[mine])
         return text
 
     def whole(self, places: Places) -> tuple[Flags, Flags]:
-        """Whether a document begins where each piece begins, and ends where it ends. *Shape:* (pieces,) each"""
-        begins, ends = np.empty((2, len(places.run)), dtype=bool)
-        shards = np.searchsorted(self._bounds, places.run, side="right") - 1
-        for number in np.unique(shards):
-            mine = shards == number
-            run, start = places.run[mine] - self._bounds[number], places.start[mine]
-            begins[mine] = self._texts[number].begins(start)
-            ends[mine] = self._texts[number].ends(run, start + places.length[mine])
-        return begins, ends
+        starts = self._before[places.run] + places.start
+        stops = starts + places.length
+        _, first, _ = self._sums.find(starts)
+        _, before, values = self._sums.find(stops)
+        return np.equal(first, starts), np.equal(before + values - 1, stops)  # a separator follows the last token
 
     def document(self, run: int, start: int) -> tuple[TokenShard, int, int]:
-        """Shard, document index and token index at which a piece begins."""
-        number = int(np.searchsorted(self._bounds, run, side="right")) - 1
-        text = self._texts[number]
-        return text.shard, *text.document(run - int(self._bounds[number]), start)
+        document, before, _ = self._sums.find(self._before[run] + np.array([start]))
+        within = int(self._before[run]) + start - int(before[0])
+        return self._source.shards[run], int(document[0] - self._source.bounds[run]), within
 
-
-class _Text(Protocol):
-    """The runs of a shard."""
-
-    shard: TokenShard
-
-    @property
-    def lengths(self) -> Int64s:
-        """Number of tokens in each run. *Shape:* (runs,)"""
-
-    def take(self, runs: Int64s, starts: Int64s, count: int) -> npt.NDArray[np.integer]:
-        """`count` tokens of each run, starting at `starts`. *Shape:* (rows, count)"""
-
-    def begins(self, starts: Int64s) -> Flags:
-        """Whether a document begins at a token of its run. *Shape:* (rows,)"""
-
-    def ends(self, runs: Int64s, stops: Int64s) -> Flags:
-        """Whether a document ends before a token of its run. *Shape:* (rows,)"""
-
-    def document(self, run: int, start: int) -> tuple[int, int]:
-        """Document of a token of a run, and the token's index within it."""
-
-
-class _Documents:
-    """A shard in which each document is a run."""
-
-    def __init__(self, shard: TokenShard) -> None:
-        self.shard = shard
-
-    @property
-    def lengths(self) -> Int64s:
-        return self.shard.ends - self.shard.starts
-
-    def take(self, runs: Int64s, starts: Int64s, count: int) -> npt.NDArray[np.integer]:
-        begins = self.shard.starts[runs] + starts
-        tokens = self.shard.read(begins, begins + count)
-        if len(tokens) >= count and int(begins.max()) <= len(tokens) - count:
-            return cast(Tokens, np.lib.stride_tricks.sliding_window_view(tokens, count)[begins])
-        return cast(Tokens, tokens[np.minimum(begins[:, None] + np.arange(count), len(tokens) - 1)])
-
-    def begins(self, starts: Int64s) -> Flags:
-        return np.equal(starts, 0)
-
-    def ends(self, runs: Int64s, stops: Int64s) -> Flags:
-        ends: Flags = self.shard.starts[runs] + stops == self.shard.ends[runs]
-        return ends
-
-    def document(self, run: int, start: int) -> tuple[int, int]:
-        return run, start
-
-
-class _Joined:
-    """A shard whose documents form one run, joined by separators; empty documents are dropped."""
-
-    def __init__(self, shard: TokenShard, separator: int) -> None:
-        self.shard, self._separator = shard, separator
-        self._documents = np.flatnonzero(shard.ends > shard.starts)
-        self._starts: Int64s = shard.starts[self._documents]
-        sizes = shard.ends[self._documents] - self._starts
-        self._ends: Int64s = np.cumsum(sizes + 1) - 1  # position in the run of the separator after each document
-
-    @property
-    def lengths(self) -> Int64s:
-        return self._ends[-1:]
-
-    def take(self, runs: Int64s, starts: Int64s, count: int) -> npt.NDArray[np.integer]:
-        rows, total = len(starts), int(self._ends[-1])
-        first = np.searchsorted(self._ends, starts)
-        last = np.searchsorted(self._ends, np.minimum(starts + count, total) - 1)
+    def _rows(self, run: int, starts: Int64s) -> npt.NDArray[np.integer]:
+        """A piece of a run from each place. *Shape:* (rows, piece)"""
+        rows, count, total = len(starts), self._piece, int(self._lengths[run])
+        places = np.concatenate([starts, np.minimum(starts + count, total) - 1]) + self._before[run]
+        documents, before, _ = self._sums.find(places)
         # A part is what one document and its separator contribute to one row; the parts of a row fill it.
-        parts = last - first + 1
-        row = np.repeat(np.arange(rows), parts)
-        document = np.repeat(first - np.cumsum(parts) + parts, parts) + np.arange(len(row))
+        sizes = np.diff(documents.reshape(2, rows), axis=0)[0] + 1
+        row = np.repeat(np.arange(rows), sizes)
+        within = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        local = documents[:rows][row] + within - self._source.bounds[run]
+        shard = self._source.shards[run]
+        begins_in_shard = shard.starts[local]
+        values = _with_separator(shard.ends[local] - begins_in_shard)
+        sums = np.cumsum(values) - values
+        begins_in_run = sums - sums[within == 0][row] + before[:rows][row] - self._before[run]
+        some = values > 0
+        row, begins_in_shard, begins_in_run, values = (
+            column[some] for column in (row, begins_in_shard, begins_in_run, values)
+        )
         shift = row * count - starts[row]  # from positions in the run to positions in the block of rows
-        document_starts = np.where(document > 0, self._ends[document - 1] + 1, 0)
-        begins = np.maximum(document_starts + shift, row * count)
-        sizes = np.diff(begins, append=rows * count)
-        shifts = self._starts[document] - document_starts - shift
-        index = np.arange(rows * count) + np.repeat(shifts, sizes)
-        tokens = self.shard.read(begins + shifts, begins + shifts + sizes)
+        begins = np.maximum(begins_in_run + shift, row * count)
+        parts = np.diff(begins, append=rows * count)
+        shifts = begins_in_shard - begins_in_run - shift
+        index = np.arange(rows * count) + np.repeat(shifts, parts)
+        tokens = shard.read(begins + shifts, begins + shifts + parts)
         block = np.asarray(tokens[np.minimum(index, len(tokens) - 1)])
-        separators = self._ends[document] + shift
+        separators = begins_in_run + values - 1 + shift
         block[separators[separators < (row + 1) * count]] = self._separator
         return block.reshape(rows, count)
 
-    def begins(self, starts: Int64s) -> Flags:
-        return np.equal(starts, 0) | self._at_separators(starts - 1)
 
-    def ends(self, runs: Int64s, stops: Int64s) -> Flags:
-        return self._at_separators(stops)
+def _with_separator(lengths: Int64s) -> Int64s:
+    return lengths + (lengths > 0)
 
-    def _at_separators(self, places: Int64s) -> Flags:
-        found = np.searchsorted(self._ends, places).clip(max=len(self._ends) - 1)
-        at: Flags = self._ends[found] == places
-        return at
 
-    def document(self, run: int, start: int) -> tuple[int, int]:
-        number = int(np.searchsorted(self._ends, start))
-        first = int(self._ends[number - 1]) + 1 if number else 0
-        return int(self._documents[number]), start - first
+def _kept(source: TokenSource, kind: str) -> Kept | None:
+    """Where the sums of a source are kept for one way of cutting it."""
+    if source.index is None:
+        return None
+    file = source.index.file
+    return replace(
+        source.index, file=file.with_name(f"{file.name}-{kind}.sums"), made_from=f"{source.index.made_from} {kind}"
+    )

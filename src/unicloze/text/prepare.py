@@ -4,6 +4,7 @@
     FOLDER/train/SOURCE.ds ...    FOLDER/heldout/SOURCE.ds ...
     FOLDER/digests.json           SHA-256 of each block of these files
     FOLDER/lineage.json           what the folder was made from, with its fingerprint
+    FOLDER/index/                 sums over the documents of large sources, added when windows are first read
 
 The folder is created atomically: it is written under a temporary name and renamed. An existing folder is reused only if
 the corpus, the settings and the version of this code still yield its fingerprint.
@@ -17,7 +18,7 @@ import shutil
 import socket
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,9 +28,10 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.run_files import LINEAGE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
-from unicloze.text.digests import Digests
+from unicloze.text.digests import SEAL, Digests
 from unicloze.text.pipeline import Preparation
 from unicloze.text.shards import TokenShard, TokenSource
+from unicloze.text.sums import Kept
 from unicloze.text.tokenizers import Tokenizer
 
 _LOCK = "lock"
@@ -87,14 +89,16 @@ class Prepared:
         return f"{self.folder}: {', '.join(counts)}, vocabulary {len(self.tokenizer):,}"
 
     @classmethod
-    def load(cls, folder: str | Path, *, verify: bool = False) -> Prepared:
+    def load(cls, folder: str | Path, *, verify: bool = False, progress: bool = True) -> Prepared:
         """Open a prepared folder without checking the corpus.
 
-        Files other than tokens are verified whole; of each token file the first block now, the others when read.
+        Small files are verified whole; of each token file the first block now, the others when read, as those of files with
+        a number for each of many documents.
 
         Args:
             folder: The prepared folder.
             verify: Check all tokens now.
+            progress: Show progress while a large corpus is indexed, which happens once for each length of a window.
 
         Raises:
             UniclozeError: It is not a prepared folder, it is damaged, or another version of the code made it.
@@ -112,9 +116,13 @@ class Prepared:
                 f"{recorded[:16]}: remove the folder and prepare again."
             )
         entries = content["sources"]
-        train = tuple(_open_source(folder, "train", entry, digests) for entry in entries)
-        heldout = tuple(
-            _open_source(folder, "heldout", entry, digests) for entry in entries if entry["heldout"]["documents"]
+        train, heldout = (
+            tuple(
+                _open_source(folder, part, entry, content, digests, progress=progress)
+                for entry in entries
+                if part == "train" or entry[part]["documents"]
+            )
+            for part in ("train", "heldout")
         )
         for shard in (shard for source in (*train, *heldout) for shard in source.shards):
             shard.check_all() if verify else shard.check_first()
@@ -138,7 +146,7 @@ def open_or_prepare(
     """
     if data.prepared is None:
         return prepare_data(data, tokenizer, Path(folder), progress=progress, seed=seed, cure=cure, verify=verify)
-    prepared = Prepared.load(data.prepared, verify=verify)
+    prepared = Prepared.load(data.prepared, verify=verify, progress=progress)
     if tokenizer.path is not None:
         wanted = Tokenizer.load(tokenizer.path).fingerprint
         if wanted != prepared.tokenizer.fingerprint:
@@ -187,7 +195,7 @@ def prepare_data(
     settings = lineage.describe_settings(data, tokenizer, seed)
     if (out / LINEAGE).is_file():
         lineage.check_lineage(out, data, settings, cure=cure, verify=verify)
-        return Prepared.load(out, verify=verify)
+        return Prepared.load(out, verify=verify, progress=progress)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UniclozeError(f"{out} has files that `prepare` did not write: give another --out or remove it.")
     work = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
@@ -211,10 +219,12 @@ def prepare_data(
         lineage.check_lineage(out, data, settings, cure=cure)  # another process finished first
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return Prepared.load(out)
+    return Prepared.load(out, progress=progress)
 
 
-def _open_source(folder: Path, part: str, entry: dict[str, Any], digests: Digests | None) -> TokenSource:
+def _open_source(
+    folder: Path, part: str, entry: dict[str, Any], content: dict[str, Any], digests: Digests | None, *, progress: bool
+) -> TokenSource:
     """Open a source as its lineage describes it.
 
     Raises:
@@ -222,9 +232,15 @@ def _open_source(folder: Path, part: str, entry: dict[str, Any], digests: Digest
     """
     name = entry["name"]
     if "shards" in entry:
-        source = tokenised.open_selection(folder / part, name, [Path(path) for path in entry["shards"]], digests)
+        shards = tokenised.open_selection(folder / part, name, [Path(path) for path in entry["shards"]], digests)
     else:
-        source = TokenSource(name=name, shards=(TokenShard.open(folder / part / f"{name}.ds", digests=digests),))
+        shards = (TokenShard.open(folder / part / f"{name}.ds", digests=digests),)
+    source = TokenSource(name=name, shards=shards)
+    if digests is not None and SEAL in content:
+        index = Kept(
+            file=folder / "index" / f"{part}-{name}", made_from=f"{content[SEAL]} {part} {name}", show=progress
+        )
+        source = replace(source, recorded_tokens=entry[part]["tokens"], index=index)
     found, recorded = (source.num_documents, source.num_tokens), (entry[part]["documents"], entry[part]["tokens"])
     if found != recorded:
         raise UniclozeError(

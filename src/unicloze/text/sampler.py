@@ -23,7 +23,7 @@ from unicloze.example import select_rows
 from unicloze.text import orders
 from unicloze.text import segment_pairs as pairing
 from unicloze.text.phrases import PhraseTable
-from unicloze.text.pieces import Pieces, Places
+from unicloze.text.pieces import Pieces, Places, cut
 from unicloze.text.segment_pairs import Pairs
 from unicloze.text.shards import TokenSource
 from unicloze.text.tokenised import check_ids
@@ -113,8 +113,8 @@ class WindowSampler:
         self.documents, self.order, self.directions = documents, order, directions
         self._piece = window - 1 - segments
         separator = vocabulary.eos if documents == "joined" else None
-        self._pieces = [
-            Pieces(source, piece=self._piece, least=segments, separator=separator) for source in self.sources
+        self._pieces: list[Pieces] = [
+            cut(source, piece=self._piece, least=segments, separator=separator) for source in self.sources
         ]
         self.source_windows: Int64s = np.array([pieces.count for pieces in self._pieces], dtype=np.int64)
         factors = np.ones(len(self.sources)) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -223,7 +223,7 @@ class WindowSampler:
         return WindowName(
             source=self.sources[source].name,
             file=file,
-            line=int(shard.lines[document]) or None,
+            line=None if shard.lines is None else int(shard.lines[document]) or None,
             document=stored - first_document,
             first_token=first_token,
             byte=byte,

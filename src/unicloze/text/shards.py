@@ -10,8 +10,11 @@ NAME.ds.json      source files of the documents (ours)
 
 from __future__ import annotations
 
+import bisect
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -19,15 +22,19 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.arrays import Int64s
 from unicloze.bounded import misfit, parse_json
 from unicloze.errors import UniclozeError
+from unicloze.text.columns import AT_ONCE, Column, Stored
 from unicloze.text.digests import Blocks, Digests
+from unicloze.text.sums import Kept, Sums
 
 SCHEMA = 1
 """Schema version of the `.ds.json` files."""
 
 _SHAPE = {"schema": int, "files": [{"path": str, "first_document": int}]}
-Ends = npt.NDArray[np.uint64]
+_SMALL = 2**20
+"""Columns of up to this many bytes are verified when a shard is opened, larger ones where they are read."""
 
 
 class ShardWriter:
@@ -105,16 +112,17 @@ def files_beside(path: Path) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenShard:
-    """An open shard, or some of its documents.
+    """An open shard, or some of its documents. The columns of its documents are read from disk when indexed.
 
     Args:
         path: The `.ds` file.
-        tokens: Token ids of all documents. *Shape:* (tokens of the file,)
-        starts: First token of each document. *Shape:* (documents,)
-        ends: End of each document. *Shape:* (documents,)
-        sizes: Bytes of text of each document; None if unknown. *Shape:* (documents,)
-        lines: Line of its file where each document begins; 0 if unknown. *Shape:* (documents,)
-        numbers: Index of each document within the `.ds` file. *Shape:* (documents,)
+        tokens: Token ids of all documents of the file. *Shape:* (tokens of the file,)
+        starts: First token of each document.
+        ends: End of each document.
+        sizes: Bytes of text of each document; None if unknown.
+        lines: Line of its file where each document begins, 0 if unknown; None if unknown for all.
+        numbers: Index of each document within the `.ds` file.
+        is_whole: Whether these are all documents of the file.
         files: Name of each source file and the index of its first document.
         tokenizer_name: Name of the tokenizer in the metadata; empty without metadata.
         blocks: Digests of the tokens; None without digests.
@@ -122,40 +130,44 @@ class TokenShard:
 
     path: Path
     tokens: npt.NDArray[np.unsignedinteger]
-    starts: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64] | None
-    lines: npt.NDArray[np.int64]
-    numbers: npt.NDArray[np.int64]
+    starts: Column
+    ends: Column
+    sizes: Column | None
+    lines: Column | None
+    numbers: Column
+    is_whole: bool
     files: tuple[tuple[str, int], ...]
     tokenizer_name: str = ""
     blocks: Blocks | None = None
 
     @classmethod
     def open(
-        cls, path: Path, *, documents: npt.NDArray[np.int64] | None = None, digests: Digests | None = None
+        cls, path: Path, *, documents: npt.NDArray[np.int64] | Stored | None = None, digests: Digests | None = None
     ) -> TokenShard:
         """Open a shard written by us or by datatrove.
 
         Args:
             path: The `.ds` file.
             documents: Indices of the documents to select, sorted; default: all.
-            digests: Digests of the prepared folder. All files but the tokens are checked now.
+            digests: Digests of the prepared folder. Small files are checked now, tokens and large files when they are read.
 
         Raises:
             UniclozeError: A file is missing, truncated, damaged or inconsistent with the others.
         """
-        if digests is not None:
-            digests.check(*files_beside(path))
         index = beside(path, ".index")
         for file in (path, index):
             if not file.is_file():
                 raise UniclozeError(
                     f"{file} is missing: remove the folder and prepare again (datatrove: with save_index)."
                 )
-        ends = np.fromfile(index, dtype="<u8").astype(np.int64)
-        total, size = int(ends[-1]) if len(ends) else 0, path.stat().st_size
-        if index.stat().st_size % 8 or total * 2 != size != total * 4 or (np.diff(ends, prepend=0) < 0).any():
+        files = {end: beside(path, end) for end in (".index", ".bytes", ".lines")}
+        for file in files.values():
+            if file.is_file() and (file.stat().st_size != index.stat().st_size or index.stat().st_size % 8):
+                raise UniclozeError(f"{file} does not fit {index}: remove the folder and prepare again.")
+        found = {end: open_column(file, digests) for end, file in files.items() if file.is_file()}
+        ends, size = found[".index"], path.stat().st_size
+        total = int(ends.values[-1]) if len(ends) else 0
+        if total * 2 != size != total * 4 or (8 * len(ends) <= _SMALL and (np.diff(ends.values, prepend=0) < 0).any()):
             raise UniclozeError(
                 f"{path} ({size} bytes) does not fit {index.name} ({total} tokens): remove the folder and prepare again."
             )
@@ -163,40 +175,67 @@ class TokenShard:
         tokens: npt.NDArray[np.unsignedinteger] = (
             np.memmap(path, dtype=width, mode="r") if size else np.zeros(0, dtype=width)
         )
-        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
-        bounds, lines = (_beside_documents(path, end, index) for end in (".bytes", ".lines"))
-        sizes = None if bounds is None else np.diff(bounds, prepend=np.int64(0))
-        lines = np.zeros(len(ends), dtype=np.int64) if lines is None else lines
-        files: tuple[tuple[str, int], ...] = ((str(path), 0),)
-        if (file := beside(path, ".json")).is_file():
-            try:
-                sidecar = parse_json(file.read_bytes())
-            except ValueError as error:
-                raise UniclozeError(f"{file} is damaged: remove the folder and prepare again.") from error
-            if misfit(sidecar, _SHAPE) is not None or sidecar["schema"] != SCHEMA:
-                raise UniclozeError(f"{file} does not have schema {SCHEMA}: remove the folder and prepare again.")
-            files = tuple((entry["path"], entry["first_document"]) for entry in sidecar["files"])
-        numbers = np.arange(len(ends), dtype=np.int64)
-        if documents is not None:
-            if len(documents) and int(documents.max()) >= len(ends):
-                raise UniclozeError(
-                    f"{path} has {len(ends)} documents, but had at least {int(documents.max()) + 1} when it was prepared: "
-                    "prepare again."
-                )
-            numbers, starts, ends = documents, starts[documents], ends[documents]
-            sizes, lines = None if sizes is None else sizes[documents], lines[documents]
+        if digests is not None:
+            digests.check(beside(path, ".json"), beside(path, ".metadata"))
+        chosen = documents if documents is None or isinstance(documents, Stored) else Stored(documents)
+        if chosen is not None and len(chosen) and int(chosen.values[-1]) >= len(ends):
+            raise UniclozeError(
+                f"{path} has {len(ends)} documents, but had at least {int(chosen.values[-1]) + 1} when it was prepared: "
+                "prepare again."
+            )
+        count = len(ends if chosen is None else chosen)
+        sizes, lines = found.get(".bytes"), found.get(".lines")
         return cls(
             path=path,
             tokens=tokens,
-            starts=starts,
-            ends=ends,
-            sizes=sizes,
-            lines=lines,
-            numbers=numbers,
-            files=files,
+            starts=Column(count, ends, chosen, start=True),
+            ends=Column(count, ends, chosen),
+            sizes=None if sizes is None else Column(count, sizes, chosen, size=True),
+            lines=None if lines is None else Column(count, lines, chosen),
+            numbers=Column(count, None, chosen),
+            is_whole=chosen is None,
+            files=_files(path),
             tokenizer_name=_tokenizer_name(beside(path, ".metadata")),
             blocks=None if digests is None else digests.blocks(path),
         )
+
+    def lengths(self, index: slice | Int64s) -> Int64s:
+        """Number of tokens of some documents. *Shape:* (documents,)
+
+        Raises:
+            UniclozeError: A document ends before it begins.
+        """
+        found = self.ends[index] - self.starts[index]
+        if len(found) and int(found.min()) < 0:
+            raise UniclozeError(f"{beside(self.path, '.index')} is damaged: remove the folder and prepare again.")
+        return found
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Number of tokens in all documents."""
+        if self.is_whole:
+            return len(self.tokens)
+        return sum(int(self.lengths(part).sum()) for part in parts_of(len(self.ends)))
+
+    def documents_at(self, first: int, last: int) -> tuple[int, int, int]:
+        """The documents that hold some tokens, counted over the documents of this shard.
+
+        Args:
+            first: The first token.
+            last: The last token.
+
+        Returns:
+            First and last document, and the number of tokens before the first.
+        """
+        if self.is_whole:
+            both = bisect.bisect_right(self.ends, first), bisect.bisect_right(self.ends, last)
+            return *both, int(self.starts[both[0]])
+        documents, before, _ = self._sums.find(np.array([first, last]))
+        return int(documents[0]), int(documents[1]), int(before[0])
+
+    @cached_property
+    def _sums(self) -> Sums:
+        return Sums(self.lengths, lambda start, end: (self.lengths(slice(start, end)), 0), len(self.ends))
 
     def read(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.unsignedinteger]:
         """Verify ranges of the tokens and return all tokens, of which only those ranges may be used.
@@ -222,13 +261,16 @@ class TokenShard:
         self.read(np.zeros(min(1, len(self.tokens)), np.int64), np.ones(min(1, len(self.tokens)), np.int64))
 
     def check_all(self) -> None:
-        """Verify every block.
+        """Verify every block of the tokens and of the columns.
 
         Raises:
             UniclozeError: One is damaged.
         """
         if self.blocks is not None:
             self.blocks.check_all(self._bytes())
+        for column in (self.ends, self.sizes, self.lines):
+            if column is not None:
+                column.check_all()
 
     def _bytes(self) -> npt.NDArray[np.uint8]:
         return np.asarray(self.tokens).view(np.uint8)
@@ -240,14 +282,35 @@ def _tokenizer_name(metadata: Path) -> str:
     return metadata.read_text(encoding="utf-8", errors="replace").split("\n")[0].rpartition("|")[0]
 
 
-def _beside_documents(path: Path, end: str, index: Path) -> npt.NDArray[np.int64] | None:
-    """Values per document from an optional file of a shard; None without that file."""
-    file = beside(path, end)
+def open_column(file: Path, digests: Digests | None) -> Stored:
+    """Map a file of 64-bit numbers; a small one is verified at once.
+
+    Raises:
+        UniclozeError: It is damaged.
+    """
+    stored = Stored.open(file, None if digests is None else digests.blocks(file))
+    if 8 * len(stored) <= _SMALL:
+        stored.check_all()
+    return stored
+
+
+def _files(path: Path) -> tuple[tuple[str, int], ...]:
+    """Name of each source file of a shard and the index of its first document."""
+    file = beside(path, ".json")
     if not file.is_file():
-        return None
-    if file.stat().st_size != index.stat().st_size:
-        raise UniclozeError(f"{file} does not fit {index}: remove the folder and prepare again.")
-    return np.fromfile(file, dtype="<u8").astype(np.int64)
+        return ((str(path), 0),)
+    try:
+        sidecar = parse_json(file.read_bytes())
+    except ValueError as error:
+        raise UniclozeError(f"{file} is damaged: remove the folder and prepare again.") from error
+    if misfit(sidecar, _SHAPE) is not None or sidecar["schema"] != SCHEMA:
+        raise UniclozeError(f"{file} does not have schema {SCHEMA}: remove the folder and prepare again.")
+    return tuple((entry["path"], entry["first_document"]) for entry in sidecar["files"])
+
+
+def parts_of(count: int) -> Iterator[slice]:
+    """Consecutive parts of `count` documents, few enough to be held in memory."""
+    return (slice(start, min(start + AT_ONCE, count)) for start in range(0, count, AT_ONCE))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -257,24 +320,65 @@ class TokenSource:
     Args:
         name: Its name.
         shards: Its shards.
+        recorded_tokens: Number of tokens recorded when it was prepared; default: they are counted.
+        index: Where sums over its documents are kept, see `unicloze.text.sums`; None if they are not.
     """
 
     name: str
     shards: tuple[TokenShard, ...]
+    recorded_tokens: int | None = None
+    index: Kept | None = None
 
     @property
     def num_documents(self) -> int:
         """Number of documents in all shards."""
-        return sum(len(shard.ends) for shard in self.shards)
+        return int(self.bounds[-1])
+
+    @cached_property
+    def bounds(self) -> Int64s:
+        """Number of documents before each shard, and of all. *Shape:* (shards + 1,)"""
+        return np.cumsum([0, *(len(shard.ends) for shard in self.shards)], dtype=np.int64)
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens in all documents."""
-        return sum(int((shard.ends - shard.starts).sum()) for shard in self.shards)
+        if self.recorded_tokens is not None:
+            return self.recorded_tokens
+        return sum(shard.num_tokens for shard in self.shards)
 
     @property
     def num_bytes(self) -> int | None:
         """Bytes of text in all documents; None if a shard does not record them."""
         sizes = [shard.sizes for shard in self.shards]
-        known = [int(size.sum()) for size in sizes if size is not None]
+        known = [size.total for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
+
+    def by_shard(self, documents: Int64s) -> Iterator[tuple[int, Int64s | slice]]:
+        """The shards of some documents, each with the places of its documents in the argument.
+
+        Args:
+            documents: Indices over all shards. *Shape:* (documents,)
+        """
+        if len(self.shards) == 1:
+            yield 0, slice(None)
+            return
+        order = np.argsort(documents, kind="stable")
+        cuts = np.searchsorted(documents[order], self.bounds)
+        for shard in np.flatnonzero(np.diff(cuts)).tolist():
+            yield shard, order[cuts[shard] : cuts[shard + 1]]
+
+    def lengths(self, documents: Int64s) -> Int64s:
+        """Number of tokens of documents, by index over all shards. *Shape:* (documents,)"""
+        found = np.zeros(len(documents), dtype=np.int64)
+        for number, place in self.by_shard(documents):
+            found[place] = self.shards[number].lengths(documents[place] - self.bounds[number])
+        return found
+
+    def lengths_between(self, start: int, end: int) -> Int64s:
+        """Number of tokens of the documents from `start` to `end`. *Shape:* (end - start,)"""
+        found = [np.zeros(0, np.int64)]
+        for number, shard in enumerate(self.shards):
+            first, stop = max(start, int(self.bounds[number])), min(end, int(self.bounds[number + 1]))
+            if first < stop:
+                found.append(shard.lengths(slice(first - self.bounds[number], stop - self.bounds[number])))
+        return np.concatenate(found)

@@ -13,7 +13,7 @@ from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError
 from unicloze.text.digests import Digests
 from unicloze.text.documents import files_at
-from unicloze.text.shards import TokenShard, TokenSource
+from unicloze.text.shards import TokenShard, open_column
 from unicloze.text.tokenizers import Tokenizer
 
 _OURS = "unicloze-"
@@ -45,7 +45,7 @@ def documents(path: Path, tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.unsig
             f"{path} holds tokens of tokenizer {shard.tokenizer_name.removeprefix(_OURS)}, not "
             f"{tokenizer.fingerprint[:16]}: give --tokenizer.path the tokenizer of these shards."
         )
-    for start, end in zip(shard.starts.tolist(), shard.ends.tolist(), strict=True):
+    for start, end in zip(shard.starts, shard.ends, strict=True):
         tokens = shard.tokens[start:end]
         check_ids(path, tokens, vocab_size)
         yield tokens
@@ -56,12 +56,13 @@ def write_selection(folder: Path, name: str, selections: list[tuple[Path, Int64s
     tokens = 0
     for i, (path, numbers) in enumerate(selections):
         numbers.astype("<u8").tofile(folder / f"{name}.{i}.documents")
-        shard = TokenShard.open(path, documents=numbers)
-        tokens += int((shard.ends - shard.starts).sum())
+        tokens += TokenShard.open(path, documents=numbers).num_tokens
     return {"documents": sum(len(numbers) for _, numbers in selections), "tokens": tokens, "bytes": None}
 
 
-def open_selection(folder: Path, name: str, paths: list[Path], digests: Digests | None = None) -> TokenSource:
+def open_selection(
+    folder: Path, name: str, paths: list[Path], digests: Digests | None = None
+) -> tuple[TokenShard, ...]:
     """Open what `write_selection` recorded.
 
     Args:
@@ -78,11 +79,8 @@ def open_selection(folder: Path, name: str, paths: list[Path], digests: Digests 
         file = folder / f"{name}.{i}.documents"
         if not file.is_file():
             raise UniclozeError(f"{file} is missing: remove the folder and prepare again.")
-        if digests is not None:
-            digests.check(file)
-        numbers = np.fromfile(file, dtype="<u8").astype(np.int64)
-        shards.append(TokenShard.open(path, documents=numbers, digests=digests))
-    return TokenSource(name=name, shards=tuple(shards))
+        shards.append(TokenShard.open(path, documents=open_column(file, digests), digests=digests))
+    return tuple(shards)
 
 
 def check_ids(path: Path, tokens: npt.NDArray[np.integer], vocab_size: int) -> None:

@@ -62,6 +62,8 @@ class RecurrentModel(UnifiedModel):
         keys: float,
         predictions: Mapping[str, int],
         predicting_slots: Mapping[str, int],
+        source_slots: int = 0,
+        source_pairs: int = 0,
     ) -> float:
         """As of `UnifiedModel`; each slot is read in one direction."""
         heads = sum(self._head_flops(name, predictions[name], predicting_slots[name]) for name in predictions)
