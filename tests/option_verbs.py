@@ -1,4 +1,4 @@
-"""Two calls of every verb for each of its options, which something must tell apart; see `option_table`."""
+"""Two calls of every verb for each of its options, whose effects must differ; see `option_table`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Calls:
     Args:
         first: One of them.
         second: The other.
-        same: Why both must do the same, if they must.
+        same: Why the results must be identical, if they must.
     """
 
     first: str
@@ -23,17 +23,17 @@ class Calls:
 
 
 def with_or_without(command: str, option: str, same: str = "") -> Calls:
-    """A command, and the same with an option."""
+    """A command without and with an option."""
     return Calls(command, f"{command} {option}", same)
 
 
 def either(command: str, first: str, second: str) -> Calls:
-    """A command that needs an option, with one value of it and with another."""
+    """A command that needs an option, with two values of it."""
     return Calls(f"{command} {first}", f"{command} {second}")
 
 
 NO_SUCH_DEVICE = "--device cuda:97"
-"""No machine has so many: refused."""
+"""More than any machine has: refused."""
 
 PREPARE = "prepare --recipe {prepare.yaml} --quiet"
 PRETRAIN = "pretrain --recipe {unilmv2.yaml} --quiet"

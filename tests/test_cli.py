@@ -1,4 +1,4 @@
-"""The command line: what is printed where, and what is said when something is wrong."""
+"""The command line: what is printed where, and error messages."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_score_as_text_and_json(here: Path, command: Command) -> None:
     words = ("score", "--model", "runs/quickstart", "--text", "the small cat")
     said = command(*words, "--json")
     (data,) = json.loads(said.out)
-    assert said.err.startswith("unicloze: note: "), "a model of one mask rate is no good at whole texts"
+    assert said.err.startswith("unicloze: note: "), "a model of one mask rate is poor at whole texts"
     shown = command(*words).out
     assert shown.startswith("the small cat\n")
     assert f"{data['chain_log_likelihood']:.2f}" in shown and f"{data['pseudo_log_likelihood']:.2f}" in shown
@@ -395,7 +395,7 @@ def test_recipes_as_text_and_json(command: Command) -> None:
     assert all(f"{row['parameters']:,}" in table for row in rows if row["parameters"] is not None)
 
 
-def test_text_that_is_no_utf8_is_mended(here: Path, command: Command) -> None:
+def test_invalid_utf8_is_repaired(here: Path, command: Command) -> None:
     said = command("score", "--model", "runs/quickstart", "--text", os.fsdecode(b"the \xff cat"), "--json")
     assert said.code == 0 and json.loads(said.out)[0]["text"] == "the \ufffd cat"
 
@@ -455,7 +455,7 @@ def test_a_wrong_command_exits_2(words: list[str], says: str, here: Path, comman
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What `compare` is called with; it is not done."""
+    """Records the arguments of `compare` instead of running it."""
     found: dict[str, Any] = {}
 
     def compare(**arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""Records that are no file of one record after the other, and what lies inside the fields of records."""
+"""Nested collections of records, and records inside the fields of others."""
 
 from __future__ import annotations
 

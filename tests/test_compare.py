@@ -1,4 +1,4 @@
-"""Comparisons: equal text, equal budgets, equal measures; what is done is not done again."""
+"""Comparisons: equal text, budgets and measures; finished runs are not repeated."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_what_is_done_is_not_done_again(corpus: Path, tmp_path: Path, monkeypatc
     assert [row.scores for row in whole.rows] == [row.scores for row in first.rows]
 
 
-def test_another_comparison_is_not_gone_on_with(corpus: Path, tmp_path: Path) -> None:
+def test_another_comparison_is_not_resumed(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
     for options in ({"budget": "steps=3"}, {"overrides": {"model.num_layers": 1}}, {"names": NAMES[1:2]}):
         with pytest.raises(UsageError, match="belongs to another comparison"):
@@ -283,7 +283,7 @@ def test_what_the_comparison_decides_is_not_to_be_given(key: str, corpus: Path, 
 @pytest.mark.parametrize(
     "text", ["steps=2.5", "steps", "steps=0", "steps=-1", "epochs=3", "flops=much", "=3", "time=inf"]
 )
-def test_a_budget_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_budget_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="give one of flops, steps, time, tokens and a number above 0"):
         Budget.parse(text)
 

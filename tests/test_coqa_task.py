@@ -1,4 +1,4 @@
-"""Questions of a conversation: the history in front, yes and no beside a span, answers in CoQA's own file."""
+"""Conversational question answering: history before the question, yes and no as well as spans, and CoQA's own file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def stories(count: int) -> dict[str, Any]:
-    """A file of CoQA's form; its second annotator says of the first turn more than the first one."""
+    """A file in CoQA's format; the second annotator's answer to the first turn is longer than the first one's."""
     data = []
     for number in range(count):
         name = ["Bo", "Li", "Mei", "Udo"][number % 4]
@@ -144,7 +144,7 @@ def test_windows_without_the_rationale_say_unknown(start: LoadedModel) -> None:
 
 
 def test_the_window_with_most_of_a_rationale_learns_yes_or_no(start: LoadedModel) -> None:
-    """Where no window holds all of it; the answer counts as out of reach where it is a span."""
+    """If no window contains it entirely, an answer that is a span counts as out of reach."""
     recipe = recipe_for(start, "coqa-extractive", task__max_length=30, task__max_question=8, task__stride=6)
     story = "the red door . " * 4 + "Bo sees a tree and " * 6 + "the red door . " * 4
     first, last = story.index("Bo"), story.rindex("and") + 3
@@ -258,7 +258,7 @@ def test_a_record_that_cannot_be_used_is_named(
 
 
 def test_records_of_no_story_are_written_by_id(start: LoadedModel, tmp_path: Path) -> None:
-    """One record of one's own, with neither history nor rationale."""
+    """A plain record, without history and rationale."""
     train = write(tmp_path / "x.jsonl", [{"context": "a red door", "question": "what?", "answers": ["red door"]}])
     recipe = recipe_for(start, "coqa-extractive", finetuning__epochs=1)
     finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)

@@ -1,4 +1,4 @@
-"""Exports: only what is the model is kept, only an earlier export is replaced; the card; the command line."""
+"""Export folders: only the model's files are kept, only an earlier export is replaced; the card; the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real all-MiniLM-L6-v2 in and out again, where the extra `minilm` is installed."""
+"""Importing and exporting the real all-MiniLM-L6-v2, if the extra `minilm` is installed."""
 
 from __future__ import annotations
 

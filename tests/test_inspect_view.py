@@ -1,4 +1,4 @@
-"""One example as JSON and as text: the paper's example, what the words say, and the window it is made from."""
+"""One example as JSON and as text: the paper's example, its description, and the window it is made from."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_random_tokens_are_marked() -> None:
 
 
 def test_every_layers_visibility_is_shown() -> None:
-    """GPT-3's local layers beside its full ones."""
+    """GPT-3's local layers next to its full ones."""
     settings = load_recipe("gpt-3-small", {"objective.local_width": 2, "model.num_layers": 4})
     tokenizer = whitespace_tokenizer(WORDS)
     view = view_of(settings, tokenizer.encode(WORDS), 0, tokenizer)
@@ -168,7 +168,7 @@ def test_without_a_tokenizer_it_splits_on_white_space_and_says_so(capsys: pytest
     assert "white space" in capsys.readouterr().err
 
 
-def test_a_long_text_is_cut_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_text_is_cut_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     examples, _ = inspect_example(recipe(data__window=16), LONG, 0, _long())
     assert examples.text_tokens.tolist() == [16]
     said = capsys.readouterr().err

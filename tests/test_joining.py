@@ -1,4 +1,4 @@
-"""Words and punctuation marks back to text."""
+"""Joins words and punctuation marks back into text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The readers against each other: whole rows, our cache and a caller's keys and values give the same hidden states."""
+"""All readers give the same hidden states: whole rows, our cache, and a caller's keys and values."""
 
 from __future__ import annotations
 

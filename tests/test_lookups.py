@@ -1,4 +1,4 @@
-"""Gradients of tables by rows: the same numbers as autograd's dense ones, in memory that is kept."""
+"""Row-wise gradients of tables: the same numbers as autograd's dense ones, in reused memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures within a step and phases of a run: exact shares, one objective a micro-batch, nothing that depends on resuming."""
+"""Mixtures within a step and phases of a run: exact shares, one objective per micro-batch, independent of resuming."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MIXTURE = [
 
 
 class Sampler:
-    """Windows by position alone."""
+    """Windows determined by their position alone."""
 
     vocabulary = vocabulary()
     windows = random_windows(6000, 24)
@@ -176,7 +176,7 @@ def test_all_targets_of_all_parts_of_all_phases_have_their_head() -> None:
         ({"training.phases": [{"data.window": 2}]}, "phase 1 of training.phases: data.window is 2"),
     ],
 )
-def test_what_cannot_be_is_said_with_its_place(setting: dict[str, Any], message: str) -> None:
+def test_impossible_values_are_reported_with_their_place(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as error:
         load_recipe("unilmv2-base", setting)
     assert message in str(error.value)
@@ -246,7 +246,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path: Path) -> None:
     assert any("tokens take their rows from" in str(warning.message) for warning in said)
 
 
-def test_a_loss_that_is_no_number_in_an_early_phase_names_its_window(
+def test_a_loss_that_is_not_finite_in_an_early_phase_names_its_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt")
@@ -274,7 +274,7 @@ def test_evaluations_name_the_window_they_were_made_with(tmp_path: Path) -> None
     assert {event["window"] for event in events} == {16}
 
 
-def test_more_steps_move_the_phases_and_that_is_said(tmp_path: Path) -> None:
+def test_more_steps_move_the_phases_and_this_is_reported(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt")
     phased = {"training.phases": [{}, {"objective.mask_rate": 0.3}], "training.schedule": "constant"}
     settings = {**toy_overrides(), "data.corpus": [str(corpus)], **phased}

@@ -1,4 +1,4 @@
-"""`make mutate`: what it samples, and what its summary counts. No mutation is run here."""
+"""`make mutate`: its samples and its summary. No mutation is run here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every recipe learns one row by heart at toy size: its layout, its heads and its losses fit together.
+"""Every recipe memorises one row at toy size: its layout, heads and losses fit together.
 
-One row, because two rows that begin alike leave a causal model something to guess.
+One row, because a causal model has to guess where two rows begin identically.
 """
 
 from __future__ import annotations

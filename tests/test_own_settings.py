@@ -1,4 +1,4 @@
-"""Objectives and tasks have settings of their own: those of others are refused, and old dumps that hold all are read."""
+"""Objectives and tasks have their own settings: those of others are refused; old recipes that list all are read."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_setting_of_several_tasks_is_of_one_type() -> None:
 
 
 def dump(recipe: Recipe) -> dict[str, Any]:
-    """As earlier versions wrote it: with the settings of all objectives."""
+    """As written by earlier versions, with the settings of all objectives."""
     values = recipe.to_dict()
     values["objective"] = DEFAULTS | values["objective"]
     values["task"] = OF_TASKS | values["task"]

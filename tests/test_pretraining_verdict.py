@@ -1,4 +1,4 @@
-"""What a pre-training says of itself: the content words it guesses, what counts guess, and a sentence on all figures."""
+"""The verdict of a pre-training run: the content words it guesses, what counting guesses, and its sentence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rank(probability: np.ndarray, answer: int, ordinary: Sequence[int]) -> int:
 
 
 def ranks_by_hand(model: LoadedModel, asking: Asking) -> list[int]:
-    """The rank of each word by a forward pass of its own."""
+    """The rank of each word, from a separate forward pass."""
     vocabulary, ranks = model.tokenizer.vocabulary, []
     for text, place in zip(words_of(model).sentences, PLACES, strict=True):
         tokens = [vocabulary.sos, *text, vocabulary.eos]

@@ -1,4 +1,4 @@
-"""What the recipes hold: the values of the papers' tables."""
+"""The recipes have the values of the papers' tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unicloze.recipes import (
 FILES = sorted(Path(unicloze.recipes.__file__).parent.glob("*.yaml"))
 
 
-# What the recipes hold
+# Values of the recipes
 
 
 def test_all_recipes_are_listed() -> None:

@@ -1,4 +1,4 @@
-"""The shared rows of source and target, and the prefix language model: layout, visibility, leakage, statistics, floor."""
+"""Rows of source and target, and the prefix language model: layout, visibility, leakage, statistics, loss floor."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_an_inner_eos_is_no_text() -> None:
 
 
 def unspelled(windows: Windows, words: Collection[int], vocabulary: Vocabulary = V) -> Windows:
-    """The windows of a vocabulary that cannot spell some of their tokens."""
+    """Windows with a vocabulary that cannot spell some of their tokens."""
     unknown = np.isin(windows.token_ids, list(words))
     return dataclasses.replace(
         windows,
@@ -170,7 +170,7 @@ def test_an_unknown_word_stays_in_the_text_and_is_not_predicted() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_rows_with_unknown_words_are_those_of_any_other_word(name: str) -> None:
-    """The same slots read each other; only the predictions of what cannot be spelled are missing."""
+    """Visibility is unchanged; only the predictions of what cannot be spelled are missing."""
     words, windows = V.ordinary[-9:], some_windows(60, 24)
     rng = np.random.default_rng(1)
     drawn = windows.maskable & (rng.random(windows.maskable.shape) < 0.3) & ~V.ends_sentence[windows.token_ids]
@@ -326,7 +326,7 @@ def test_a_batch_can_be_learned_by_heart(name: str) -> None:
 
 @pytest.mark.slow
 def test_random_text_is_learned_down_to_the_floor_and_no_further() -> None:
-    """A text token costs ln V; the closing [EOS] nothing, as all texts have the same length."""
+    """A text token costs ln V; the closing [EOS] costs nothing, since all texts have the same length."""
     ordinary, tokens = 8, 8
     small = vocabulary(toys.FIRST_ORDINARY + ordinary)
 

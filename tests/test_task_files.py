@@ -1,4 +1,4 @@
-"""Files of records that are broken: one sentence that names the file and the line, and no traceback."""
+"""Broken files of records: one sentence that names the file and the line, without a traceback."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_an_id_may_lie_inside_another_field(tmp_path: Path) -> None:
     assert [record.id for record in found] == ["x7", "1", "3"]
 
 
-def test_an_id_of_nothing_is_the_number_of_the_record(start: LoadedModel, tmp_path: Path) -> None:
+def test_an_empty_id_is_the_number_of_the_record(start: LoadedModel, tmp_path: Path) -> None:
     path = nlu_toys.write(tmp_path / "a.jsonl", [{"id": None, "text": "x"}, {"id": 0, "text": "y"}, {"text": "z"}])
     assert [record.id for record in opened(start, path, "classification").records] == ["0", "0", "2"]
 

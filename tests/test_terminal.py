@@ -1,4 +1,4 @@
-"""What a terminal shows of errors and warnings: one sentence, or the traceback where it is asked for."""
+"""Errors and warnings on the terminal: one sentence, or the traceback on request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 
 class OutOfMemoryError(RuntimeError):
-    """Named as torch's."""
+    """Named like torch's."""
 
 
 @pytest.mark.parametrize(

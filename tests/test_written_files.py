@@ -1,4 +1,4 @@
-"""What is written: files whole and where they really are, what is no file stays what it is, and JSON is JSON."""
+"""Writing files: completely and through links, devices and folders are not replaced, and JSON is valid."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_json_that_is_shown_is_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_a_command_reads_is_not_replaced(tmp_path: Path) -> None:
-    """Nor is a file that holds something else than what would be written; an earlier result is."""
+    """A file with other contents is not replaced either; an earlier result is."""
     records, link = tmp_path / "records.jsonl", tmp_path / "link.jsonl"
     records.write_text('{"text": "mine"}\n')
     link.symlink_to(records)

@@ -1,4 +1,4 @@
-"""No damage to prepared text is trained on: it is found before an update, and named."""
+"""Damaged prepared text is never trained on: it is detected and reported before an update."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_shards_that_lie_elsewhere_are_checked_too(prepared: Path, tmp_path: Pat
 
 
 def without_digests(folder: Path) -> None:
-    """As an older version left it."""
+    """As written by an older version."""
     (folder / "digests.json").unlink()
     content = json.loads((folder / "lineage.json").read_text())
     del content["digests"], content["seal"]

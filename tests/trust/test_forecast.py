@@ -1,4 +1,4 @@
-"""What cannot fit in memory is refused before any work, with what would."""
+"""What does not fit in memory is refused before any work, with a suggestion that fits."""
 
 from __future__ import annotations
 
