@@ -130,7 +130,7 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"a worker ended with exit code {self._process.wait()}; its error stands above")
+            raise SystemExit(f"a worker ended with exit code {self._process.wait()}; its error is above")
         answer: dict[str, float] = json.loads(line)
         return answer
 

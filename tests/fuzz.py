@@ -35,9 +35,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 SECONDS = 10
-"""A case may take."""
+"""Time limit of a case."""
 MEMORY = 2**32
-"""Bytes of address space of a worker, of which torch maps about a half when it is loaded."""
+"""Limit of a worker's address space in bytes; torch maps about half of it on import."""
 
 Json = Any
 Case = Callable[[Json], None]
@@ -383,7 +383,7 @@ FORMATS: dict[str, Callable[[World], tuple[Json, Case]]] = {
     "config": of_config,
     "arguments": of_arguments,
 }
-"""What is mutated: its base, and what reads it."""
+"""Input formats: each makes a valid base and its reader."""
 
 
 class Slow(BaseException):

@@ -24,7 +24,7 @@ QUICK = {
     "model.dropout": 0.0,
     "model.attention_dropout": 0.0,
 }
-"""Settings that learn sixteen records by heart."""
+"""Settings that memorise sixteen records."""
 
 
 def start(name: str = "bert-base", **settings: Any) -> LoadedModel:

@@ -265,7 +265,7 @@ VERBS = {
     "unanswerable": "unanswerable",
     "measure-task": "measure",
 }
-"""A scene of each verb that takes settings, but for `compare`."""
+"""A scene of each verb that takes settings, except `compare`."""
 
 SAVED = "kept in the run's recipe, from which `generate` takes it"
 TITLE = "kept in the run's recipe, from which `report` takes it"
@@ -284,4 +284,4 @@ NO_EFFECT = {
         "task.fields",
     ): "predictions are compared with labels; a role that the task does not have is refused",
 }
-"""Settings that a verb takes and that change nothing in its scene, and why."""
+"""Settings that a verb accepts but that change nothing in its scene, and why."""

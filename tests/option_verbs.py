@@ -200,10 +200,10 @@ OPTIONS = {
     ("recipes", "--json"): with_or_without("recipes", "--json"),
     ("doctor", "--json"): with_or_without("doctor", "--json"),
 }
-"""Every option of every verb, and every word that belongs to none; `COMMON` are those of all verbs."""
+"""Every option and every positional argument of every verb; `COMMON` are those of all verbs."""
 
 COMMON = "--help", "--debug", "--plugin"
-"""Options that all verbs have: they print an explanation, or the traceback of an error."""
+"""Options that all verbs have: they print help, or the traceback of an error."""
 
 MIXED = "--objective.mixture '[{mask_rate: 0.2}, {mask_rate: 0.3, label: b}]' --objective.mask_rate 0.9"
 REFUSED = {
@@ -247,4 +247,4 @@ REFUSED = {
     f"{PREDICT} --format glue --json": "not allowed with argument --format",
     f"{WRITE} --stream --out said.jsonl": "leave --out out",
 }
-"""Commands of which a part would change nothing, and what is said of it."""
+"""Commands with a part that would have no effect, and the error about it."""

@@ -43,7 +43,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "evaluate_every": 0, "log_every": 1, "device": "cpu", "precision": "fp32",
     },
 }  # fmt: skip
-"""What all recipes here have in common."""
+"""Settings that all recipes here share."""
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "unilmv2": {"targets": ["ae", "par"]},
@@ -58,7 +58,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "permuted": {"targets": ["par"]},
     "compensated": {"targets": ["par"]},
 }
-"""A recipe for each, called as the objective is."""
+"""A recipe for each, named after its objective."""
 
 OTHERS: dict[str, dict[str, Any]] = {
     "unprepared": {"objective": {"targets": ["ae", "par"]}},
@@ -77,16 +77,16 @@ OTHERS: dict[str, dict[str, Any]] = {
         "objective": {"mixture": [{"label": "one", "mask_rate": 0.2}, {"label": "two", "share": 1, "mask_rate": 0.6}]}
     },
 }
-"""Recipes beside those, by what they differ in."""
+"""Additional recipes, by their differences."""
 
 TIMES = {"time", "seconds", "text_tokens_per_second"}
 NO_EFFECT = TIMES | {"recipe", "lineage", "learning_rate", "files", "model", "fingerprints"}
-"""What a ledger repeats of the settings, or of the clock."""
+"""Fields of a ledger that repeat settings or depend on the clock."""
 UNREAD_FILES = {
     "recipe.yaml", "manifest.json", "lock", "optimizer.json", "optimizer.safetensors", "state.json",
     "comparison.json", "index.html", "table.md",
 }  # fmt: skip
-"""Files that hold the settings themselves."""
+"""Files that contain the settings themselves."""
 
 
 class Outcome(NamedTuple):

@@ -138,7 +138,9 @@ def test_rows_are_as_wide_at_every_mask_rate_of_a_run(
     made = recipe(steps=40, name=name, targets=targets, mask_rate=rates[0], final_mask_rate=rates[1])
     steps = steps_of(made)
     masked = [float(step[0].examples.targets[targets[0]].weights.sum()) for step in (steps[0], steps[-1])]
-    assert masked[rates.index(0.7)] > 2 * masked[rates.index(0.1)] or name == "denoising", "that predicts all of a text"
+    assert masked[rates.index(0.7)] > 2 * masked[rates.index(0.1)] or name == "denoising", (
+        "which predicts all of a text"
+    )
     assert len({widths(batch.examples) for step in steps for batch in step}) == 1
 
 

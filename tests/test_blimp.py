@@ -208,7 +208,7 @@ def test_results_print_and_serialise(sets: Path) -> None:
     percent = [f"{result.accuracy[measure]:.1%}" for measure in result.measures]
     assert ["overall", "3", *percent] in rows
     assert [row[0] for row in rows if row][1:6] == ["morphology", "syntax", "agreement", "islands", "overall"]
-    assert blimp(loaded(), sets, mode="both", progress=False) == result, "the same again"
+    assert blimp(loaded(), sets, mode="both", progress=False) == result, "a second run gives the same"
 
 
 def test_progress_is_shown_only_if_asked_for(sets: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -467,7 +467,7 @@ def test_all_of_blimp_is_read(shared_data: Path) -> None:
         "island_effects": 8, "npi_licensing": 7, "quantifiers": 4, "subject_verb_agreement": 6,
     }  # fmt: skip
     pairs = [pair for one in sets for pair in one.pairs]
-    assert sum(good == bad for good, bad in pairs) == 7, "BLiMP has a few pairs of one and the same sentence"
+    assert sum(good == bad for good, bad in pairs) == 7, "a few of BLiMP's pairs have two identical sentences"
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ LEFT_TO_RIGHT = settings_of(name="causal", targets=["lm"], visibility="left_to_r
 RIGHT_TO_LEFT = dataclasses.replace(LEFT_TO_RIGHT, visibility="right_to_left")
 DIRECTIONS = [LEFT_TO_RIGHT, RIGHT_TO_LEFT]
 AHEAD = {"left_to_right": 1, "right_to_left": -1}
-"""Where a slot's answer stands."""
+"""Which slot's token a slot predicts."""
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 
 

@@ -91,7 +91,7 @@ def test_docstrings_are_parted_by_module(monkeypatch: pytest.MonkeyPatch) -> Non
             read_records(Path("python-docs/test"), AUTO)
     finally:
         python_docs.summaries.cache_clear()
-    assert len(train) + len(dev) == 40 and 0 < len(dev) < 15, "what is said twice is there once"
+    assert len(train) + len(dev) == 40 and 0 < len(dev) < 15, "duplicates are dropped"
     assert train[0].fields == {
         "id": train[0].id,
         "source": "What follows the summary goes on over lines.",

@@ -145,7 +145,7 @@ def test_a_content_word_is_a_whole_word_of_letters_that_is_not_frequent(tmp_path
     found = chosen(tmp_path, [" ".join(SENTENCES)])
     first, second = (text.replace("playing", "play ##ing") for text in SENTENCES[:2])
     assert set(found) == {first, second}, (
-        "no other is of 8 tokens or more, for the most part letters, new, and holds one"
+        "no other has at least 8 tokens, mostly letters, is new, and has a content word"
     )
     assert found[first] in ("list", "items", "is", "given", "to", "value")
     assert found[second] in ("in", "items")

@@ -78,7 +78,7 @@ CALLS: Mapping[str, Callable[..., Any]] = {
 }
 """Verbs that use a trained model."""
 READS = "embed", "predict", "lambada"
-"""Those whose precision can be said and shows in numbers."""
+"""Those with a precision option that affects their numbers."""
 
 
 def model_for(name: str, places: Places) -> Path:
@@ -226,10 +226,10 @@ def test_a_loaded_model_stays_where_it_is(places: Places, loaded: LoadedModel) -
 def test_bf16_is_near_fp32_and_not_the_same(name: str, places: Places) -> None:
     model = verbs.load_model(model_for(name, places))
     full, half = (numbers(plain(CALLS[name](model, places, precision=each))) for each in ("fp32", "bf16"))
-    assert full == numbers(plain(CALLS[name](model, places))), "fp32 if not given"
+    assert full == numbers(plain(CALLS[name](model, places))), "fp32 by default"
     assert full != half
     np.testing.assert_allclose(half, full, rtol=0.05, atol=0.05)
-    assert numbers(plain(CALLS[name](model, places))) == full, "the model given is as it was"
+    assert numbers(plain(CALLS[name](model, places))) == full, "the given model is unchanged"
 
 
 def test_a_precision_is_that_of_generating_too(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

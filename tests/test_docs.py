@@ -23,7 +23,7 @@ PACKAGE = Path(unicloze.__file__).parent
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 PRESENT = [document for document in DOCUMENTS if document.name != "log.md"]
-"""Those that describe what is, and not also what was."""
+"""Documents that describe only the present state, not past ones."""
 PLACES = ROOT, PACKAGE, ROOT / "tests", ROOT / "benchmarks", ROOT / "benchmarks" / "results", ROOT / "docs"
 LIST = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- modules: made by tests/test_docs.py -->\n", "<!-- end of the modules -->\n"

@@ -121,7 +121,7 @@ def test_the_card_tells_what_the_ledger_does(tmp_path: Path) -> None:
     ours = load_model(tmp_path / "run").recipe
     assert recipe.model == ours.model
     assert recipe.objective == ours.objective
-    assert "geometric_p" not in card, "what is as usual is left out"
+    assert "geometric_p" not in card, "default values are left out"
 
 
 def load_recipe_text(text: str, folder: Path) -> Recipe:

@@ -95,7 +95,7 @@ def test_what_a_causal_model_says_of_a_whole_row_depends_on_the_row(name: str) -
 @pytest.mark.parametrize("name", ["squad-v2", "coqa-extractive"])
 def test_a_model_that_reads_both_ways_says_it_on_the_first_slot(start: LoadedModel, name: str) -> None:
     recipe = recipe_for(start, name)
-    assert recipe.task.pooling is None, "as in the runs of before"
+    assert recipe.task.pooling is None, "as in earlier runs"
     rows = TASKS[recipe.task.kind].encode(records_of(questions(2)), start.tokenizer, recipe)
     examples = TASKS[recipe.task.kind].lay_out(rows, start.tokenizer.vocabulary, recipe, None)
     assert not any(target.slots.reshape(len(rows), -1)[:, 0].any() for target in examples.targets.values())

@@ -313,7 +313,7 @@ def test_epochs_warmup_and_evaluations_as_steps(start: LoadedModel) -> None:
         training__batch_size=4,
     )  # fmt: skip
     training = with_steps(recipe, 9).training
-    assert (training.steps, training.warmup_steps, training.evaluate_every) == (8, 2, 4), "3 steps an epoch"
+    assert (training.steps, training.warmup_steps, training.evaluate_every) == (8, 2, 4), "3 steps per epoch"
     tiny = with_steps(recipe_for(start, finetuning__epochs=0.01, finetuning__evaluations=50), 9).training
     assert (tiny.steps, tiny.warmup_steps, tiny.evaluate_every) == (1, 0, 1)
 

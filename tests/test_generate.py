@@ -246,7 +246,7 @@ def test_beam_search_is_the_naive_one(name: str, layout: str) -> None:
         )
         np.testing.assert_allclose([h.score for h in hypotheses], [score for _, _, score, _ in expected], atol=1e-4)
         ended += sum(h.ended for h in hypotheses)
-    assert ended, "the toy model never ends a text: the test would see nothing of that"
+    assert ended, "the toy model never ends a text, so the test would not check that"
 
 
 def talkative() -> UnifiedModel:

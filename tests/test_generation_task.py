@@ -272,7 +272,7 @@ def test_how_often_tokens_are_noised_and_masked() -> None:
     assert (own == toys.MASK).mean() == pytest.approx(0.6 * 0.8, abs=0.01)
     assert (own == labels)[ordinary].mean() == pytest.approx(0.4 + 0.6 * (0.1 + 0.1 * chance), abs=0.01)
     both = (own == toys.MASK) & (pseudo == toys.PSEUDO)
-    assert both.mean() == pytest.approx(0.48 * 0.8, abs=0.01), "one is drawn apart from the other"
+    assert both.mean() == pytest.approx(0.48 * 0.8, abs=0.01), "the two are drawn independently"
 
     masked = lay_out(rows, toys.vocabulary(), recipe_of(learning="masked", mask_rate=0.7), keys_of(len(rows)))
     target = masked.targets["target"]

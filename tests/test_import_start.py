@@ -76,7 +76,7 @@ def test_tokens_are_shared_by_spelling_and_by_whether_they_begin_a_word() -> Non
     roles = shared_tokens(spaced, pieces)
     for role in ("sos", "eos", "pad", "unk", "mask"):
         assert roles[getattr(pieces.vocabulary, role)] == getattr(spaced.vocabulary, role)
-    assert roles[pieces.vocabulary.pseudo] == spaced.vocabulary.mask, "a pseudo mask starts as the mask"
+    assert roles[pieces.vocabulary.pseudo] == spaced.vocabulary.mask, "a pseudo mask starts as a copy of the mask"
     same = shared_tokens(pieces, pieces)
     assert same.tolist() == list(range(len(pieces)))
 

@@ -228,7 +228,9 @@ def test_a_run_has_a_rate_and_a_beginning_for_each_layer(start: LoadedModel, tmp
     finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)
     (adamw,) = load_checkpoint(tmp_path / "run" / "checkpoints" / f"step-{2 * total:08d}").optimizers
     rates = {(group["first_step"], group["peak_lr"]) for group in adamw["param_groups"]}
-    assert rates == {(2 * depth, 3e-3 * 0.5**depth) for depth in range(total)}, "2 steps an epoch, halved at each layer"
+    assert rates == {(2 * depth, 3e-3 * 0.5**depth) for depth in range(total)}, (
+        "2 steps per epoch, halved at each layer"
+    )
 
 
 @pytest.mark.parametrize(("key", "value"), [

@@ -185,7 +185,7 @@ def test_what_a_masked_model_defines() -> None:
     assert {name for name, has in abilities.items() if has.causal} == {"left_to_right"}
     assert not any(has.stepwise for has in abilities.values())
     detects = defined(read_by("left_to_right", targets=["ae", "rtd"]))
-    assert (detects.cloze, detects.causal) == (None, None), "the generator's predictions are not what is used"
+    assert (detects.cloze, detects.causal) == (None, None), "the generator's predictions are not used"
     assert defined(UniLMv2Settings()).causal and defined(UniLMv2Settings(targets=["ae"])).causal is None
 
 

@@ -63,7 +63,7 @@ def test_the_newest_tokens_are_kept_in_order() -> None:
     memory.remember(states, torch.tensor([[0, 3, 1], [2, -1, -1]]))
     assert memory.states[0, :, :, 0].tolist() == [[4, 50, 51, 52], [2, 3, 4, 50]]
     assert memory.lengths.tolist() == [4, 4]
-    assert before[0, 0, :, 0].tolist() == [1, 2, 3, 4], "what another holds stays as it is"
+    assert before[0, 0, :, 0].tolist() == [1, 2, 3, 4], "another's contents are unchanged"
 
 
 def test_text_slots_hold_the_text_in_order() -> None:

@@ -297,7 +297,7 @@ recipes quickstart
 recipes --all
 doctor --jso
 """
-"""Commands that cannot work, one a line."""
+"""Invalid commands, one per line."""
 
 
 SECTIONS = {

@@ -143,7 +143,7 @@ def test_a_recipe_of_a_task_says_where_its_values_come_from(name: str) -> None:
 
 
 UNILM_V1_TABLE_8 = {"cola": "matthews", "mrpc": "f1", "qqp": "f1", "sts-b": "spearman"}
-"""What it reports of each task, accuracy of all others."""
+"""The metric it reports for each task; accuracy for all others."""
 
 
 @pytest.mark.parametrize("task", LAYOUTS)

@@ -22,11 +22,11 @@ from unicloze.text.prepare import Prepared
 from unicloze.training.loading import LoadedModel
 
 ANY = ""
-"""The scene of commands that are given whole."""
+"""The scene of complete commands."""
 TASKS = "classes", "numbers", "choices", "tags", "questions", "turns", "sources"
 """Scenes of fine-tuning, one for each kind of task."""
 QUICK = "prepare ", "pretrain ", "inspect "
-"""How commands begin that take less than a tenth of a second."""
+"""Beginnings of commands that take less than a tenth of a second."""
 DECIDED_BY_COMPARE = {"training.warmup_steps": "at most a tenth of the steps"}
 
 

@@ -99,7 +99,7 @@ def test_next_sentence_by_hand() -> None:
     paired = pairing.next_sentence(segments, others, other_lengths, negative)
     assert said(paired) == ["ABCD EFGHIJ", "ABCD efghij", "DEFG HIJ", "DEFG bcd", "A ghij"]
     assert paired.negative is negative
-    assert said(segments)[0] == "ABCD EFGHIJ", "what it was made from is left alone"
+    assert said(segments)[0] == "ABCD EFGHIJ", "the input is unchanged"
 
 
 def test_sentence_order_by_hand() -> None:

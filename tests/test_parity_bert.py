@@ -21,7 +21,7 @@ from unicloze.objectives import make_examples, settings_of
 transformers = pytest.importorskip("transformers")
 
 ROBERTA_PADDING = 1
-"""Id and position RoBERTa takes for padding; its positions are counted from the next one on."""
+"""RoBERTa's padding id and position; its positions count from the next one."""
 
 
 def masked_batch(targets: list[str], *, segments: int = 2) -> tuple[Batch, Tensor]:

@@ -279,7 +279,7 @@ def test_partial_prediction_and_its_spans() -> None:
     )
     spans = (whole >= 0).sum() / (whole.max(axis=1) + 1).sum()
     assert abs(spans - wanted) < 0.03
-    assert all(len(set(s[s >= 0].tolist())) * 2 == (s >= 0).sum() for s in examples.steps[:100]), "one token a step"
+    assert all(len(set(s[s >= 0].tolist())) * 2 == (s >= 0).sum() for s in examples.steps[:100]), "one token per step"
 
 
 def test_a_mask_and_its_query_show_the_same() -> None:

@@ -54,7 +54,7 @@ def test_a_phrase_is_marked_wherever_it_stands_whole() -> None:
         "00001101",
     ]
     assert marked(known, [SOS, 10, 11, 12, 8, 13, 15, 18, 14]) == ["000000000"], "a longer word is another word"
-    assert marked(known, [10, 8, 8, 10], [11, 8, 8, 8]) == ["0000", "0000"], "rows are apart"
+    assert marked(known, [10, 8, 8, 10], [11, 8, 8, 8]) == ["0000", "0000"], "rows are separate"
 
 
 def test_of_overlapping_phrases_the_longest_and_then_the_leftmost_is_taken() -> None:

@@ -333,7 +333,7 @@ def test_a_file_that_is_read_in_another_way_is_another_corpus(tmp_path: Path) ->
     (tmp_path / "a.jsonl").rename(tmp_path / "b.txt")
     assert is_corpus(as_text.lineage, [str(tmp_path / "b.txt")])
     (tmp_path / "b.txt").write_text(lines.replace("alpha", "omega"))
-    assert not is_corpus(as_text.lineage, [str(tmp_path / "b.txt")]), "as long, but another text"
+    assert not is_corpus(as_text.lineage, [str(tmp_path / "b.txt")]), "equal length, different text"
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])

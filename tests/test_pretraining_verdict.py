@@ -192,7 +192,7 @@ def test_a_course_is_what_was_done_last() -> None:
     ]  # fmt: skip
     found = Course.of(events)
     assert sorted(found.training) == [9, 10, 19, 20] and sorted(found.heldout) == [10, 20]
-    assert found.gap == (1.5, 3.0), "of the last tenth of the steps, and of what predicts tokens"
+    assert found.gap == (1.5, 3.0), "from the last tenth of the steps, and only of targets that predict tokens"
     assert found.above_lowest == 0.75
     assert Course.of([]).gap is None and Course.of([]).above_lowest == 0 and not Course.of([]).still_falling
 

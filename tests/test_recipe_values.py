@@ -40,7 +40,9 @@ def test_toy_overrides_fit_every_recipe(name: str) -> None:
     toy = load_recipe(name, toy_overrides())
     assert (toy.training.steps, toy.data.window, toy.tokenizer.vocab_size) == (2, 32, 512)
     assert toy.objective == load_recipe(name).objective
-    assert toy.use.visibility == "bidirectional" or toy.use.pooling != "first", "its first slot reads nothing of a text"
+    assert toy.use.visibility == "bidirectional" or toy.use.pooling != "first", (
+        "its first slot reads nothing of the text"
+    )
 
 
 def test_unilmv2_base_is_table_7() -> None:

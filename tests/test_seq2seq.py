@@ -237,7 +237,7 @@ def test_a_hidden_token_reaches_only_what_comes_after_it(name: str, training: bo
         same = [torch.equal(a, b) for a, b in zip(states(after), reference, strict=True)]
         if np.array_equal(after.input_ids[0, :source], before.input_ids[0, :source]):
             (own,) = np.flatnonzero(after.targets["lm"].labels[0] != answers)
-            assert all(same[: own + 1]), "it leaks into its own prediction or one before it"
+            assert all(same[: own + 1]), "it leaks into its own prediction or an earlier one"
             assert not any(same[own + 1 :]), "it does not reach what comes after it"
             hidden, later = hidden + 1, later + len(same) - own - 1
         else:

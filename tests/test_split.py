@@ -22,7 +22,7 @@ from unicloze.text.tokenizers import Tokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu"]
 NEVER = 1e-12
-"""A share that the hash of no document here lies below, so that one has to be forced out."""
+"""A share below the hash of every document here, so that one has to be forced out."""
 
 
 def sentence(number: int, length: int = 12) -> str:
