@@ -135,7 +135,7 @@ def test_layers_that_share_weights_are_sharded_one_by_one(share: Any, mesh: Devi
         assert torch.equal(own.grad.full_tensor(), parameter.grad), name
 
 
-def test_a_copy_shares_among_its_own_layers() -> None:
+def test_a_copy_shares_weights_only_among_its_own_layers() -> None:
     model = toys.model(share_layers="all")
     twin = copy.deepcopy(model).double()
     layers = list(twin.backbone.layers)
@@ -226,7 +226,7 @@ def test_weights_into_the_residual_stream_start_smaller() -> None:
 # Visibility by layer
 
 
-def test_local_layers_need_to_know_what_is_near() -> None:
+def test_local_layers_need_a_definition_of_nearby_slots() -> None:
     model = toys.model(layer_visibility=["full", "local"])
     assert model.backbone.visibility == ["full", "local", "full"]
     with pytest.raises(
@@ -235,7 +235,7 @@ def test_local_layers_need_to_know_what_is_near() -> None:
         model(masked_batch())
 
 
-def test_a_band_as_wide_as_the_row_is_no_band() -> None:
+def test_a_band_as_wide_as_the_row_has_no_effect() -> None:
     objective = dataclasses.replace(CAUSAL, local_width=24)
     batch = collate(causal(random_windows(5, 24, short=True), vocabulary(), objective))
     with torch.no_grad():

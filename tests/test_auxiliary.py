@@ -329,7 +329,7 @@ def test_generated_questions_become_training_records(tmp_path: Path) -> None:
     assert [not found for found in answers] == [False] * 17 + [True] * 8
 
 
-def test_generated_questions_come_first_and_the_real_ones_then(start: LoadedModel, tmp_path: Path) -> None:
+def test_generated_questions_come_first_and_then_the_real_ones(start: LoadedModel, tmp_path: Path) -> None:
     """The second run starts from the first one's weights, including its heads."""
     source = write(tmp_path / "made.jsonl", articles())
     write_training_records(source, tmp_path / "generated.jsonl")
@@ -357,7 +357,7 @@ def test_records_of_no_use_replace_nothing(tmp_path: Path) -> None:
     ("given", "says"),
     [({"share": 2.0}, "from 0 to 1"), ({"seed": 2**64}, "from 0 to 2"), ({"out": "out.json"}, "ends in .jsonl")],
 )
-def test_unanswerable_is_asked_for_something_it_can_do(tmp_path: Path, given: dict[str, Any], says: str) -> None:
+def test_unanswerable_refuses_impossible_requests(tmp_path: Path, given: dict[str, Any], says: str) -> None:
     source = write(tmp_path / "made.jsonl", articles())
     with pytest.raises(UsageError, match=says):
         verbs.unanswerable(**{"file": source, "out": tmp_path / "out.jsonl", **given})

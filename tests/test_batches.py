@@ -81,7 +81,7 @@ def test_each_window_is_read_once_in_order_through_all_phases() -> None:
     assert seen == list(range(24 * 6 + 16 * 9))
 
 
-def test_windows_are_asked_for_as_the_objective_and_the_batch_say() -> None:
+def test_windows_are_read_as_the_objective_and_the_batch_require() -> None:
     sampler = Sampler()
     mixture = [{"label": "a", "targets": ["ae", "nsp"], "pairs": "next_sentence", "static_copies": 4}, {"label": "b"}]
     steps_of(recipe(mixture=mixture, steps=1), 0, sampler)

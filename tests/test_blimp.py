@@ -159,7 +159,7 @@ def test_ties_are_wrong_and_reported(tmp_path: Path) -> None:
     assert "ties, counted as wrong: 2 by pseudo" in str(result)
 
 
-def test_orders_that_a_model_cannot_tell_apart_are_ties(tmp_path: Path) -> None:
+def test_orders_that_a_model_cannot_distinguish_are_ties(tmp_path: Path) -> None:
     model = loaded()
     with torch.no_grad():
         model.model.backbone.embeddings.positions.weight.zero_()

@@ -221,7 +221,7 @@ def train(model: UnifiedModel, settings: TrainingSettings, windows_of_step: Any,
 
 
 @pytest.mark.slow
-def test_a_small_batch_is_learned_by_heart() -> None:
+def test_a_small_batch_is_memorised() -> None:
     """All but the first token of each row is predictable: ln 4 for one of 15 predictions."""
     windows = random_windows(4, 16, seed=1)
     model = toys.model(relative_bias=False, num_segments=0, head="linear", norm="pre", initializer_range=0.02)

@@ -201,7 +201,7 @@ def test_files_that_no_run_wrote_are_left_alone(tmp_path: Path, name: str) -> No
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
 
 
-def test_a_folder_of_other_files_can_hold_a_run_and_a_run_is_held_again(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_can_be_locked_and_locked_again(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with hold_run(tmp_path):
         (tmp_path / "recipe.yaml").write_text("ours")

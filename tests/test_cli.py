@@ -200,7 +200,7 @@ def test_settings_are_listed_without_what_is_required(name: str, command: Comman
 
 
 @pytest.mark.parametrize("words", [["--json"], ["--out", "x.jsonl"], ["--into", "field"]], ids=" ".join)
-def test_what_is_streamed_goes_nowhere_else(words: list[str], command: Command) -> None:
+def test_streamed_text_is_not_written_elsewhere(words: list[str], command: Command) -> None:
     said = command("generate", "--model", "run", "--text", "a", "--stream", *words)
     assert said.sentence.startswith("generate: --stream takes only --model, --text and --device: ")
     assert said.code == 2 and f"leave {words[0]} out" in said.sentence
@@ -307,7 +307,7 @@ def test_pretrain_prints_its_result_and_quiet_nothing_else(here: Path, tmp_path:
     assert done.err.startswith("unicloze: warning: ") and done.err.count("\n") == 1
 
 
-def test_pretrain_tells_a_signal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pretrain_reports_a_signal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from unicloze.training.run import RunResult
 
     stopped = RunResult(Path("runs/mine"), 12, 15, {}, "held-out")
@@ -327,7 +327,7 @@ def test_inspect_as_text_and_json(here: Path, command: Command) -> None:
     assert other != view
 
 
-def test_inspect_says_that_no_tokenizer_is_there(
+def test_inspect_reports_that_there_is_no_tokenizer(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

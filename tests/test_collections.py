@@ -100,7 +100,7 @@ def test_docstrings_are_parted_by_module(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not {record.id.split(":")[0] for record in train} & {record.id.split(":")[0] for record in dev}
 
 
-def test_what_lies_inside_a_field() -> None:
+def test_nested_fields_are_read() -> None:
     fields = {
         "a.b": "plain",
         "answers": [{"text": "one"}, {"text": "two"}],

@@ -210,7 +210,7 @@ def test_like_brings_no_phases_and_keeps_the_objective_s_own(tmp_path: Path) -> 
     assert other.training.phases == [] and other.objective.name == "causal"
 
 
-def test_what_cannot_be_trained_is_said_before_anything_is(corpus: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_is_reported_before_training(corpus: Path, tmp_path: Path) -> None:
     one = tmp_path / "one.txt"
     one.write_text("no end in sight " * 300 + "\n\n" + "and on it goes " * 300)
     with pytest.raises(UsageError, match=r"recipe albert-base: .*sentence"):
@@ -263,7 +263,7 @@ def test_recipes_keep_their_names_and_share_one_text(corpus: Path, tmp_path: Pat
         run(corpus, tmp_path / "c", "steps=2", names=(NAMES[0], str(other)))
 
 
-def test_budgets_that_differ_are_spelled_apart() -> None:
+def test_budgets_that_differ_have_different_names() -> None:
     assert str(Budget.parse("steps=1234567")) == "steps=1234567" != str(Budget.parse("steps=1234568"))
     assert [str(Budget.parse(text)) for text in ("flops=2e14", "steps=500")] == ["flops=2e+14", "steps=500"]
 

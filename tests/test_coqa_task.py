@@ -75,7 +75,7 @@ def coqa_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_it_learns_sixteen_turns_by_heart(start: LoadedModel, coqa_file: Path, tmp_path: Path) -> None:
+def test_it_memorises_sixteen_turns(start: LoadedModel, coqa_file: Path, tmp_path: Path) -> None:
     recipe = recipe_for(start, "coqa-extractive", task__max_question=24)
     result = finetune_run(recipe, start, coqa_file, coqa_file, tmp_path / "run", progress=False)
     said = verbs.predict(tmp_path / "run", coqa_file, out=tmp_path / "said.json", quiet=True)
@@ -90,7 +90,7 @@ def test_it_learns_sixteen_turns_by_heart(start: LoadedModel, coqa_file: Path, t
     assert all(max(one["scores"], key=one["scores"].get) in (one["prediction"], "span") for one in said)
 
 
-def test_turns_are_records_with_what_was_said_before(coqa_file: Path) -> None:
+def test_turns_are_records_with_the_previous_turns(coqa_file: Path) -> None:
     records = read_records(coqa_file, SETTINGS)
     assert len(records) == 16
     fourth = records[3]
@@ -162,7 +162,7 @@ def test_the_window_with_most_of_a_rationale_learns_yes_or_no(start: LoadedModel
         encode([Record("0", everything, "here")], start.tokenizer, recipe)
 
 
-def test_the_window_that_knows_best_decides(start: LoadedModel) -> None:
+def test_the_most_confident_window_decides(start: LoadedModel) -> None:
     recipe = recipe_for(start, "coqa-extractive", task__max_length=30, task__max_question=8)
     record = Record("0", {"context": "the red door sees a tree . " * 6, "question": "who?"}, "here")
     with pytest.warns(UserWarning, match="1 passages"):
@@ -202,7 +202,7 @@ def test_a_long_story_is_read_in_windows_and_answered_in_its_own_characters(star
 
 
 @pytest.mark.parametrize("answer", ["yes", "Yes!", "NO", "unknown."])
-def test_yes_no_and_unknown_are_no_spans(answer: str) -> None:
+def test_yes_no_and_unknown_are_not_spans(answer: str) -> None:
     assert ANSWERS[kind_of(answer)] == answer.strip("!.").lower()
 
 

@@ -231,7 +231,7 @@ def test_thirty_percent_of_every_text_are_infilled() -> None:
     assert 2.5 < masks / spans < 3, "spans of mean 3, the last of each text cut"
 
 
-def test_sentences_are_those_of_the_text_whatever_happens_to_them() -> None:
+def test_sentences_are_found_in_the_original_text() -> None:
     text = "a b . c d ! e f"
     orders = {" ".join(order) for order in itertools.permutations(["a b .", "c d !", "e f"])}
     found = outcomes(text, ["permute_sentences"], rate=0.3, rows=12_000)
@@ -301,7 +301,7 @@ def test_masss_figure_1() -> None:
     assert row.position_ids[0, :15].tolist() == [*range(10), 2, 3, 4, 5, 6], "original positions"
 
 
-def test_a_mode_token_moves_source_and_target_alike() -> None:
+def test_a_mode_token_shifts_source_and_target_equally() -> None:
     windows, tokenizer = spoken("x1 x2 x3 x4")
     settings = dataclasses.replace(MASS.without_noise(), mode_token=0)
     row = mask_span(

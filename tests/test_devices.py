@@ -243,7 +243,7 @@ def test_a_precision_is_that_of_generating_too(loaded: LoadedModel, monkeypatch:
 
 
 @pytest.mark.parametrize(("own", "written"), [("", "bf16"), ("precision: fp32, ", "fp32")])
-def test_a_prompt_writes_in_the_precision_of_its_file_or_the_one_asked_for(
+def test_a_prompt_generates_in_the_precision_of_its_file_or_the_requested_one(
     own: str, written: str, places: Places, loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -265,7 +265,7 @@ def test_an_unknown_precision_is_refused(places: Places, loaded: LoadedModel) ->
             verbs.embed(model, TEXTS, precision="fp16")  # type: ignore[arg-type]
 
 
-def test_predict_says_again_what_fine_tuning_said_of_the_dev_file(loaded: LoadedModel, tmp_path: Path) -> None:
+def test_predict_repeats_fine_tunings_predictions_of_the_dev_file(loaded: LoadedModel, tmp_path: Path) -> None:
     """Evaluation during training uses the training's device and precision."""
     records = [{"text": text, "label": label} for text, label in zip(TEXTS * 2, ["yes", "no"] * 3, strict=True)]
     file = nlu_toys.write(tmp_path / "train.jsonl", records)
@@ -284,7 +284,7 @@ def test_predict_says_again_what_fine_tuning_said_of_the_dev_file(loaded: Loaded
 
 @NEEDS_GPU
 @pytest.mark.parametrize("name", CALLS)
-def test_a_gpu_says_what_the_cpu_says(name: str, places: Places) -> None:
+def test_a_gpu_gives_the_results_of_the_cpu(name: str, places: Places) -> None:
     here, there = (plain(CALLS[name](model_for(name, places), places, device=device)) for device in ("cpu", "cuda"))
     assert_close(there, here, 1e-3)
     moved = verbs.load_model(model_for(name, places), device="cuda:0")
@@ -319,7 +319,7 @@ def test_predict_changes_nothing_else(places: Places) -> None:
         verbs.predict(places.classifier, places.records, overrides={"task.labels": ["a", "b"]})
 
 
-def test_a_prompt_file_says_the_fields(places: Places, loaded: LoadedModel, tmp_path: Path) -> None:
+def test_a_prompt_file_defines_the_fields(places: Places, loaded: LoadedModel, tmp_path: Path) -> None:
     file, prompt = nlu_toys.write(tmp_path / "a.jsonl", [{"sentence": text} for text in TEXTS]), tmp_path / "p.yaml"
     prompt.write_text(places.prompt.read_text())
     with pytest.raises(UniclozeError, match=r"name it with `fields: {text: NAME}` in the prompt file"):

@@ -329,7 +329,7 @@ def train(model: UnifiedModel, batches: Iterator[list[MicroBatch]], steps: int, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [None, 4])
-def test_a_small_batch_is_learned_by_heart(size: int | None) -> None:
+def test_a_small_batch_is_memorised(size: int | None) -> None:
     windows = random_windows(6, 16, short=True, seed=3)
     examples = make_examples(windows, vocabulary(), objective(size))
     model = toys.model(initializer_range=0.02, num_layers=2)

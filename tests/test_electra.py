@@ -90,7 +90,7 @@ def test_an_example_by_hand() -> None:
     assert batch.input_ids.tolist() == [shown.tolist()], "the generator's batch stays as it is"
 
 
-def test_every_slot_that_is_no_padding_is_asked_and_reads_every_other() -> None:
+def test_every_slot_except_padding_is_predicted_and_reads_every_other() -> None:
     windows = random_windows(12, 24, short=True)
     examples = make_examples(windows, vocabulary(), ELECTRA)
     rtd = examples.targets["rtd"]
@@ -102,7 +102,7 @@ def test_every_slot_that_is_no_padding_is_asked_and_reads_every_other() -> None:
     assert np.array_equal(rtd.labels, windows.token_ids)
 
 
-def test_every_masked_slot_gets_a_sample_whatever_it_showed() -> None:
+def test_every_masked_slot_gets_a_sample_whatever_token_it_showed() -> None:
     objective = dataclasses.replace(ELECTRA, mask_rate=0.5, mask_share=0.3, random_share=0.3)
     batch = batch_of(random_windows(40, 24, short=True), objective)
     ae = batch.targets["ae"]

@@ -55,7 +55,7 @@ def train(model: ReplacedTokenModel, steps: Iterator[list[MicroBatch]], count: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learning", ["both", "discriminator"])
-def test_a_batch_is_learned_by_heart(learning: str) -> None:
+def test_a_batch_is_memorised(learning: str) -> None:
     """If the generator does not learn, nearly every sample is wrong, and samples differ at every step."""
     model = electra(initializer_range=0.02)
     windows = random_windows(4, 24)
@@ -166,7 +166,7 @@ def test_logits_that_are_not_finite_stop_the_run_with_a_sentence() -> None:
         ),
     ],
 )
-def test_settings_that_do_not_go_together(overrides: dict[str, Any], message: str) -> None:
+def test_conflicting_settings(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_recipe("electra-small", overrides)
 
@@ -233,7 +233,7 @@ def test_a_run_keeps_the_discriminator_for_use(corpus: Path, tmp_path: Path) -> 
         fill(loaded, "a [MASK] c")
 
 
-def test_weights_go_from_run_to_run_through_the_network_that_is_used(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_starts_from_the_network_of_another_that_is_used(corpus: Path, tmp_path: Path) -> None:
     first, second, plain = tmp_path / "first", tmp_path / "second", tmp_path / "plain"
     pretrain_run(load_recipe("electra-small", toy(corpus)), first, progress=False)
     weights = load_model(first).model.state_dict()

@@ -69,7 +69,7 @@ def test_a_causal_model_reads_from_left_to_right(relative: bool) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_the_recipe_says_how_to_pool(pooling: str) -> None:
+def test_the_recipe_defines_the_pooling(pooling: str) -> None:
     model = loaded(use=UseSettings(pooling=pooling))
     np.testing.assert_array_equal(embed(model, [TEXT]), embed(loaded(), [TEXT], pooling=pooling))
 

@@ -225,7 +225,7 @@ def test_a_model_without_segments_or_positions_to_spare_is_a_bert(tmp_path: Path
         )
 
 
-def test_segments_with_names_of_their_own_come_first(tmp_path: Path) -> None:
+def test_segments_with_their_own_ids_come_first(tmp_path: Path) -> None:
     """UniLM v1 distinguishes its language models by segment ids; BERT has only 0 and 1."""
     model = changed(loaded(), num_segments=6, objective={"name": "masked", "targets": ["ae"], "segment_ids": [4, 5]})
     verbs.export(model, "bert", tmp_path / "out")

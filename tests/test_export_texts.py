@@ -86,7 +86,7 @@ def test_the_stock_pipeline_fills_as_fill_does(tmp_path: Path, to: str, kind: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_stands_where_the_masked_word_stood(tmp_path: Path, kind: str) -> None:
+def test_a_mask_is_where_the_masked_word_was(tmp_path: Path, kind: str) -> None:
     """As in training, where the mask replaces a token together with the space it includes."""
     tokenizer = KINDS[kind]()
     write_tokenizer(tokenizer, tmp_path, longest=64, segments=(0, 1))

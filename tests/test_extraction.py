@@ -65,7 +65,7 @@ def squad_json(path: Path, records: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.parametrize("name", ["squad-v2", "coqa-extractive"])
-def test_what_a_causal_model_says_of_a_whole_row_depends_on_the_row(name: str) -> None:
+def test_a_causal_model_predicts_for_a_whole_row_at_its_last_slot(name: str) -> None:
     """No answer and the kind of a conversation's answer are predicted at the last slot: the first one reads only itself."""
     start = nlu_toys.start("gpt")
     own = {"task__unanswerable": True} if name == "squad-v2" else {}
@@ -93,7 +93,7 @@ def test_what_a_causal_model_says_of_a_whole_row_depends_on_the_row(name: str) -
 
 
 @pytest.mark.parametrize("name", ["squad-v2", "coqa-extractive"])
-def test_a_model_that_reads_both_ways_says_it_on_the_first_slot(start: LoadedModel, name: str) -> None:
+def test_a_bidirectional_model_predicts_no_answer_at_the_first_slot(start: LoadedModel, name: str) -> None:
     recipe = recipe_for(start, name)
     assert recipe.task.pooling is None, "as in earlier runs"
     rows = TASKS[recipe.task.kind].encode(records_of(questions(2)), start.tokenizer, recipe)
@@ -111,7 +111,7 @@ def test_a_model_that_reads_both_ways_says_it_on_the_first_slot(start: LoadedMod
 
 
 @pytest.mark.slow
-def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path) -> None:
+def test_it_memorises_sixteen_records(start: LoadedModel, tmp_path: Path) -> None:
     train = squad_json(tmp_path / "train.json", questions())
     result = finetune_run(recipe_for(start, "squad-v1.1"), start, train, train, tmp_path / "run", progress=False)
     assert result.scores["squad"].values == {"exact": 100.0, "f1": 100.0}
@@ -251,7 +251,7 @@ def test_an_answer_without_a_token_is_counted_as_out_of_reach(start: LoadedModel
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_white_space_around_an_answer_is_no_part_of_it(kind: str) -> None:
+def test_white_space_around_an_answer_is_not_part_of_it(kind: str) -> None:
     """Byte-level tokens begin with the space before a word: an answer that ends in one does not reach into the next word."""
     text = "Behind it, the old door  opens.\n"
     passage = encode_passages([text], tokenizers(text)[kind])[0]

@@ -33,7 +33,7 @@ def test_an_answer_is_found_where_it_is_or_nearest_to_that(text: str, start: int
     assert locate(Given(text, start), "ababab") == place
 
 
-def test_an_answer_that_stands_as_a_word_is_not_found_within_another() -> None:
+def test_an_answer_that_is_a_word_is_not_found_within_another() -> None:
     assert locate(Given("he", None), "The man and he left; she, he.") == 12
     assert locate(Given("he", 25), "The man and he left; she, he.") == 26
     assert locate(Given("he", 2), "The man and he left; she, he.") == 1  # a given position is trusted

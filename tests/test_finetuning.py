@@ -68,7 +68,7 @@ def recipe_for(start: LoadedModel, name: str = "classification", **overrides: An
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["dense", "plain"])
 @pytest.mark.parametrize("pooling", ["first", "mean", "last"])
-def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path, head: str, pooling: str) -> None:
+def test_it_memorises_sixteen_records(start: LoadedModel, tmp_path: Path, head: str, pooling: str) -> None:
     train = write(tmp_path / "train.jsonl", pairs())
     recipe = recipe_for(start, task__head=head, task__pooling=pooling, finetuning__epochs=200)
     result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)

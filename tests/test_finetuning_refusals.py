@@ -195,7 +195,7 @@ def test_what_selected_the_checkpoint_comes_first_and_many_values_go_below(start
     assert tuned.chosen_by == "accuracy"
 
 
-def test_predictions_go_where_they_can(start: LoadedModel, tmp_path: Path) -> None:
+def test_predict_refuses_impossible_outputs(start: LoadedModel, tmp_path: Path) -> None:
     train, dev = files(tmp_path)
     overrides = {**nlu_toys.QUICK, "finetuning.epochs": 1}
     verbs.finetune("classification", start, train, dev, tmp_path / "runs", seeds=2, quiet=True, overrides=overrides)

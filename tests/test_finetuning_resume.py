@@ -196,7 +196,7 @@ def test_evaluations_of_a_run_that_left_no_checkpoint_do_not_count(
         assert (stopped.step, stopped.best_step) == (step, 3) and load_model(out).step == 3
 
 
-def test_a_signal_in_the_last_step_before_patience_ends_the_run_is_no_stop(
+def test_a_signal_in_the_last_step_before_patience_ends_the_run_does_not_stop_it(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, dev = files(tmp_path)
@@ -276,7 +276,7 @@ def test_predictions_of_a_run_that_left_no_checkpoint_do_not_stay(
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2, 3])
-def test_a_run_that_patience_ended_stays_ended_whatever_its_ledger_lost(
+def test_a_run_ended_by_patience_stays_ended_whatever_its_ledger_lost(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     train, dev = files(tmp_path)

@@ -300,7 +300,7 @@ def test_a_row_depends_on_its_key_alone_and_changes_with_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learning", ["pseudo", "masked", "next"])
-def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path, learning: str) -> None:
+def test_it_memorises_sixteen_records(start: LoadedModel, tmp_path: Path, learning: str) -> None:
     train = write(tmp_path / "train.jsonl", pairs())
     more = {"generation__mask_share": 1.0, "generation__random_share": 0.0} if learning == "masked" else {}
     recipe = recipe_for(start, generation__learning=learning, **more, finetuning__epochs=EPOCHS[learning])
@@ -443,7 +443,7 @@ def test_a_files_fields_may_have_other_names(start: LoadedModel, tmp_path: Path)
     assert named == verbs.generate(tuned, "alpha", quiet=True)
 
 
-def test_generate_says_what_is_wrong(start: LoadedModel, tmp_path: Path) -> None:
+def test_generate_reports_what_is_wrong(start: LoadedModel, tmp_path: Path) -> None:
     tuned = dataclasses.replace(start, recipe=recipe_for(start, generation__source=["context", "answer"]))
     assert len(verbs.generate(tuned, ["alpha", "beta"])) == 1
     for arguments, message in (

@@ -77,7 +77,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_states_and_gradients_are_the_backbones_whatever_side_is_padded(shape: dict[str, Any]) -> None:
+def test_states_and_gradients_are_the_backbones_with_padding_on_either_side(shape: dict[str, Any]) -> None:
     model = hf.UniclozeModel(hf.UniclozeConfig(**(SHAPE | shape)))
     own = ours(model)
     windows = random_windows(5, 24, short=True, seed=2)
@@ -194,7 +194,7 @@ def test_dropout_is_drawn_from_torchs_generator() -> None:
     assert model(ids, labels=ids).loss == model(ids, labels=ids).loss
 
 
-def test_a_run_becomes_a_folder_and_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_is_exported_and_read_back_bit_for_bit(tmp_path: Path) -> None:
     run = save_run(tmp_path / "run")
     for kind, auto in (
         (hf.UniclozeForMaskedLM, transformers.AutoModelForMaskedLM),
@@ -407,7 +407,7 @@ def test_what_a_model_cannot_do_is_refused_in_a_sentence(tmp_path: Path) -> None
         hf.UniclozeForConditionalGeneration.from_run(tmp_path / "bert")
 
 
-def test_the_tokenizer_tells_a_pairs_parts_apart(tmp_path: Path) -> None:
+def test_the_tokenizer_gives_the_parts_of_a_pair_different_segments(tmp_path: Path) -> None:
     save_run(tmp_path / "run")
     hf.load_tokenizer(tmp_path / "run").save_pretrained(tmp_path / "saved")
     hf.UniclozeModel.from_run(tmp_path / "run").save_pretrained(tmp_path / "saved")

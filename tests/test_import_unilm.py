@@ -211,7 +211,7 @@ def test_a_model_with_segments_folds_into_a_family_without(tmp_path: Path) -> No
     assert all(torch.equal(again[name], tensor) for name, tensor in theirs.items())
 
 
-def test_each_variant_can_be_asked_what_it_was_trained_for(tmp_path: Path) -> None:
+def test_each_variant_supports_what_it_was_trained_for(tmp_path: Path) -> None:
     for name, variant in VARIANTS.items():
         folder = tmp_path / name
         released(folder, **variant)  # type: ignore[arg-type]

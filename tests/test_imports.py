@@ -165,5 +165,5 @@ def test_no_module_changes_what_another_says(file: Path) -> None:
         assert not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith(".args")), node.lineno
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_the_package_is_marked_as_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()

@@ -204,7 +204,7 @@ def test_long_texts_are_read_through_a_window_at_each_mask(relative: bool) -> No
         check(fill(model, text, order="left-to-right"), in_order, model)
 
 
-def test_confidence_in_long_texts_looks_again_wherever_the_last_fill_is_seen() -> None:
+def test_confidence_in_long_texts_is_recomputed_wherever_the_last_fill_is_visible() -> None:
     model = loaded(positions=12)
     vocabulary = model.tokenizer.vocabulary
     text = "[MASK] list [MASK] items is empty and not [MASK] to the value [MASK] return the list of [MASK] ."

@@ -43,7 +43,7 @@ def test_every_target_is_a_curve_with_its_last_value(tmp_path: Path) -> None:
     assert all(0 < x < drawing.width and 0 < y < drawing.height for points, _ in drawing.lines for x, y in points)
 
 
-def test_labels_of_equal_ends_stand_apart(tmp_path: Path) -> None:
+def test_labels_of_equal_values_do_not_overlap(tmp_path: Path) -> None:
     drawing = draw_learning(write_run(tmp_path / "run", [{"ae": 9.0, "par": 9.0}, {"ae": 3.0, "par": 3.0}]))
     ends = [label.y for label in drawing.labels if label.text in ("ae 3", "par 3")]
     assert len(ends) == 2 and abs(ends[0] - ends[1]) >= 15

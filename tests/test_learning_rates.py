@@ -222,7 +222,7 @@ def test_layers_that_never_learn_are_reported(start: LoadedModel, tmp_path: Path
         finetune_run(recipe, start, train, None, tmp_path / "short", progress=False)
 
 
-def test_a_run_has_a_rate_and_a_beginning_for_each_layer(start: LoadedModel, tmp_path: Path) -> None:
+def test_a_run_has_a_rate_and_a_first_step_for_each_layer(start: LoadedModel, tmp_path: Path) -> None:
     train, total = records(tmp_path / "train.jsonl"), start.model.settings.num_layers + 2
     recipe = recipe_for(start, **{"finetuning.epochs": total})
     finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)

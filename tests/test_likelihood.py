@@ -250,7 +250,7 @@ def test_an_ae_model_needs_no_pseudo_mask() -> None:
     assert score(model, ["a list"])[0].pseudo_log_likelihood is not None
 
 
-def test_the_note_says_when_whole_texts_were_never_masked_in_training() -> None:
+def test_a_note_is_printed_if_whole_texts_were_never_masked_in_training() -> None:
     (low,) = score(loaded(), [TEXT])
     assert low.note is not None and "mask rates of at most 15%" in low.note
     assert score(loaded(mixture=[{}, {"mask_rate": 1.0}]), [TEXT])[0].note is None

@@ -206,7 +206,7 @@ def test_what_happens_after_which_step(
     assert all(set(each) == {"loss", "gradient_norm", "text_tokens_per_second"} for each in measures)
 
 
-def test_a_run_ends_where_an_evaluation_says_it_is_enough() -> None:
+def test_a_run_ends_when_an_evaluation_stops_it() -> None:
     settings = TrainingSettings(steps=9, warmup_steps=0, save_every=0, evaluate_every=2)
     state = state_of(settings)
     saved: list[int] = []

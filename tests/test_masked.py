@@ -315,7 +315,7 @@ def train(model: UnifiedModel, batches: Any, steps: int, learning_rate: float) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VISIBILITIES)
-def test_a_small_batch_is_learned_by_heart(name: str) -> None:
+def test_a_small_batch_is_memorised(name: str) -> None:
     targets = ["ae", "sbo"] if name == "bidirectional" else ["ae"]
     settings = read_by(name, targets=targets, masking="geometric", max_span=4)
     examples = masked(random_windows(6, 20, seed=2), vocabulary(), settings)

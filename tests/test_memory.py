@@ -143,7 +143,7 @@ def test_tokens_older_than_the_memory_change_nothing_in_one_layer() -> None:
             assert torch.equal(after[0], reference[0]) == (position < WINDOW - MEMORY)
 
 
-def test_a_memory_of_the_text_behind_a_row_stands_at_its_distance() -> None:
+def test_a_memory_of_the_text_behind_a_row_has_its_distances() -> None:
     """One layer: a row predicts as if the remembered text were behind it in the same row."""
     model = xl_model(memory=MEMORY, num_layers=1, num_segments=0).eval()
     behind, here = (
@@ -295,7 +295,7 @@ def test_a_step_that_fails_leaves_the_memory_of_the_step_before() -> None:
     assert_same(pack(state.memories), before)
 
 
-def test_rows_of_another_number_start_anew() -> None:
+def test_another_number_of_rows_starts_with_an_empty_memory() -> None:
     model = xl_model(memory=MEMORY)
     batch = batch_of(windows_at(0), None, model)
     model(batch)

@@ -383,7 +383,7 @@ def messages(folder: Path) -> str:
     return "\n".join(wrapped)
 
 
-def test_the_command_line_says_what_the_golden_file_says(tmp_path: Path) -> None:
+def test_the_messages_equal_the_golden_file(tmp_path: Path) -> None:
     found, wanted = messages(tmp_path), GOLDEN.read_text(encoding="utf-8")
     difference = difflib.unified_diff(wanted.splitlines(), found.splitlines(), "messages.txt", "now", lineterm="", n=1)
     cure = "no message may get worse: read the difference, then write the file with `python tests/test_messages.py`"

@@ -156,7 +156,7 @@ def test_measure_compares_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["f1", "--predictions", "p", "--option", "positive"], 2, "write it as NAME=VALUE"),
     ],
 )
-def test_measure_says_what_is_missing(
+def test_measure_reports_what_is_missing(
     words: list[str],
     code: int,
     message: str,

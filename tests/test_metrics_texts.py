@@ -321,7 +321,7 @@ def test_a_perfect_text_of_an_uncased_model_is_perfect_by_the_metric_of_its_reci
         assert value == pytest.approx(100, abs=0.01), key
 
 
-def test_bleu_says_how_it_was_made() -> None:
+def test_bleu_reports_its_signature() -> None:
     result = bleu(["The cat sat."], [["The cat sat."]], tokenize="intl")
     assert result.values["bleu"] == pytest.approx(100)
     assert "tok:intl" in result.note and "nrefs:1" in result.note

@@ -81,7 +81,7 @@ def test_shares_hold_up_to_a_row_at_every_step_and_exactly_at_the_end(batch: int
     assert sorted(seen) == list(range(60 * batch))
 
 
-def test_a_micro_batch_is_no_larger_than_asked_and_brings_its_coefficients() -> None:
+def test_a_micro_batch_has_at_most_the_requested_size_and_its_coefficients() -> None:
     for micro_batches in steps_of(recipe(mixture=MIXTURE, batch=32, micro=8, steps=4)):
         assert max(len(m.examples) for m in micro_batches) == 8
         assert all(dict(m.coefficients) == ({"ae": 2.0} if kind(m) == "low" else {}) for m in micro_batches)
@@ -111,7 +111,7 @@ def test_the_mask_rate_moves_linearly_to_its_end() -> None:
     assert shares == pytest.approx(np.linspace(1, 0.5, 11), abs=0.03)
 
 
-def test_phases_share_the_steps_and_read_on_where_the_last_one_stopped() -> None:
+def test_phases_share_the_steps_and_continue_reading_where_the_last_one_stopped() -> None:
     made = recipe(steps=10, batch=4)
     changes = [{"share": 9, "data": {"window": 12}}, {"share": 1, "training": {"batch_size": 8}}]
     made = dataclasses.replace(made, training=dataclasses.replace(made.training, phases=changes))
@@ -124,7 +124,7 @@ def test_phases_share_the_steps_and_read_on_where_the_last_one_stopped() -> None
 
 
 @pytest.mark.parametrize("first", [0, 4, 9, 10, 19, 20, 29])
-def test_each_phase_reads_on_wherever_the_run_was_resumed(first: int) -> None:
+def test_each_phase_continues_reading_wherever_the_run_was_resumed(first: int) -> None:
     made = recipe(steps=30, batch=4)
     changes = [{}, {"objective": {"mask_rate": 0.3}}, {"training": {"batch_size": 3}}]
     made = dataclasses.replace(made, training=dataclasses.replace(made.training, phases=changes))

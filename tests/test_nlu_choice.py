@@ -214,7 +214,7 @@ def test_a_record_that_is_not_a_choice_is_named(bert: LoadedModel, fields: dict[
         rows_of(bert, recipe_for(bert, "choice"), record(**fields))
 
 
-def test_a_choice_stands_on_one_slot_whatever_stands_for_a_text(bert: LoadedModel, gpt: LoadedModel) -> None:
+def test_a_choice_is_scored_at_one_slot_with_any_pooling(bert: LoadedModel, gpt: LoadedModel) -> None:
     one = record(context="anna", choices=["carl", "eva"])
     averaging = recipe_for(bert, "choice", use__pooling="mean")
     assert rows_of(bert, averaging, one)[0].targets["choice"].slots == [[0, 5]]
@@ -294,7 +294,7 @@ def test_pooled_slots_are_summed_or_averaged(pooling: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "causal"), [("choice", False), ("story-cloze", True)])
-def test_it_learns_sixteen_choices_by_heart(
+def test_it_memorises_sixteen_choices(
     bert: LoadedModel, gpt: LoadedModel, tmp_path: Path, name: str, causal: bool
 ) -> None:
     records = []

@@ -134,7 +134,7 @@ def test_the_real_files_are_read_whole(
 
 
 @pytest.mark.parametrize("name", task_names())
-def test_a_recipe_of_a_task_says_where_its_values_come_from(name: str) -> None:
+def test_a_task_recipe_names_the_source_of_its_values(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.task.kind in TASKS and all((recipe.provenance.paper, recipe.provenance.place))
     assert recipe.task.format == "auto" or recipe.task.format in FORMATS

@@ -211,7 +211,7 @@ def sentences(count: int = 16) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tagging", "pos"])
-def test_it_learns_sixteen_sentences_by_heart(bert: LoadedModel, tmp_path: Path, name: str) -> None:
+def test_it_memorises_sixteen_sentences(bert: LoadedModel, tmp_path: Path, name: str) -> None:
     records = sentences()
     train = write(tmp_path / "train.jsonl", records)
     recipe = recipe_for(bert, name, task__format="auto", finetuning__epochs=60)

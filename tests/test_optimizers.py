@@ -242,7 +242,7 @@ def test_every_update_has_the_learning_rate_of_its_step(optimizer: Any) -> None:
         assert seen[number] == pytest.approx([peak * factor for factor in expected])
 
 
-def test_the_ledger_says_the_learning_rate_that_was_used(tmp_path: Path) -> None:
+def test_the_ledger_records_the_learning_rate_that_was_used(tmp_path: Path) -> None:
     settings = {
         "data.corpus": [str(write_corpus(tmp_path))], "training.steps": 4, "training.warmup_steps": 2,
         "training.learning_rate": 1e-3, "training.log_every": 1,

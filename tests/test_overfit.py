@@ -28,7 +28,7 @@ def cases() -> list[tuple[str, int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "number"), cases(), ids=lambda value: str(value))
-def test_every_part_of_every_recipe_learns_a_row_by_heart(name: str, number: int) -> None:
+def test_every_part_of_every_recipe_memorises_a_row(name: str, number: int) -> None:
     still = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "model.initializer_range": 0.05, "data.window": 16}
     recipe = load_recipe(name, toy_overrides() | still)
     settings = parts(recipe.objective)[number].settings

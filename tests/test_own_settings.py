@@ -94,7 +94,7 @@ def test_a_phase_has_the_settings_of_its_objective() -> None:
     )
 
 
-def test_an_unknown_objective_is_refused_wherever_it_stands() -> None:
+def test_an_unknown_objective_is_refused_everywhere() -> None:
     known = "known objectives: unilmv2, masked, causal"
     for overrides in (
         {"objective.name": "os"},
@@ -114,7 +114,7 @@ def test_another_objective_keeps_what_both_have() -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_objective_answers_what_is_asked_of_it(name: str) -> None:
+def test_every_objective_declares_how_it_is_read(name: str) -> None:
     settings: ObjectiveSettings = settings_of(name)
     assert settings.reading.segments == (0, 1) and settings.windows.pairs == "contiguous"
     assert settings.bounds(32).positions > 0 and (settings.rates is None) == (not hasattr(settings, "mask_rate"))

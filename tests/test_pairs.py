@@ -164,7 +164,7 @@ def test_the_other_window_is_uniform_over_all_but_the_own_documents() -> None:
 
 
 @pytest.mark.parametrize("pairs", ["next_sentence", "sentence_order"])
-def test_no_segment_alone_tells_the_label(tmp_path: Path, pairs: Pairs) -> None:
+def test_no_segment_alone_reveals_the_label(tmp_path: Path, pairs: Pairs) -> None:
     """Neither by its length nor by its beginning and end."""
     source = sentence_source(tmp_path, 60)
     sampler = make_sampler(source, window=43)
@@ -227,7 +227,7 @@ def test_sentence_order_swaps_whole_sentences(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tail", [2, 5, 12])
-def test_documents_that_break_off_tell_nothing_by_lengths_or_ends(tmp_path: Path, tail: int) -> None:
+def test_documents_that_break_off_reveal_nothing_by_lengths_or_ends(tmp_path: Path, tail: int) -> None:
     """A table of the labels of half of the rows predicts nothing about the other half, by any feature."""
     rng = np.random.default_rng(tail)
     words = np.array([token for token in range(FIRST, VOCABULARY.size) if token % 7])

@@ -47,7 +47,7 @@ def marked(phrases: PhraseTable, *rows: list[int]) -> list[str]:
 # Marking; every third id continues a word
 
 
-def test_a_phrase_is_marked_wherever_it_stands_whole() -> None:
+def test_a_phrase_is_marked_wherever_it_is_complete() -> None:
     known = table([10, 11], [13, 15, 14])
     assert marked(known, [SOS, 10, 11, 8, 10, EOS, 11, EOS], [SOS, 11, 10, 13, 15, 14, 10, 11]) == [
         "00100000",
@@ -63,7 +63,7 @@ def test_of_overlapping_phrases_the_longest_and_then_the_leftmost_is_taken() -> 
     assert marked(known, [SOS, 10, 10, 10, 10, 10, EOS]) == ["0010100"]
 
 
-def test_single_words_and_special_tokens_are_no_phrases() -> None:
+def test_single_words_and_special_tokens_are_not_phrases() -> None:
     known = table([10], [10, 12], [10, EOS, 11], [10, 11], [10, 11], [])
     assert known.phrases == [(10, 11)]
     assert len(table()) == 0
@@ -257,7 +257,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_a_byte_order_mark_is_no_part_of_the_first_phrase(kind: Any, tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_phrase(kind: Any, tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(["the post office of the town hall"] * 9, TokenizerSettings(kind=kind, vocab_size=300))
     (tmp_path / "plain.txt").write_text("post office\ntown hall\n")
     (tmp_path / "marked.txt").write_text("\ufeffpost office\ntown hall\n", encoding="utf-8")
@@ -296,7 +296,7 @@ def test_a_run_finds_its_phrases_once(corpus: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "words" / "phrases").exists()
 
 
-def test_a_run_takes_given_phrases_and_says_when_there_are_none(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_uses_given_phrases_and_reports_if_there_are_none(corpus: Path, tmp_path: Path) -> None:
     toy = toy_overrides() | {"data.corpus": [str(corpus)]}
     mine = tmp_path / "mine.txt"
     mine.write_text("the red\nthe old\n")

@@ -134,7 +134,7 @@ def test_a_large_picture_stays_small() -> None:
     assert len(draw_mask(view(500)).to_svg()) < 60_000
 
 
-def test_svg_is_well_formed_and_knows_the_dark(tmp_path: Path) -> None:
+def test_svg_is_well_formed_and_has_a_dark_theme(tmp_path: Path) -> None:
     save_picture(view(9), tmp_path / "a.svg")
     root = ElementTree.parse(tmp_path / "a.svg").getroot()
     assert root.tag == f"{SVG}svg"
@@ -195,7 +195,7 @@ def test_one_module_writes_svg() -> None:
     assert [file.name for file in files if elements.search(file.read_text(encoding="utf-8"))] == []
 
 
-def test_what_svg_says_is_escaped_and_its_numbers_are_short() -> None:
+def test_svg_text_is_escaped_and_its_numbers_are_short() -> None:
     told = svg.element("title", svg.escape("a < \x00b"))
     assert svg.element("rect", told, class_='"', x=1.0, y=0.123, rx=None, fill_opacity=0.5) == (
         '<rect class="&quot;" x="1" y="0.12" fill-opacity="0.5"><title>a &lt;  b</title></rect>'

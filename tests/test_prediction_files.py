@@ -202,7 +202,7 @@ def test_options_that_no_metric_takes_are_refused(options: dict[str, str], says:
 
 
 @pytest.mark.parametrize("name", ["said.csv", "said.txt", "said", "said.jsonl.gz"])
-def test_a_name_that_tells_no_format_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
+def test_a_file_name_without_a_known_format_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         UsageError, match=r"its extension is not a format .*: use one of \.jsonl, \.json, \.tsv, or give"
     ):

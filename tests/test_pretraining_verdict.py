@@ -75,7 +75,7 @@ def test_words_are_guessed_by_what_the_objective_defines(
     assert len(set(ranks.tolist())) > 1
 
 
-def test_every_recipe_is_asked_in_the_best_way_it_has() -> None:
+def test_every_recipe_uses_its_best_ability_for_words() -> None:
     ways = {name: way_to_ask(load_recipe(name).objective) for name in recipe_names()}
     asked = {name: way[0] if way else None for name, way in ways.items()}
     assert {name for name, way in asked.items() if way is None} == {

@@ -243,7 +243,7 @@ def test_where_no_answer_can_be_spelled_none_is_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["causal", "par"])
-def test_what_cannot_be_spelled_behind_the_blank_tells_answers_not_apart(name: str, tmp_path: Path) -> None:
+def test_unspellable_text_after_the_blank_does_not_distinguish_answers(name: str, tmp_path: Path) -> None:
     model, records = MODELS[name](), write(tmp_path / "r.jsonl", LABELLED)
     found = prompted(model, prompt_file(tmp_path, template="{text} is {label} . zebra"), records, progress=False)
     assert found.unknown == 0
@@ -334,7 +334,7 @@ def test_a_seed_needs_examples_to_draw(tmp_path: Path) -> None:
     ([], "line 2: 'label' has no text to compare with"),
     (3, "line 2: the field 'label' is not a text"),
 ])  # fmt: skip
-def test_a_reference_that_is_no_text_is_named_before_anything_is_written(
+def test_a_reference_that_is_not_text_is_named_before_anything_is_written(
     label: Any, message: str, tmp_path: Path
 ) -> None:
     prompt = prompt_file(tmp_path, template="{text} to", labels={}, generate={"max_length": 5})
@@ -359,7 +359,7 @@ def test_rows_at_once_hold_for_written_texts_too(tmp_path: Path, monkeypatch: py
     assert seen == [16, 3, 5]
 
 
-def test_the_last_word_stands_behind_any_white_space(tmp_path: Path) -> None:
+def test_the_last_word_may_follow_any_white_space(tmp_path: Path) -> None:
     model = MODELS["causal"]()
     found = [
         lambada(model, write(tmp_path / "l.jsonl", [{"text": f"the list is{space}empty"}]), progress=False).perplexity

@@ -28,7 +28,7 @@ def test_all_recipes_are_listed() -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_recipe_says_where_its_values_come_from(file: Path) -> None:
+def test_a_recipe_names_the_source_of_its_values(file: Path) -> None:
     recipe = load_recipe(file.stem)
     assert recipe.name == file.stem
     assert load_recipe(file) == recipe

@@ -393,7 +393,7 @@ def test_objectives_that_always_predict_stepwise_say_so(name: str) -> None:
     assert "objective.targets is ['nsp']; objective" in said and "always predicts 'par'; include it" in said
 
 
-def test_rows_that_cannot_go_on_from_a_memory_are_refused() -> None:
+def test_rows_that_cannot_continue_a_memory_are_refused() -> None:
     base = {"tokenizer.extra_tokens": 40}
     for name in ("prefix", "span_corruption", "denoising", "masked_span"):
         said = refusal("xlnet-base", {**base, "objective.name": name, "objective.targets": ["lm"]})
@@ -418,7 +418,7 @@ def test_a_name_in_a_file_names_its_line(write: Any) -> None:
     assert refusal(path).startswith(f"{path}, line 2: name is '../evil'; it names a run's folder")
 
 
-def test_a_value_in_a_part_or_phase_is_blamed_on_where_the_list_stands(write: Any) -> None:
+def test_an_error_in_a_part_or_phase_names_the_place_of_the_list(write: Any) -> None:
     option = "option --objective.mixture, part 'a' of objective.mixture: objective.mask_rate is 3.0"
     parts_of_bert = [{"label": "a", "mask_rate": 3}]
     overrides = {"training.phases": [], "objective.mixture": parts_of_bert}
@@ -434,7 +434,7 @@ def test_a_value_in_a_part_or_phase_is_blamed_on_where_the_list_stands(write: An
     assert refusal(path).startswith(f"{path}, line 3: objective.mask_rate is 3.0")
 
 
-def test_a_value_that_no_part_can_take_is_blamed_on_no_part() -> None:
+def test_an_error_outside_the_parts_names_no_part() -> None:
     assert refusal("quickstart", {"training.steps": 0}).startswith("option --training.steps: training.steps is 0; it")
 
 
@@ -450,7 +450,7 @@ def test_a_single_value_stands_for_a_list_of_one(write: Any) -> None:
     assert refusal(path, {"training.betas": 0.9}).endswith("expected a list of 2, each item a number.")
 
 
-def test_validate_stands_alone() -> None:
+def test_validate_works_alone() -> None:
     recipe = dataclasses.replace(Recipe(name="own"), model=ModelSettings(num_heads=5))
     with pytest.raises(UsageError, match=r"^recipe own: model.hidden_size is 768; it must be a multiple of"):
         validate(recipe)

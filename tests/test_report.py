@@ -82,7 +82,7 @@ def test_samples_are_side_by_side_and_hits_are_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("space", ["Ġ", "\u2581"])
-def test_a_sample_reads_as_its_text_whatever_its_pieces_are(tmp_path: Path, space: str) -> None:
+def test_a_sample_is_shown_as_text_with_any_kind_of_pieces(tmp_path: Path, space: str) -> None:
     """Pieces of a word without ## used to be separated."""
     tokens = ["[SOS]", f"{space}un", "believ", "able", f"{space}news", ".", "[EOS]"]
     masked = [
@@ -101,7 +101,7 @@ def places(*said: tuple[int, str, str, dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"position": at, "step": 0, "truth": truth, "ae": first, **more} for at, truth, first, more in said]
 
 
-def test_words_are_counted_apart_from_signs_and_repeated_tokens_not_at_all(tmp_path: Path) -> None:
+def test_words_are_counted_without_punctuation_and_repeated_tokens(tmp_path: Path) -> None:
     top = {"ae": [["list", 0.314], ["st<b>ring", 0.12], ["tuple", 0.004]]}
     first = {
         "document": "a",
@@ -400,7 +400,7 @@ def test_infinite_and_missing_numbers(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_page_says_how_it_ended(tmp_path: Path, event: dict[str, Any], status: str) -> None:
+def test_the_page_shows_how_the_run_ended(tmp_path: Path, event: dict[str, Any], status: str) -> None:
     assert status in page_of(make_run(tmp_path / "run", [start(), step(3, 4.0), event])).words
 
 
@@ -454,7 +454,7 @@ def contrast(first: str, second: str) -> float:
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def test_every_text_stands_out_from_what_is_behind_it() -> None:
+def test_every_text_contrasts_with_its_background() -> None:
     """WCAG's contrast of 4.5 for text, in the light and the dark theme."""
     places = ("unicloze.report", "page.css"), ("unicloze.comparison", "comparison.css")
     styles = [resources.files(package).joinpath(name).read_text(encoding="utf-8") for package, name in places]
@@ -482,7 +482,7 @@ def test_commands_try_a_held_out_sentence(tmp_path: Path) -> None:
     assert masked == tokenizer.decode([*sentence[:2], tokenizer.vocabulary.mask, *sentence[3:]]).strip()
 
 
-def test_a_comparison_marks_the_best_and_what_lies_within_its_spread() -> None:
+def test_a_comparison_marks_the_best_and_those_within_its_spread() -> None:
     figures = {"a": (10.0, 1.0), "b": (11.5, 0.6), "c": (13.0, 0.5)}
     means = {"d": None, **{name: OverSeeds(mean=mean, deviation=spread) for name, (mean, spread) in figures.items()}}
     rows = tuple(

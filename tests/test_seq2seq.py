@@ -136,7 +136,7 @@ def test_positions_count_what_every_rate_needs() -> None:
     assert positions(settings_of(), 34) == 34
 
 
-def test_an_inner_eos_is_no_text() -> None:
+def test_an_inner_eos_is_not_text() -> None:
     windows = some_windows(20, 24)
     examples = make_examples(windows, V, PREFIX)
     for row in range(20):
@@ -192,7 +192,7 @@ def test_rows_with_unknown_words_are_those_of_any_other_word(name: str) -> None:
     assert new.weights.sum() < old.weights.sum()
 
 
-def test_an_id_of_unk_that_is_also_eos_is_no_word() -> None:
+def test_an_id_of_unk_that_is_also_eos_is_not_a_word() -> None:
     shared = dataclasses.replace(V, unk=EOS)
     windows = some_windows(20, 24)
     one, other = (make_examples(windows, vocabulary, PREFIX) for vocabulary in (V, shared))
@@ -290,7 +290,7 @@ def test_the_split_point_is_uniform(rate: float, lengths: range) -> None:
 # Use and training
 
 
-def test_causal_rows_ask_for_every_text_token_from_the_left() -> None:
+def test_causal_rows_predict_every_text_token_from_the_left() -> None:
     windows, tokenizer = spoken("a b c d")
     rows = causal(windows, tokenizer.vocabulary, PREFIX)
     assert spelled(rows, tokenizer) == "[SOS] [EOS] | a b c d [EOS]"
@@ -317,7 +317,7 @@ def test_abilities_are_those_training_gives() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HIDDEN)
-def test_a_batch_can_be_learned_by_heart(name: str) -> None:
+def test_a_batch_can_be_memorised(name: str) -> None:
     windows = text_windows(6, 10, V, seed=1)
     examples = make_examples(windows, V, HIDDEN[name])
     model = train(lambda _: examples, vocab=90, positions=40, steps=150, rate=1e-2)

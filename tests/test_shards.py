@@ -78,7 +78,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", [".bytes", ".lines"])
 @pytest.mark.parametrize("size", [0, 8, 16, 21, 23, 25, 32])
-def test_what_is_said_of_other_documents_is_refused(tmp_path: Path, end: str, size: int) -> None:
+def test_details_of_other_documents_are_refused(tmp_path: Path, end: str, size: int) -> None:
     path = write(tmp_path / "a.ds")
     file = tmp_path / f"a.ds{end}"
     file.write_bytes((file.read_bytes() * 2)[:size])

@@ -88,7 +88,7 @@ def sides(data: Prepared) -> tuple[list[list[str]], list[list[str]]]:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
-def test_exactly_the_documents_whose_hash_lies_below_the_share_are_held_out(
+def test_exactly_the_documents_whose_hash_is_below_the_share_are_held_out(
     tmp_path: Path, given: TokenizerSettings, share: float
 ) -> None:
     below = sum(hash_of(text) < share * 2**64 for text in BY_HASH)
@@ -150,7 +150,7 @@ def test_a_source_of_one_document_is_trained_on(tmp_path: Path, given: Tokenizer
     assert train == [others[1:], [texts[alone]]] and heldout == [others[:1], []]
 
 
-def test_of_sources_of_one_document_each_the_end_of_a_long_one_is_held_out(
+def test_if_every_source_has_one_document_the_end_of_a_long_one_is_held_out(
     tmp_path: Path, given: TokenizerSettings
 ) -> None:
     long = " ".join(map(sentence, range(300)))
@@ -298,7 +298,7 @@ def alone(sizes: Sequence[int]) -> list[tuple[str, int, int, bool]]:
     return [(str(number), 2**60 + number, size, True) for number, size in enumerate(sizes)]
 
 
-def test_a_huge_document_whose_hash_lies_below_the_share_is_held_out_as_it_is() -> None:
+def test_a_huge_document_whose_hash_is_below_the_share_is_held_out_whole() -> None:
     split = split_of([("a", 2**60, 10**9, True), ("a", 2**63, 100, True)], 0.25)
     assert (split.side(2**60), split.side(2**63), split.cut_size) == (HELDOUT, TRAIN, 0)
 

@@ -52,7 +52,9 @@ def test_a_source_that_is_entered_in_the_middle_of_a_document_continues_nothing(
 @pytest.mark.parametrize("documents", ["separate", "joined"])
 @pytest.mark.parametrize("weights", [None, [0.3, 2.5]])
 @pytest.mark.parametrize("lanes", [1, 4, 7])
-def test_rows_go_on_where_they_stopped(tmp_path: Path, documents: str, weights: list[float] | None, lanes: int) -> None:
+def test_rows_continue_where_they_stopped(
+    tmp_path: Path, documents: str, weights: list[float] | None, lanes: int
+) -> None:
     one = make_source(tmp_path, [40, 7, 3, 0, 90, 12, 66, 1, 30], name="one", num_shards=2)
     sampler = make_sampler(
         one, make_source(tmp_path, LENGTHS), window=9, weights=weights, documents=documents, **STREAMS

@@ -54,7 +54,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-def test_the_page_says_what_the_run_is_worth(seeds: Path) -> None:
+def test_the_page_shows_scores_and_answers(seeds: Path) -> None:
     path = build_report(seeds / "seed-0")
     text = path.read_text()
     page, run = Page(text), TaskRun.read(seeds / "seed-0")

@@ -205,7 +205,7 @@ def test_white_space_before_a_mask_that_takes_it_stays_as_it_is(tmp_path: Path) 
     assert [added["content"] for added in document["added_tokens"] if added["lstrip"]] == ["<mask>"]
 
 
-def test_what_else_a_mask_takes_stays(tmp_path: Path) -> None:
+def test_other_properties_of_a_mask_are_kept(tmp_path: Path) -> None:
     backend = tokenizers.Tokenizer.from_str(json.dumps(roberta_like(lstrip=False).exported()))
     backend.normalizer = None
     backend.add_special_tokens([tokenizers.AddedToken("<mask>", rstrip=True, normalized=False)])

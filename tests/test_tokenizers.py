@@ -149,7 +149,7 @@ def test_user_text_is_text_whatever_it_spells(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_alone_stands_for_itself(kind: str) -> None:
+def test_only_the_mask_is_read_as_a_special_token(kind: str) -> None:
     tokenizer = KINDS[kind]()
     vocabulary = tokenizer.vocabulary
     mask, eos = tokenizer.tokens([vocabulary.mask, vocabulary.eos])
@@ -161,7 +161,7 @@ def test_a_mask_alone_stands_for_itself(kind: str) -> None:
     assert tokenizer.encode(f"a {eos}").tolist() == plain.tolist()
 
 
-def test_text_cannot_name_what_stands_for_special_tokens_inside() -> None:
+def test_text_cannot_contain_the_internal_names_of_special_tokens() -> None:
     for kind in KINDS.values():
         tokenizer = kind()
         names = tokenizer.tokens(tokenizer.vocabulary.special)
@@ -192,7 +192,7 @@ def test_masks_are_found_however_they_are_declared(declared: dict[str, bool] | N
     assert 4 not in tokenizer.encode_batch(["x [MASK]"])[0]
 
 
-def test_the_space_before_a_mask_goes_where_tokens_hold_spaces_alone() -> None:
+def test_one_space_before_a_mask_is_removed_if_tokens_include_spaces() -> None:
     specials = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
     table = {word: i for i, word in enumerate([*specials, "a", " ", "\n"])}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(table, [], unk_token="<unk>"))

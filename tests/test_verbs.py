@@ -180,7 +180,7 @@ def test_pretrain_refuses_what_the_prepared_data_is_not(
     assert not (place / "refused").exists()
 
 
-def test_a_loaded_vocabulary_says_itself_whether_it_lower_cases(place: Path, tmp_path: Path) -> None:
+def test_a_loaded_vocabulary_determines_whether_it_lower_cases(place: Path, tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
     path.write_text(
         "\n".join(["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PSEUDO]", "The", "the"]) + "\n"
@@ -203,7 +203,7 @@ def test_a_recipe_file_may_not_contradict_the_prepared_data_it_names(prepared: P
         verbs.pretrain(file, tmp_path / "run", toy=True, quiet=True)
 
 
-def test_the_recipe_of_a_run_tells_what_the_prepared_data_is(prepared: Path, place: Path, tmp_path: Path) -> None:
+def test_the_recipe_of_a_run_describes_the_prepared_data(prepared: Path, place: Path, tmp_path: Path) -> None:
     # The corpus has moved but is the same; the base's path does not matter.
     shutil.copytree(place / "corpus", tmp_path / "moved")
     file = tmp_path / "mine.yaml"
@@ -288,7 +288,7 @@ def test_pretrain_needs_a_recipe_or_a_run(out: str | None, cure: str) -> None:
 # inspect
 
 
-def test_inspect_makes_what_the_issue_asks_for(trained: RunResult) -> None:
+def test_inspect_lists_slots_visibility_and_targets(trained: RunResult) -> None:
     view = verbs.inspect(TEXT, "quickstart", out=trained.out, overrides={"objective.mask_rate": 0.4}).to_dict()
     slots, visible = view["slots"], np.array(view["visible"])
     assert visible.shape == (len(slots), len(slots)) and set(visible.flat) == {0, 1}

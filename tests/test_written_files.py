@@ -91,7 +91,7 @@ def test_files_of_a_checkpoint_have_the_mode_of_any_new_file(tmp_path: Path, mas
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {mode}
 
 
-def test_what_killed_saves_left_goes_with_the_next_one(tmp_path: Path) -> None:
+def test_leftovers_of_killed_saves_are_removed_by_the_next_one(tmp_path: Path) -> None:
     left = tmp_path / ".building-step-00000007"
     left.mkdir()
     save_checkpoint(tmp_path, step=9, model={}, optimizers=[], state={}, files=[], keep=1)

@@ -159,7 +159,7 @@ def test_stretches_that_span_many_blocks_are_checked_throughout(prepared: Path) 
             use()
 
 
-def test_shards_that_lie_elsewhere_are_checked_too(prepared: Path, tmp_path: Path) -> None:
+def test_shards_in_other_folders_are_checked_too(prepared: Path, tmp_path: Path) -> None:
     data = DataSettings(corpus=[str(prepared / "train")], heldout_share=0.1)
     second = prepare_data(data, TokenizerSettings(path=str(prepared)), tmp_path / "second", progress=False).folder
     names = json.loads((second / "digests.json").read_text())["files"]

@@ -154,7 +154,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> fuzz.World:
 
 
 @pytest.mark.parametrize("name", list(fuzz.FORMATS))
-def test_a_few_mutations_of_everything_that_is_read(
+def test_a_few_mutations_of_every_input_format(
     world: fuzz.World, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(world.place)
