@@ -1,4 +1,4 @@
-# `make` alone lists the targets. Every target that needs the environment makes it first: .venv, here, nothing elsewhere.
+# `make` alone lists the targets. Targets that need the environment create it first, in .venv and nowhere else.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install quickstart test journeys check lint types format bench mutate fuzz audit clean lock
@@ -18,7 +18,7 @@ help: ## List the targets
 
 install: .venv/.installed ## Install unicloze and its development tools into .venv
 
-quickstart: .venv/.runtime ## A tiny world in 15 seconds, then a small model of Python's documentation, its blanks and its report
+quickstart: .venv/.runtime ## Train a toy world in 15 seconds, then a small model of Python's documentation; fill blanks, write a report
 	$(BIN)/python examples/atlas.py runs/atlas
 	$(BIN)/unicloze prepare --recipe quickstart --out $(RUN)/data
 	$(BIN)/unicloze pretrain --recipe quickstart --data.prepared $(RUN)/data --out $(RUN)
@@ -32,13 +32,13 @@ quickstart: .venv/.runtime ## A tiny world in 15 seconds, then a small model of 
 	@echo "  $(BIN)/unicloze pretrain --recipe quickstart --data.corpus YOUR_TEXT --out runs/mine"
 	@echo "  $(BIN)/unicloze recipes"
 
-test: .venv/.installed ## Run all tests but the journeys
+test: .venv/.installed ## Run all tests except the journeys
 	$(BIN)/python -m pytest $(WORKERS) -m "not journey"
 
-journeys: .venv/.installed ## Go through a new user's first hours, from the quickstart to a fine-tuned model (6 minutes)
+journeys: .venv/.installed ## Test a new user's first hours, from the quickstart to a fine-tuned model (6 minutes)
 	$(BIN)/python -m pytest tests/journeys
 
-check: lint types .venv/.installed ## Lint, check types, run the tests that take no long time
+check: lint types .venv/.installed ## Lint, check types, run the quick tests
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not journey"
 
 lint: .venv/.installed ## Check style
@@ -48,31 +48,31 @@ lint: .venv/.installed ## Check style
 types: .venv/.installed ## Check types
 	$(BIN)/mypy
 
-format: .venv/.installed ## Mend style
+format: .venv/.installed ## Fix style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.installed ## Measure this machine: examples a second, and training steps against Transformers
+bench: .venv/.installed ## Measure this machine: examples per second, and training steps against Transformers
 	$(BIN)/python benchmarks/objectives.py
 	$(BIN)/python benchmarks/pretrain_step.py
 
-mutate: .venv/.mutate ## Measure the tests by a sample of single mutations (MODULES="training/loop text/shards" COUNT=150 SEED=0)
+mutate: .venv/.mutate ## Measure the tests with a sample of single mutations (MODULES="training/loop text/shards" COUNT=150 SEED=0)
 	$(BIN)/python benchmarks/mutation/mutate.py --count $(COUNT) --seed $(SEED) $(if $(MODULES),--modules $(MODULES)) \
 		$(if $(TESTS),--tests $(TESTS)) $(if $(JOBS),--jobs $(JOBS)) $(if $(BUDGET),--budget $(BUDGET))
 
-fuzz: .venv/.installed ## Mutate everything that is read, in processes with limits (CASES=10000 SECONDS=3600 FORMATS="recipe lineage" SEED=0)
+fuzz: .venv/.installed ## Mutate all input formats, in processes with limits (CASES=10000 SECONDS=3600 FORMATS="recipe lineage" SEED=0)
 	$(BIN)/python tests/fuzz.py --cases $(CASES) --seconds $(SECONDS) --seed $(SEED) $(FORMATS)
 
-audit: .venv/.installed ## Look for known faults of the packages in constraints.txt, and list them all in build/sbom.json
+audit: .venv/.installed ## Check constraints.txt for known vulnerabilities, and list its packages in build/sbom.json
 	mkdir -p build
 	$(PIP_INSTALL) pip-audit
 	$(BIN)/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 	$(BIN)/pip-audit --disable-pip --no-deps --requirement constraints.txt --format cyclonedx-json --output build/sbom.json
 
-clean: ## Remove .venv, caches and build outputs; runs/ stays
+clean: ## Remove .venv, caches and build outputs; runs/ is kept
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
 
-lock: ## Pin the newest versions that work together in constraints.txt; torch stays as it is (TORCH=torch==X changes it)
+lock: ## Pin the newest compatible versions in constraints.txt; torch is kept (TORCH=torch==X changes it)
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off \
@@ -84,16 +84,16 @@ lock: ## Pin the newest versions that work together in constraints.txt; torch st
 
 .venv/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "unicloze needs Python 3.11 or newer and '$(PYTHON)' is none; name one: make PYTHON=python3.12" >&2; exit 1; }
-	@$(PYTHON) -m venv .venv || { echo "'$(PYTHON)' cannot make a virtual environment; install its venv module" >&2; exit 1; }
+		echo "unicloze needs Python 3.11 or newer, and '$(PYTHON)' is older or missing; use another: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || { echo "'$(PYTHON)' cannot create a virtual environment; install its venv module" >&2; exit 1; }
 	@touch $@
 
 .venv/.runtime: pyproject.toml constraints.txt | .venv/.created
-	@echo "Installing unicloze into .venv; torch is large, this takes a minute or more"
+	@echo "Installing unicloze into .venv; torch is large, so this takes a minute or more"
 	@$(PIP_INSTALL) --constraint constraints.txt --editable .
 	@touch $@
 
-# After the runtime and not beside it, so that `make -j quickstart test` never runs two installations at once.
+# After the runtime, so that `make -j quickstart test` never runs two installations at once.
 .venv/.installed: .venv/.runtime
 	@echo "Installing the development tools into .venv"
 	@$(PIP_INSTALL) --constraint constraints.txt --editable ".[dev]"

@@ -1,13 +1,13 @@
-"""Is a new commit slower than an old one? Both run the same work in turn, and the ratios of their times are compared.
+"""Compares the speed of two commits: both do the same work in turn, and the ratios of their times are reported.
 
     git worktree add ../old COMMIT
     python benchmarks/against.py ../old . [--what pretrain_step decode embed help] [--pairs 20] [--json FILE]
 
-Each checkout has processes of its own, which read its `src` and do the work that its own `benchmarks/` describes. A pair is
-one piece of work by each, the old one first in every other pair, so that drift of the machine hits both alike. Processes
-start anew every `--restart` pairs, since where one happens to lie in memory makes it a little faster or slower for its whole
-life. The ratio new/old of each pair is taken; the median of all ratios stands beside its 95 % bootstrap interval. The exit
-code is 1 if the upper end of an interval reaches `--limit`, 1.05 if not given.
+Each checkout has separate processes, which import its `src` and do the work defined in its `benchmarks/`. A pair is one
+piece of work by each, the old one first in every other pair, so that drift of the machine affects both equally. Processes
+are restarted every `--restart` pairs, since their memory layout makes each a little faster or slower for its whole life.
+The median of the new/old ratios of all pairs is printed with its 95 % bootstrap interval. The exit code is 1 if the upper
+end of an interval reaches `--limit` (default: 1.05).
 
   pretrain_step  a step of AE+PAR with relative bias and dropout (benchmarks/pretrain_step.py; 6 layers of 384, window 128)
   decode         beam search with pseudo masks (benchmarks/decode.py --size small)
@@ -45,13 +45,13 @@ WORK: dict[str, tuple[str, dict[str, Any]]] = {
     "embed": ("against.py", dict(kind="embed")),
     "help": ("against.py", dict(kind="help")),
 }
-"""The script whose `--worker` does each work, and what it is given."""
+"""The script whose `--worker` does each work, and its specification."""
 HERE = Path(__file__).resolve().parent
 RESAMPLES = 10_000
 
 
 def embed() -> Callable[[], float]:
-    """Vectors of texts by a model whose weights are as drawn, but for one step."""
+    """Vectors of texts by a model after a single training step."""
     from unicloze import verbs
 
     words = [f"{first}{second}" for first in "bdfgklmnprstvz" for second in ("a", "e", "i", "o", "u", "al", "en", "or")]
@@ -76,7 +76,7 @@ def embed() -> Callable[[], float]:
 
 
 def help_text() -> Callable[[], float]:
-    """The help of a verb, by a process of its own."""
+    """The help of a verb, printed by a separate process."""
 
     def work() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -88,7 +88,7 @@ def help_text() -> Callable[[], float]:
 
 
 def worker(spec: dict[str, Any]) -> None:
-    """A process that does a work once for each line it reads and answers with its seconds."""
+    """Worker process: does the work once per line it reads, and answers with the seconds."""
     work = {"embed": embed, "help": help_text}[spec["kind"]]()
     print(json.dumps({}), flush=True)
     for _ in sys.stdin:
@@ -96,12 +96,12 @@ def worker(spec: dict[str, Any]) -> None:
 
 
 class Worker:
-    """A process of a checkout that works when asked.
+    """A worker process of a checkout.
 
     Args:
-        checkout: Folder with `src` and `benchmarks`; where it lacks the script, the one beside this file is used.
+        checkout: Folder with `src` and `benchmarks`; if it lacks the script, the one next to this file is used.
         script: Name of the script.
-        spec: What its worker does.
+        spec: Specification of the worker's task.
     """
 
     def __init__(self, checkout: Path, script: str, spec: dict[str, Any]) -> None:
@@ -130,7 +130,7 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"a worker ended with exit code {self._process.wait()}; its error stands above")
+            raise SystemExit(f"a worker ended with exit code {self._process.wait()}; its error is above")
         answer: dict[str, float] = json.loads(line)
         return answer
 
@@ -166,17 +166,17 @@ def compared(pairs: list[list[float]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure, print a line for each work, write JSON.
+    """Measure, print one line per work, write JSON.
 
     Returns:
-        0 if the new checkout is as fast, else 1.
+        0 if the new checkout is as fast, otherwise 1.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", metavar="CHECKOUT", nargs="*", type=Path, help="the old one and the new one")
     parser.add_argument("--what", nargs="+", choices=WORK, default=list(WORK), metavar="WORK", help=", ".join(WORK))
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--restart", type=int, default=5, help="pairs after which processes start anew (default: 5)")
-    parser.add_argument("--warmup", type=int, default=1, help="pieces of work of a new process that do not count")
+    parser.add_argument("--restart", type=int, default=5, help="pairs after which processes are restarted (default: 5)")
+    parser.add_argument("--warmup", type=int, default=1, help="pieces of work of a new process that are not counted")
     parser.add_argument("--limit", type=float, default=1.05)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)

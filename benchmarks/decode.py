@@ -1,19 +1,19 @@
-"""Beam search here against Transformers' `generate`, side by side in one run on one machine.
+"""Compares beam search here with Transformers' `generate`, side by side in one run on one machine.
 
     python benchmarks/decode.py [--precision bf16|fp32] [--device cpu|cuda] [--size base|small] [--json FILE]
         [--batch N] [--beams N] [--source N] [--target N] [--rounds N] [--only NAME ...]
 
-Weights are random and the target's length is forced, so every contender does the same number of steps. Each lives in a
-process of its own and generates a whole batch in turn (A B C A B C ...), so that drift of the machine hits all alike, and
-gives what it freed back before the next one's turn, so that all fit where the largest fits; medians are compared. Each also
-generates a single token in every turn: what a longer target takes beyond that, over its further tokens, is the time of a
-step, so that encoding the sources is not in it. The samples per second are of the whole. The contenders:
+Weights are random and the target's length is forced, so every contender does the same number of steps. Each is a separate
+process; they generate a whole batch in turn (A B C A B C ...), so that drift of the machine affects all equally, and return
+freed memory to the system before the next one's turn, so that the largest alone must fit; medians are compared. Each also
+generates a single token in every turn: the time per step is the additional time of the full target divided by its further
+tokens, which excludes encoding the sources. Samples per second include everything. The contenders:
 
   pseudo mask          here, as UniLMv2 predicts: token and pseudo mask in every step, relative position bias
   next token           here, a decoder-only model of GPT-2's layers
-  eager, SDPA          GPT2LMHeadModel.generate, the same shape, with eager attention, and with what it defaults to
+  eager, SDPA          GPT2LMHeadModel.generate, the same shape, with eager attention and with its default
   re-projecting        the same pseudo-masked search, but every layer projects the whole history to keys and values in every
-                       step, each beam its own copy of the source, as the released UniLM decoder does
+                       step, with a copy of the source per beam, as in the released UniLM decoder
   BART                 BartForConditionalGeneration.generate, as many layers in encoder and decoder together
 
 `base` is 12 layers of 768 (source 608, target 100, 5 beams, batch 8, vocabulary 30,522), `small` 6 of 384 (source 128, target
@@ -71,10 +71,10 @@ CLAIMS = {
     "next token against eager": ("eager", "next token"),
     "next token against SDPA": ("SDPA", "next token"),
 }
-"""What is compared: the first one's time over the second one's."""
+"""Reported ratios: the first one's time over the second one's."""
 
 Run = Callable[[int], None]
-"""Generates a batch of targets of so many tokens."""
+"""Generates a batch of targets with this number of tokens."""
 
 
 def sources(spec: dict[str, Any]) -> Any:
@@ -85,7 +85,7 @@ def sources(spec: dict[str, Any]) -> Any:
 
 
 def built(spec: dict[str, Any], predicts: str) -> tuple[Any, Any]:
-    """A model of this package with random weights, and how it generates."""
+    """A model of this package with random weights, and its way of generating."""
     import torch
 
     from unicloze.decoding.model_format import GenerationFormat
@@ -131,7 +131,7 @@ def ours(spec: dict[str, Any]) -> Run:
 
 
 def prepared(model: Any, spec: dict[str, Any]) -> Any:
-    """A model of Transformers on the device, in the precision."""
+    """A Transformers model on the device, in the precision."""
     import torch
 
     dtype = torch.bfloat16 if spec["precision"] == "bf16" else torch.float32
@@ -196,7 +196,7 @@ def bart(spec: dict[str, Any]) -> Run:
 
 
 def reprojecting(spec: dict[str, Any]) -> Run:
-    """The released UniLM decoder's way: hidden states are kept, not keys and values, and each beam has its own."""
+    """The released UniLM decoder's method: it caches hidden states, not keys and values, separately for each beam."""
     import torch
     from torch.nn import functional
 
@@ -207,7 +207,7 @@ def reprojecting(spec: dict[str, Any]) -> Run:
     def layers(
         hidden: torch.Tensor, history: list[torch.Tensor] | None, bias: torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The last layer's states, and every layer's inputs, those of the history before them."""
+        """The last layer's states, and every layer's inputs, preceded by those of the history."""
         inputs = []
         for number, layer in enumerate(backbone.layers):
             whole = hidden if history is None else torch.cat([history[number], hidden], dim=1)
@@ -245,7 +245,7 @@ def reprojecting(spec: dict[str, Any]) -> Run:
             here = place[:, before : before + slots]
             bias = backbone.relative(here, place[:, : before + slots])
             reads = torch.ones(slots, before + slots, dtype=torch.bool, device=device)
-            reads[:-1, -1] = False  # nobody but the pseudo mask reads the pseudo mask
+            reads[:-1, -1] = False  # only the pseudo mask itself reads the pseudo mask
             bias = bias + torch.where(reads, 0.0, -torch.inf)
             hidden, inputs = layers(backbone.embeddings(ids, here, segments), history, bias)
             logs = model.token_logits(hidden[:, -1]).float().log_softmax(-1)
@@ -263,14 +263,14 @@ def reprojecting(spec: dict[str, Any]) -> Run:
 
 
 def give_back() -> None:
-    """Hand the memory that the allocator keeps to the system, for the next contender."""
+    """Return the allocator's cached memory to the system, for the next contender."""
     gc.collect()
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def work(spec: dict[str, Any]) -> None:
-    """The process of one contender: a line in, a batch generated, its seconds out."""
+    """Process of one contender: for each input line, generate a batch and print its seconds."""
     if spec["device"] == "cpu":
         from unicloze.training.allocator import tune_allocator
 
@@ -295,7 +295,7 @@ def work(spec: dict[str, Any]) -> None:
 
 
 def measure(names: list[str], common: dict[str, Any], *, warmup: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Medians of some contenders, interleaved."""
+    """Medians of some contenders, run interleaved."""
     workers = {}
     for name in names:
         command = [sys.executable, __file__, "--worker", json.dumps(CONTENDERS[name] | common)]
@@ -330,7 +330,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--size", choices=list(SIZES), default="small")
     for name in ("batch", "beams", "source", "target"):
-        parser.add_argument(f"--{name}", type=int, help="instead of the size's")
+        parser.add_argument(f"--{name}", type=int, help="overrides the value of --size")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
@@ -358,7 +358,7 @@ def main() -> None:
             f"{name:<16} {result['ms_per_step']:>12,.1f} {result['samples_per_second']:>10,.2f} {result['peak_mb']:>9,.0f}"
         )
     for name, ratio in ratios.items():
-        print(f"  {name:<36} {ratio['ms_per_step']:.2f} a step, {ratio['seconds']:.2f} in all")
+        print(f"  {name:<36} {ratio['ms_per_step']:.2f} per step, {ratio['seconds']:.2f} in total")
     if options.json:
         report = common | {"size": options.size, "results": results, "ratios": ratios}
         options.json.write_text(json.dumps(report, indent=1) + "\n")

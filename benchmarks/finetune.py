@@ -1,16 +1,16 @@
-"""Fine-tuning here against Transformers' AutoModelForSequenceClassification: the same model, records, settings and seeds.
+"""Compares fine-tuning with Transformers' AutoModelForSequenceClassification: same model, records, settings and seeds.
 
     python benchmarks/finetune.py --task glue-sst-2 --model DIR --train FILE --test FILE [--seeds 5] [--first-seed 0]
         [--json FILE] [--peer tuned|default|none] [--limit N] [dotted settings]
 
-DIR is a Hugging Face folder of a BERT-shaped model; the peer predicts from its first slot, so a folder that pools otherwise
-takes `--task.pooling first`. Each run has a process of its own; the two contenders take turns, seed by seed, the one that
-begins too. Same batches in the same order, epochs, AdamW, schedule, clipping, dropout, precision and longest row. The peer
+DIR is a Hugging Face folder of a BERT-shaped model; the peer predicts from its first slot, so a folder with other pooling
+needs `--task.pooling first`. Each run is a separate process; the two contenders take turns, seed by seed, alternating which
+is first. Same batches in the same order, epochs, AdamW, schedule, clipping, dropout, precision and longest row. The peer
 pads each batch to its longest row, as Transformers' collator does; `tuned` gives it this package's allocator settings,
-`default` leaves it what a user gets. No development file is looked at: the score is that of the last step on the test file.
+`default` leaves a user's defaults. No development file is used: the score is that of the last step on the test file.
 
 Paired over the seeds: the mean difference of the first metric with its standard error, and the ratios of the seconds and of
-the processor seconds spent in training (reading, tokenizing and saving apart).
+the processor seconds spent in training (without reading, tokenizing and saving).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 
 class Clock(NamedTuple):
-    """What a training took: by the clock, and of the processor, which other work on the machine moves less."""
+    """Wall time and processor time of a training; other work on the machine affects the latter less."""
 
     seconds: float
     processor_seconds: float
@@ -39,12 +39,12 @@ def now() -> Clock:
 
 
 def since(began: Clock) -> Clock:
-    """The time that has gone by."""
+    """The time elapsed since then."""
     return Clock(*(end - start for start, end in zip(began, now(), strict=True)))
 
 
 def ours(spec: dict[str, Any]) -> dict[str, Any]:
-    """One seed here."""
+    """Fine-tune one seed here."""
     from unicloze.training.allocator import tune_allocator
 
     tune_allocator()
@@ -108,7 +108,7 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def peer(spec: dict[str, Any]) -> dict[str, Any]:
-    """One seed of Transformers."""
+    """Fine-tune one seed with Transformers."""
     if spec["peer"] == "tuned":
         from unicloze.training.allocator import tune_allocator
 
@@ -206,7 +206,7 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def compared(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Means, and the paired difference of every value."""
+    """Means and paired differences of all values."""
     names = list(runs["ours"][0]["scores"])
     summary: dict[str, Any] = {}
     for name in names:
@@ -246,7 +246,7 @@ def main() -> None:
     settings = parse_options(extra)
     from unicloze.recipes import load_recipe
 
-    load_recipe(options.task, settings)  # refuse a wrong setting before anything runs
+    load_recipe(options.task, settings)  # reject invalid settings before anything runs
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         contenders = ("ours",) if options.peer == "none" else ("ours", "peer") if seed % 2 == 0 else ("peer", "ours")

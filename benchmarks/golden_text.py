@@ -1,4 +1,4 @@
-"""The text and the labelled records that goldens are made of."""
+"""The text and labelled records used to make goldens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADJECTIVES = ["small", "old", "red", "quiet", "heavy", "bright", "cold", "green"
 
 
 def write_material(tasks: Collection[str]) -> None:
-    """A corpus and the records of tasks in the working directory, the same on every machine."""
+    """Write a corpus and the records of tasks to the working directory, the same on every machine."""
     draw = random.Random(0)
 
     def words() -> list[str]:

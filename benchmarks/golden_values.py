@@ -1,4 +1,4 @@
-"""Values of goldens: their digests, and what differs between two files of them."""
+"""Values of goldens: digests, and differences between two files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ ABSENT = "(absent)"
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a value that JSON can hold."""
+    """SHA-256 of a JSON-serialisable value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def array_digest(array: Any) -> str:
-    """SHA-256 of an array's bytes, with its type and shape in front."""
+    """SHA-256 of an array's type, shape and bytes."""
     content = array.detach().numpy() if hasattr(array, "detach") else array
     return f"{content.dtype} {list(content.shape)} {hashlib.sha256(content.tobytes()).hexdigest()}"
 
@@ -30,7 +30,7 @@ def weights(file: Path) -> dict[str, str]:
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The single values in a value, by their path."""
+    """The leaves of a nested value by their path."""
     if isinstance(value, Mapping | list) and value:
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from leaves(inner, f"{name} > {key}")
@@ -39,10 +39,10 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def compare(first: Path, second: Path) -> int:
-    """Print what differs between two files of goldens.
+    """Print the differences between two files of goldens.
 
     Returns:
-        0 if nothing does, else 1.
+        0 if there are none, otherwise 1.
     """
     before, after = (json.loads(file.read_text(encoding="utf-8")) for file in (first, second))
     for what in ("machine", "versions"):

@@ -1,4 +1,4 @@
-"""Goldens: what this package computes today, to prove that a change of structure leaves every bit as it is.
+"""Goldens: records what this package computes, to prove that a change of structure preserves every bit.
 
     python benchmarks/goldens.py --out before.json --runs before/     # on the old commit
     python benchmarks/goldens.py --out after.json                     # on the new commit, same machine
@@ -6,17 +6,17 @@
 
 To measure a commit, check it out or put its `src` first in PYTHONPATH. The command trains every pre-training recipe at toy
 size and fine-tunes a model for each head, then records weights, losses, predictions, generated and filled texts, scores,
-vectors, and exports. `--only SECTION ...` makes some sections.
+vectors, and exports. `--only SECTION ...` limits it to some sections.
 
-The runs stay in `--runs FOLDER`. Runs found there are used and not trained again, so a copy of the old commit's folder
-proves that the new commit reads and resumes the runs of the old one:
+The runs are kept in `--runs FOLDER`. Runs found there are reused, so a copy of the old commit's folder proves that the new
+commit reads and resumes the old one's runs:
 
     cp -r before/ copy/ && python benchmarks/goldens.py --out compatible.json --runs copy/ # on the new commit
     python benchmarks/goldens.py --compare before.json compatible.json
 
-Values are SHA-256 digests, or the values themselves where people can read them. They depend on the machine, since CPU kernels
-add in different orders, so goldens are never committed. Computed in float32 on one thread; takes about a minute and
-a half.
+Values are SHA-256 digests, or the values themselves if they are readable. They depend on the machine, since CPU kernels add
+in different orders, so goldens are never committed. They are computed in float32 on one thread in about a minute and a
+half.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ COMMON = {
     "model.num_layers": 3,
     "model.initializer_range": 0.1,
 }
-"""Settings of every pre-training, over those of `--toy`. Two heads of 24, so that the scale of the scores is no power of 2
-and the order of products shows."""
+"""Settings of every pre-training run, in addition to `--toy`. With two heads of 24 the scale of the scores is not a power
+of 2, so a different order of products shows."""
 OWN: Mapping[str, dict[str, Any]] = {
     "quickstart": {"training.steps": 200, "training.save_every": 100, "model.dropout": 0.1},
     "xlnet-base": {"model.memory": 16},
@@ -65,7 +65,7 @@ OWN: Mapping[str, dict[str, Any]] = {
     "albert-base": {"model.embedding_size": 16},
     "roberta-base": {"training.optimizer": "adamax", "training.weight_decay": 0, "training.schedule": "cosine"},
 }
-"""Further settings of some: more steps where texts are generated, and mechanisms that no recipe has at toy size."""
+"""Additional settings of some recipes: more steps to generate texts, and mechanisms that no recipe uses at toy size."""
 LEARNING = {
     "finetuning.epochs": 6, "finetuning.evaluations": 0.5, "training.batch_size": 8, "training.learning_rate": 3e-3,
     "training.precision": "fp32", "training.seed": 7, "training.device": "cpu", "task.max_length": 32,
@@ -80,9 +80,9 @@ TASKS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "generation": ("quickstart", {"decoding.max_length": 8, "finetuning.layer_decay": 0.9}),
     "gpt-classification": ("gpt-3-small", {}),
 }
-"""The model each task starts from, and its further settings."""
+"""The initial model of each task, and additional settings."""
 REFUSED = "(refused)"
-"""Instead of the value where the objective does not define it."""
+"""Replaces a value that the objective does not define."""
 TEXTS = "the small cat sees the old dog.", "a bird crosses the cold river. the child opens a letter.", "song"
 BLANKS = "the small [MASK] sees the [MASK] [MASK].", "the [MASK] cat [MASK] the red house. a [MASK] bird."
 WRITERS = (
@@ -107,7 +107,7 @@ ONNX = "pretraining/quickstart", "pretraining/gpt-3-small"
 
 
 def package() -> SimpleNamespace:
-    """All that is used of the package. Where a commit has other names, change them here and nowhere else."""
+    """Everything used from the package. If a commit has other names, change them only here."""
     import unicloze
     from unicloze import verbs
     from unicloze.errors import UsageError
@@ -138,7 +138,7 @@ def package() -> SimpleNamespace:
 
 
 def newest(run: Path) -> Path:
-    """The weights of a run that counts: those of the best checkpoint where one is kept, else of the newest."""
+    """The weights of a run: those of the best checkpoint if one is kept, otherwise of the newest."""
     best = sorted(run.glob("best/*/model.safetensors"))
     return (best or sorted(run.glob("checkpoints/*/model.safetensors")))[-1]
 
@@ -150,7 +150,7 @@ def is_trained(run: Path) -> bool:
 
 
 def run_values(run: Path) -> Goldens:
-    """Weights of a run, and the losses its ledger has."""
+    """Weights of a run, and the losses in its ledger."""
     yield "weights", weights(newest(run))
     kept = (
         "event", "step", "loss", "gradient_norm", "learning_rate", "perplexity", "bits_per_byte", "predictions", "headline",
@@ -161,7 +161,7 @@ def run_values(run: Path) -> Goldens:
 
 
 def plain(result: Any) -> Any:
-    """A result as JSON has it, without notes: their wording may change."""
+    """A result as JSON, without notes: their wording may change."""
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         return plain(dataclasses.asdict(result))
     if isinstance(result, Mapping):
@@ -169,7 +169,7 @@ def plain(result: Any) -> Any:
     return [plain(value) for value in result] if isinstance(result, list | tuple) else result
 
 
-# Sections: each gives names of values and the values
+# Sections: each returns values by name
 
 
 def examples(own: SimpleNamespace, runs: Path) -> Goldens:
@@ -194,7 +194,7 @@ def runs_of(runs: Path, name: str) -> Path:
 
 
 def pretraining(own: SimpleNamespace, runs: Path) -> Goldens:
-    """Every recipe; `main` has trained them."""
+    """The runs of all recipes, which `main` has trained."""
     for name in own.recipe_names():
         for key, value in run_values(runs_of(runs, name)):
             yield f"{name}/{key}", value
@@ -227,7 +227,7 @@ def finetuning(own: SimpleNamespace, runs: Path) -> Goldens:
 
 
 def generating(own: SimpleNamespace, runs: Path) -> Goldens:
-    """Texts by greedy and beam search, drawn, in parallel, and streamed."""
+    """Texts by greedy and beam search, sampling, parallel generation, and streaming."""
     ways: dict[str, dict[str, Any]] = {
         "greedy": {"beams": 1},
         "beams": {"beams": 4, "num_results": 3, "length_penalty": 0.6, "no_repeat_ngram": 2, "min_length": 2},
@@ -279,7 +279,7 @@ def embedding(own: SimpleNamespace, runs: Path) -> Goldens:
 
 
 def exporting(own: SimpleNamespace, runs: Path) -> Goldens:
-    """Files of every kind of export, what the classes of Transformers say, and what comes back."""
+    """Files of every kind of export, the outputs of Transformers' classes, and re-imported weights."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
     from transformers.utils import logging
@@ -316,7 +316,7 @@ def exporting(own: SimpleNamespace, runs: Path) -> Goldens:
 def onnx(own: SimpleNamespace, runs: Path) -> Goldens:
     """ONNX programs: interface, initialisers and outputs; not the files, whose nodes name source files.
 
-    Initialisers are named where they are weights of the model; what the exporter numbers is compared by its content.
+    Initialisers that are weights of the model are compared by name; those that the exporter numbers by content.
     """
     import numpy as np
     import onnx as library
@@ -362,7 +362,7 @@ SECTIONS: Mapping[str, Callable[[SimpleNamespace, Path], Goldens]] = {
 
 
 def train(own: SimpleNamespace, runs: Path) -> None:
-    """The runs that all sections read, but for those that are there."""
+    """Make the runs that all sections read, unless they exist."""
     for name in own.recipe_names():
         if not is_trained(runs_of(runs, name)):
             settings = {**COMMON, **OWN.get(name, {})}
@@ -377,7 +377,7 @@ def train(own: SimpleNamespace, runs: Path) -> None:
 
 
 def make(runs: Path, only: list[str]) -> dict[str, Any]:
-    """The goldens of the package that Python finds, made in the working directory."""
+    """Make the goldens of the imported package in the working directory."""
     import torch
 
     torch.set_num_threads(1)
@@ -413,7 +413,7 @@ def make(runs: Path, only: list[str]) -> dict[str, Any]:
 
 
 def lines_of(file: str) -> list[str]:
-    """The lines of a file; none where there is no such file."""
+    """The lines of a file; none if it does not exist."""
     return Path(file).read_text(encoding="utf-8").splitlines() if Path(file).is_file() else []
 
 
@@ -421,9 +421,9 @@ def main() -> int:
     """Make goldens, or compare two files of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--out", type=Path, metavar="FILE", help="make goldens and write them into this file")
+    what.add_argument("--out", type=Path, metavar="FILE", help="make goldens and write them to this file")
     what.add_argument("--compare", type=Path, nargs=2, metavar="FILE", help="print what differs between two such files")
-    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="folder of the runs (default: one that is deleted)")
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="folder of the runs (default: a temporary one)")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=[], metavar="SECTION", help=", ".join(SECTIONS))
     options = parser.parse_args()
     if options.compare:

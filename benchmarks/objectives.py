@@ -1,11 +1,11 @@
-"""How fast examples are made, visibility included, on one core.
+"""Measures how fast examples are made, including visibility, on one core.
 
     python benchmarks/objectives.py [--windows 1024] [--objective NAME] [--json FILE]
 
-Text tokens a second of `unilmv2` for AE and AE+PAR at windows of 128 and 512, over synthetic full windows: the median of
-several calls. With `--objective` instead each part of each recipe with that objective (`all` for every recipe), at the
-recipe's own window; parts of a mixture stand apart. Goal: 10 M text tokens/s a core. Seconds are those that the thread
-computes, as time that other work takes from the core says nothing of this code.
+Text tokens per second of `unilmv2` for AE and AE+PAR at windows of 128 and 512, over synthetic full windows: the median of
+several calls. With `--objective`, each part of each recipe with that objective instead (`all` for every recipe), at the
+recipe's own window; parts of a mixture are measured separately. Goal: 10 M text tokens/s per core. Seconds are the thread's
+processor time, which other work on the core does not affect.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VOCABULARY = Vocabulary(
 
 
 def full_windows(rows: int, window: int, seed: int = 0, *, segments: int = 2) -> Windows:
-    """Windows "[SOS] S1 [EOS] S2 [EOS]" or "[SOS] S1 [EOS]" of random tokens, all full, a third of them in phrases."""
+    """Full windows "[SOS] S1 [EOS] S2 [EOS]" or "[SOS] S1 [EOS]" of random tokens, a third of them in phrases."""
     draw = np.random.default_rng(seed)
     tokens = draw.integers(107, VOCABULARY.size, (rows, window)).astype(np.int32)
     middle = window // 2 if segments == 2 else window - 1
@@ -61,7 +61,7 @@ def full_windows(rows: int, window: int, seed: int = 0, *, segments: int = 2) ->
 
 
 def speed(windows: Windows, settings: ObjectiveSettings, repeats: int) -> float:
-    """Text tokens a second of the thread's own time: the median of several calls after a first one."""
+    """Text tokens per second of the thread's processor time: the median of several calls after a warm-up."""
     seconds = []
     for _ in range(repeats + 1):
         start = time.thread_time()
@@ -71,7 +71,7 @@ def speed(windows: Windows, settings: ObjectiveSettings, repeats: int) -> float:
 
 
 def of_unilmv2(windows: int, repeats: int) -> list[dict[str, Any]]:
-    """A row of results for each window and target."""
+    """One row of results per window and target."""
     print(f"{'window':>6}  {'targets':<8} {'M text tokens/s':>16}")
     results = []
     for window in (128, 512):
@@ -84,7 +84,7 @@ def of_unilmv2(windows: int, repeats: int) -> list[dict[str, Any]]:
 
 
 def of_recipes(objective: str, windows: int, repeats: int) -> list[dict[str, Any]]:
-    """A row of results for each part of each recipe; `windows` of 128 tokens a call, or as many tokens in longer ones."""
+    """One row of results per part of each recipe; `windows` of 128 tokens per call, or as many tokens in longer ones."""
     print(f"{'recipe':<32} {'part':<16} {'objective':<20} {'window':>6} {'M text tokens/s':>16}")
     results = []
     for name in recipe_names():
@@ -104,7 +104,7 @@ def of_recipes(objective: str, windows: int, repeats: int) -> list[dict[str, Any
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--windows", type=int, default=1024, help="windows a call")
+    parser.add_argument("--windows", type=int, default=1024, help="windows per call")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--objective", choices=["all", *OBJECTIVES], help="measure the recipes with this objective")
     parser.add_argument("--json", type=Path)

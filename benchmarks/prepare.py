@@ -1,13 +1,13 @@
-"""Cost of `prepare` beside the tokenizer's own: peak memory and the ratio of their times over the same text.
+"""Compares the cost of `prepare` with the tokenizer's own: peak memory and the ratio of their times on the same text.
 
     python benchmarks/prepare.py --corpus PATH... [--megabytes N] [--tokenizer PATH] [--rounds 3] [--out FILE]
 
-Each measurement is a process of its own; the two kinds take turns, and medians are compared. *encode* is the wall time
+Each measurement is a separate process; the two kinds take turns, and medians are compared. *encode* is the wall time
 inside the tokenizers library alone: its batch encoding of the same documents, in pieces and batches of the size that
-`prepare` gives it; reading and writing are left out. *prepare* is a whole preparation with the same, loaded tokenizer:
-reading twice, hashing, dropping duplicates, holding out, encoding, writing and fsync. *train + prepare* is one more run
-that also trains the tokenizer. Processor seconds are summed over the cores: look at them on a busy machine. Goals: at
-most 1 GB for 140 MB of text, and a ratio of at most 1.3.
+`prepare` uses, without reading and writing. *prepare* is a whole preparation with the same, loaded tokenizer: reading
+twice, hashing, dropping duplicates, holding out, encoding, writing and fsync. *train + prepare* is one more run that also
+trains the tokenizer. Processor seconds are summed over the cores and are more reliable on a busy machine. Goals: at most
+1 GB for 140 MB of text, and a ratio of at most 1.3.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def measure_prepare(corpus: list[str], tokenizer_path: str | None, out: Path) ->
 
 
 def child(what: str, corpus: list[str], tokenizer: str | None, out: str) -> dict[str, float]:
-    """Runs one measurement in a process of its own."""
+    """Runs one measurement in a separate process."""
     arguments = [sys.executable, __file__, "--child", what, "--corpus", *corpus, "--out", out]
     arguments += ["--tokenizer", tokenizer] if tokenizer else []
     output = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -92,8 +92,8 @@ def main() -> None:
     """Measures, prints a table and writes JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", nargs="+", required=True)
-    parser.add_argument("--megabytes", type=float, help="use the first so many MB of the text only")
-    parser.add_argument("--tokenizer", help="tokenizer.json; trained in the first run if not given")
+    parser.add_argument("--megabytes", type=float, help="use only this many MB from the start of the text")
+    parser.add_argument("--tokenizer", help="tokenizer.json (default: trained in the first run)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", default="prepare.json")
     parser.add_argument("--child", choices=("encode", "prepare"), help=argparse.SUPPRESS)

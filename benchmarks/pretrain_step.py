@@ -1,16 +1,16 @@
-"""A training step here against Transformers' BertForMaskedLM, side by side in one run on one machine.
+"""Compares a training step with Transformers' BertForMaskedLM, side by side in one run on one machine.
 
     python benchmarks/pretrain_step.py [--precision bf16|fp32] [--device cpu|cuda] [--size small|base] [--json FILE]
 
-Every contender lives in a process of its own and does one step in turn (A B C A B C ...), so that drift of the machine hits
-all alike; medians are compared. A step is examples (here), forward, backward, fused AdamW. The peer gets its masked input
-and labels ready-made. Two baselines are named:
+Every contender is a separate process and does one step in turn (A B C A B C ...), so that drift of the machine affects all
+equally; medians are compared. A step is examples (here), forward, backward, fused AdamW. The peer gets its masked input and
+labels ready-made. There are two baselines:
 
-  default  SDPA attention, the allocator as it comes, what a user gets
+  default  SDPA attention and the default allocator, what a user gets
   best     eager attention on a CPU (SDPA on a GPU), the same tuned allocator as here
 
 `small` is 6 layers of 384 (window 128 batch 32, window 512 batch 8), `base` is BERT's (window 512 batch 32); both have a
-vocabulary of 30,522. The share of the peak is model FLOPs (slots and predictions, nothing skipped counted) over the speed
+vocabulary of 30,522. The share of the peak is model FLOPs (slots and predictions, without what is skipped) over the speed
 of a large matrix product measured in the same rounds.
 """
 
@@ -47,12 +47,12 @@ CONTENDERS: tuple[dict[str, dict[str, Any]], ...] = (
         "Transformers default": dict(kind="peer", dropout=0.1, tuned=False),
     },
 )
-"""Two rounds, each with all its processes alive at once; together they would not fit into 24 GB."""
+"""Two groups, each with all its processes alive at once; together they would not fit into 24 GB."""
 PRODUCT = {"cpu": 2048, "cuda": 8192}
 
 
 def ours(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]:
-    """A step of this package, and what it computes."""
+    """A step of this package, and its FLOPs and tokens."""
     import torch
 
     from objectives import VOCABULARY, full_windows
@@ -121,7 +121,7 @@ def peer(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]
 
 
 def product(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]:
-    """A large matrix product, the peak to compare with."""
+    """A large matrix product, whose speed counts as the peak."""
     import torch
 
     size = PRODUCT[spec["device"]]
@@ -136,7 +136,7 @@ def product(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, floa
 
 
 def work(spec: dict[str, Any]) -> None:
-    """The process of one contender: a line in, a step, its seconds out."""
+    """Process of one contender: for each input line, do a step and print its seconds."""
     if spec.get("tuned", True) and spec["device"] == "cpu":
         from unicloze.training.allocator import tune_allocator
 
@@ -160,7 +160,7 @@ def work(spec: dict[str, Any]) -> None:
 def measure(
     contenders: dict[str, dict[str, Any]], shape: dict[str, int], window: int, batch: int, options: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
-    """Medians of some contenders, interleaved."""
+    """Medians of some contenders, run interleaved."""
     workers, facts = {}, {}
     for name, contender in contenders.items():
         spec = contender | dict(
@@ -191,7 +191,7 @@ def measure(
 
 
 def ratios(results: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The comparisons that are claimed."""
+    """The reported ratios."""
     seconds = {name: result["seconds"] for name, result in results.items()}
     return {
         "AE against best, no dropout": seconds["Transformers best"] / seconds["AE"],

@@ -1,17 +1,17 @@
-"""Three tasks on real data from one checkpoint, summaries beside what they must beat.
+"""Three tasks on real data from one checkpoint; summaries are compared with baselines.
 
     python benchmarks/real_tasks.py squad --model DIR --train squad.json [--json FILE] [dotted settings]
     python benchmarks/real_tasks.py summaries --model DIR --train scitldr-A_train.jsonl --test scitldr-A_dev.jsonl ...
     python benchmarks/real_tasks.py questions --model DIR --train fairytaleqa_train.jsonl --test fairytaleqa_val.jsonl ...
         [--limit N] [--test-limit N]
 
-squad      SQuAD v1.1's development file, split by article: every fifth article is tested on, the others are trained on.
+squad      SQuAD v1.1's development file, split by article: every fifth article is for testing, the others for training.
            Exact match and F1.
-summaries  SciTLDR, abstract to its first reference: ROUGE beside the abstract's first sentence (lead-1), and beside the same
-           network fine-tuned alike from random weights.
-questions  FairytaleQA, passage and answer to the question: BLEU-4 and ROUGE-L of pycocoevalcap's kind.
+summaries  SciTLDR, abstract to its first reference: ROUGE, also of the abstract's first sentence (lead-1) and of the same
+           network fine-tuned from random weights.
+questions  FairytaleQA, passage and answer to the question: BLEU-4 and ROUGE-L as in pycocoevalcap.
 
-DIR is a run directory or a Hugging Face folder. Nothing is chosen on the tested records: the last checkpoint counts.
+DIR is a run directory or a Hugging Face folder. Nothing is selected on the test records: the last checkpoint is used.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from unicloze.recipes import parse_options
 from unicloze.training.loading import LoadedModel, load_model
 
 TESTED_ARTICLES = 5
-"""One of so many is tested on."""
+"""One article in this many is for testing."""
 
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "squad": ("squad-v1.1", {}),
     "summaries": ("xsum", {"task.fields": {"target": "target.0"}, "task.metric_options": {}}),
     "questions": ("squad-question-generation", {"task.fields": {"answer": "answers.0", "target": "question"}}),
 }
-"""The recipe of each, and what it says of the files."""
+"""The recipe of each, and its settings for the files."""
 
 
 def text_of(path: Path) -> str:
-    """A file's text, unpacked if need be."""
+    """A file's text, decompressed if necessary."""
     content = path.read_bytes()
     return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
 
 
 def split_articles(path: Path, folder: Path) -> tuple[Path, Path]:
-    """Train and test files of one SQuAD file."""
+    """Write train and test files from one SQuAD file."""
     content = json.loads(text_of(path))
     parts: dict[str, list[Any]] = {"train": [], "test": []}
     for number, article in enumerate(content["data"]):
@@ -65,7 +65,7 @@ def split_articles(path: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def first_lines(path: Path, folder: Path, name: str, limit: int | None) -> Path:
-    """The first records of a file of JSON lines."""
+    """Write the first records of a file of JSON lines."""
     lines = text_of(path).splitlines()[:limit]
     (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder / f"{name}.jsonl"
@@ -95,21 +95,21 @@ def trained(
 
 
 def of_random_weights(start: LoadedModel) -> LoadedModel:
-    """The same network, its weights as drawn."""
+    """The same network, newly initialised."""
     model = copy.deepcopy(start.model)
     model.initialize(0)
     return dataclasses.replace(start, model=model)
 
 
 def lead(test: Path) -> dict[str, float]:
-    """What the first sentence of each source is worth as its summary."""
+    """Scores of each source's first sentence as its summary."""
     records = [json.loads(line) for line in test.read_text(encoding="utf-8").splitlines()]
     said, wanted = [record["source"][0] for record in records], [record["target"][:1] for record in records]
     return scores_of({"rouge": metric("rouge")(said, wanted)})
 
 
 def tell(results: Mapping[str, Any], settings: Mapping[str, Any], options: argparse.Namespace) -> None:
-    """Print what is known, and write it if asked to."""
+    """Print the results so far, and write them if requested."""
     print(json.dumps(results, indent=1), flush=True)
     if options.json:
         about = {"task": options.task, "settings": settings, "limit": options.limit, "test limit": options.test_limit}
@@ -129,7 +129,7 @@ def main() -> None:
     if options.task != "squad" and options.test is None:
         parser.error(f"{options.task} needs --test")
     if options.task == "squad" and (options.limit or options.test or options.test_limit):
-        parser.error("squad splits --train by article, whole; --test, --limit and --test-limit are for the others")
+        parser.error("squad splits all of --train by article; --test, --limit and --test-limit are for the others")
     settings = parse_options(extra)
     start = verbs.load_model(options.model)
     results: dict[str, Any] = {}

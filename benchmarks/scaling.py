@@ -1,11 +1,11 @@
-"""What several processes gain and cost: wall time, processor time and bytes of a step, beside those of one process.
+"""Compares several processes with one: wall time, processor time and bytes per step.
 
     python benchmarks/scaling.py [--recipe NAME] [--processes N] [--steps N] [--rounds N] [--json FILE]
 
-Every process computes with one thread. Each round trains three times, in another order each: one process whose gradients
-are added one after the other (`leaves` 1), one that adds them in a tree, and several that share the leaves. Then one run is
-killed at half of its steps and started again by torchrun. Medians over the steps of all rounds, without the first three steps
-of each run; bytes are computed and not measured. The corpus is prepared once, evaluation and checkpoints are left out.
+Every process computes with one thread. Each round trains three runs, in a different order: one process whose gradients are
+added one after the other (`leaves` 1), one that adds them in a tree, and several that share the leaves. Then one run is
+killed halfway and restarted by torchrun. Medians are over the steps of all rounds, without the first three steps of each
+run; bytes are computed, not measured. The corpus is prepared once; there are no evaluations and checkpoints.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = "one after the other", "one with a tree", "several"
 
 
 def worker(arguments: argparse.Namespace) -> None:
-    """Train, and write down what each step took."""
+    """Train, and record the times of each step."""
     from unicloze.recipes import load_recipe
     from unicloze.training import process, run
     from unicloze.training.allocator import tune_allocator
@@ -84,7 +84,7 @@ def differences(out: Path, rank: int, restarts: int = 0) -> list[tuple[float, fl
 
 
 def measure(arguments: argparse.Namespace, place: Path) -> dict[str, Any]:
-    """All rounds."""
+    """Run all rounds."""
     from unicloze.training.tree import traffic
 
     wall: dict[str, list[float]] = {kind: [] for kind in KINDS}

@@ -1,11 +1,11 @@
-"""How large the package is and how often a verb is declared, before a change of structure and after it.
+"""Measures the size of the package and how often a verb is declared, before and after a change of structure.
 
     python benchmarks/size.py [SRC] [AFTER]      # SRC is a folder `src/unicloze`, this repository's if not given
 
-Code lines hold something else than comments, blanks and docstrings; a string that is a statement of its own counts as a
-docstring, as it documents the constant above it. Lines of the shell (`verbs`, `cli`, `commands`, `terminal`, `__init__`) are
-searched for what a verb needs: its function, its names in imports and `__all__`, its entry in a table of verbs, its block of
-options, the call that copies its arguments by hand, and its text for the terminal. With two folders both figures are printed.
+Code lines exclude comments, blank lines and docstrings; a string that is a separate statement counts as a docstring, since it
+documents the constant above it. The shell (`verbs`, `cli`, `commands`, `terminal`, `__init__`) is searched for the
+declarations of each verb: its function, its names in imports and `__all__`, its entry in a table of verbs, its block of
+options, the call that copies its arguments by hand, and its text for the terminal. With two folders, both are printed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VERBS = {
         "metrics", "unanswerable", "import", "export", "recipes", "doctor", "embed", "stream",
     )
 }  # fmt: skip
-"""Verbs, and the function of each; the last two are functions only."""
+"""Verbs and their functions; the last two are functions only."""
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 COLUMNS = "function", "names", "entry", "options", "call", "text"
 
@@ -39,18 +39,18 @@ Trees = dict[Path, ast.Module]
 
 
 def docstring_lines(tree: ast.Module) -> set[int]:
-    """Numbers of the lines of strings that are statements of their own."""
+    """Line numbers of strings that are separate statements."""
     strings = [node for node in ast.walk(tree) if isinstance(node, ast.Expr) and text_of(node.value) is not None]
     return {line for node in strings for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
 
 
 def text_of(node: ast.expr) -> str | None:
-    """The text of a plain string, None if it is something else."""
+    """The text of a plain string, otherwise None."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def measured(file: Path, tree: ast.Module) -> Counter[str]:
-    """Lines of a file by kind."""
+    """Number of lines of a file by kind."""
     text, documented = file.read_text(encoding="utf-8"), docstring_lines(tree)
     code: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -60,7 +60,7 @@ def measured(file: Path, tree: ast.Module) -> Counter[str]:
 
 
 def per_package(source: Path, trees: Trees) -> dict[str, Counter[str]]:
-    """Sizes of each package; modules of the top folder stand together."""
+    """Sizes of each package; top-level modules are counted together."""
     found: dict[str, Counter[str]] = {}
     for file, tree in trees.items():
         package = file.relative_to(source).parts[0] if file.parent != source else "(modules)"
@@ -69,7 +69,7 @@ def per_package(source: Path, trees: Trees) -> dict[str, Counter[str]]:
 
 
 def named(node: ast.expr) -> str:
-    """The last part of a name with dots."""
+    """The last part of a dotted name."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
@@ -79,7 +79,7 @@ def calls(node: ast.AST) -> Iterator[ast.Call]:
 
 
 def declarations(shell: Trees, verb: str, function: str) -> tuple[Counter[str], Counter[str]]:
-    """How often a verb is declared, by column, and how much is written there by hand: options and copied arguments."""
+    """Declarations of a verb by column, and how many options and arguments are written there by hand."""
     times: Counter[str] = Counter()
     written: Counter[str] = Counter()
     for tree in shell.values():
@@ -114,7 +114,7 @@ def parsed(source: Path) -> Trees:
 
 
 def table(title: str, columns: tuple[str, ...], sides: list[dict[str, list[int | str]]]) -> None:
-    """Print rows of one or two sides, one line each."""
+    """Print rows, one line each."""
     names = list(dict.fromkeys(name for side in sides for name in side))
     rows = []
     for name in names:
@@ -134,7 +134,7 @@ def table(title: str, columns: tuple[str, ...], sides: list[dict[str, list[int |
 
 
 def sizes(source: Path) -> dict[str, list[int | str]]:
-    """Rows of the table of packages, with their sum."""
+    """Rows of the table of packages, with totals."""
     packages = per_package(source, parsed(source))
     packages["all"] = sum(packages.values(), Counter())
     return {
@@ -144,7 +144,7 @@ def sizes(source: Path) -> dict[str, list[int | str]]:
 
 
 def verbs(source: Path) -> dict[str, list[int | str]]:
-    """Rows of the table of verbs: how often each is declared, in brackets what is written by hand there."""
+    """Rows of the table of verbs: declarations of each, and in brackets what is written by hand."""
     trees = parsed(source)
     shell = {file: trees[file] for file in trees if file.relative_to(source).with_suffix("").parts[0] in SHELL}
     rows: dict[str, list[int | str]] = {}

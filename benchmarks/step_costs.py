@@ -1,14 +1,14 @@
-"""Does a step cost what its slots and predictions cost, whatever the objective?
+"""Tests whether the cost of a step depends only on its slots and predictions, for every objective.
 
     python benchmarks/step_costs.py [--precision bf16|fp32] [--rounds N] [--json FILE]
 
-One model (4 layers of 256, vocabulary 8,192, 16 windows of 128) takes steps of one objective after the other, in another
-order each round; each stands between two steps of AE and is divided by their mean, so that a machine that slows down does so
-for both. Seconds = a x slots + b x predictions is fitted on AE and AE+PAR, each at several mask rates: at 15 % alone
-predictions hardly vary, and a percent of noise would become ten where GPT predicts everywhere. For every other objective the
-median stands beside what that line foretells. Slots are those of the batch, padding included, for that is what is computed.
-Objectives with another architecture (ELECTRA's generator, Transformer-XL) are left out: theirs is no cost of slots alone. A
-forward and backward pass, no optimiser.
+One model (4 layers of 256, vocabulary 8,192, 16 windows of 128) takes steps of one objective after the other, in a different
+order each round. Each step is run between two steps of AE and divided by their mean, so that a slowdown of the machine
+affects both. Seconds = a x slots + b x predictions is fitted on AE and AE+PAR at several mask rates each: at 15 % alone,
+predictions hardly vary, and a percent of noise would become ten for GPT, which predicts everywhere. For every other
+objective the median is compared with the fitted value. Slots are those of the batch including padding, since these are
+computed. Objectives with another architecture (ELECTRA's generator, Transformer-XL) are excluded: they do not only cost
+slots. A step is a forward and backward pass without the optimiser.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TARGETS = "ae", "par", "lm", "diffusion", "nsp", "sop", "sbo"
 
 
 def contenders() -> dict[str, ObjectiveSettings]:
-    """The objective of each part of each recipe, and those of the fit at their further mask rates, by a name."""
+    """The objective of each part of each recipe, and those of the fit at additional mask rates, by name."""
     found = {}
     for name in FITTED:
         settings = load_recipe(name).objective
@@ -66,7 +66,7 @@ def contenders() -> dict[str, ObjectiveSettings]:
 
 
 def batch_of(settings: ObjectiveSettings) -> tuple[Batch, dict[str, int]]:
-    """A batch, and how many slots and predictions it has."""
+    """A batch and its numbers of slots and predictions."""
     vocabulary = dataclasses.replace(
         VOCABULARY,
         size=VOCABULARY_SIZE,
@@ -124,8 +124,8 @@ def main() -> None:
     fitted = [name for name in counts if name.startswith(FITTED)]
     shares = [[count / medians[name] for count in counts[name].values()] for name in fitted]
     (a, b), *_ = np.linalg.lstsq(np.array(shares), np.ones(len(fitted)), rcond=None)
-    print(f"{options.precision}: a = {a * 1e6:.2f} us a slot, b = {b * 1e6:.2f} us a prediction")
-    print(f"{'objective':<36} {'slots':>7} {'predictions':>11} {'ms':>8} {'foretold':>9} {'ratio':>6}")
+    print(f"{options.precision}: a = {a * 1e6:.2f} us per slot, b = {b * 1e6:.2f} us per prediction")
+    print(f"{'objective':<36} {'slots':>7} {'predictions':>11} {'ms':>8} {'fitted':>9} {'ratio':>6}")
     results: list[dict[str, Any]] = []
     for name, count in counts.items():
         foretold = a * count["slots"] + b * count["predictions"]

@@ -1,4 +1,4 @@
-"""Definitions written from the papers, slot by slot, to hold the fast code against."""
+"""Slot-by-slot definitions written from the papers, as a reference for the fast code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Slot:
-    """A slot as the papers name it: a group ("C", "O", "P", "M", "Q", "memory", ...), its place in the group, its step."""
+    """A slot in the papers' terms: its group ("C", "O", "P", "M", "Q", "memory", ...), its index in the group, its step."""
 
     group: str
     place: int
@@ -23,7 +23,7 @@ def matrix(queries: list[Slot], keys: list[Slot], reads) -> npt.NDArray[np.bool_
 
 
 def by_step(group: str, steps: list[int]) -> list[Slot]:
-    """Slots of a group that stand by step."""
+    """Slots of a group that is ordered by step."""
     slots, place = [], 0
     for step, size in enumerate(steps):
         for _ in range(size):
@@ -38,7 +38,7 @@ def group(name: str, size: int) -> list[Slot]:
 
 
 def pseudo_masked(q: Slot, k: Slot) -> bool:
-    """UniLMv2, paper Section 3.2 and Figure 5."""
+    """UniLMv2, Section 3.2 and Figure 5."""
     if k.group == "C":
         return True
     if q.group == "C":
@@ -58,7 +58,7 @@ def permuted(q: Slot, k: Slot) -> bool:
 
 
 def compensated(q: Slot, k: Slot) -> bool:
-    """MPNet: at every step a query sees n positions, each as a token or as its mask."""
+    """MPNet: at every step a query reads all n positions, each as a token or as its mask."""
     if k.group == "Q":
         return False
     if k.group == "C":

@@ -1,4 +1,4 @@
-"""Commands run in this process, and a model for them."""
+"""Runs commands in this process, and makes a model for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Said(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The error, which must be one line and no traceback."""
+        """The error, which must be one line without a traceback."""
         lines = [line for line in self.err.splitlines() if line.startswith("unicloze: error: ")]
         assert len(lines) == 1 and "Traceback" not in self.err and not self.out
         return lines[0].removeprefix("unicloze: error: ")
@@ -32,7 +32,7 @@ Command = Callable[..., Said]
 
 
 def command_of(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command and tells what it said."""
+    """A function that runs a command and returns its output."""
 
     def run(*words: str | Path) -> Said:
         capsys.readouterr()
@@ -43,7 +43,7 @@ def command_of(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 def train_quickstart(place: Path) -> Path:
-    """A working directory with `runs/quickstart`, made by the command line, and its corpus `my_text`."""
+    """A working directory with a run `runs/quickstart`, made by the command line, and its corpus `my_text`."""
     write_corpus(place / "my_text")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)

@@ -1,4 +1,4 @@
-"""What every test shares. The environment is set before anything imports torch."""
+"""Fixtures of all tests. The environment is set before anything imports torch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def hangup() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder of real data beside the repository, where there is one."""
+    """Folder of real data next to the repository; tests are skipped without it."""
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
-        pytest.skip("no real data: the folder shared/data beside the repository is absent")
+        pytest.skip("no real data: there is no folder shared/data next to the repository")
     return folder

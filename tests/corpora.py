@@ -1,4 +1,4 @@
-"""A small corpus of sentences, made on the spot."""
+"""Generates a small corpus of sentences."""
 
 from __future__ import annotations
 

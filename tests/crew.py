@@ -1,9 +1,9 @@
-"""Four worker processes, started once and used in groups of any size as torchrun would start them. Used by test_parallel.py.
+"""Four worker processes, started once and used in groups of any size, as torchrun would start them. Used by test_parallel.py.
 
     python crew.py NUMBER
 
-reads a job as a line of JSON on stdin, runs it and answers with a line of JSON on stdout. A job names the environment that
-torchrun would give, what to run, and what shall go wrong.
+reads a job as a line of JSON on stdin, runs it and writes a line of JSON to stdout. A job has the environment that torchrun
+would set, what to run, and the failure to inject.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Crew:
         )
 
     def run(self, jobs: Sequence[Job | None]) -> list[Job | None]:
-        """Run a job on each of the first workers, as one group; what each answers, None of one that was killed.
+        """Run a job on each of the first workers, as one group; return each answer, None for a killed worker.
 
-        A job that is None belongs to a process that never comes.
+        A job of None stands for a process that never joins.
         """
         environment = {
             "WORLD_SIZE": len(jobs),
@@ -83,7 +83,7 @@ class Crew:
 
 
 def work(job: Job) -> Job:
-    """Run one job; what it gave, or how it failed."""
+    """Run one job; return its result or its error."""
     os.environ |= {name: str(value) for name, value in job["environment"].items()}
     import pytest
 
@@ -121,9 +121,9 @@ def finetune(job: Job) -> Any:
 
 
 def go_wrong(job: Job, patch: Any) -> None:
-    """What shall go wrong, at a step or from the start.
+    """Inject a failure, at a step or from the start.
 
-    `kill` or `signal` this process, `nan` in its loss, `drift` of its weights, `hang`, a `full` disk, other `code`.
+    `kill` or `signal` this process, `nan` in its loss, `drift` of its weights, `hang`, a `full` disk, different `code`.
     """
     from unicloze.model.model import UnifiedModel
     from unicloze.training import loop, parallel

@@ -1,4 +1,4 @@
-"""Untrained models with small tokenizers, for the tests of what is done with trained ones."""
+"""Untrained models with small tokenizers, for the tests of decoding."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def byte_level() -> Tokenizer:
 
 
 def roberta_like(*, lstrip: bool = True, normalizer: Any = None) -> Tokenizer:
-    """Byte-level with <mask> that takes the white space before it, as RoBERTa's."""
+    """Byte-level; <mask> absorbs the white space before it, as in RoBERTa."""
     specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*specials, *letters])}
@@ -85,10 +85,10 @@ def roberta_like(*, lstrip: bool = True, normalizer: Any = None) -> Tokenizer:
 
 
 def sentencepiece(*, split: bool = True) -> Tokenizer:
-    """Unigram pieces as of XLM-R and CamemBERT: the special tokens stand in the model's own vocabulary too.
+    """Unigram pieces as in XLM-R and CamemBERT, whose model vocabulary also contains the special tokens.
 
     Args:
-        split: Cut texts at white space first, as those do; else a space stays wherever it stands.
+        split: Split texts at white space first, as those models do; otherwise spaces stay where they are.
     """
     specials = ["<s>", "<pad>", "</s>", "<unk>"]
     words = [f"▁{word}" for word in ("the", "cat", "list", "of", "items", "is", "empty", "return", "a")]
@@ -112,7 +112,7 @@ def loaded(
     use: UseSettings | None = None,
     **objective: Any,
 ) -> LoadedModel:
-    """A model of random weights, as if trained with the given objective."""
+    """A model with random weights, as if trained with the given objective."""
     tokenizer = tokenizer or wordpiece()
     settings = settings_of(**objective)
     if tokenizer.vocabulary.pseudo is None and isinstance(settings, PseudoToken):
@@ -127,7 +127,7 @@ def loaded(
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """A slot of a row written out by hand: the slots it reads are the first `reads` ones and, if `itself`, itself."""
+    """A slot of a hand-written row: it reads the first `reads` slots and, if `itself`, itself."""
 
     token: int
     position: int
@@ -136,7 +136,7 @@ class Slot:
 
 
 def probabilities(model: LoadedModel, row: list[Slot], predict: list[int]) -> np.ndarray:
-    """Softmax over the whole vocabulary at some slots of one row, in a forward pass of its own.
+    """Softmax over the whole vocabulary at some slots of one row, from a separate forward pass.
 
     *Shape:* (predictions, vocabulary)
     """
@@ -166,7 +166,7 @@ def context(tokens: list[int], *, without: frozenset[int] = frozenset()) -> list
 
 
 def next_token(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
-    """A causal objective at its simplest: every text token predicted at the slot before it."""
+    """A minimal causal objective: every text token is predicted at the slot before it."""
     rows, width = windows.token_ids.shape
     row, position = np.nonzero(windows.maskable)
     counts = windows.maskable.sum(axis=1)
@@ -191,7 +191,7 @@ def next_token(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSett
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NextTokenSettings(ObjectiveSettings):
-    """Its settings: those that every objective has."""
+    """Its settings: only those that all objectives share."""
 
     name: str = "next-token"
 
@@ -206,6 +206,6 @@ NEXT_TOKEN = Objective(
 
 
 def with_next_token(monkeypatch: Any) -> dict[str, Any]:
-    """Register that objective for the length of a test, and give the settings that name it."""
+    """Register that objective during a test and return the settings that name it."""
     monkeypatch.setitem(objectives.OBJECTIVES._added, "next-token", NEXT_TOKEN)
     return {"name": "next-token", "targets": ["lm"]}

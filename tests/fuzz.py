@@ -1,9 +1,9 @@
-"""Mutations of what unicloze reads: nothing but one sentence may come of them, quickly and in bounded memory.
+"""Mutates the files that unicloze reads: each must be refused in one sentence, quickly and in bounded memory.
 
     python tests/fuzz.py [--cases 10000] [--seconds 3600] [FORMAT ...]
 
-A file is mutated as the structure it holds, not as bytes, which would end at its parser. Sums and seals are signed again, as
-whoever writes such a file can do too. Each format runs in a process of its own, limited in memory and in seconds a case.
+Mutations change the parsed structure of a file, since the parser would reject most changes of bytes. Checksums are
+recomputed, as an attacker can do too. Each format runs in a separate process with limits on memory and on seconds per case.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 SECONDS = 10
-"""A case may take."""
+"""Time limit of a case."""
 MEMORY = 2**32
-"""Bytes of address space of a worker, of which torch maps about a half when it is loaded."""
+"""Limit of a worker's address space in bytes; torch maps about half of it on import."""
 
 Json = Any
 Case = Callable[[Json], None]
@@ -62,7 +62,7 @@ NESTED: st.SearchStrategy[Json] = st.recursive(
 
 
 def places(value: Json, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to each part of a structure."""
+    """The path to each part of a structure."""
     yield path
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in inside:
@@ -102,7 +102,7 @@ def mutated(draw: st.DrawFn, base: Json) -> Json:
 
 
 def spelled(value: Json) -> bytes:
-    """As JSON; half of a surrogate pair stays one."""
+    """As JSON; lone surrogates are kept."""
     return json.dumps(value).encode()
 
 
@@ -124,7 +124,7 @@ class World:
         self.checkpoint = next((self.run / "checkpoints").iterdir())
 
     def copy(self, folder: Path) -> Path:
-        """A copy to change."""
+        """A copy that may be changed."""
         copied = self.place / f"copy-of-{folder.name}"
         shutil.rmtree(copied, ignore_errors=True)
         shutil.copytree(folder, copied)
@@ -383,7 +383,7 @@ FORMATS: dict[str, Callable[[World], tuple[Json, Case]]] = {
     "config": of_config,
     "arguments": of_arguments,
 }
-"""What is mutated: its base, and what reads it."""
+"""Input formats: each makes a valid base and its reader."""
 
 
 class Slow(BaseException):
@@ -397,10 +397,10 @@ def _too_slow(*_: object) -> None:
 def attack(
     world: World, name: str, cases: int, number: int = 0, *, seconds: float = math.inf
 ) -> tuple[int, dict[str, str]]:
-    """Try a format, no longer than some seconds.
+    """Run cases of a format within a time limit.
 
     Returns:
-        How many cases were tried, and what came of them that is no sentence: the place in unicloze with its first case.
+        The number of cases run, and the first case of each failure by its location in unicloze.
     """
     from unicloze.errors import UniclozeError
 
@@ -445,7 +445,7 @@ def attack(
 
 
 def differences(base: Json, value: Json) -> str:
-    """What a case changed, at most a few places of it."""
+    """What a case changed, limited to a few places."""
     ways = {*places(base), *places(value)}
     changed = []
     for way in sorted(ways, key=str):

@@ -1,4 +1,4 @@
-"""Runs of untrained models, for the tests of what reads them."""
+"""Runs of untrained models, for tests that load them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unicloze.training.loading import LoadedModel, load_model
 
 
 def save_run(folder: Path, model: LoadedModel | None = None, **objective: Any) -> LoadedModel:
-    """A run whose only checkpoint holds the given model, or one of random weights."""
+    """A run whose only checkpoint holds the given model, or one with random weights."""
     model = model or loaded(**objective)
     folder.mkdir(exist_ok=True)
     save_recipe(model.recipe, folder / "recipe.yaml")
@@ -41,7 +41,7 @@ def slots_batch(
     predict: list[int],
     labels: list[int],
 ) -> Batch:
-    """One row written out by hand, whose slots read at most two intervals each."""
+    """One hand-written row whose slots read at most two intervals each."""
     n = len(tokens)
 
     def row(values: list[Any]) -> np.ndarray:
@@ -65,7 +65,7 @@ def slots_batch(
 
 
 def written_row(source: list[int], target: list[int], pseudo: int, predicted: int) -> Batch:
-    """Source, target, and a pseudo mask for each of the last `predicted` tokens of the target (paper Section 3.4)."""
+    """Source, target, and a pseudo mask for each of the last `predicted` tokens of the target (UniLMv2, Section 3.4)."""
     s, t = len(source), len(target)
     asked = list(range(t - predicted, t))
     return slots_batch(

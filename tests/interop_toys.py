@@ -1,4 +1,4 @@
-"""Small checkpoints of other libraries, made offline and at random."""
+"""Small random checkpoints of other libraries, made offline."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_vocabulary(folder: Path, tokens: list[str] = VOCABULARY) -> Path:
 
 
 def randomise(model: torch.nn.Module, padding: int = 0) -> None:
-    """Biases and normalisations too; rows of positions that stand for padding are nothing."""
+    """Randomise biases and normalisations too; set padding rows of position tables to 0."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -45,7 +45,7 @@ def randomise(model: torch.nn.Module, padding: int = 0) -> None:
 
 
 def save(kind: str, folder: Path, *, padding: int = 0, **changes: Any) -> Any:
-    """A model of Transformers at random, saved with a vocabulary; returned in evaluation mode."""
+    """A randomly initialised Transformers model, saved with a vocabulary; returned in evaluation mode."""
     import transformers
 
     family = kind.partition("For")[0].removesuffix("Model")
@@ -75,7 +75,7 @@ def table_of(folder: Path) -> tuple[Family, Table]:
 
 
 def batch_of(vocabulary: Vocabulary, *, segments: bool) -> tuple[Batch, Tensor]:
-    """Pairs in rows of several lengths, masked, and the slots that are no padding. *Shape:* (rows, slots)"""
+    """Masked pairs in rows of several lengths, and which slots are not padding. *Shape:* (rows, slots)"""
     windows = random_windows(6, 24, short=True, seed=2)
     if not segments:
         windows.segment_ids[:] = 0

@@ -3,7 +3,7 @@
     python killable.py RECIPE_OVERRIDES_JSON OUT MOMENT COUNT
 
 MOMENT is `never`, `micro-batch`, `update`, `checkpoint-file` (after the weights are written), `checkpoint-manifest` (all
-written, not renamed) or `checkpoint-renamed`; the process dies at its COUNT-th occurrence.
+written, not renamed) or `checkpoint-renamed`; the process is killed at its COUNT-th occurrence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small model that has read nothing, and records for it."""
+"""A small untrained model, and records for it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ QUICK = {
     "model.dropout": 0.0,
     "model.attention_dropout": 0.0,
 }
-"""Settings that learn sixteen records by heart."""
+"""Settings that memorise sixteen records."""
 
 
 def start(name: str = "bert-base", **settings: Any) -> LoadedModel:
-    """A model of a pre-training recipe with a vocabulary of sub-words, its weights as drawn."""
+    """A newly initialised model of a pre-training recipe with a sub-word vocabulary."""
     overrides = {
         **toy_overrides(),
         "tokenizer.vocab_size": 300,
@@ -44,12 +44,12 @@ def start(name: str = "bert-base", **settings: Any) -> LoadedModel:
 
 
 def recipe_for(model: LoadedModel, name: str, **settings: Any) -> Recipe:
-    """The recipe of a task for a model, with settings that learn fast."""
+    """A task's recipe for a model, with settings that learn quickly."""
     overrides = {**QUICK, **{key.replace("__", "."): value for key, value in settings.items()}}
     return task_recipe(load_recipe(name, overrides), model, list(overrides))
 
 
 def write(path: Path, records: list[dict[str, Any]]) -> Path:
-    """A file of JSON lines."""
+    """Write a file of JSON lines."""
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
     return path

@@ -1,7 +1,7 @@
-"""Two values of every setting and every option of which something must tell the difference, and where.
+"""Two values of every setting and option, whose effects must differ in a given command.
 
-A row gives a command (a scene of `SCENES`) and two ways to call it. What is printed, saved or refused must differ, unless the
-row says why it may not: then it must be the same.
+A row gives a command (a scene of `SCENES`) and two ways to call it. What is printed, saved or refused must differ; if the row
+gives a reason in `same`, it must be identical.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Row:
     Args:
         on: The scene.
         second: The second value of a setting; the words of the second call for an option.
-        first: The same of the first; the scene as it is if empty.
-        beside: What both are given besides.
-        same: Why both must do the same, if they must.
+        first: The first value or call; if empty, the scene is unchanged.
+        beside: Options of both calls.
+        same: Why the results must be identical, if they must.
     """
 
     on: str
@@ -260,7 +260,7 @@ SETTINGS = {
     "decoding.num_results": Row("go on", "2", beside=BEAMS),
     "decoding.parallel": Row("fill up", "2"),
     "decoding.seed": Row("go on", "1", beside=SAMPLE),
-    "decoding.batch_size": Row("rewrite", "3", same="speed only: a text does not depend on those beside it"),
+    "decoding.batch_size": Row("rewrite", "3", same="speed only: a text does not depend on others in its batch"),
     "decoding.precision": Row("rewrite", "bf16", beside=f"{BEAMS} --decoding.num_results 4"),
     "finetuning.epochs": Row("classes", "2"),
     "finetuning.warmup_share": Row("classes", "0.5"),
@@ -282,7 +282,7 @@ VERBS = {
     "unanswerable": "unanswerable",
     "measure-task": "measure",
 }
-"""A scene of each verb that takes settings, but for `compare`."""
+"""A scene of each verb that takes settings, except `compare`."""
 
 SAVED = "kept in the run's recipe, from which `generate` takes it"
 TITLE = "kept in the run's recipe, from which `report` takes it"
@@ -301,4 +301,4 @@ NO_EFFECT = {
         "task.fields",
     ): "predictions are compared with labels; a role that the task does not have is refused",
 }
-"""Settings that a verb takes and that change nothing in its scene, and why."""
+"""Settings that a verb accepts but that change nothing in its scene, and why."""

@@ -1,4 +1,4 @@
-"""Two calls of every verb for each of its options, which something must tell apart; see `option_table`."""
+"""Two calls of every verb for each of its options, whose effects must differ; see `option_table`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Calls:
     Args:
         first: One of them.
         second: The other.
-        same: Why both must do the same, if they must.
+        same: Why the results must be identical, if they must.
     """
 
     first: str
@@ -23,17 +23,17 @@ class Calls:
 
 
 def with_or_without(command: str, option: str, same: str = "") -> Calls:
-    """A command, and the same with an option."""
+    """A command without and with an option."""
     return Calls(command, f"{command} {option}", same)
 
 
 def either(command: str, first: str, second: str) -> Calls:
-    """A command that needs an option, with one value of it and with another."""
+    """A command that needs an option, with two values of it."""
     return Calls(f"{command} {first}", f"{command} {second}")
 
 
 NO_SUCH_DEVICE = "--device cuda:97"
-"""No machine has so many: refused."""
+"""More than any machine has: refused."""
 
 PREPARE = "prepare --recipe {prepare.yaml} --quiet"
 PRETRAIN = "pretrain --recipe {unilmv2.yaml} --quiet"
@@ -205,10 +205,10 @@ OPTIONS = {
     ("recipes", "--json"): with_or_without("recipes", "--json"),
     ("doctor", "--json"): with_or_without("doctor", "--json"),
 }
-"""Every option of every verb, and every word that belongs to none; `COMMON` are those of all verbs."""
+"""Every option and every positional argument of every verb; `COMMON` are those of all verbs."""
 
 COMMON = "--help", "--debug", "--plugin"
-"""Options that all verbs have: they print an explanation, or the traceback of an error."""
+"""Options that all verbs have: they print help, or the traceback of an error."""
 
 MIXED = "--objective.mixture '[{mask_rate: 0.2}, {mask_rate: 0.3, label: b}]' --objective.mask_rate 0.9"
 REFUSED = {
@@ -252,4 +252,4 @@ REFUSED = {
     f"{PREDICT} --format glue --json": "not allowed with argument --format",
     f"{WRITE} --stream --out said.jsonl": "leave --out out",
 }
-"""Commands of which a part would change nothing, and what is said of it."""
+"""Commands with a part that would have no effect, and the error about it."""

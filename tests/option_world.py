@@ -1,4 +1,4 @@
-"""A corpus, recipes, records and runs of the smallest size, and what a command makes of them: prints, refusals and files."""
+"""A tiny corpus, recipes, records and runs, and the outcome of commands on them: output, errors and files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "evaluate_every": 0, "log_every": 1, "device": "cpu", "precision": "fp32",
     },
 }  # fmt: skip
-"""What all recipes here have in common."""
+"""Settings that all recipes here share."""
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "unilmv2": {"targets": ["ae", "par"]},
@@ -58,7 +58,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "permuted": {"targets": ["par"]},
     "compensated": {"targets": ["par"]},
 }
-"""A recipe for each, called as the objective is."""
+"""A recipe for each, named after its objective."""
 
 OTHERS: dict[str, dict[str, Any]] = {
     "unprepared": {"objective": {"targets": ["ae", "par"]}},
@@ -82,20 +82,20 @@ OTHERS: dict[str, dict[str, Any]] = {
         "objective": {"mixture": [{"label": "one", "mask_rate": 0.2}, {"label": "two", "share": 1, "mask_rate": 0.6}]}
     },
 }
-"""Recipes beside those, by what they differ in."""
+"""Additional recipes, by their differences."""
 
 TIMES = {"time", "seconds", "text_tokens_per_second"}
 NO_EFFECT = TIMES | {"recipe", "lineage", "learning_rate", "files", "model", "fingerprints"}
-"""What a ledger repeats of the settings, or of the clock."""
+"""Fields of a ledger that repeat settings or depend on the clock."""
 UNREAD_FILES = {
     "recipe.yaml", "manifest.json", "lock", "optimizer.json", "optimizer.safetensors", "state.json",
     "comparison.json", "index.html", "table.md",
 }  # fmt: skip
-"""Files that hold the settings themselves."""
+"""Files that contain the settings themselves."""
 
 
 class Outcome(NamedTuple):
-    """What became of a command: all of it that may depend on an option."""
+    """The outcome of a command: everything that may depend on an option."""
 
     code: int
     out: str
@@ -110,11 +110,11 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """A command that the options are given to.
+    """A command to which the options are added.
 
     Args:
         words: The verb and what it needs.
-        then: A command that shows what the first has saved.
+        then: A command that shows what the first one saved.
         ready: Prepares its working directory.
     """
 
@@ -124,7 +124,7 @@ class Scene:
 
 
 class World:
-    """Everything that commands read, made when it is first asked for."""
+    """Everything that commands read, created on first use."""
 
     def __init__(self, place: Path, scenes: dict[str, Scene]) -> None:
         self.place, self.scenes = place, scenes
@@ -160,14 +160,14 @@ class World:
 
     @functools.cache  # noqa: B019 - a world lives as long as the tests
     def run_of(self, recipe: str) -> Path:
-        """A run of a recipe."""
+        """Folder of a run of a recipe."""
         out = self.place / "runs" / recipe
         self._made(recipe, f"pretrain --recipe {self.place}/{recipe}.yaml --out {out} --quiet")
         return out
 
     @functools.cache  # noqa: B019
     def task_run(self, scene: str) -> Path:
-        """What the scene of a fine-tuning makes."""
+        """The output folder of a fine-tuning scene."""
         out = self.place / "runs" / scene
         self._made(scene, f"{self.scenes[scene].words} --out {out}")
         return out
@@ -177,7 +177,7 @@ class World:
         assert code == 0, f"{name}: {err}"
 
     def text(self, words: str) -> str:
-        """Words with the places they name in braces: {RUN:recipe}, {TASK:scene}, {a file of the world}."""
+        """Replaces what is in braces by paths: {RUN:recipe}, {TASK:scene}, {a file of the world}."""
 
         def named(match: re.Match[str]) -> str:
             kind, _, name = match[1].partition(":")
@@ -187,11 +187,11 @@ class World:
         return re.sub(r"\{([\w.:/-]+)\}", named, words)
 
     def words(self, text: str) -> list[str]:
-        """Words as a shell parts them, with their places."""
+        """Words split as by a shell, with paths filled in."""
         return shlex.split(self.text(text))
 
     def outcome(self, scene: str, options: str) -> Outcome:
-        """What becomes of a scene with options; the same again is not run again."""
+        """The outcome of a scene with options; cached."""
         key = scene, options
         if key not in self._known:
             self._known[key] = self._outcome(self.scenes[scene], options)
@@ -221,20 +221,20 @@ class World:
 
 
 def said(err: str) -> str:
-    """Notes, warnings and errors, and whether there is more, such as progress, which has speeds."""
+    """Notes, warnings and errors, and whether there is anything else, such as progress, which contains speeds."""
     lines = err.splitlines()
     found = [line for line in lines if line.startswith("unicloze: ")]
     return "\n".join([*found, *(["..."] if len(found) < len(lines) else [])])
 
 
 def without_times(text: str) -> str:
-    """A text without what it says of seconds and of speeds."""
+    """A text without its times and speeds."""
     text = re.sub(r"[\d.,]+ (s|ms|seconds|minutes|GiB|GF/s|in fp32)\b", "TIME", text)
     return re.sub(r'"(time|seconds)": [\d.]+', "TIME", text)
 
 
 def content(file: Path) -> Any:
-    """What a file holds beside settings and times."""
+    """The contents of a file without settings and times."""
     if file.name in UNREAD_FILES:
         return None
     if file.name == "scores.json":
@@ -254,7 +254,7 @@ def content(file: Path) -> Any:
 
 
 def write_texts(place: Path) -> None:
-    """Texts with capitals, accents, sentences, phrases, and a document that stands twice."""
+    """Texts with capitals, accents, sentences, phrases, and a duplicate document."""
     draw = random.Random(0)
 
     def sentence() -> str:
@@ -279,7 +279,7 @@ def write_texts(place: Path) -> None:
 
 
 def write_tests(place: Path) -> None:
-    """What `evaluate` measures models and predictions by."""
+    """Test sets and references for `evaluate` and `measure`."""
     for folder, verbs in (("blimp", VERBS[:3]), ("blimp-2", VERBS[3:])):
         (place / folder).mkdir()
         pairs = [

@@ -1,4 +1,4 @@
-"""What the tests of question answering share: a small pre-trained model, records, and a recipe for them."""
+"""A small pre-trained model, records and a recipe for the tests of question answering."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PEOPLE = ["Zo\u00eb", "O'Brien", "Li", "\u00c5sa", "Bo", "Ann-Kr", "Mei", "Udo"]
 
 
 def small_model(folder: Path, recipe: str = "quickstart", **overrides: Any) -> LoadedModel:
-    """A model of two layers after two steps, with a vocabulary of 300."""
+    """A two-layer model trained for two steps, with a vocabulary of 300."""
     settings = {"data.corpus": [str(write_corpus(folder))], "tokenizer.vocab_size": 300, "data.window": 64, **overrides}
     verbs.pretrain(recipe, folder / "run", toy=True, quiet=True, overrides=settings)
     return load_model(folder / "run")
 
 
 def recipe_for(start: LoadedModel, name: str, **overrides: Any) -> Recipe:
-    """A task's recipe to learn a few records by heart; `__` stands for a dot."""
+    """A task's recipe that memorises a few records; `__` stands for a dot."""
     settings = {**BY_HEART, **{key.replace("__", "."): value for key, value in overrides.items()}}
     if not name.startswith("squad"):
         del settings["task.no_answer"]
@@ -40,13 +40,13 @@ def recipe_for(start: LoadedModel, name: str, **overrides: Any) -> Recipe:
 
 
 def write(path: Path, records: list[dict[str, Any]]) -> Path:
-    """A file with a record a line."""
+    """Write one record per line."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
 def questions(count: int = 16, *, answerable: int | None = None) -> list[dict[str, Any]]:
-    """Questions where somebody is; those behind the first `answerable` ask for somebody who is not there."""
+    """Questions about where somebody is; those after the first `answerable` ask for somebody the passage does not mention."""
     found = []
     for number in range(count):
         here, there = PEOPLE[number % 8], PEOPLE[(number // 2 + 3) % 8]

@@ -1,4 +1,4 @@
-"""Ledgers made by hand, and their page read."""
+"""Hand-written ledgers, and a parser of their page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows of one segment, spelled-out rows and a plain training loop for the sequence-to-sequence objectives."""
+"""Windows of one segment, rows as text and a plain training loop for the sequence-to-sequence objectives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unicloze.text.windows import Windows, windows_of
 
 
 def text_windows(rows: int, tokens: int, vocabulary: Vocabulary, *, seed: int = 0) -> Windows:
-    """Windows "[SOS] text [EOS]" of so many random text tokens."""
+    """Windows "[SOS] text [EOS]" with the given numbers of random text tokens."""
     rng = np.random.default_rng(seed)
     ids = np.empty((rows, tokens + 2), dtype=np.int32)
     ids[:, 1:-1] = vocabulary.ordinary[rng.integers(0, len(vocabulary.ordinary), (rows, tokens))]
@@ -43,13 +43,13 @@ def spoken(text: str, rows: int = 1, extra: int = 4) -> tuple[Windows, Tokenizer
 
 
 def spelled(examples: Examples, tokenizer: Tokenizer, row: int = 0) -> str:
-    """A row in words, with a bar between source and target."""
+    """A row as text, with a bar between source and target."""
     ids, source = examples.input_ids[row, : examples.lengths[row]], int(examples.mutual[row])
     return f"{' '.join(tokenizer.tokens(ids[:source]))} | {' '.join(tokenizer.tokens(ids[source:]))}"
 
 
 def predicted(examples: Examples, tokenizer: Tokenizer, row: int = 0) -> str:
-    """What each slot of a row predicts, in words: "slot's token -> answer"."""
+    """What each slot of a row predicts, as text: "slot's token -> answer"."""
     target = examples.targets["lm"]
     real = target.weights[row] > 0
     shown = tokenizer.tokens(examples.input_ids[row, target.slots[row, real]])
@@ -74,12 +74,12 @@ def train(
 
 
 def loss_of(model: UnifiedModel, examples: Examples) -> torch.Tensor:
-    """Mean loss of a prediction."""
+    """Mean loss per prediction."""
     loss = model(collate(examples))["lm"]
     return loss.total / loss.weight
 
 
 def measured(model: UnifiedModel, examples: Examples) -> float:
-    """Mean loss of a prediction, as a number."""
+    """Mean loss per prediction, as a number."""
     with torch.no_grad():
         return float(loss_of(model, examples))

@@ -1,4 +1,4 @@
-"""The variants of the architecture: what they hold, what they share, and that they are what they say."""
+"""Variants of the architecture: their parameters, what is shared, and that their computation matches their definition."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def loss_of(model: UnifiedModel, batch: Batch) -> Tensor:
 
 
 def unshared(model: UnifiedModel, share: Any) -> UnifiedModel:
-    """A model of the same function with weights of its own in each layer."""
+    """A model of the same function with separate weights in each layer."""
     settings = dataclasses.replace(model.settings, share_layers="none")
     twin = UnifiedModel(settings, vocab_size=model.vocab_size, max_positions=model.max_positions)
     state = model.state_dict()
@@ -67,7 +67,7 @@ def unshared(model: UnifiedModel, share: Any) -> UnifiedModel:
 
 @pytest.mark.parametrize("share", SHARED)
 def test_shared_layers_compute_what_equal_layers_do(share: Any) -> None:
-    """And learn from all their uses: the gradient is the sum over the layers."""
+    """The gradient of shared weights is the sum over the layers."""
     model = toys.model(share_layers=share)
     twin, batch = unshared(model, share), masked_batch()
     loss, expected = loss_of(model, batch), loss_of(twin, batch)
@@ -110,7 +110,7 @@ def test_shared_weights_are_held_once(share: Any, tmp_path: Path) -> None:
 
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
-    """One process that shards as many do."""
+    """Run sharding in a single process."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     distributed.destroy_process_group()
@@ -135,7 +135,7 @@ def test_layers_that_share_weights_are_sharded_one_by_one(share: Any, mesh: Devi
         assert torch.equal(own.grad.full_tensor(), parameter.grad), name
 
 
-def test_a_copy_shares_among_its_own_layers() -> None:
+def test_a_copy_shares_weights_only_among_its_own_layers() -> None:
     model = toys.model(share_layers="all")
     twin = copy.deepcopy(model).double()
     layers = list(twin.backbone.layers)
@@ -146,7 +146,7 @@ def test_a_copy_shares_among_its_own_layers() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_with_shared_layers_is_saved_and_goes_on(tmp_path: Path) -> None:
+def test_a_run_with_shared_layers_is_saved_and_resumed(tmp_path: Path) -> None:
     corpus = {"data.corpus": [str(write_corpus(tmp_path / "text"))]}
     settings = toy_overrides() | corpus | {
         "model.share_layers": "all", "model.embedding_size": 16, "training.optimizer": "muon",
@@ -226,7 +226,7 @@ def test_weights_into_the_residual_stream_start_smaller() -> None:
 # Visibility by layer
 
 
-def test_local_layers_need_to_know_what_is_near() -> None:
+def test_local_layers_need_a_definition_of_nearby_slots() -> None:
     model = toys.model(layer_visibility=["full", "local"])
     assert model.backbone.visibility == ["full", "local", "full"]
     with pytest.raises(
@@ -235,7 +235,7 @@ def test_local_layers_need_to_know_what_is_near() -> None:
         model(masked_batch())
 
 
-def test_a_band_as_wide_as_the_row_is_no_band() -> None:
+def test_a_band_as_wide_as_the_row_has_no_effect() -> None:
     objective = dataclasses.replace(CAUSAL, local_width=24)
     batch = collate(causal(random_windows(5, 24, short=True), vocabulary(), objective))
     with torch.no_grad():
@@ -243,7 +243,7 @@ def test_a_band_as_wide_as_the_row_is_no_band() -> None:
     torch.testing.assert_close(plain, banded)
 
 
-# What is computed
+# Which slots are computed
 
 
 @pytest.mark.parametrize("layer_visibility", [["full"], ["full", "local"], ["local", "full"]])
@@ -265,7 +265,7 @@ def test_selecting_slots_early_or_late_changes_nothing(
 
 
 def test_where_few_of_many_predictions_are_real_only_these_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of masked diffusion: one predicts nearly everywhere, others hardly anywhere."""
+    """Rows of masked diffusion: one predicts at nearly all slots, others at hardly any."""
     objective = settings_of(name="masked_diffusion", targets=["diffusion"])
     batch = collate(make_examples(random_windows(6, 24), vocabulary(), objective))
     (target,) = batch.targets.values()
@@ -287,7 +287,7 @@ def test_where_few_of_many_predictions_are_real_only_these_are_computed(monkeypa
 
 @pytest.mark.parametrize("fixed_shape", [False, True])
 def test_rows_that_predict_nothing_cost_nothing(fixed_shape: bool) -> None:
-    """A micro-batch whose noise levels drew no mask, in rows of a fixed shape with room for many."""
+    """A micro-batch without any mask, in rows of a fixed shape with room for many."""
     objective = settings_of(name="masked_diffusion", targets=["diffusion"])
     examples = make_examples(random_windows(2, 24), vocabulary(), objective)
     none = {name: dataclasses.replace(t, weights=0 * t.weights) for name, t in examples.targets.items()}
@@ -313,7 +313,7 @@ def test_the_last_layer_computes_all_slots_where_nearly_all_predict() -> None:
 
 
 def test_step_flops_count_what_the_variants_compute() -> None:
-    """Forward and backward are three forward passes; by hand, for one layer of which all slots predict."""
+    """Forward and backward cost three forward passes; computed by hand for one layer where all slots predict."""
     shape = dict(rows=1, slots=10, keys=5.0, predictions={"ae": 10}, predicting_slots={"ae": 10})
     wide = ModelSettings(hidden_size=8, num_layers=1, num_heads=2, intermediate_size=16)
     layer = 2 * 10 * (4 * 8 * 8 + 2 * 8 * 16) + 4 * 10 * 5 * 8
@@ -338,7 +338,7 @@ def test_step_flops_count_what_the_variants_compute() -> None:
     [("gpt", 116_534_784), ("gpt-2", 124_439_808), ("gpt-3-small", 125_226_240), ("albert-base", 11_683_584)],
 )
 def test_recipes_have_the_published_sizes(name: str, parameters: int) -> None:
-    """117M, 124M, 125M and 12M. ALBERT's is counted without its heads, but for the pooler."""
+    """117M, 124M, 125M and 12M. ALBERT's count includes the pooler but no heads."""
     recipe = load_recipe(name)
     heads = 768 * 128 + 128 + 2 * 128 + 30_000 + 2 * 768 + 2
     assert count_parameters(recipe) - heads * (name == "albert-base") == parameters

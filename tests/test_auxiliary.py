@@ -1,4 +1,4 @@
-"""The pre-training objective beside a task: its gradient is added, its draws are keyed, one pass where one is enough."""
+"""The auxiliary pre-training objective of a task: its gradient is added, its draws are keyed, one pass if possible."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def gradients(recipe: Recipe, start: LoadedModel, step: list[MicroBatch]) -> dic
     }
 
 
-def test_every_epoch_masks_a_row_anew(start: LoadedModel, tmp_path: Path) -> None:
+def test_every_epoch_draws_new_masks(start: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", questions())
     recipe = recipe_for(
         start, "squad-v2", finetuning__auxiliary={"ae": 0.5}, training__batch_size=16, task__format="jsonl"
@@ -78,7 +78,7 @@ def test_every_epoch_masks_a_row_anew(start: LoadedModel, tmp_path: Path) -> Non
 
 
 def check_sum(recipe: Recipe, start: LoadedModel, step: list[MicroBatch], weights: dict[str, float]) -> None:
-    """The gradient of a step is that of the task plus the factor times that of each auxiliary target by itself."""
+    """The gradient of a step is the task's plus the factor times that of each auxiliary target."""
 
     def only(*names: str) -> list[MicroBatch]:
         found = []
@@ -146,7 +146,7 @@ def test_a_causal_model_learns_both_in_one_pass(causal: LoadedModel, tmp_path: P
 
 @pytest.mark.parametrize("task", ["story-cloze", "gpt-similarity"])
 def test_each_sequence_of_a_packed_row_is_learned_by_itself(causal: LoadedModel, tmp_path: Path, task: str) -> None:
-    """As by GPT, which reads each choice, and each order of a pair, as a text of its own."""
+    """As in GPT, which reads each choice, and each order of a pair, as a separate text."""
     if task == "story-cloze":
         records: list[dict[str, Any]] = [
             {"context": f"the {'ab ' * n}door", "choices": ["red", "big ab"], "label": n % 2} for n in range(4)
@@ -276,7 +276,7 @@ def test_what_the_model_never_learned_is_refused(start: LoadedModel, weights: di
         recipe_for(start, "squad-v2", finetuning__auxiliary=weights)
 
 
-def test_a_factor_is_above_nothing() -> None:
+def test_a_factor_is_positive() -> None:
     with pytest.raises(UsageError, match=r"finetuning.auxiliary is .*; each factor must be above 0 and finite"):
         load_recipe("squad-v2", {"finetuning.auxiliary": {"ae": 0.0}})
 
@@ -298,7 +298,7 @@ def articles() -> list[dict[str, Any]]:
     ]
 
 
-def test_an_unanswerable_question_stands_with_another_passage_of_its_article() -> None:
+def test_an_unanswerable_question_is_paired_with_another_passage_of_its_article() -> None:
     records = articles()
     made = unanswerable(records, share=0.8, seed=1)
     assert len(made) == 16 == len({record["id"] for record in made})
@@ -329,8 +329,8 @@ def test_generated_questions_become_training_records(tmp_path: Path) -> None:
     assert [not found for found in answers] == [False] * 17 + [True] * 8
 
 
-def test_generated_questions_come_first_and_the_real_ones_then(start: LoadedModel, tmp_path: Path) -> None:
-    """The second run starts from the first one's weights, those of its heads included."""
+def test_generated_questions_come_first_and_then_the_real_ones(start: LoadedModel, tmp_path: Path) -> None:
+    """The second run starts from the first one's weights, including its heads."""
     source = write(tmp_path / "made.jsonl", articles())
     write_training_records(source, tmp_path / "generated.jsonl")
     recipe = recipe_for(start, "squad-v2-generated", finetuning__epochs=1)
@@ -357,7 +357,7 @@ def test_records_of_no_use_replace_nothing(tmp_path: Path) -> None:
     ("given", "says"),
     [({"share": 2.0}, "from 0 to 1"), ({"seed": 2**64}, "from 0 to 2"), ({"out": "out.json"}, "ends in .jsonl")],
 )
-def test_unanswerable_is_asked_for_something_it_can_do(tmp_path: Path, given: dict[str, Any], says: str) -> None:
+def test_unanswerable_refuses_impossible_requests(tmp_path: Path, given: dict[str, Any], says: str) -> None:
     source = write(tmp_path / "made.jsonl", articles())
     with pytest.raises(UsageError, match=says):
         verbs.unanswerable(**{"file": source, "out": tmp_path / "out.jsonl", **given})

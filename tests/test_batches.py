@@ -1,4 +1,4 @@
-"""The order of training: which windows a step reads, as what, and that a run resumed anywhere reads and makes the same."""
+"""The order of training: which windows a step reads for which objective, and that a resumed run reads and draws the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WINDOW = 24
 
 
 class Sampler:
-    """Windows by position, and a note of what was asked of it."""
+    """A source of windows by position that records what was read."""
 
     vocabulary = vocabulary()
     windows = random_windows(4000, WINDOW)
@@ -61,7 +61,7 @@ PHASES = [{"share": 3}, {"share": 2, "training": {"batch_size": 9}}]
 
 
 def test_a_resumed_run_reads_the_blocks_of_one_that_never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not from where it stopped on: what is made at once may share more than its draws."""
+    """Blocks are made from their start, not from where the run stopped: examples made together may share more than draws."""
     monkeypatch.setattr(batches, "WINDOWS_AT_ONCE", 30)
     made = recipe(steps=40, phases=PHASES)
     whole = Sampler()
@@ -81,7 +81,7 @@ def test_each_window_is_read_once_in_order_through_all_phases() -> None:
     assert seen == list(range(24 * 6 + 16 * 9))
 
 
-def test_windows_are_asked_for_as_the_objective_and_the_batch_say() -> None:
+def test_windows_are_read_as_the_objective_and_the_batch_require() -> None:
     sampler = Sampler()
     mixture = [{"label": "a", "targets": ["ae", "nsp"], "pairs": "next_sentence", "static_copies": 4}, {"label": "b"}]
     steps_of(recipe(mixture=mixture, steps=1), 0, sampler)
@@ -131,24 +131,26 @@ SEQUENCE_TO_SEQUENCE = "prefix", "span_corruption", "denoising", "masked_span"
 def test_rows_are_as_wide_at_every_mask_rate_of_a_run(
     name: str, rates: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that all batches of a compiled run have one shape."""
+    """All batches of a compiled run have one shape."""
     monkeypatch.setattr(batches, "WINDOWS_AT_ONCE", 30)
     monkeypatch.setattr(Sampler, "vocabulary", vocabulary(80, extra=25))
     targets = ["ae"] if name == "masked" else ["lm"] if name in SEQUENCE_TO_SEQUENCE else ["par"]
     made = recipe(steps=40, name=name, targets=targets, mask_rate=rates[0], final_mask_rate=rates[1])
     steps = steps_of(made)
     masked = [float(step[0].examples.targets[targets[0]].weights.sum()) for step in (steps[0], steps[-1])]
-    assert masked[rates.index(0.7)] > 2 * masked[rates.index(0.1)] or name == "denoising", "that predicts all of a text"
+    assert masked[rates.index(0.7)] > 2 * masked[rates.index(0.1)] or name == "denoising", (
+        "which predicts all of a text"
+    )
     assert len({widths(batch.examples) for step in steps for batch in step}) == 1
 
 
 def kinds(examples: Examples, kind: Kind) -> list[int]:
-    """The tokens that slots of a kind show."""
+    """The tokens at slots of a kind."""
     return sorted({int(token) for token in examples.input_ids[examples.kinds == kind]})
 
 
 def test_every_held_out_masked_slot_shows_a_mask_and_training_rows_do_not() -> None:
-    """Kept and random tokens tell something of the answer: with them, held-out figures would flatter."""
+    """Kept and random tokens reveal something of the answer: held-out losses would be too low with them."""
     mixture = [{"label": "whole"}, {"label": "spans", "corruption_unit": "span"}, {"label": "left", "evaluate": False}]
     made = recipe(mixture=mixture, mask_rate=0.5)
     found = heldout_examples(Sampler(), made.objective, 60, lanes=1)
@@ -227,8 +229,8 @@ def test_a_micro_batch_of_several_buckets_is_packed() -> None:
     assert wide.input_ids.shape[1] == examples.input_ids.shape[1] > batch.buckets[0].input_ids.shape[1]
 
 
-def test_what_an_objective_cannot_use_is_refused_in_whatever_phase_it_stands() -> None:
-    """Windows are those of the phase: a longer one may hold what a shorter one does not."""
+def test_what_an_objective_cannot_use_is_refused_in_any_phase() -> None:
+    """Windows have the phase's length: a longer one may contain what a shorter one does not."""
     permuting = {"name": "denoising", "targets": ["lm"], "noise": ["permute_sentences"]}
     phased: Any = [{}, {"data": {"window": 12}, "objective": permuting}]
     made = recipe(phases=phased)
@@ -246,7 +248,7 @@ def test_what_an_objective_cannot_use_is_refused_in_whatever_phase_it_stands() -
         check_windows(made, sampler_of)
 
 
-def test_text_that_cannot_be_paired_is_refused_in_whatever_phase_it_is_asked_for(
+def test_text_that_cannot_be_paired_is_refused_in_any_phase(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checked: list[str] = []

@@ -1,4 +1,4 @@
-"""BLiMP against a scorer of one sentence and one mask at a time; what is read, left out, refused and reported."""
+"""BLiMP against a scorer of one sentence and one mask at a time; what is read, skipped, refused and reported."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def sets(tmp_path: Path) -> Path:
 
 
 def one_by_one(model: LoadedModel, text: str, measure: str) -> float:
-    """Sum of log-probabilities of a sentence, each from a row of its own."""
+    """Sum of log-probabilities of a sentence, each from a separate row."""
     vocabulary = model.tokenizer.vocabulary
     tokens = [vocabulary.sos, *model.tokenizer.encode_batch([text])[0].tolist(), vocabulary.eos]
     total = 0.0
@@ -136,7 +136,7 @@ def test_means_are_over_sets(sets: Path) -> None:
 
 
 def prefers(word: str) -> LoadedModel:
-    """A model that finds one word likely everywhere."""
+    """A model that gives one word a high probability everywhere."""
     model = loaded()
     with torch.no_grad():
         model.model.token_head.bias[model.tokenizer.token_id(word)] = 20.0
@@ -159,7 +159,7 @@ def test_ties_are_wrong_and_reported(tmp_path: Path) -> None:
     assert "ties, counted as wrong: 2 by pseudo" in str(result)
 
 
-def test_orders_that_a_model_cannot_tell_apart_are_ties(tmp_path: Path) -> None:
+def test_orders_that_a_model_cannot_distinguish_are_ties(tmp_path: Path) -> None:
     model = loaded()
     with torch.no_grad():
         model.model.backbone.embeddings.positions.weight.zero_()
@@ -208,7 +208,7 @@ def test_results_print_and_serialise(sets: Path) -> None:
     percent = [f"{result.accuracy[measure]:.1%}" for measure in result.measures]
     assert ["overall", "3", *percent] in rows
     assert [row[0] for row in rows if row][1:6] == ["morphology", "syntax", "agreement", "islands", "overall"]
-    assert blimp(loaded(), sets, mode="both", progress=False) == result, "the same again"
+    assert blimp(loaded(), sets, mode="both", progress=False) == result, "a second run gives the same"
 
 
 def test_progress_is_shown_only_if_asked_for(sets: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,7 +292,7 @@ def test_archives_far_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.
         read_pairs(padded)
 
 
-def test_a_damaged_archive_is_told(sets: Path, tmp_path: Path) -> None:
+def test_a_damaged_archive_is_reported(sets: Path, tmp_path: Path) -> None:
     members = {file.name: file.read_bytes() for file in sets.iterdir()}
     whole = pack(tmp_path / "whole.tar.gz", members).read_bytes()
     bare = gzip.decompress(whole)
@@ -351,7 +351,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str, says: str) -> None:
         read_pairs(archive)
 
 
-def test_folders_without_sets_are_told(tmp_path: Path) -> None:
+def test_folders_without_sets_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UniclozeError, match=r"There is no .*nowhere: name the folder"):
         read_pairs(tmp_path / "nowhere")
     with pytest.raises(UniclozeError, match=r"has no \.jsonl files"):
@@ -396,7 +396,7 @@ def test_a_filter_keeps_pairs_of_known_words(tmp_path: Path) -> None:
     assert (limited.pairs, limited.filtered) == (2, 0)
 
 
-def test_word_lists_that_are_none(tmp_path: Path) -> None:
+def test_invalid_word_lists(tmp_path: Path) -> None:
     words = tmp_path / "words.txt"
     for content, says in (
         (b"one\ntwo words\n", "words.txt, line 2 has several"),
@@ -467,7 +467,7 @@ def test_all_of_blimp_is_read(shared_data: Path) -> None:
         "island_effects": 8, "npi_licensing": 7, "quantifiers": 4, "subject_verb_agreement": 6,
     }  # fmt: skip
     pairs = [pair for one in sets for pair in one.pairs]
-    assert sum(good == bad for good, bad in pairs) == 7, "BLiMP has a few pairs of one and the same sentence"
+    assert sum(good == bad for good, bad in pairs) == 7, "a few of BLiMP's pairs have two identical sentences"
 
 
 @pytest.mark.slow

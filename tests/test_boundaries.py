@@ -1,4 +1,4 @@
-"""Words of vocabularies whose tokens hold the space before them."""
+"""Word boundaries in vocabularies whose tokens include the space before them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unicloze.text.tokenizers import Tokenizer
 
 
 def with_merges(*merged: str) -> Tokenizer:
-    """Byte-level, with these pieces of text as tokens beside the bytes."""
+    """Byte-level, with these pieces of text as tokens in addition to the bytes."""
     specials = ["[PAD]", "[unused1]", "[UNK]", "[SOS]", "[EOS]", "[MASK]"]
     level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -39,7 +39,7 @@ def with_merges(*merged: str) -> Tokenizer:
 
 
 def words(tokenizer: Tokenizer, text: str) -> list[str]:
-    """The words of a text, each by what its tokens stand for."""
+    """The words of a text, each as the texts of its tokens."""
     (ids,) = tokenizer.encode_batch([text])
     begins = np.flatnonzero(~tokenizer.vocabulary.follows(ids))
     return [tokenizer.decode(part) for part in np.split(ids, begins[1:])]
@@ -71,7 +71,7 @@ def test_words_of_bytes(text: str, expected: list[str], merged: Sequence[str]) -
 
 
 def begins_word(before: str, character: str) -> bool:
-    """By characters alone; marks stand upon letters here."""
+    """Word boundaries from the characters alone; combining marks follow letters here."""
     if character.isspace():
         return True
     if before == " ":
@@ -125,12 +125,12 @@ def test_sentencepiece_words() -> None:
     ]  # fmt: skip
 
 
-def test_parts_and_marks_belong_to_what_stands_before_them() -> None:
+def test_parts_and_marks_belong_to_what_precedes_them() -> None:
     texts = [b"a", "\u00b4".encode(), b"\xf0\x9f\x99", b"\x82", "\u0301".encode(), "\u200d".encode(), b"("]
     boundaries = Boundaries.of(texts)
     assert boundaries.continues.tolist() == [True, False, False, True, True, True, False]
     for row, expected in {
-        (0, 2, 3, 0): [False, False, True, False],  # the three bytes and the fourth are no letter
+        (0, 2, 3, 0): [False, False, True, False],  # the three bytes and the fourth are not a letter
         (0, 4, 0): [False, True, True],
         (6, 4, 0): [False, True, False],
         (0, 5, 0, 1, 5): [False, True, True, False, True],
@@ -147,7 +147,7 @@ def test_a_letter_that_looks_like_the_mark_of_a_space_is_one() -> None:
     (ids,) = tokenizer.encode_batch(["aĠu[1]"])
     assert ids.tolist() == [5, 6, 7]
     assert tokenizer.vocabulary.follows(ids).tolist() == [False, True, False]
-    assert tokenizer.vocabulary.ordinary.tolist() == [5, 6, 7], "brackets of texts are no special tokens"
+    assert tokenizer.vocabulary.ordinary.tolist() == [5, 6, 7], "brackets in texts are not special tokens"
 
 
 def test_word_pieces_are_judged_by_their_prefix_alone() -> None:
@@ -209,7 +209,7 @@ def test_units_stop_at_special_tokens() -> None:
     assert np.flatnonzero(units.begins[0]).tolist() == [0, 5, 6]
 
 
-def test_letters_are_told_by_bytes() -> None:
+def test_letters_are_recognised_from_bytes() -> None:
     assert [has_letter(text) for text in (b"a", b" x.", "é".encode(), b"\xc3", b"\xe4\xb8", "中".encode())] == [
         True
     ] * 6

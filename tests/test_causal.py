@@ -1,4 +1,4 @@
-"""Causal language models: a row as text, who reads whom, leakage through the window, the chain rule, the floor."""
+"""Causal language models: rows, visibility, leakage through the window, the chain rule, the loss floor."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEFT_TO_RIGHT = settings_of(name="causal", targets=["lm"], visibility="left_to_r
 RIGHT_TO_LEFT = dataclasses.replace(LEFT_TO_RIGHT, visibility="right_to_left")
 DIRECTIONS = [LEFT_TO_RIGHT, RIGHT_TO_LEFT]
 AHEAD = {"left_to_right": 1, "right_to_left": -1}
-"""Where a slot's answer stands."""
+"""Which slot's token a slot predicts."""
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 
 
@@ -128,7 +128,7 @@ def test_reading_in_both_directions_is_refused() -> None:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("settings", DIRECTIONS, ids=lambda settings: settings.visibility)
 def test_a_token_reaches_only_later_predictions(settings: ObjectiveSettings, training: bool) -> None:
-    """Independent of the rule: change a token in the window, make the example again, look at every prediction."""
+    """Independent of the rule: change a token in the window, remake the example, compare every prediction."""
     model = toys.model(dropout=0.1, attention_dropout=0.1)
     windows = random_windows(1, 20, seed=11)
 
@@ -221,8 +221,8 @@ def train(model: UnifiedModel, settings: TrainingSettings, windows_of_step: Any,
 
 
 @pytest.mark.slow
-def test_a_small_batch_is_learned_by_heart() -> None:
-    """All but the first token of each row, which nothing foretells: ln 4 for one of 15 predictions, and no more."""
+def test_a_small_batch_is_memorised() -> None:
+    """All but the first token of each row is predictable: ln 4 for one of 15 predictions."""
     windows = random_windows(4, 16, seed=1)
     model = toys.model(relative_bias=False, num_segments=0, head="linear", norm="pre", initializer_range=0.02)
     settings = TrainingSettings(learning_rate=1e-2, steps=150, warmup_steps=10, weight_decay=0.0)
@@ -231,7 +231,7 @@ def test_a_small_batch_is_learned_by_heart() -> None:
 
 @pytest.mark.slow
 def test_random_tokens_are_learned_down_to_the_floor_and_no_further() -> None:
-    """A row holds 21 tokens out of 32, and where the first [EOS] of 20 places is; both are spread over 23 predictions."""
+    """A row's entropy is 21 tokens out of 32 and the place of the first [EOS] out of 20, spread over 23 predictions."""
     ordinary = 32
     vocab = toys.FIRST_ORDINARY + ordinary
     lowest = (21 * math.log(ordinary) + math.log(20)) / 23

@@ -1,4 +1,4 @@
-"""Checkpoints, the ledger and the lock of a run: what a kill or a damage leaves of them."""
+"""Checkpoints, the ledger and the lock of a run, after kills and damage."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_checkpoint_brings_everything_back(tmp_path: Path, optimizer: str) -> 
     "file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json", "optimizer.json"]
 )
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, damage: str) -> None:
+def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, file: str, damage: str) -> None:
     state = trained()
     checkpoint_at(tmp_path, 1, state.model, state.optimizers)
     path = checkpoint_at(tmp_path, 2, state.model, state.optimizers) / file
@@ -97,8 +97,8 @@ def test_a_damaged_newer_checkpoint_costs_no_good_one(tmp_path: Path) -> None:
     assert (tmp_path / "damaged-step-00000004").is_dir()
 
 
-def test_an_export_beside_a_checkpoint_is_none(tmp_path: Path) -> None:
-    """`export runs/x/checkpoints/step-00000001` writes there; it must not count, be removed or be set aside."""
+def test_an_export_next_to_checkpoints_is_not_a_checkpoint(tmp_path: Path) -> None:
+    """`export runs/x/checkpoints/step-00000001` writes there; it must not be counted, removed or set aside."""
     state = trained()
     checkpoint_at(tmp_path, 1, state.model, state.optimizers)
     (tmp_path / "step-00000001-bert").mkdir()
@@ -111,7 +111,7 @@ def test_an_export_beside_a_checkpoint_is_none(tmp_path: Path) -> None:
     assert (tmp_path / "step-00000001-bert").is_dir()
 
 
-def test_a_checkpoint_of_another_format_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_format_is_not_skipped(tmp_path: Path) -> None:
     state = trained()
     for step in (1, 2):
         path = checkpoint_at(tmp_path, step, state.model, state.optimizers)
@@ -121,7 +121,7 @@ def test_a_checkpoint_of_another_format_is_not_passed_over(tmp_path: Path) -> No
         load_newest(tmp_path)
 
 
-def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
+def test_no_complete_checkpoint_is_an_error(tmp_path: Path) -> None:
     assert load_newest(tmp_path) is None
     state = trained()
     (checkpoint_at(tmp_path, 1, state.model, state.optimizers) / "model.safetensors").write_bytes(b"")
@@ -201,7 +201,7 @@ def test_files_that_no_run_wrote_are_left_alone(tmp_path: Path, name: str) -> No
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
 
 
-def test_a_folder_of_other_files_can_hold_a_run_and_a_run_is_held_again(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_can_be_locked_and_locked_again(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with hold_run(tmp_path):
         (tmp_path / "recipe.yaml").write_text("ours")

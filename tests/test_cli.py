@@ -1,4 +1,4 @@
-"""The command line: what is printed where, and what is said when something is wrong."""
+"""The command line: what is printed where, and error messages."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_settings_are_listed_without_what_is_required(name: str, command: Comman
 
 
 @pytest.mark.parametrize("words", [["--json"], ["--out", "x.jsonl"], ["--into", "field"]], ids=" ".join)
-def test_what_is_streamed_goes_nowhere_else(words: list[str], command: Command) -> None:
+def test_streamed_text_is_not_written_elsewhere(words: list[str], command: Command) -> None:
     said = command("generate", "--model", "run", "--text", "a", "--stream", *words)
     assert said.sentence.startswith("generate: --stream takes only --model, --text and --device: ")
     assert said.code == 2 and f"leave {words[0]} out" in said.sentence
@@ -307,7 +307,7 @@ def test_pretrain_prints_its_result_and_quiet_nothing_else(here: Path, tmp_path:
     assert done.err.startswith("unicloze: warning: ") and done.err.count("\n") == 1
 
 
-def test_pretrain_tells_a_signal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pretrain_reports_a_signal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from unicloze.training.run import RunResult
 
     stopped = RunResult(Path("runs/mine"), 12, 15, {}, "held-out")
@@ -327,7 +327,7 @@ def test_inspect_as_text_and_json(here: Path, command: Command) -> None:
     assert other != view
 
 
-def test_inspect_says_that_no_tokenizer_is_there(
+def test_inspect_reports_that_there_is_no_tokenizer(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -355,7 +355,7 @@ def test_score_as_text_and_json(here: Path, command: Command) -> None:
     words = ("score", "--model", "runs/quickstart", "--text", "the small cat")
     said = command(*words, "--json")
     (data,) = json.loads(said.out)
-    assert said.err.startswith("unicloze: note: "), "a model of one mask rate is no good at whole texts"
+    assert said.err.startswith("unicloze: note: "), "a model of one mask rate is poor at whole texts"
     shown = command(*words).out
     assert shown.startswith("the small cat\n")
     assert f"{data['chain_log_likelihood']:.2f}" in shown and f"{data['pseudo_log_likelihood']:.2f}" in shown
@@ -395,7 +395,7 @@ def test_recipes_as_text_and_json(command: Command) -> None:
     assert all(f"{row['parameters']:,}" in table for row in rows if row["parameters"] is not None)
 
 
-def test_text_that_is_no_utf8_is_mended(here: Path, command: Command) -> None:
+def test_invalid_utf8_is_repaired(here: Path, command: Command) -> None:
     said = command("score", "--model", "runs/quickstart", "--text", os.fsdecode(b"the \xff cat"), "--json")
     assert said.code == 0 and json.loads(said.out)[0]["text"] == "the \ufffd cat"
 
@@ -455,7 +455,7 @@ def test_a_wrong_command_exits_2(words: list[str], says: str, here: Path, comman
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What `compare` is called with; it is not done."""
+    """Records the arguments of `compare` instead of running it."""
     found: dict[str, Any] = {}
 
     def compare(**arguments: Any) -> None:

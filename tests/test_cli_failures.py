@@ -1,4 +1,4 @@
-"""Bad input, damaged files and full disks end every command in one sentence and lose nothing."""
+"""Bad input, damaged files and full disks: every command reports one sentence and loses nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_bad_corpus(name: str | None, content: bytes, says: str, tmp_path: Pat
     assert not (tmp_path / "run" / "data").exists()
 
 
-def test_bytes_that_are_no_text_are_mended(tmp_path: Path, command: Command) -> None:
+def test_bytes_that_are_not_text_are_repaired(tmp_path: Path, command: Command) -> None:
     good = write_corpus(tmp_path / "good").read_bytes()
     corpus = corpus_of(tmp_path / "corpus", "odd.txt", good + b"\n\nbad \xff\xfe utf-8\n\nnul \0 byte\n\n \n\n")
     words = ("--recipe", "quickstart", "--toy", "--data.corpus", corpus, "--out", tmp_path / "run", "--quiet")
@@ -72,7 +72,7 @@ def test_bytes_that_are_no_text_are_mended(tmp_path: Path, command: Command) -> 
 
 @pytest.fixture
 def run(here: Path, tmp_path: Path) -> Path:
-    """A copy of the run with its two checkpoints, free to damage."""
+    """A copy of the run with its two checkpoints, to be damaged."""
     return copied(here / "runs" / "quickstart", tmp_path / "run")
 
 
@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert continued.out.startswith(f"{run}: trained to step 3")
 
 
-def test_no_whole_checkpoint_is_said(run: Path, command: Command) -> None:
+def test_no_complete_checkpoint_is_reported(run: Path, command: Command) -> None:
     for checkpoint in (run / "checkpoints").iterdir():
         flip(checkpoint / "model.safetensors")
     said = command("score", "--model", run, "--text", "the cat")
@@ -214,7 +214,7 @@ def test_output_to_a_full_disk() -> None:
 
 
 @pytest.mark.slow
-def test_a_closed_pipe_is_no_news() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "unicloze", "recipes"]

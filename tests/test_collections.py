@@ -1,4 +1,4 @@
-"""Records that are no file of one record after the other, and what lies inside the fields of records."""
+"""Nested collections of records, and records inside the fields of others."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_docstrings_are_parted_by_module(monkeypatch: pytest.MonkeyPatch) -> Non
             read_records(Path("python-docs/test"), AUTO)
     finally:
         python_docs.summaries.cache_clear()
-    assert len(train) + len(dev) == 40 and 0 < len(dev) < 15, "what is said twice is there once"
+    assert len(train) + len(dev) == 40 and 0 < len(dev) < 15, "duplicates are dropped"
     assert train[0].fields == {
         "id": train[0].id,
         "source": "What follows the summary goes on over lines.",
@@ -100,7 +100,7 @@ def test_docstrings_are_parted_by_module(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not {record.id.split(":")[0] for record in train} & {record.id.split(":")[0] for record in dev}
 
 
-def test_what_lies_inside_a_field() -> None:
+def test_nested_fields_are_read() -> None:
     fields = {
         "a.b": "plain",
         "answers": [{"text": "one"}, {"text": "two"}],

@@ -1,4 +1,4 @@
-"""Comparisons: equal text, equal budgets, equal measures; what is done is not done again."""
+"""Comparisons: equal text, budgets and measures; finished runs are not repeated."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_what_is_done_is_not_done_again(corpus: Path, tmp_path: Path, monkeypatc
     assert [row.scores for row in whole.rows] == [row.scores for row in first.rows]
 
 
-def test_another_comparison_is_not_gone_on_with(corpus: Path, tmp_path: Path) -> None:
+def test_another_comparison_is_not_resumed(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
     for options in ({"budget": "steps=3"}, {"overrides": {"model.num_layers": 1}}, {"names": NAMES[1:2]}):
         with pytest.raises(UsageError, match="belongs to another comparison"):
@@ -211,7 +211,7 @@ def test_like_brings_no_phases_and_keeps_the_objective_s_own(tmp_path: Path) -> 
     assert other.training.phases == [] and other.objective.name == "causal"
 
 
-def test_what_cannot_be_trained_is_said_before_anything_is(corpus: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_is_reported_before_training(corpus: Path, tmp_path: Path) -> None:
     one = tmp_path / "one.txt"
     one.write_text("no end in sight " * 300 + "\n\n" + "and on it goes " * 300)
     with pytest.raises(UsageError, match=r"recipe albert-base: .*sentence"):
@@ -264,7 +264,7 @@ def test_recipes_keep_their_names_and_share_one_text(corpus: Path, tmp_path: Pat
         run(corpus, tmp_path / "c", "steps=2", names=(NAMES[0], str(other)))
 
 
-def test_budgets_that_differ_are_spelled_apart() -> None:
+def test_budgets_that_differ_have_different_names() -> None:
     assert str(Budget.parse("steps=1234567")) == "steps=1234567" != str(Budget.parse("steps=1234568"))
     assert [str(Budget.parse(text)) for text in ("flops=2e14", "steps=500")] == ["flops=2e+14", "steps=500"]
 
@@ -284,7 +284,7 @@ def test_what_the_comparison_decides_is_not_to_be_given(key: str, corpus: Path, 
 @pytest.mark.parametrize(
     "text", ["steps=2.5", "steps", "steps=0", "steps=-1", "epochs=3", "flops=much", "=3", "time=inf"]
 )
-def test_a_budget_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_budget_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="or one of flops, steps, time, tokens and a number above 0"):
         Budget.parse(text)
 

@@ -1,4 +1,4 @@
-"""Probes of a comparison: the same fine-tuning for every model, its score the one found by hand, nothing done twice."""
+"""Probes of a comparison: the same fine-tuning for every model, scores equal to separate runs, nothing repeated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write(path: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def sentences(count: int, first: int = 0) -> list[dict[str, Any]]:
-    """Whether the words of a sentence are in order, with the sentence as it should be as the target of a generation."""
+    """Sentences with words in order or reversed, labelled accordingly; the target of generation is the verb."""
     found = []
     for i in range(first, first + count):
         words = ["the", ADJECTIVES[i % 10], NOUNS[i % 7], VERBS[i % 9], "the", NOUNS[i % 11]]
@@ -83,7 +83,7 @@ def done(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Co
 
 
 @pytest.mark.slow
-def test_every_run_is_fine_tuned_and_that_is_told(done: Comparison) -> None:
+def test_every_run_is_fine_tuned_and_this_is_reported(done: Comparison) -> None:
     (probe,) = done.probes
     assert (probe.metric, probe.value, probe.unit) == ("accuracy", "accuracy", "%")
     assert probe.records == (24, 10) and not probe.not_defined
@@ -105,7 +105,7 @@ def test_every_run_is_fine_tuned_and_that_is_told(done: Comparison) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_model_cannot_do_is_not_defined_and_the_reason_told(files: dict[str, Path], tmp_path: Path) -> None:
+def test_what_a_model_cannot_do_is_undefined_and_the_reason_reported(files: dict[str, Path], tmp_path: Path) -> None:
     probes = [(files["writing"], files["train"], files["dev"])]
     both = compared(files, tmp_path / "c", recipes=["gpt", "xlnet-base"], budget="steps=1", probes=probes)
     gpt, xlnet = both.rows
@@ -146,7 +146,7 @@ class Stop(Exception):
 
 
 @pytest.mark.slow
-def test_a_stopped_comparison_goes_on_and_does_nothing_twice(
+def test_a_stopped_comparison_resumes_and_repeats_nothing(
     done: Comparison, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import unicloze.finetuning.run as room
@@ -194,7 +194,7 @@ def test_a_stopped_comparison_goes_on_and_does_nothing_twice(
         ({"dev": 9}, r"another development file, or one that has changed"),
     ],
 )
-def test_a_probe_of_other_files_or_settings_is_not_gone_on_with(
+def test_a_probe_of_other_files_or_settings_is_not_resumed(
     done: Comparison, files: dict[str, Path], tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     train, dev = options.pop("train", None), options.pop("dev", None)
@@ -303,7 +303,7 @@ def opened(files: dict[str, Path], task: str = "classification", **overrides: An
 def test_a_model_is_read_and_pooled_as_its_recipe_declares(
     files: dict[str, Path], name: str, task: str, visibility: str, pooled: str
 ) -> None:
-    """Whatever the task's own recipe says of pooling."""
+    """The task recipe's pooling is overridden."""
     start = nlu_toys.start(name)
     recipe = recipe_for(opened(files, task, finetuning__auxiliary={}), start)
     recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["0", "1"]))
@@ -320,7 +320,7 @@ def test_a_model_is_read_and_pooled_as_its_recipe_declares(
 
 @pytest.mark.parametrize("task", ["tagging", "squad-v2", "coqa-extractive"])
 def test_words_and_answers_are_read_where_a_model_has_read_them(files: dict[str, Path], task: str) -> None:
-    """The last slot of a causal model, the first of others, as where they are fine-tuned alone."""
+    """The last slot of a causal model and the first of others, as in separate fine-tuning."""
     recipe = load_recipe(task, {} if task == "tagging" else {"task.pooling": "first"})  # its file says otherwise
     probe = Probe(recipe=recipe, overridden=(), files=(files["train"], files["dev"]), records=(1, 1))
     for name in ("gpt", "bert-base", "bart-base"):
@@ -330,8 +330,8 @@ def test_words_and_answers_are_read_where_a_model_has_read_them(files: dict[str,
         assert pooling == pooling_of(nlu_toys.recipe_for(start, task))
 
 
-def test_a_first_slot_that_has_read_nothing_is_refused() -> None:
-    """Under the classes of a causal model it would be the same in every record."""
+def test_a_first_slot_that_reads_nothing_is_refused() -> None:
+    """With the visibility of a causal model, it would be the same in every record."""
     start = nlu_toys.start("gpt")
     for task in ("classification", "regression", "choice", "squad-v2", "coqa-extractive"):
         with pytest.raises(UsageError, match=r"task\.pooling is first, .* left to right.*: set --task\.pooling last"):
@@ -362,7 +362,7 @@ def test_the_operations_of_a_fine_tuning_are_those_of_its_rows(files: dict[str, 
     width = start.recipe.model.hidden_size
     head = 24 * 2 * (width * width + width * 2)  # a dense layer and two classes, from the first slot of each row
     epoch = 3 * (backbone_flops(start.recipe.model, slots=slots, selected=24, keys=keys) + head)
-    # Keys are means over a pass, which its predicted slots need not have.
+    # Keys are means over a pass; its predicted slots may have others.
     assert finetuning_flops(recipe, files["train"], start.tokenizer, 3) == pytest.approx(3 * epoch, rel=1e-3)
 
 
@@ -383,7 +383,7 @@ def test_scores_below_zero_have_no_bar() -> None:
     assert bars.count("width:0.0%") == 2 and bars.index(">b<") < bars.index(">a<") and "-3.0" in bars
 
 
-def test_options_of_probes_are_told_from_those_of_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_probes_are_distinguished_from_those_of_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--training.batch_size", "4", "--probe.training.batch-size", "8", "--probe.task.metrics", "f1", "accuracy"]
     assert parse_options(words, prefix="probe.") == {
         "training.batch_size": "4", "probe.training.batch_size": "8", "probe.task.metrics": ["f1", "accuracy"],

@@ -1,4 +1,4 @@
-"""Questions of a conversation: the history in front, yes and no beside a span, answers in CoQA's own file."""
+"""Conversational question answering: history before the question, yes and no as well as spans, and CoQA's own file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def stories(count: int) -> dict[str, Any]:
-    """A file of CoQA's form; its second annotator says of the first turn more than the first one."""
+    """A file in CoQA's format; the second annotator's answer to the first turn is longer than the first one's."""
     data = []
     for number in range(count):
         name = ["Bo", "Li", "Mei", "Udo"][number % 4]
@@ -75,7 +75,7 @@ def coqa_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_it_learns_sixteen_turns_by_heart(start: LoadedModel, coqa_file: Path, tmp_path: Path) -> None:
+def test_it_memorises_sixteen_turns(start: LoadedModel, coqa_file: Path, tmp_path: Path) -> None:
     recipe = recipe_for(start, "coqa-extractive", task__max_question=24)
     result = finetune_run(recipe, start, coqa_file, coqa_file, tmp_path / "run", progress=False)
     said = verbs.predict(tmp_path / "run", coqa_file, out=tmp_path / "said.json", quiet=True)
@@ -90,7 +90,7 @@ def test_it_learns_sixteen_turns_by_heart(start: LoadedModel, coqa_file: Path, t
     assert all(max(one["scores"], key=one["scores"].get) in (one["prediction"], "span") for one in said)
 
 
-def test_turns_are_records_with_what_was_said_before(coqa_file: Path) -> None:
+def test_turns_are_records_with_the_previous_turns(coqa_file: Path) -> None:
     records = read_records(coqa_file, SETTINGS)
     assert len(records) == 16
     fourth = records[3]
@@ -144,7 +144,7 @@ def test_windows_without_the_rationale_say_unknown(start: LoadedModel) -> None:
 
 
 def test_the_window_with_most_of_a_rationale_learns_yes_or_no(start: LoadedModel) -> None:
-    """Where no window holds all of it; the answer counts as out of reach where it is a span."""
+    """If no window contains it entirely, an answer that is a span counts as out of reach."""
     recipe = recipe_for(start, "coqa-extractive", task__max_length=30, task__max_question=8, task__stride=6)
     story = "the red door . " * 4 + "Bo sees a tree and " * 6 + "the red door . " * 4
     first, last = story.index("Bo"), story.rindex("and") + 3
@@ -162,7 +162,7 @@ def test_the_window_with_most_of_a_rationale_learns_yes_or_no(start: LoadedModel
         encode([Record("0", everything, "here")], start.tokenizer, recipe)
 
 
-def test_the_window_that_knows_best_decides(start: LoadedModel) -> None:
+def test_the_most_confident_window_decides(start: LoadedModel) -> None:
     recipe = recipe_for(start, "coqa-extractive", task__max_length=30, task__max_question=8)
     record = Record("0", {"context": "the red door sees a tree . " * 6, "question": "who?"}, "here")
     with pytest.warns(UserWarning, match="1 passages"):
@@ -202,7 +202,7 @@ def test_a_long_story_is_read_in_windows_and_answered_in_its_own_characters(star
 
 
 @pytest.mark.parametrize("answer", ["yes", "Yes!", "NO", "unknown."])
-def test_yes_no_and_unknown_are_no_spans(answer: str) -> None:
+def test_yes_no_and_unknown_are_not_spans(answer: str) -> None:
     assert ANSWERS[kind_of(answer)] == answer.strip("!.").lower()
 
 
@@ -258,7 +258,7 @@ def test_a_record_that_cannot_be_used_is_named(
 
 
 def test_records_of_no_story_are_written_by_id(start: LoadedModel, tmp_path: Path) -> None:
-    """One record of one's own, with neither history nor rationale."""
+    """A plain record, without history and rationale."""
     train = write(tmp_path / "x.jsonl", [{"context": "a red door", "question": "what?", "answers": ["red door"]}])
     recipe = recipe_for(start, "coqa-extractive", finetuning__epochs=1)
     finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)

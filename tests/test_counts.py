@@ -1,4 +1,4 @@
-"""What counting words gives, against a count by hand; and which words of a text are content words."""
+"""The word-count baseline against counts by hand, and which words of a text are content words."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_all_documents_of_all_sources_are_counted_however_they_are_read(
 
 
 def test_frequent_words_are_those_of_two_fifths_of_the_running_words(tmp_path: Path) -> None:
-    # Every third id continues a word: 9 and 12 do. 7 stands alone 4 times of 5, 8 only twice, 10 and 11 once.
+    # Every third id continues a word: 9 and 12 do. 7 is a whole word 4 times of 5, 8 only twice, 10 and 11 once.
     text = [[7, 7, 7, 7, 8, 8, 7, 9, 8, 9, 8, 12, 9, 10, 11, 13]]
     letters = np.ones(15, dtype=bool)
     letters[13] = False
@@ -145,7 +145,7 @@ def test_a_content_word_is_a_whole_word_of_letters_that_is_not_frequent(tmp_path
     found = chosen(tmp_path, [" ".join(SENTENCES)])
     first, second = (text.replace("playing", "play ##ing") for text in SENTENCES[:2])
     assert set(found) == {first, second}, (
-        "no other is of 8 tokens or more, for the most part letters, new, and holds one"
+        "no other has at least 8 tokens, mostly letters, is new, and has a content word"
     )
     assert found[first] in ("list", "items", "is", "given", "to", "value")
     assert found[second] in ("in", "items")
@@ -169,7 +169,7 @@ def test_text_without_sentences_is_cut(tmp_path: Path) -> None:
         ("ja", "を の に は が", "常 起 ウィザード"),
     ],
 )
-def test_words_of_a_language_are_told_by_their_frequency(
+def test_function_words_are_recognised_by_their_frequency(
     shared_data: Path, tmp_path: Path, language: str, frequent: str, others: str
 ) -> None:
     corpus = shared_data / "text" / "multilingual" / f"libreoffice_help_{language}.jsonl.gz"

@@ -1,4 +1,4 @@
-"""Line charts: what they keep of many points, their ticks and labels, and values that no chart can show."""
+"""Line charts: thinning of many points, ticks and labels, and values that cannot be shown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_running_mean_of_a_line_is_the_line() -> None:
 
 
 def test_a_running_mean_forgets_a_peak() -> None:
-    """Each is the mean of its own neighbours, whatever stood before them."""
+    """Each value is the mean of its neighbours, independent of earlier values."""
     for count in (3, 40, 61, 600):
         heights = np.random.default_rng(count).uniform(0, 4, count)
         heights[count // 4] = 1e20

@@ -1,4 +1,4 @@
-"""Long texts are cut into pieces where the tokens stay what they are."""
+"""Long texts are cut where it does not change their tokens."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_text_without_white_space_is_not_cut_before_a_mark(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["e\u0301" * 500, "\u304b\u3099" * 500, "\u1112\u1161\u11ab" * 500, "\U0001f469\u200d\U0001f467" * 500]
 )
-def test_characters_stay_whole_where_nothing_else_parts_them(text: str) -> None:
+def test_characters_stay_whole_where_nothing_else_separates_them(text: str) -> None:
     pieces = list(pieces_of(text))
     assert len(pieces) > 3 and "".join(pieces) == text
     assert all(piece.startswith(text[:2]) for piece in pieces)
@@ -58,7 +58,7 @@ def test_characters_stay_whole_where_nothing_else_parts_them(text: str) -> None:
 
 
 def test_a_text_is_cut_at_punctuation_only_where_it_is_too_long() -> None:
-    """SentencePiece begins a piece with a space of its own."""
+    """SentencePiece adds a space at the beginning of each piece."""
     assert list(pieces_of("a,b" * 42)) == ["a,b" * 42]
     assert {piece[-1] for piece in list(pieces_of("a,b" * 100))[:-1]} == {","}
 

@@ -67,7 +67,7 @@ def test_every_form_of_a_local_dataset_gives_its_texts(tmp_path: Path) -> None:
     ] == TEXTS[:9]
 
 
-def test_texts_are_mended_and_counted_as_those_of_files(tmp_path: Path) -> None:
+def test_texts_are_repaired_and_counted_like_those_of_files(tmp_path: Path) -> None:
     place, tally = saved(tmp_path / "saved", ["one", "", None, "two\0 and", "  ", "café"]), Tally()
     assert read(f"hf:{place}", tally) == ["one", "two and", "café"]
     assert (tally.documents, tally.empty, tally.nul, tally.first_bad) == (3, 3, 1, f"hf:{place}:4")
@@ -105,7 +105,7 @@ def test_the_fingerprint_names_content_split_and_column(tmp_path: Path) -> None:
 
 
 def test_a_dataset_of_the_hub_is_pinned_to_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Hub itself is not asked: a folder stands for it, with a revision as its hash."""
+    """The Hub itself is not accessed: a folder replaces it, with a revision as its hash."""
     local = datasets.load_dataset_builder(str(files(tmp_path / "files", train=TEXTS)))
     calls = []
 

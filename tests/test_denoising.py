@@ -1,4 +1,4 @@
-"""T5's spans, BART's noise and MASS's fragment: the papers' examples, statistics against the definitions, floors."""
+"""T5's spans, BART's noise and MASS's fragment: the papers' examples, statistics against the definitions, loss floors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_t5s_own_example() -> None:
     )
 
 
-def test_spans_are_told_apart_at_the_edges_of_rows() -> None:
+def test_spans_are_distinguished_at_the_edges_of_rows() -> None:
     windows, tokenizer = spoken("a b c d e", rows=2)
     noise = np.array([True, False, False, False, True, True, True, False, False, False])
     single = dataclasses.replace(T5, mean_span=1.0)
@@ -203,8 +203,8 @@ def test_span_lengths_are_poisson_and_add_up() -> None:
         assert abs((first == length).mean() - chance) < 4.5 * math.sqrt(chance / len(first))
 
 
-def test_spans_that_fall_short_are_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its margin the bound is reached in many rows; the last span takes what is left, whoever stands beside it."""
+def test_spans_that_fall_short_are_extended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its margin, many rows reach the bound; the last span takes what is left, even next to another."""
     monkeypatch.setattr(noise, "_POISSON_TAIL", (0, 0))
     wanted, keys = np.array([0, 1, 5, 40] * 100), keyed.key(1, np.arange(400))
     lengths, drawn = span_lengths(wanted, keys, mean_span=3.0)
@@ -231,7 +231,7 @@ def test_thirty_percent_of_every_text_are_infilled() -> None:
     assert 2.5 < masks / spans < 3, "spans of mean 3, the last of each text cut"
 
 
-def test_sentences_are_those_of_the_text_whatever_happens_to_them() -> None:
+def test_sentences_are_found_in_the_original_text() -> None:
     text = "a b . c d ! e f"
     orders = {" ".join(order) for order in itertools.permutations(["a b .", "c d !", "e f"])}
     found = outcomes(text, ["permute_sentences"], rate=0.3, rows=12_000)
@@ -301,7 +301,7 @@ def test_masss_figure_1() -> None:
     assert row.position_ids[0, :15].tolist() == [*range(10), 2, 3, 4, 5, 6], "original positions"
 
 
-def test_a_mode_token_moves_source_and_target_alike() -> None:
+def test_a_mode_token_shifts_source_and_target_equally() -> None:
     windows, tokenizer = spoken("x1 x2 x3 x4")
     settings = dataclasses.replace(MASS.without_noise(), mode_token=0)
     row = mask_span(
@@ -362,7 +362,7 @@ def approaches(
 
 @pytest.mark.slow
 def test_t5_costs_its_text_and_the_lengths_of_its_spans() -> None:
-    """Of 8 tokens 3 are noise, in spans of 1 and 2 or 2 and 1: ln 2 for which, ln V a token, nothing for the sentinels."""
+    """Of 8 tokens, 3 are noise, in spans of 1 and 2 or 2 and 1: ln 2 for which, ln V per token, 0 for the sentinels."""
     settings = dataclasses.replace(T5, mask_rate=3 / 8, mean_span=1.5)
     floor = (math.log(2) + 3 * math.log(8)) / 7
     approaches(settings, floor, tokens=8, ordinary=8, extra=3, steps=150, within=0.05)
@@ -370,7 +370,7 @@ def test_t5_costs_its_text_and_the_lengths_of_its_spans() -> None:
 
 @pytest.mark.slow
 def test_mass_costs_what_bert_costs() -> None:
-    """ln V where the source shows a mask, else what a token says that is the truth more than half of the time."""
+    """ln V where the source shows a mask, otherwise the entropy given a token that is right more than half of the time."""
     settings, ordinary = dataclasses.replace(MASS, mask_share=0.4, random_share=0.2), 8
     hit = (0.4 + 0.2 / ordinary) / 0.6
     told = -hit * math.log(hit) - (1 - hit) * math.log((1 - hit) / (ordinary - 1))
@@ -386,7 +386,7 @@ def test_bart_costs_its_masked_tokens_and_copies_the_rest() -> None:
 
 @pytest.mark.slow
 def test_infilling_costs_the_entropy_of_the_text_given_its_source() -> None:
-    """By enumeration of texts and draws: how many tokens a mask stands for costs too."""
+    """By enumeration of texts and draws: the number of tokens a mask replaces also has to be predicted."""
     ordinary, tokens = 3, 4
     patterns = infilling(2, tokens, 1.5, most=6)
     joint: dict[tuple[int, ...], Counter[tuple[int, ...]]] = {}

@@ -1,4 +1,4 @@
-"""Where trained models compute and in which precision, and what is said of a device that is not there."""
+"""Device and precision of trained models, and errors about missing devices."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ CALLS: Mapping[str, Callable[..., Any]] = {
 }
 """Verbs that use a trained model."""
 READS = "embed", "predict", "lambada"
-"""Those whose precision can be said and shows in numbers."""
+"""Those with a precision option that affects their numbers."""
 
 
 def model_for(name: str, places: Places) -> Path:
@@ -86,7 +86,7 @@ def model_for(name: str, places: Places) -> Path:
 
 
 def plain(result: Any) -> Any:
-    """A result as lists, mappings, numbers and texts."""
+    """A result as plain lists, mappings, numbers and texts."""
     if isinstance(result, np.ndarray):
         return result.tolist()
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
@@ -106,7 +106,7 @@ def numbers(result: Any) -> list[float]:
 
 
 def assert_close(one: Any, other: Any, tolerance: float) -> None:
-    """The same but for rounding."""
+    """Equal up to rounding."""
     if isinstance(one, Mapping):
         assert one.keys() == other.keys()
         one, other = list(one.values()), list(other.values())
@@ -173,7 +173,7 @@ def test_a_verb_refuses_a_device_before_it_reads_the_model(name: str, places: Pl
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_verb_computes_on_the_cpu_whether_said_or_not(name: str, places: Places) -> None:
+def test_a_verb_computes_on_the_cpu_by_default_and_on_request(name: str, places: Places) -> None:
     model = verbs.load_model(model_for(name, places))
     said = plain(CALLS[name](model_for(name, places), places, device="cpu"))
     assert said == plain(CALLS[name](model, places)) == plain(CALLS[name](model, places, device="cpu"))
@@ -226,10 +226,10 @@ def test_a_loaded_model_stays_where_it_is(places: Places, loaded: LoadedModel) -
 def test_bf16_is_near_fp32_and_not_the_same(name: str, places: Places) -> None:
     model = verbs.load_model(model_for(name, places))
     full, half = (numbers(plain(CALLS[name](model, places, precision=each))) for each in ("fp32", "bf16"))
-    assert full == numbers(plain(CALLS[name](model, places))), "fp32 if not given"
+    assert full == numbers(plain(CALLS[name](model, places))), "fp32 by default"
     assert full != half
     np.testing.assert_allclose(half, full, rtol=0.05, atol=0.05)
-    assert numbers(plain(CALLS[name](model, places))) == full, "the model given is as it was"
+    assert numbers(plain(CALLS[name](model, places))) == full, "the given model is unchanged"
 
 
 def test_a_precision_is_that_of_generating_too(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_a_precision_is_that_of_generating_too(loaded: LoadedModel, monkeypatch:
 
 
 @pytest.mark.parametrize(("own", "written"), [("", "bf16"), ("precision: fp32, ", "fp32")])
-def test_a_prompt_writes_in_the_precision_of_its_file_or_the_one_asked_for(
+def test_a_prompt_generates_in_the_precision_of_its_file_or_the_requested_one(
     own: str, written: str, places: Places, loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -265,8 +265,8 @@ def test_an_unknown_precision_is_refused(places: Places, loaded: LoadedModel) ->
             verbs.embed(model, TEXTS, precision="fp16")  # type: ignore[arg-type]
 
 
-def test_predict_says_again_what_fine_tuning_said_of_the_dev_file(loaded: LoadedModel, tmp_path: Path) -> None:
-    """Evaluating while it trains computes where and as the training does."""
+def test_predict_repeats_fine_tunings_predictions_of_the_dev_file(loaded: LoadedModel, tmp_path: Path) -> None:
+    """Evaluation during training uses the training's device and precision."""
     records = [{"text": text, "label": label} for text, label in zip(TEXTS * 2, ["yes", "no"] * 3, strict=True)]
     file = nlu_toys.write(tmp_path / "train.jsonl", records)
     overrides = {**nlu_toys.QUICK, "finetuning.epochs": 2, "training.precision": "bf16"}
@@ -284,7 +284,7 @@ def test_predict_says_again_what_fine_tuning_said_of_the_dev_file(loaded: Loaded
 
 @NEEDS_GPU
 @pytest.mark.parametrize("name", CALLS)
-def test_a_gpu_says_what_the_cpu_says(name: str, places: Places) -> None:
+def test_a_gpu_gives_the_results_of_the_cpu(name: str, places: Places) -> None:
     here, there = (plain(CALLS[name](model_for(name, places), places, device=device)) for device in ("cpu", "cuda"))
     assert_close(there, here, 1e-3)
     moved = verbs.load_model(model_for(name, places), device="cuda:0")
@@ -299,12 +299,10 @@ def test_a_gpu_in_bf16_is_near_the_cpu(name: str, places: Places) -> None:
     np.testing.assert_allclose(numbers(plain(there)), numbers(plain(here)), rtol=0.05, atol=0.05)
 
 
-# The cures that errors of records name
+# The remedies named in errors about records
 
 
-def test_predict_reads_the_fields_it_is_told(
-    places: Places, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_reads_the_given_fields(places: Places, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = nlu_toys.write(tmp_path / "other.txt", [{"sentence": text} for text in TEXTS])
     with pytest.raises(UsageError, match=r"set it with --task\.format 'NAME', where NAME is one of jsonl"):
         verbs.predict(places.classifier, file, quiet=True, overrides={"task.format": "nonsense"})
@@ -321,7 +319,7 @@ def test_predict_changes_nothing_else(places: Places) -> None:
         verbs.predict(places.classifier, places.records, overrides={"task.labels": ["a", "b"]})
 
 
-def test_a_prompt_file_says_the_fields(places: Places, loaded: LoadedModel, tmp_path: Path) -> None:
+def test_a_prompt_file_defines_the_fields(places: Places, loaded: LoadedModel, tmp_path: Path) -> None:
     file, prompt = nlu_toys.write(tmp_path / "a.jsonl", [{"sentence": text} for text in TEXTS]), tmp_path / "p.yaml"
     prompt.write_text(places.prompt.read_text())
     with pytest.raises(UniclozeError, match=r"name it with `fields: {text: NAME}` in the prompt file"):

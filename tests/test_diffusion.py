@@ -1,4 +1,4 @@
-"""Masked and block diffusion: rows slot by slot, what a prediction sees, the noise, and the bound against exact sums."""
+"""Masked and block diffusion: rows slot by slot, visibility, the noise, and the bound against exact sums."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def objective(block_size: int | None = None) -> ObjectiveSettings:
 
 
 def window_of(text: Sequence[int], *, rows: int = 1, padding: int = 0) -> Windows:
-    """Rows of the window "[SOS] text [EOS]", all the same but for their keys."""
+    """Rows of the window "[SOS] text [EOS]", identical except for their keys."""
     tokens = np.tile(np.array([[SOS, *text, EOS] + [PAD] * padding], dtype=np.int32), (rows, 1))
     return Windows(
         token_ids=tokens,
@@ -54,7 +54,7 @@ def window_of(text: Sequence[int], *, rows: int = 1, padding: int = 0) -> Window
 
 
 def levels_of(monkeypatch: pytest.MonkeyPatch, *levels: float) -> None:
-    """Let every row draw these levels."""
+    """Make every row draw these levels."""
     monkeypatch.setattr(diffusion, "noise_levels", lambda keys, count: np.tile(levels[:count], (len(keys), 1)))
 
 
@@ -81,7 +81,7 @@ def test_a_noised_row_slot_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_of_blocks_slot_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks {[SOS], 11}, {12, 13}, {14, [EOS]}; all of the first and the last is noised and nothing of the second."""
+    """Blocks {[SOS], 11}, {12, 13}, {14, [EOS]}; the first and last are fully noised, the second not at all."""
     levels_of(monkeypatch, 1.0, 1e-12, 1.0, 1.0)
     example = make_examples(window_of([11, 12, 13, 14], padding=1), vocabulary(), objective(2))
     clean = [SOS, 11, 12, 13, 14, EOS]
@@ -206,7 +206,7 @@ def block_alone(window: Windows, start: int, shown: npt.NDArray[np.int32], place
 
 
 def plain_row(ids: Any, positions: Any, segments: Any, ends: Any, slot: int, label: int) -> Examples:
-    """One row whose slot q reads the keys before `ends[q]`, with one prediction."""
+    """One row with one prediction; slot q reads the keys before `ends[q]`."""
     slots = len(ids)
     intervals = np.stack([np.zeros(slots), ends, np.zeros(slots), np.zeros(slots)], axis=1).astype(np.int32)
     return Examples(
@@ -256,7 +256,7 @@ def test_a_block_has_any_number_of_masks_equally_often(size: int | None, block: 
 
 @pytest.mark.parametrize("size", [None, 1, 2])
 def test_weights_count_every_token_once(size: int | None) -> None:
-    """The mean of mask/t is 1, and of its square 1 + ln(1/eps): integrals over the level, raised to eps below it."""
+    """The mean of mask/t is 1 and of its square 1 + ln(1/eps), integrated over the level, which is at least eps."""
     rows = 60_000
     examples = make_examples(window_of([11, 12, 13, 14], rows=rows), vocabulary(), objective(size))
     target = examples.targets["diffusion"]
@@ -329,7 +329,7 @@ def train(model: UnifiedModel, batches: Iterator[list[MicroBatch]], steps: int, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [None, 4])
-def test_a_small_batch_is_learned_by_heart(size: int | None) -> None:
+def test_a_small_batch_is_memorised(size: int | None) -> None:
     windows = random_windows(6, 16, short=True, seed=3)
     examples = make_examples(windows, vocabulary(), objective(size))
     model = toys.model(initializer_range=0.02, num_layers=2)
@@ -347,7 +347,7 @@ def test_a_small_batch_is_learned_by_heart(size: int | None) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [None, 4])
 def test_random_tokens_are_learned_down_to_the_floor_and_no_further(size: int | None) -> None:
-    """The floor is ln V a token; on drawn levels, ln V times the weights drawn over the tokens."""
+    """The floor is ln V per token; for drawn levels, ln V times the sum of drawn weights over the number of tokens."""
     ordinary = 32
     vocab = toys.FIRST_ORDINARY + ordinary
     model = toys.model(vocab=vocab, positions=24, initializer_range=0.02, num_layers=2)

@@ -1,4 +1,4 @@
-"""The losses of diffusion bound the likelihood: against all orders and all masks, one by one."""
+"""Diffusion losses bound the likelihood: checked by enumerating all orders and masks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unicloze.objectives import diffusion, make_examples
 
 
 def masked_cost(model: UnifiedModel, ids: Sequence[int], masked: Sequence[int], predicted: int) -> float:
-    """-log p of one token of a sequence of which some are masked, in a row laid out by hand."""
+    """-log p of one token of a partly masked sequence, in a hand-written row."""
     shown = [MASK if place in masked else token for place, token in enumerate(ids)]
     slots = len(ids)
     row = plain_row(shown, range(slots), [0] * slots, [slots] * slots, predicted, ids[predicted])
@@ -26,7 +26,7 @@ def masked_cost(model: UnifiedModel, ids: Sequence[int], masked: Sequence[int], 
 
 
 def moment(masked: int, tokens: int) -> float:
-    """Integral of P(these are masked, the others not | t) / t over the level, raised to EPS below it."""
+    """Integral of P(exactly these are masked | t) / t over the level, which is at least EPS."""
     t = np.polynomial.Polynomial([0, 1])
     integral = (t ** (masked - 1) * (1 - t) ** (tokens - masked)).integ()
     return float(integral(1) - integral(EPS)) + EPS**masked * (1 - EPS) ** (tokens - masked)
@@ -82,7 +82,7 @@ def test_the_loss_is_the_mean_over_all_orders_and_bounds_the_likelihood() -> Non
 
 
 def exact_by_blocks(model: UnifiedModel, size: int) -> float:
-    """The loss of block diffusion in expectation: every mask of every block, with the moments of its level."""
+    """Expected loss of block diffusion: all masks of every block, weighted by the moments of the level."""
     total, ids = 0.0, [SOS, *TEXT, EOS]
     for start in range(0, 6, size):
         block = range(start, min(start + size, 6))

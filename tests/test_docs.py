@@ -1,6 +1,6 @@
-"""Documents say what is there: the list of modules is made from the modules, and what documents name exists.
+"""The documents match the code: the list of modules is generated from the modules, and everything they name exists.
 
-`python tests/test_docs.py` writes the list of modules anew.
+`python tests/test_docs.py` regenerates the list of modules.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PACKAGE = Path(unicloze.__file__).parent
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 PRESENT = [document for document in DOCUMENTS if document.name != "log.md"]
-"""Those that describe what is, and not also what was."""
+"""Documents that describe only the present state, not past ones."""
 PLACES = ROOT, PACKAGE, ROOT / "tests", ROOT / "benchmarks", ROOT / "benchmarks" / "results", ROOT / "docs"
 LIST = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- modules: made by tests/test_docs.py -->\n", "<!-- end of the modules -->\n"
@@ -41,7 +41,7 @@ def docstring(module: str) -> str:
 
 
 def list_of_modules() -> str:
-    """What each module and package at the top of the package holds, from those that import nothing to the command line."""
+    """Summary of each top-level module and package, from those that import nothing to the command line."""
     lines = ["| module | holds |", "|---|---|"]
     for floor in FLOORS:
         for module in sorted(floor - {"__init__", "__main__"}):
@@ -101,7 +101,7 @@ def test_make_has_the_targets_that_documents_name(document: Path) -> None:
 
 @pytest.mark.parametrize("document", PRESENT, ids=lambda path: path.name)
 def test_commands_of_documents_are_understood(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All their words; that they also do what they say takes a model, and is for the tests of each verb."""
+    """Checks that commands in the documents parse; running them takes a model and is left to the tests of each verb."""
     for function in verbs.VERBS.values():
         monkeypatch.setattr(verbs, function.__name__, lambda **_: "understood")
     for command in commands_in(document):
@@ -116,7 +116,7 @@ def test_commands_of_documents_are_understood(document: Path, monkeypatch: pytes
 
 
 def defined() -> dict[str, set[str]]:
-    """The classes of the package with what they define."""
+    """The classes of the package and their attributes."""
     classes: dict[str, set[str]] = {}
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -90,7 +90,7 @@ def test_little_space_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.state == "note" and "--out" in found.cure
 
 
-def test_it_knows_what_the_project_needs() -> None:
+def test_it_lists_the_dependencies_of_the_project() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     def names(requirements: list[str]) -> tuple[str, ...]:

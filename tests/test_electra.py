@@ -1,4 +1,4 @@
-"""ELECTRA: what the generator writes, what the discriminator may know of it, and that a run of both can be resumed."""
+"""ELECTRA: the generator's samples, what the discriminator can learn from them, and resuming a run of both."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_an_example_by_hand() -> None:
     assert batch.input_ids.tolist() == [shown.tolist()], "the generator's batch stays as it is"
 
 
-def test_every_slot_that_is_no_padding_is_asked_and_reads_every_other() -> None:
+def test_every_slot_except_padding_is_predicted_and_reads_every_other() -> None:
     windows = random_windows(12, 24, short=True)
     examples = make_examples(windows, vocabulary(), ELECTRA)
     rtd = examples.targets["rtd"]
@@ -102,7 +102,7 @@ def test_every_slot_that_is_no_padding_is_asked_and_reads_every_other() -> None:
     assert np.array_equal(rtd.labels, windows.token_ids)
 
 
-def test_every_masked_slot_gets_a_sample_whatever_it_showed() -> None:
+def test_every_masked_slot_gets_a_sample_whatever_token_it_showed() -> None:
     objective = dataclasses.replace(ELECTRA, mask_rate=0.5, mask_share=0.3, random_share=0.3)
     batch = batch_of(random_windows(40, 24, short=True), objective)
     ae = batch.targets["ae"]
@@ -217,7 +217,7 @@ def test_samples_are_keyed_in_training_and_fixed_in_evaluation() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 5])
 def test_evaluation_does_not_depend_on_the_rows_of_a_pass(rows: int) -> None:
-    """Windows of several lengths, so that the blocks are padded to several widths."""
+    """Windows of several lengths, so that blocks are padded to several widths."""
     model, windows = electra(), random_windows(16, 24, short=True)
     examples = make_examples(windows, vocabulary(), ELECTRA)
     with torch.no_grad():
@@ -284,7 +284,7 @@ def test_the_discriminator_never_sees_what_stood_under_a_sample(training: bool) 
 
 
 def test_a_forced_sample_hides_a_token_that_the_generator_saw() -> None:
-    """A masked slot that shows its own token: the generator reads it, the discriminator only what is written there."""
+    """A masked slot that shows its own token: the generator reads that token, the discriminator only the sample."""
     model = electra()
     windows = random_windows(1, 30, seed=3)
     objective = dataclasses.replace(ELECTRA, mask_share=0.0)

@@ -1,4 +1,4 @@
-"""ELECTRA learns: by heart, down to the floor, through interruptions, and from and into other models."""
+"""ELECTRA runs: memorising, loss floors, interruptions, and conversion from and to other models."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def train(model: ReplacedTokenModel, steps: Iterator[list[MicroBatch]], count: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learning", ["both", "discriminator"])
-def test_a_batch_is_learned_by_heart(learning: str) -> None:
-    """Where the generator does not learn, nearly every sample is wrong, and at every step another."""
+def test_a_batch_is_memorised(learning: str) -> None:
+    """If the generator does not learn, nearly every sample is wrong, and samples differ at every step."""
     model = electra(initializer_range=0.02)
     windows = random_windows(4, 24)
     coefficients = {"ae": float(learning == "both")}
@@ -82,9 +82,9 @@ def floors(ordinary: int, text: int, special: int, masked: int, shown: float) ->
     """Best losses on text of uniform tokens.
 
     A share `shown` of the masked slots shows a mask. The others show their own token, and as random ones are never shown the
-    generator can copy it: its sample is the original. At a mask it guesses out of `ordinary` tokens, and its sample, uniform
-    too, differs from the original unless both are the same of them. Samples look like text: the discriminator knows of a text
-    slot only how often one is replaced, and of a special one that it never is.
+    generator can copy it: its sample is the original. At a mask it samples uniformly out of `ordinary` tokens and hits the
+    original once in `ordinary` times. Samples look like text: the discriminator can only learn how often a text slot is
+    replaced, and that a special one never is.
     """
     replaced = masked / text * shown * (1 - 1 / ordinary)
     entropy = -replaced * math.log(replaced) - (1 - replaced) * math.log(1 - replaced)
@@ -126,10 +126,10 @@ def test_the_loss_is_the_generators_and_fifty_times_the_discriminators() -> None
     windows = random_windows(6, 24, short=True)
     examples = make_examples(windows, vocabulary(), ELECTRA)
     found = []
-    for rows in (6, 2):  # micro-batches weigh as one batch
+    for rows in (6, 2):  # micro-batches are weighted as one batch
         model = electra()
         with torch.no_grad():
-            model.generator.token_head.bias[20] = 100.0  # every sample, whatever was drawn
+            model.generator.token_head.bias[20] = 100.0  # every sample, independent of the draw
         parts = [MicroBatch(examples[i : i + rows], windows[i : i + rows], {"rtd": 50.0}) for i in range(0, 6, rows)]
         losses = accumulate_gradients(TrainState(model=model, optimizers=[]), parts, TrainingSettings(), CPU, str)
         found.append((losses, {name: parameter.grad for name, parameter in model.named_parameters()}))
@@ -144,7 +144,7 @@ def test_the_loss_is_the_generators_and_fifty_times_the_discriminators() -> None
             torch.testing.assert_close(gradients[name], parameter.grad, atol=2e-4, rtol=1e-4)
 
 
-def test_logits_that_are_no_numbers_stop_the_run_with_a_sentence() -> None:
+def test_logits_that_are_not_finite_stop_the_run_with_a_sentence() -> None:
     model = electra()
     with torch.no_grad():
         model.generator.token_head.bias[20] = math.nan
@@ -166,7 +166,7 @@ def test_logits_that_are_no_numbers_stop_the_run_with_a_sentence() -> None:
         ),
     ],
 )
-def test_settings_that_do_not_go_together(overrides: dict[str, Any], message: str) -> None:
+def test_conflicting_settings(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_recipe("electra-small", overrides)
 
@@ -233,7 +233,7 @@ def test_a_run_keeps_the_discriminator_for_use(corpus: Path, tmp_path: Path) -> 
         fill(loaded, "a [MASK] c")
 
 
-def test_weights_go_from_run_to_run_through_the_network_that_is_used(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_starts_from_the_network_of_another_that_is_used(corpus: Path, tmp_path: Path) -> None:
     first, second, plain = tmp_path / "first", tmp_path / "second", tmp_path / "plain"
     pretrain_run(load_recipe("electra-small", toy(corpus)), first, progress=False)
     weights = load_model(first).model.state_dict()

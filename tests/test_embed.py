@@ -1,4 +1,4 @@
-"""Vectors of texts against a pass of their own for each."""
+"""Vectors of texts against a separate pass for each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RELATIVE = pytest.mark.parametrize("relative", [False, True])
 
 
 def last_hidden_states(model: LoadedModel, text: str, *, left_to_right: bool = False) -> np.ndarray:
-    """Of "[SOS] text [EOS]" in a batch written by hand. *Shape:* (tokens, hidden size)"""
+    """Hidden states of "[SOS] text [EOS]" in a hand-written batch. *Shape:* (tokens, hidden size)"""
     vocabulary = model.tokenizer.vocabulary
     (ids,) = model.tokenizer.encode_batch([text])
     tokens = torch.tensor([[vocabulary.sos, *ids.tolist(), vocabulary.eos]])
@@ -69,7 +69,7 @@ def test_a_causal_model_reads_from_left_to_right(relative: bool) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_the_recipe_says_how_to_pool(pooling: str) -> None:
+def test_the_recipe_defines_the_pooling(pooling: str) -> None:
     model = loaded(use=UseSettings(pooling=pooling))
     np.testing.assert_array_equal(embed(model, [TEXT]), embed(loaded(), [TEXT], pooling=pooling))
 
@@ -177,7 +177,7 @@ def test_vectors_are_written_and_printed(tmp_path: Path) -> None:
     assert str(kept) == f"{tmp_path / 'v.npy'}: 2 vectors of 32"
     verbs.embed(model, file=file, out=tmp_path / "v.jsonl")
     assert (tmp_path / "v.jsonl").read_text(encoding="utf-8") == f"{vectors}\n"
-    assert str(vectors[0] * 0 + 1).startswith("[1. 1.")  # what is computed from them is printed as any array
+    assert str(vectors[0] * 0 + 1).startswith("[1. 1.")  # results computed from them print as any array
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.txt", "v.jsonl", "v.npy"]
     with pytest.raises(UsageError, match=r"end the name in \.npy or \.jsonl"):
         verbs.embed(model, texts, out=tmp_path / "v.csv")

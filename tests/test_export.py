@@ -1,4 +1,4 @@
-"""Exports: stock classes that say what the model says, under the stock pipelines; what cannot be one is refused."""
+"""Exports: stock classes and pipelines give the model's outputs; a model that fits no stock class is refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _silence() -> Any:
 
 def changed(model: LoadedModel, *, task: dict[str, Any] | None = None, objective: dict[str, Any] | None = None,
             use: dict[str, Any] | None = None, **settings: Any) -> LoadedModel:  # fmt: skip
-    """A toy model of another shape, with a recipe that says so."""
+    """A toy model of another shape, with a matching recipe."""
     shape = ModelSettings(**(SHAPE | dict(num_layers=2, num_heads=2, relative_bias=False) | settings))
     targets = (objective or {}).get("targets", model.recipe.objective.targets)
     positions = model.model.max_positions
@@ -67,7 +67,7 @@ def changed(model: LoadedModel, *, task: dict[str, Any] | None = None, objective
 
 
 def states(out: Path, inputs: Any) -> Tensor:
-    """Last hidden states by the stock class alone."""
+    """Last hidden states from the stock class alone."""
     model = transformers.AutoModel.from_pretrained(out).eval()
     with torch.inference_mode():
         hidden: Tensor = model(**inputs).last_hidden_state
@@ -134,7 +134,7 @@ def test_fill_mask(tmp_path: Path, to: str) -> None:
 
 
 def test_mpnet_batches_may_be_padded_on_either_side(tmp_path: Path) -> None:
-    """Padding has MPNet's own id, so that positions are counted right behind it."""
+    """Padding has MPNet's own id, so that positions are counted from there."""
     model = loaded(relative=True)
     verbs.export(model, "mpnet", tmp_path / "out")
     auto = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -225,8 +225,8 @@ def test_a_model_without_segments_or_positions_to_spare_is_a_bert(tmp_path: Path
         )
 
 
-def test_segments_with_names_of_their_own_come_first(tmp_path: Path) -> None:
-    """UniLM v1 names its language models by segments; a BERT has no other than 0 and 1."""
+def test_segments_with_their_own_ids_come_first(tmp_path: Path) -> None:
+    """UniLM v1 distinguishes its language models by segment ids; BERT has only 0 and 1."""
     model = changed(loaded(), num_segments=6, objective={"name": "masked", "targets": ["ae"], "segment_ids": [4, 5]})
     verbs.export(model, "bert", tmp_path / "out")
     stored = transformers.AutoModel.from_pretrained(tmp_path / "out").embeddings.token_type_embeddings.weight
@@ -273,7 +273,7 @@ TAKEN = {"unilmv2-base": ["mpnet"], "bert-base": ["bert", "roberta", "electra"],
     "name", [pytest.param(n, marks=[] if n in TAKEN else [pytest.mark.slow]) for n in recipe_names()]
 )
 def test_every_recipe_has_a_format(tmp_path: Path, name: str) -> None:
-    """Stock classes take a model whole or refuse it; the own format takes every one."""
+    """Stock classes take a complete model or refuse it; the own format takes every model."""
     model = start(name)
     taken = []
     for to in (*STOCK, "unicloze"):

@@ -1,4 +1,4 @@
-"""Exports: only what is the model is kept, only an earlier export is replaced; the card; the command line."""
+"""Export folders: only the model's files are kept, only an earlier export is replaced; the card; the command line."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ def test_only_an_earlier_export_is_replaced(tmp_path: Path) -> None:
         verbs.export(loaded(), "bert")
 
 
-def test_without_transformers_one_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers_the_error_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UniclozeError, match=r"pip install \"unicloze\[hf\]\""):
         verbs.export(loaded(), "bert", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
-def test_the_card_tells_what_the_ledger_does(tmp_path: Path) -> None:
+def test_the_card_shows_the_values_of_the_ledger(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "private")
     overrides = {"data.corpus": [str(corpus)], "tokenizer.vocab_size": 300}
     verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=overrides)
@@ -121,7 +121,7 @@ def test_the_card_tells_what_the_ledger_does(tmp_path: Path) -> None:
     ours = load_model(tmp_path / "run").recipe
     assert recipe.model == ours.model
     assert recipe.objective == ours.objective
-    assert "geometric_p" not in card, "what is as usual is left out"
+    assert "geometric_p" not in card, "default values are left out"
 
 
 def load_recipe_text(text: str, folder: Path) -> Recipe:

@@ -1,4 +1,4 @@
-"""The real all-MiniLM-L6-v2 in and out again, where the extra `minilm` is installed."""
+"""Importing and exporting the real all-MiniLM-L6-v2, if the extra `minilm` is installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 TEXTS = ["A man is eating a piece of bread.", "Café — naïve façade; 3.14159 is π, 你好.", "unaffordable"]
 
 
-def test_it_comes_out_as_it_went_in(tmp_path: Path) -> None:
+def test_the_export_equals_the_imported_model(tmp_path: Path) -> None:
     assert SPEC is not None and SPEC.submodule_search_locations
     home = Path(SPEC.submodule_search_locations[0])
     folder = next(

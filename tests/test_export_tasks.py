@@ -1,4 +1,4 @@
-"""Exports of fine-tuned models: the stock class of a task says what `predict` says."""
+"""Exports of fine-tuned models: the stock class of a task predicts what `predict` does."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_classifier_under_the_stock_pipeline(tmp_path: Path, to: str) -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 0.2])
 def test_the_dropout_before_a_class_is_kept(tmp_path: Path, rate: float) -> None:
-    """ALBERT has one of 0.1 where its configuration names none."""
+    """ALBERT's default is 0.1 if its configuration names none."""
     model = a_finetuned(tmp_path, "classification", classes(pairs=False), start("albert-base"), model__dropout=rate)
     verbs.export(model, "albert", tmp_path / "out")
     assert model.model.task_head("label").rate == rate
@@ -131,7 +131,7 @@ def test_a_choice(tmp_path: Path, to: str) -> None:
 
 @pytest.mark.parametrize("pairs", [True, False])
 def test_spans(tmp_path: Path, pairs: bool) -> None:
-    """The best span by the stock class is the answer; without pairs of segments, of MPNet too."""
+    """The stock class's best span is the answer, also for MPNet, which has no segments."""
     base = start("bert-base") if pairs else start("unilmv2-base", model__num_segments=1, data__segments=1)
     records = [{"id": str(i), "context": f"{w} sees berlin .", "question": f"who sees {i} ?",
                 "answers": [{"text": w, "answer_start": 0}]} for i, w in enumerate(["anna", "carl", "eva"])]  # fmt: skip
@@ -154,7 +154,7 @@ def test_spans(tmp_path: Path, pairs: bool) -> None:
 
 
 def untrained(kind: str, **task: Any) -> LoadedModel:
-    """A model with the heads of a task as drawn."""
+    """A model with newly initialised heads of a task."""
     model = loaded()
     recipe = dataclasses.replace(model.recipe, task=task_settings(kind, **task))
     network = UnifiedModel(

@@ -1,4 +1,4 @@
-"""Exports read texts, with masks and without, as the model here does: every family and kind of tokenizer."""
+"""Exports tokenize texts, with masks and without, as the original model does: every family and kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def unsplit() -> Tokenizer:
 
 
 def normalising() -> Tokenizer:
-    """Byte-level behind a normaliser that makes something else of a text than of its parts."""
+    """Byte-level after a normaliser whose result for a text differs from that for its parts."""
     steps = [tokenizers.normalizers.Lowercase(), tokenizers.normalizers.Strip()]
     return roberta_like(lstrip=False, normalizer=tokenizers.normalizers.Sequence(steps))
 
@@ -86,8 +86,8 @@ def test_the_stock_pipeline_fills_as_fill_does(tmp_path: Path, to: str, kind: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_stands_where_the_masked_word_stood(tmp_path: Path, kind: str) -> None:
-    """As in training, where a token is replaced by the mask, with the space it holds."""
+def test_a_mask_is_where_the_masked_word_was(tmp_path: Path, kind: str) -> None:
+    """As in training, where the mask replaces a token together with the space it includes."""
     tokenizer = KINDS[kind]()
     write_tokenizer(tokenizer, tmp_path, longest=64, segments=(0, 1))
     auto = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -122,7 +122,7 @@ def test_an_export_with_a_token_too_many_before_its_masks_is_refused(tmp_path: P
 
 
 def test_the_check_pads_and_cuts_texts_as_the_exported_tokenizer_does(tmp_path: Path) -> None:
-    """A BERT counts positions from the row's beginning on, padding or not."""
+    """BERT counts positions from the beginning of the row, padding or not."""
     model = masked(wordpiece(), "bert")
     export = stock_format(model, "bert")
 
@@ -146,7 +146,7 @@ def test_an_exported_tokenizer_is_read_as_what_it_was(tmp_path: Path, kind: str)
 
 
 def test_special_tokens_in_texts_are_read_by_stock_tokenizers_alone(tmp_path: Path) -> None:
-    """The card says so."""
+    """The model card mentions it."""
     for kind, make in KINDS.items():
         out = tmp_path / kind
         verbs.export(masked(make(), "bert"), "bert", out)

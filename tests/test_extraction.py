@@ -1,4 +1,4 @@
-"""Extractive question answering: answers are slices of the passage, wherever its windows begin, and none is found twice."""
+"""Extractive question answering: answers are slices of the passage in any window, and none is found twice."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def squad_json(path: Path, records: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.parametrize("name", ["squad-v2", "coqa-extractive"])
-def test_what_a_causal_model_says_of_a_whole_row_depends_on_the_row(name: str) -> None:
-    """No answer, and the kind of a conversation's answer, stand on the last slot: the first one has read only itself."""
+def test_a_causal_model_predicts_for_a_whole_row_at_its_last_slot(name: str) -> None:
+    """No answer and the kind of a conversation's answer are predicted at the last slot: the first one reads only itself."""
     start = nlu_toys.start("gpt")
     own = {"task__unanswerable": True} if name == "squad-v2" else {}
     recipe = nlu_toys.recipe_for(start, name, task__max_length=20, **own)
@@ -93,9 +93,9 @@ def test_what_a_causal_model_says_of_a_whole_row_depends_on_the_row(name: str) -
 
 
 @pytest.mark.parametrize("name", ["squad-v2", "coqa-extractive"])
-def test_a_model_that_reads_both_ways_says_it_on_the_first_slot(start: LoadedModel, name: str) -> None:
+def test_a_bidirectional_model_predicts_no_answer_at_the_first_slot(start: LoadedModel, name: str) -> None:
     recipe = recipe_for(start, name)
-    assert recipe.task.pooling is None, "as in the runs of before"
+    assert recipe.task.pooling is None, "as in earlier runs"
     rows = TASKS[recipe.task.kind].encode(records_of(questions(2)), start.tokenizer, recipe)
     examples = TASKS[recipe.task.kind].lay_out(rows, start.tokenizer.vocabulary, recipe, None)
     assert not any(target.slots.reshape(len(rows), -1)[:, 0].any() for target in examples.targets.values())
@@ -111,7 +111,7 @@ def test_a_model_that_reads_both_ways_says_it_on_the_first_slot(start: LoadedMod
 
 
 @pytest.mark.slow
-def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path) -> None:
+def test_it_memorises_sixteen_records(start: LoadedModel, tmp_path: Path) -> None:
     train = squad_json(tmp_path / "train.json", questions())
     result = finetune_run(recipe_for(start, "squad-v1.1"), start, train, train, tmp_path / "run", progress=False)
     assert result.scores["squad"].values == {"exact": 100.0, "f1": 100.0}
@@ -148,13 +148,13 @@ def test_it_learns_what_has_no_answer(start: LoadedModel, tmp_path: Path) -> Non
 
 
 def test_an_untrained_model_answers_within_the_passage(start: LoadedModel, tmp_path: Path) -> None:
-    """Also one record, blank and strange passages, and no answers to compare with."""
+    """Includes a single record, blank and unusual passages, and records without answers."""
     texts = ["", "   ", "\u0301", "na\u00efve \U0001f600 \u4f60\u597d e\u0301t\u00e9\u00a0!", "x" * 500]
     records = [{"context": text, "question": "who?"} for text in texts]
     recipe = recipe_for(start, "squad-v2", finetuning__epochs=1)
     train = write(tmp_path / "train.jsonl", questions(1, answerable=1))
     finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)
-    for some in (records, records[:1]):  # alone, a passage without tokens leaves one slot to choose
+    for some in (records, records[:1]):  # alone, a passage without tokens leaves only one slot
         said = verbs.predict(tmp_path / "run", write(tmp_path / "x.jsonl", some), quiet=True)
         assert all(one["prediction"] in record["context"] for one, record in zip(said, some, strict=True))
         assert said[0]["prediction"] == "" and said[0]["n_best"] == [] and said[0]["na_probability"] == 1
@@ -184,7 +184,7 @@ def test_that_there_is_no_answer_is_predicted_from_the_first_slot(start: LoadedM
     assert target.labels[:, 0].tolist() == [int(number >= 10) for number in range(16)]
 
 
-def test_a_long_passage_is_read_in_windows_and_that_is_said(start: LoadedModel) -> None:
+def test_a_long_passage_is_read_in_windows_with_a_warning(start: LoadedModel) -> None:
     words = "door " * 10_000 + "tree"
     long = {"id": "long", "context": words, "question": "what? " * 100, "answers": ["tree"]}
     recipe = recipe_for(start, "squad-v1.1", model__max_positions=64)
@@ -251,7 +251,7 @@ def test_an_answer_without_a_token_is_counted_as_out_of_reach(start: LoadedModel
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_white_space_around_an_answer_is_no_part_of_it(kind: str) -> None:
+def test_white_space_around_an_answer_is_not_part_of_it(kind: str) -> None:
     """Byte-level tokens begin with the space before a word: an answer that ends in one does not reach into the next word."""
     text = "Behind it, the old door  opens.\n"
     passage = encode_passages([text], tokenizers(text)[kind])[0]
@@ -473,7 +473,7 @@ def test_gradients_reach_every_score_once(start: LoadedModel) -> None:
         torch.testing.assert_close(losses[name].total, torch.stack(each).sum(), atol=1e-5, rtol=1e-5)
 
 
-def test_scores_are_told_apart_in_full_precision_under_bf16(start: LoadedModel) -> None:
+def test_scores_are_compared_in_full_precision_under_bf16(start: LoadedModel) -> None:
     recipe = recipe_for(start, "squad-v2")
     windows = encode(records_of(questions(5)), start.tokenizer, recipe)
     model = build_model(recipe, start.model.vocab_size).eval()

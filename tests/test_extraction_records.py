@@ -1,4 +1,4 @@
-"""Answers in records: where they stand, in which forms they come, and which cannot be used."""
+"""Answers in records: their positions, their formats, and which cannot be used."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_an_answer_is_found_where_it_is_or_nearest_to_that(text: str, start: int
     assert locate(Given(text, start), "ababab") == place
 
 
-def test_an_answer_that_stands_as_a_word_is_not_found_within_another() -> None:
+def test_an_answer_that_is_a_word_is_not_found_within_another() -> None:
     assert locate(Given("he", None), "The man and he left; she, he.") == 12
     assert locate(Given("he", 25), "The man and he left; she, he.") == 26
-    assert locate(Given("he", 2), "The man and he left; she, he.") == 1  # who says where is taken at their word
+    assert locate(Given("he", 2), "The man and he left; she, he.") == 1  # a given position is trusted
     assert locate(Given("5", None), "1954: 5") == 6 and locate(Given("95", None), "1954") == 1
 
 
@@ -69,7 +69,7 @@ def test_a_record_that_cannot_be_used_is_named(
     some = questions(2)
     some[1] |= change
     train = squad_json(tmp_path / "train.json", some)
-    if "id" in change:  # the same place, so let it be another file's form
+    if "id" in change:  # equal positions, so another file's format
         train, message = write(tmp_path / "train.jsonl", some), "line 2: the id 'q0' is also that of"
     with pytest.raises(UniclozeError, match=message):
         finetune_run(recipe_for(start, "squad-v1.1"), start, train, None, tmp_path / "run", progress=False)

@@ -1,4 +1,4 @@
-"""Fine-tuning: it learns, keeps the best, goes on exactly where it was, and says what is wrong with a record."""
+"""Fine-tuning: it learns, keeps the best checkpoint, resumes exactly, and reports what is wrong with a record."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def recipe_for(start: LoadedModel, name: str = "classification", **overrides: An
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["dense", "plain"])
 @pytest.mark.parametrize("pooling", ["first", "mean", "last"])
-def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path, head: str, pooling: str) -> None:
+def test_it_memorises_sixteen_records(start: LoadedModel, tmp_path: Path, head: str, pooling: str) -> None:
     train = write(tmp_path / "train.jsonl", pairs())
     recipe = recipe_for(start, task__head=head, task__pooling=pooling, finetuning__epochs=200)
     result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
@@ -149,7 +149,7 @@ def test_the_spread_is_that_of_a_sample() -> None:
     assert (spread.mean, spread.deviation) == (3.0, pytest.approx(7**0.5)) and OverSeeds.of([4.0]).deviation is None
 
 
-def test_a_value_that_is_no_number_chooses_nothing(start: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_is_nan_selects_no_checkpoint(start: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_for(start, "regression", task__metrics=["correlation"])
 
     def worth(value: float) -> float:
@@ -163,7 +163,7 @@ def test_a_value_that_is_no_number_chooses_nothing(start: LoadedModel, monkeypat
 
 
 def test_buckets_cover_a_step_and_change_only_the_padding(start: LoadedModel, tmp_path: Path) -> None:
-    """The gradient is that of one padded pass."""
+    """The gradient equals that of one padded pass."""
     records = [{"text": "a " * (1 + i % 7 * 4), "label": str(i % 2)} for i in range(24)]
     recipe = recipe_for(start, training__batch_size=24, model__dropout=0.0)
     train = write(tmp_path / "train.jsonl", records)
@@ -237,7 +237,7 @@ def test_the_longer_of_a_pair_is_cut(first: int, second: int, room: int, kept: t
     assert abs(len(one) - kept[0]) <= 1 and abs(len(other) - kept[1]) <= 1
 
 
-def test_a_long_record_is_cut_and_that_is_said(start: LoadedModel, tmp_path: Path) -> None:
+def test_a_long_record_is_cut_with_a_warning(start: LoadedModel, tmp_path: Path) -> None:
     records = [*pairs(3), {"text": "cat " * 10_000, "pair": "dog", "label": "yes"}]
     train = write(tmp_path / "train.jsonl", records)
     recipe = recipe_for(start, finetuning__epochs=1)

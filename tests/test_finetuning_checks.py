@@ -1,4 +1,4 @@
-"""What is refused before a fine-tuning learns anything: metrics, settings and files that do not go together."""
+"""What fine-tuning refuses before training: metrics, settings and files that do not fit together."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_development_file_without_labels_is_refused_before_anything_is_learned
     ("tokenizer__lowercase", False, "True"), ("data__window", 9, "32"),
 ])  # fmt: skip
 def test_a_setting_that_is_the_models_own_is_not_changed(start: LoadedModel, key: str, value: Any, own: str) -> None:
-    """A layer more would start as it is drawn, and nobody would be told."""
+    """An additional layer would be newly initialised without a warning."""
     dotted = key.replace("__", ".")
     with pytest.raises(
         UsageError, match=f"{dotted} is {value}, but the model none was trained with {own}: leave it out"
@@ -123,7 +123,7 @@ OPTIONAL: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("name", OPTIONAL)
 def test_every_file_holds_what_the_training_file_does(start: LoadedModel, tmp_path: Path, name: str) -> None:
-    """Half of a pair would else be measured and predicted as if it were all."""
+    """Otherwise half of a pair would be scored and predicted as if it were complete."""
     task, role, whole = OPTIONAL[name]
     full = nlu_toys.write(tmp_path / "full.jsonl", whole)
     bare = nlu_toys.write(tmp_path / "bare.jsonl", [{k: v for k, v in one.items() if k != role} for one in whole])

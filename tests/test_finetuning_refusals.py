@@ -1,4 +1,4 @@
-"""What a fine-tuning does not continue with, and runs that are not one run."""
+"""What fine-tuning refuses to resume with, and several seeds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning.initial import start_weights
 from unicloze.finetuning.run import FinetuneResult, finetune_run
-from unicloze.finetuning.seeds import FinetuneSummary, _spreads, finetune_seeds
+from unicloze.finetuning.seeds import FinetuneSummary, _over_seeds, finetune_seeds
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks.rows import Row, lay_out
@@ -53,7 +53,7 @@ def test_what_a_run_without_a_checkpoint_kept_is_not_taken_for_the_next_ones(
     assert load_model(tmp_path / "run").recipe.training.learning_rate == 1e-9
 
 
-def test_a_run_does_not_go_on_with_other_files_or_from_another_model(start: LoadedModel, tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_other_files_or_from_another_model(start: LoadedModel, tmp_path: Path) -> None:
     train, dev = files(tmp_path)
     recipe, out = recipe_for(start), tmp_path / "run"
     finetune_run(recipe, start, train, dev, out, progress=False)
@@ -83,7 +83,7 @@ def test_a_run_does_not_go_on_with_other_files_or_from_another_model(start: Load
         ("finetuning__auxiliary", {"ae": 0.5}, "finetuning.auxiliary.ae 0.5"),
     ],
 )
-def test_a_run_does_not_go_on_without_a_setting_it_began_with(
+def test_a_run_does_not_resume_without_a_setting_it_started_with(
     start: LoadedModel, tmp_path: Path, setting: str, value: Any, key: str
 ) -> None:
     train, dev = files(tmp_path)
@@ -113,7 +113,7 @@ def test_output_layers_of_other_classes_are_not_taken_over(start: LoadedModel, t
 def test_seeds_whose_metrics_have_other_values_have_those_in_common(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kind of entity that only one seed predicts, and wrongly, has no F1 with another seed."""
+    """An entity type that only one seed predicts, wrongly, has no F1 with another seed."""
 
     def run(recipe: Recipe, *arguments: Any, **_: Any) -> FinetuneResult:
         values = {"f1": 50.0 + recipe.training.seed} | ({"f1_LOC": 0.0} if recipe.training.seed == 0 else {})
@@ -161,9 +161,7 @@ def test_a_folder_holds_one_run_or_those_of_several_seeds(start: LoadedModel, tm
         tune("several", 2)
 
 
-def test_what_chose_the_checkpoint_is_said_first_and_many_values_stand_below(
-    start: LoadedModel, tmp_path: Path
-) -> None:
+def test_what_selected_the_checkpoint_comes_first_and_many_values_go_below(start: LoadedModel, tmp_path: Path) -> None:
     def result(name: str, count: int, headline: str, out: str = "run") -> FinetuneResult:
         values = {**{f"value_{n}": 10.0 * n for n in range(count)}, headline: 50.0}
         scores = {
@@ -173,7 +171,7 @@ def test_what_chose_the_checkpoint_is_said_first_and_many_values_stand_below(
         return FinetuneResult(Path(out), 1200, 800, 0, scores, headline)
 
     def said(*runs: FinetuneResult) -> list[str]:
-        return str(FinetuneSummary(Path("run"), runs, _spreads(runs))).splitlines()
+        return str(FinetuneSummary(Path("run"), runs, _over_seeds(runs))).splitlines()
 
     assert said(result("f1", 2, "f1")) == [
         "run: trained to step 1,200, best by f1 at step 800: f1 50.00 (standard error 2.50), value_0 0.00, value_1 10.00, "
@@ -197,7 +195,7 @@ def test_what_chose_the_checkpoint_is_said_first_and_many_values_stand_below(
     assert tuned.chosen_by == "accuracy"
 
 
-def test_predictions_go_where_they_can(start: LoadedModel, tmp_path: Path) -> None:
+def test_predict_refuses_impossible_outputs(start: LoadedModel, tmp_path: Path) -> None:
     train, dev = files(tmp_path)
     overrides = {**nlu_toys.QUICK, "finetuning.epochs": 1}
     verbs.finetune("classification", start, train, dev, tmp_path / "runs", seeds=2, quiet=True, overrides=overrides)
@@ -213,7 +211,7 @@ def test_predictions_go_where_they_can(start: LoadedModel, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["electra-base", "unilm-v1-base", "gpt-3-small"])
 def test_a_model_of_any_objective_learns_a_task_and_is_read_again(tmp_path: Path, name: str) -> None:
-    """Neither a generator nor a row for each part of a mixture is needed for a task; local layers read nearby slots."""
+    """A task needs neither a generator nor rows for all parts of a mixture; local layers read nearby slots."""
     start = nlu_toys.start(name)
     train, dev = files(tmp_path)
     recipe = recipe_for(start, finetuning__epochs=1, training__batch_size=4)
@@ -223,7 +221,7 @@ def test_a_model_of_any_objective_learns_a_task_and_is_read_again(tmp_path: Path
         finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
 
 
-def test_a_run_of_a_version_that_knew_no_optional_roles_goes_on(start: LoadedModel, tmp_path: Path) -> None:
+def test_a_run_of_a_version_without_optional_roles_resumes(start: LoadedModel, tmp_path: Path) -> None:
     train, out = (
         nlu_toys.write(tmp_path / "train.jsonl", [{**one, "pair": "eva"} for one in records()]),
         tmp_path / "run",

@@ -1,4 +1,4 @@
-"""A fine-tuning run goes on with what it began with, whenever it was stopped; it begins only with what can be measured."""
+"""An interrupted fine-tuning run resumes with what it started with; it starts only if it can be evaluated."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Killed(Exception):
 def test_a_kill_at_any_place_of_the_last_evaluation_changes_nothing(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """The best is the last one, and the checkpoint of the last step is there before it is evaluated."""
+    """The best checkpoint is the last, which is written before it is evaluated."""
     train, dev = files(tmp_path)
     steps = iter(range(100))
     monkeypatch.setattr(room, "headline", lambda *_: float(next(steps)))
@@ -89,7 +89,7 @@ def test_a_kill_at_any_place_of_the_last_evaluation_changes_nothing(
 
 
 def headlines(monkeypatch: pytest.MonkeyPatch, *values: float) -> list[str]:
-    """Evaluations that are worth so much, one after the other, and the predictions each measures."""
+    """Makes consecutive evaluations return these scores, and records the predictions of each."""
     worth, said = iter(values), []
     original = room.measure
 
@@ -103,13 +103,13 @@ def headlines(monkeypatch: pytest.MonkeyPatch, *values: float) -> list[str]:
 
 
 def kept(folder: Path) -> str:
-    """The predictions that lie beside a run, as `headlines` notes them."""
+    """The predictions stored with a run, as `headlines` writes them."""
     lines = (folder / "dev_predictions.jsonl").read_text().splitlines()
     return "".join(json.dumps(json.loads(line)["probabilities"]) for line in lines)
 
 
 def stop_behind(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """A signal comes while a step is taken."""
+    """A signal arrives during a step."""
     original = room.finetuning_steps
 
     def steps(*arguments: Any) -> Any:
@@ -124,7 +124,7 @@ def stop_behind(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 def test_predictions_of_an_evaluation_that_was_lost_do_not_stay(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before an evaluation is noted, resumed and stopped before the next one: the best is an earlier one."""
+    """Killed before an evaluation is recorded, resumed and stopped before the next one: the best is an earlier one."""
     train, dev = files(tmp_path)
     recipe, out = recipe_for(start, finetuning__epochs=4), tmp_path / "run"
     said = headlines(monkeypatch, 5.0, 1.0, 9.0)
@@ -153,7 +153,7 @@ def test_predictions_of_an_evaluation_that_was_lost_do_not_stay(
 def test_an_evaluation_behind_the_last_checkpoint_does_not_count(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was noted, and the run killed before it was saved."""
+    """The evaluation was recorded, but the run was killed before it was saved."""
     train, dev = files(tmp_path)
     recipe, out = recipe_for(start, finetuning__epochs=4), tmp_path / "run"
     headlines(monkeypatch, 5.0, 1.0, 9.0)
@@ -176,7 +176,7 @@ def test_an_evaluation_behind_the_last_checkpoint_does_not_count(
 def test_evaluations_of_a_run_that_left_no_checkpoint_do_not_count(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does the next run in the same directory take them over when it is resumed."""
+    """A later run in the same directory does not reuse them when it is resumed."""
     train, dev = files(tmp_path)
     out = tmp_path / "run"
     headlines(monkeypatch, 9.0, 5.0)
@@ -196,7 +196,7 @@ def test_evaluations_of_a_run_that_left_no_checkpoint_do_not_count(
         assert (stopped.step, stopped.best_step) == (step, 3) and load_model(out).step == 3
 
 
-def test_a_signal_in_the_last_step_before_patience_ends_the_run_is_no_stop(
+def test_a_signal_in_the_last_step_before_patience_ends_the_run_does_not_stop_it(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, dev = files(tmp_path)
@@ -276,7 +276,7 @@ def test_predictions_of_a_run_that_left_no_checkpoint_do_not_stay(
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2, 3])
-def test_a_run_that_patience_ended_stays_ended_whatever_its_ledger_lost(
+def test_a_run_ended_by_patience_stays_ended_whatever_its_ledger_lost(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     train, dev = files(tmp_path)
@@ -296,7 +296,7 @@ def test_a_run_that_patience_ended_stays_ended_whatever_its_ledger_lost(
     assert events[-1] == "end" and events.count("end") == 1
 
 
-def test_patience_begins_anew_with_every_better_evaluation(
+def test_patience_restarts_with_every_better_evaluation(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A headline that rises, stalls, and rises."""
@@ -313,13 +313,13 @@ def test_epochs_warmup_and_evaluations_as_steps(start: LoadedModel) -> None:
         training__batch_size=4,
     )  # fmt: skip
     training = with_steps(recipe, 9).training
-    assert (training.steps, training.warmup_steps, training.evaluate_every) == (8, 2, 4), "3 steps an epoch"
+    assert (training.steps, training.warmup_steps, training.evaluate_every) == (8, 2, 4), "3 steps per epoch"
     tiny = with_steps(recipe_for(start, finetuning__epochs=0.01, finetuning__evaluations=50), 9).training
     assert (tiny.steps, tiny.warmup_steps, tiny.evaluate_every) == (1, 0, 1)
 
 
-def test_damaged_checkpoints_are_set_aside_and_made_anew(start: LoadedModel, tmp_path: Path) -> None:
-    """A newer one that cannot be read would else stand for the step it has the name of."""
+def test_damaged_checkpoints_are_set_aside_and_rewritten(start: LoadedModel, tmp_path: Path) -> None:
+    """Otherwise a newer, unreadable checkpoint would be taken for the step of its name."""
     train, dev = files(tmp_path)
     recipe, out = recipe_for(start), tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:

@@ -56,7 +56,7 @@ def steps_of() -> Iterator[list[MicroBatch]]:
 
 
 class Run:
-    """A run that notes what is saved, logged and evaluated after which step."""
+    """A run that records what is saved, logged and evaluated after each step."""
 
     def __init__(self, steps: int, save_every: int = 0, learning_rate: float = 1e-3) -> None:
         self.settings = TrainingSettings(
@@ -74,7 +74,7 @@ class Run:
         fit(self.state, steps_of(), self.settings, CPU, hooks)
 
     def spoil(self, after: int, value: float) -> None:
-        """Let the update of a step set one number of the last weight."""
+        """Make the update of a step set one number of the last weight."""
         name, weight = list(self.state.model.named_parameters())[-1]
         self.spoiled = name
 
@@ -88,7 +88,7 @@ class Run:
 @pytest.mark.parametrize("value", BAD)
 @pytest.mark.parametrize("steps", [3, 9])
 def test_an_update_that_spoils_a_weight_ends_the_run_and_is_not_saved(steps: int, value: float) -> None:
-    """At the last step too: there is no later one whose loss would tell of it."""
+    """Also at the last step, where no later loss would reveal it."""
     run = Run(steps, save_every=1)
     run.spoil(3, value)
     with pytest.raises(
@@ -167,7 +167,7 @@ def test_a_run_that_diverged_continues_with_another_rate_in_the_same_folder(corp
 
 
 def spoil_newest(out: Path, monkeypatch: pytest.MonkeyPatch, value: float = math.nan) -> Path:
-    """Write the newest checkpoint of a run anew with a bad weight, as older versions did."""
+    """Rewrite the newest checkpoint of a run with a bad weight, as older versions did."""
     newest = list_checkpoints(out / "checkpoints")[-1]
     checkpoint = load_checkpoint(newest)
     checkpoint.model["token_head.bias"][3] = value
@@ -185,7 +185,7 @@ def spoil_newest(out: Path, monkeypatch: pytest.MonkeyPatch, value: float = math
     return newest
 
 
-def test_an_older_version_s_bad_checkpoint_is_passed_over(
+def test_an_older_version_s_bad_checkpoint_is_skipped(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
@@ -221,7 +221,7 @@ def test_nothing_is_written_with_bad_weights(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_whole_checkpoint_is_left_where_all_are_bad(
+def test_no_complete_checkpoint_is_left_if_all_are_bad(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Counted operations are those of torch's own counter: every layer and every head of every recipe and of every task."""
+"""Operation counts equal those of torch's counter, for every layer and head of every recipe and task."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ RECORDS: dict[str, tuple[str, list[dict[str, Any]]]] = {
 
 @pytest.fixture(autouse=True)
 def _all_slots_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the last layer too: how many it leaves out depends on what the slots of a batch have in common."""
+    """Includes the last layer, whose savings depend on what the slots of a batch have in common."""
     monkeypatch.setattr(planning, "MOST_SELECTED", 0.0)
 
 
 def counted(model: Model, examples: Examples) -> tuple[float, float]:
-    """Operations of a forward pass of one row by torch's count: of linear layers, and of the products of attention.
+    """Operations of a forward pass of one row, as counted by torch: linear layers, and the products of attention.
 
-    What Transformer-XL's encoding adds to the scores is in neither.
+    Neither includes what Transformer-XL's encoding adds to the scores.
     """
     model.eval()
     for network in model.networks:
-        network.backbone.backend = "explicit"  # torch counts nothing of its own kernel on a CPU
+        network.backbone.backend = "explicit"  # torch does not count its own kernel on a CPU
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(collate(examples))
     linear = attention = 0.0
@@ -76,12 +76,12 @@ def counted(model: Model, examples: Examples) -> tuple[float, float]:
 
 
 def one_row(examples: Examples) -> Examples:
-    """The first row, cut: neither its slots nor its predictions are padded."""
+    """The first row without padded slots and predictions."""
     return examples[:1]
 
 
 def compare(model: Model, examples: Examples) -> None:
-    """Linear layers to the operation; of attention the products of slots and keys, of which some are computed in vain."""
+    """Linear layers match exactly; attention counts products of slots and keys, some of which are computed needlessly."""
     asked = measure_slots(examples, model.for_use().backbone.visibility)
     slots, own = asked["slots"], [network.settings for network in model.networks]
     linear, attention = counted(model, examples)

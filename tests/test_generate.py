@@ -1,4 +1,4 @@
-"""Generation with the cache against generation without it: the whole row in an ordinary forward pass at every step."""
+"""Generation with the cache against an ordinary forward pass over the whole row at every step."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Uncached:
     ],
 )
 def test_the_cache_changes_nothing(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sources of different lengths, hypotheses that change their parents at random, sources that leave, tokens swept out."""
+    """Sources of different lengths, random changes of parents, sources that finish, evicted tokens."""
     monkeypatch.setattr("unicloze.decoding.branches.STEPS_AT_ONCE", 4)
     monkeypatch.setattr("unicloze.model.cache._aligned", int)
     model = build(60, **MODELS[name])
@@ -190,7 +190,7 @@ def approximately(results: list[list[Hypothesis]]) -> list[list[tuple[Any, ...]]
 def naive_beam_search(
     model: UnifiedModel, layout: GenerationFormat, source: Ids, settings: DecodingSettings
 ) -> list[tuple[list[int], float, float, bool]]:
-    """Beam search to the very end, one hypothesis at a time, every one computed anew."""
+    """Beam search to the end, one hypothesis at a time, without a cache."""
     beams, alpha = settings.beams, settings.length_penalty
     live: list[tuple[list[int], float]] = [([], 0.0)]
     ended: list[tuple[list[int], float, float, bool]] = []
@@ -230,7 +230,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("layout", ["pseudo", "next"])
 @pytest.mark.parametrize("name", SEARCHES)
 def test_beam_search_is_the_naive_one(name: str, layout: str) -> None:
-    """Token for token, and the scores; in a batch of sources of different lengths."""
+    """Equal tokens and scores, in a batch of sources of different lengths."""
     model = talkative()
     settings = DecodingSettings(**(dict(beams=4, num_results=3, max_length=8) | SEARCHES[name]))
     rules = dataclasses.replace(LAYOUTS[layout], never=(0, 1, 2, 3, 5, 6), may_repeat=(8, 9, 10))
@@ -246,11 +246,11 @@ def test_beam_search_is_the_naive_one(name: str, layout: str) -> None:
         )
         np.testing.assert_allclose([h.score for h in hypotheses], [score for _, _, score, _ in expected], atol=1e-4)
         ended += sum(h.ended for h in hypotheses)
-    assert ended, "the toy model never ends a text: the test would see nothing of that"
+    assert ended, "the toy model never ends a text, so the test would not check that"
 
 
 def talkative() -> UnifiedModel:
-    """A model of few words that ends its texts now and then."""
+    """A model with few words that sometimes ends its texts."""
     model = toys.model(vocab=20, num_layers=2).eval()
     with torch.no_grad():
         model.token_head.bias[EOS] += 1.5

@@ -1,4 +1,4 @@
-"""Greedy and beam search against Transformers' `generate` on an equal GPT-2 with the same weights."""
+"""Greedy and beam search against Transformers' `generate` on a GPT-2 with the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generation from texts: which recipe generates how, streams, and texts too long; and positions filled in any order."""
+"""Generation from texts: how each recipe generates, streams, texts that are too long, and filling in any order."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_texts_hold_no_special_tokens() -> None:
 
 
 @pytest.mark.parametrize("objective", ["unilmv2", "causal"])
-def test_long_sources_are_cut_and_it_is_said_once(objective: str) -> None:
+def test_long_sources_are_cut_with_one_warning(objective: str) -> None:
     model = loaded(positions=32, **OBJECTIVES[objective])
     settings = DecodingSettings(max_length=8)
     long = " ".join(f"{TEXT} ." for _ in range(900))
@@ -168,7 +168,7 @@ def test_a_model_that_predicts_no_numbers_is_refused(settings: dict[str, Any]) -
 
 @pytest.mark.parametrize("objective", ["unilmv2", "causal"])
 def test_no_verb_takes_nan_for_a_token_that_cannot_be_scored(objective: str, tmp_path: Path) -> None:
-    """Nan stands for [UNK] in scores: a model that diverged seemed to be of another language."""
+    """NaN scores must not be read as [UNK]: a diverged model seemed to have another language."""
     model = loaded(**OBJECTIVES[objective])
     with torch.no_grad():
         model.model.backbone.embeddings.tokens.weight[:] = torch.nan

@@ -1,4 +1,4 @@
-"""Records of generation: odd and broken ones, several parts and targets, and what does not fit a row."""
+"""Records for generation: unusual and broken ones, several parts and targets, and texts too long for a row."""
 
 from __future__ import annotations
 

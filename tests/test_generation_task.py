@@ -1,4 +1,4 @@
-"""Fine-tuning a generator: who reads whom, what is drawn, that it learns by heart and decodes as it was trained."""
+"""Fine-tuning a generator: visibility, draws, memorising, and decoding as it was trained."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def start() -> LoadedModel:
 
 
 def untrained() -> LoadedModel:
-    """A small model whose weights are as drawn."""
+    """A small, newly initialised model."""
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 5, TokenizerSettings(vocab_size=140))
     shape = {"data.window": 32, "model.hidden_size": 48, "model.intermediate_size": 96, "model.max_positions": 48}
     recipe = load_recipe("quickstart", shape)
@@ -235,7 +235,7 @@ def test_unknown_words_of_a_target_are_read_and_not_learned(learning: str, drawn
 
 
 def test_no_pseudo_mask_sees_its_own_or_a_later_token() -> None:
-    """Bit for bit: the logits up to a token are those of a row with another token there and behind it."""
+    """Bit for bit: changing a token and those after it does not change the logits before it."""
     model = toys.model(positions=32).eval()
     for settings in ({}, {"block_size": 2}, {"learning": "next"}):
         recipe = recipe_of(mask_share=1.0, random_share=0.0, **settings)
@@ -272,7 +272,7 @@ def test_how_often_tokens_are_noised_and_masked() -> None:
     assert (own == toys.MASK).mean() == pytest.approx(0.6 * 0.8, abs=0.01)
     assert (own == labels)[ordinary].mean() == pytest.approx(0.4 + 0.6 * (0.1 + 0.1 * chance), abs=0.01)
     both = (own == toys.MASK) & (pseudo == toys.PSEUDO)
-    assert both.mean() == pytest.approx(0.48 * 0.8, abs=0.01), "one is drawn apart from the other"
+    assert both.mean() == pytest.approx(0.48 * 0.8, abs=0.01), "the two are drawn independently"
 
     masked = lay_out(rows, toys.vocabulary(), recipe_of(learning="masked", mask_rate=0.7), keys_of(len(rows)))
     target = masked.targets["target"]
@@ -300,7 +300,7 @@ def test_a_row_depends_on_its_key_alone_and_changes_with_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learning", ["pseudo", "masked", "next"])
-def test_it_learns_sixteen_records_by_heart(start: LoadedModel, tmp_path: Path, learning: str) -> None:
+def test_it_memorises_sixteen_records(start: LoadedModel, tmp_path: Path, learning: str) -> None:
     train = write(tmp_path / "train.jsonl", pairs())
     more = {"generation__mask_share": 1.0, "generation__random_share": 0.0} if learning == "masked" else {}
     recipe = recipe_for(start, generation__learning=learning, **more, finetuning__epochs=EPOCHS[learning])
@@ -327,7 +327,7 @@ LAYOUTS: dict[str, tuple[Recipe, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_loss_is_what_decoding_says(name: str) -> None:
-    """The teacher-forced loss of a generated text is minus the sum of the decoder's log-probabilities."""
+    """The teacher-forced loss of a generated text is the negative sum of the decoder's log-probabilities."""
     recipe, shape = LAYOUTS[name]
     model = toys.model(positions=40, **shape).eval()
     recipe = dataclasses.replace(recipe, model=ModelSettings(**shape))
@@ -369,7 +369,7 @@ def test_the_loss_of_the_right_targets_is_a_mean_over_tokens(start: LoadedModel)
     assert target_loss(task_model, data).values["loss"] == pytest.approx(total / tokens, rel=1e-5)
 
 
-def test_a_part_of_the_development_file_is_said_to_be_one(start: LoadedModel, tmp_path: Path) -> None:
+def test_scoring_part_of_the_development_file_gives_a_warning(start: LoadedModel, tmp_path: Path) -> None:
     file = write(tmp_path / "pairs.jsonl", pairs())
     recipe = recipe_for(start, finetuning__epochs=1, task__evaluate_records=5, decoding__max_length=2)
     with pytest.warns(UserWarning, match=r"evaluating on 5 of the 16 development records.*task\.evaluate_records"):
@@ -416,7 +416,7 @@ def test_labels_are_smoothed_in_training_only() -> None:
     "settings", [{"learning": "pseudo"}, {"learning": "masked"}, {"learning": "next"}, {"segment_ids": [1, 0]}]
 )
 def test_transformers_writes_as_the_task_was_learned(start: LoadedModel, settings: dict[str, Any]) -> None:
-    """Not as the objective of pre-training says: it may have learned with other masks, slots and segments."""
+    """Not by the pre-training objective, which may have used other masks, slots and segments."""
     hf = pytest.importorskip("unicloze.hf")
     changes = {f"generation__{name}": value for name, value in settings.items()}
     tuned = dataclasses.replace(start, recipe=recipe_for(start, **changes, decoding__max_length=6))
@@ -443,7 +443,7 @@ def test_a_files_fields_may_have_other_names(start: LoadedModel, tmp_path: Path)
     assert named == verbs.generate(tuned, "alpha", quiet=True)
 
 
-def test_generate_says_what_is_wrong(start: LoadedModel, tmp_path: Path) -> None:
+def test_generate_reports_what_is_wrong(start: LoadedModel, tmp_path: Path) -> None:
     tuned = dataclasses.replace(start, recipe=recipe_for(start, generation__source=["context", "answer"]))
     assert len(verbs.generate(tuned, ["alpha", "beta"])) == 1
     for arguments, message in (

@@ -1,4 +1,4 @@
-"""Every task of GLUE that a folder holds: the score with its errors, the grid, and the files for the benchmark's server."""
+"""All GLUE tasks in a folder: scores with standard errors, the grid, and the files for the benchmark's server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def table(path: Path, header: str, rows: list[str]) -> Path:
 
 
 def glue(folder: Path) -> Path:
-    """RTE with and STS-B without a test file, MNLI with both of its halves and the diagnostic set, and half of CoLA."""
+    """RTE with and STS-B without a test file, MNLI with both development sets and the diagnostic set, and half of CoLA."""
     two = [f"{i}\t{WORDS[i % 4]} sees\t{WORDS[i // 4 % 4]}" for i in range(16)]
     alike = [f"{row}\t{'entailment' if i % 3 else 'not_entailment'}" for i, row in enumerate(two)]
     for name in ("train", "dev"):

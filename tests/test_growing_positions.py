@@ -1,4 +1,4 @@
-"""Rows longer than the model that a task starts from: its positions are repeated, and that is reported."""
+"""Rows longer than the model a task starts from: its positions are repeated, and this is reported."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_auxiliary_objective_has_the_positions_its_rows_need() -> None:
 
 @pytest.mark.parametrize("recipe", ["xlnet-base", "unilmv2-ablation-ae-par-relpos"])
 def test_distances_need_no_rows(recipe: str, tmp_path: Path) -> None:
-    """XLNet has no table at all; a relative bias stays beside a table that grows."""
+    """XLNet has no table; a relative bias is kept while the table grows."""
     start = start_of(recipe, data__window=32, **({"model__memory": 0} if recipe == "xlnet-base" else {}))
     task = recipe_for(start, "classification", task__max_length=80)
     assert task.model.max_positions == 80

@@ -1,4 +1,4 @@
-"""The models as classes of Transformers: the same values, files and losses as our own."""
+"""The models as Transformers classes: the same values, files and losses as our own."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def quiet() -> Any:
 
 
 def ours(model: Any, targets: tuple[str, ...] = ("ae", "par")) -> UnifiedModel:
-    """The same weights in the model the training loop knows."""
+    """The same weights in the training loop's model."""
     config = model.config
     own = UnifiedModel(
         config.settings, vocab_size=config.vocab_size, max_positions=config.max_positions, targets=targets
@@ -77,7 +77,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_states_and_gradients_are_the_backbones_whatever_side_is_padded(shape: dict[str, Any]) -> None:
+def test_states_and_gradients_are_the_backbones_with_padding_on_either_side(shape: dict[str, Any]) -> None:
     model = hf.UniclozeModel(hf.UniclozeConfig(**(SHAPE | shape)))
     own = ours(model)
     windows = random_windows(5, 24, short=True, seed=2)
@@ -194,7 +194,7 @@ def test_dropout_is_drawn_from_torchs_generator() -> None:
     assert model(ids, labels=ids).loss == model(ids, labels=ids).loss
 
 
-def test_a_run_becomes_a_folder_and_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_is_exported_and_read_back_bit_for_bit(tmp_path: Path) -> None:
     run = save_run(tmp_path / "run")
     for kind, auto in (
         (hf.UniclozeForMaskedLM, transformers.AutoModelForMaskedLM),
@@ -218,7 +218,7 @@ def test_a_run_becomes_a_folder_and_comes_back_bit_for_bit(tmp_path: Path) -> No
 
 
 def test_what_is_pushed_to_the_hub_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub is a folder here: nothing is sent, and nothing of what would be is left out."""
+    """The hub is replaced by a folder: nothing is sent, and every file that would be is compared."""
     received = tmp_path / "received"
     received.mkdir()
 
@@ -271,7 +271,7 @@ def test_transformers_pipeline_fills_masks_as_fill_does(tmp_path: Path) -> None:
 
 
 class Kept(transformers.TrainerCallback):  # type: ignore[misc]
-    """The gradients of the first step, as the optimiser gets them."""
+    """The gradients of the first step, as the optimiser receives them."""
 
     def __init__(self) -> None:
         self.gradients: dict[str, Tensor] = {}
@@ -283,7 +283,7 @@ class Kept(transformers.TrainerCallback):  # type: ignore[misc]
 def trained(
     kind: Any, config: Any, rows: list[dict[str, Tensor]], folder: Path, size: int
 ) -> tuple[float, dict[str, Tensor], float]:
-    """One optimiser step over all rows in micro-batches: its loss, its gradients, and the loss Trainer evaluates."""
+    """One optimiser step over all rows in micro-batches: its loss, its gradients, and the evaluation loss of Trainer."""
     torch.manual_seed(0)
     model, kept = kind(config), Kept()
     arguments = transformers.TrainingArguments(
@@ -311,7 +311,7 @@ def test_trainers_loss_and_gradients_do_not_depend_on_gradient_accumulation(
     for number in range(8):
         ids = torch.randint(7, 50, (12,), generator=generator)
         labels = ids.clone()
-        labels[: (11, 10, 9, 8, 7, 6, 5, 0)[number]] = -100  # from 1 label a row to all: a mean of means would differ
+        labels[: (11, 10, 9, 8, 7, 6, 5, 0)[number]] = -100  # 1 to all labels: a mean of means would differ
         rows.append({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels})
     results = [trained(kind, config, rows, tmp_path, size) for size in (8, 2)]
     torch.manual_seed(0)
@@ -407,7 +407,7 @@ def test_what_a_model_cannot_do_is_refused_in_a_sentence(tmp_path: Path) -> None
         hf.UniclozeForConditionalGeneration.from_run(tmp_path / "bert")
 
 
-def test_the_tokenizer_tells_a_pairs_parts_apart(tmp_path: Path) -> None:
+def test_the_tokenizer_gives_the_parts_of_a_pair_different_segments(tmp_path: Path) -> None:
     save_run(tmp_path / "run")
     hf.load_tokenizer(tmp_path / "run").save_pretrained(tmp_path / "saved")
     hf.UniclozeModel.from_run(tmp_path / "run").save_pretrained(tmp_path / "saved")

@@ -50,7 +50,7 @@ def _silence() -> Any:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Learned to write a source of a few words twice, so that its texts and their sources share pairs of words."""
+    """Trained to repeat a source of a few words, so that its texts and their sources share bigrams."""
     place = tmp_path_factory.mktemp("generator")
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 5, TokenizerSettings(vocab_size=120))
     shape = {"data.window": 32, "model.hidden_size": 48, "model.intermediate_size": 96, "model.max_positions": 48}
@@ -91,10 +91,10 @@ def test_generate_without_arguments_writes_as_the_run_does(decoding: dict[str, A
         (own,) = verbs.generate(model, text, quiet=True)
         assert theirs == [each["text"] for each in own.get("candidates", [{"text": own["prediction"]}])]
         repeats_source += len(theirs[0].split()) >= 2 and " ".join(text.split()[:2]) in theirs[0]
-    assert repeats_source  # what a text may not hold twice, its source may hold
+    assert repeats_source  # a text may repeat what its source contains
 
 
-def test_the_folder_says_how_to_write_and_what_it_cannot(run: Path, tmp_path: Path) -> None:
+def test_the_folder_documents_how_to_generate_and_what_is_unsupported(run: Path, tmp_path: Path) -> None:
     folder = verbs.export(run, "unicloze", tmp_path / "out").out
     config = json.loads((folder / "generation_config.json").read_text())
     wanted = {"num_beams": 3, "early_stopping": "never", "length_penalty": 0.0, "no_repeat_ngram_size": 2}
@@ -123,7 +123,7 @@ def test_the_folder_says_how_to_write_and_what_it_cannot(run: Path, tmp_path: Pa
     ],
     ids=str,
 )
-def test_what_generate_cannot_say_is_told(
+def test_what_generate_cannot_write_is_reported(
     decoding: dict[str, Any], config: dict[str, Any], says: str, run: Path, tmp_path: Path
 ) -> None:
     recipe = load_recipe(run / "recipe.yaml", {f"decoding.{key}": value for key, value in decoding.items()})

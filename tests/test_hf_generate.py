@@ -1,4 +1,4 @@
-"""`generate` against plain loops that lay out a whole row by hand and read it afresh at every step."""
+"""`generate` against plain loops that lay out a whole row by hand and recompute it at every step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def quiet() -> None:
 
 
 def writer(**settings: Any) -> Any:
-    """A model whose weights are large enough for its texts to differ, and [EOS] likely enough to come."""
+    """A model with weights large enough for texts to differ, with [EOS] likely enough to occur."""
     shape: dict[str, Any] = dict(
         hidden_size=32, num_layers=3, num_heads=4, intermediate_size=64, dropout=0.0, attention_dropout=0.0,
         initializer_range=0.3, vocab_size=50, max_positions=40, eos_token_id=EOS, bos_token_id=3, pad_token_id=0,
@@ -58,7 +58,7 @@ Predict = Callable[[list[int], list[int]], Tensor]
 
 
 def whole_rows(model: Any) -> Predict:
-    """log p of the next token after a source and the target so far, by the backbone over a row written out by hand."""
+    """log p of the next token after a source and the target so far, from the backbone over a hand-written row."""
     config = model.config
     own = UnifiedModel(
         config.settings, vocab_size=config.vocab_size, max_positions=config.max_positions, targets=("par",)
@@ -100,7 +100,7 @@ def sampled(predict: Predict, source: list[int], steps: int, temperature: float,
 
 
 def beam(predict: Predict, source: list[int], steps: int, beams: int, penalty: float) -> list[int]:
-    """Every beam to the end; a text's score is its log-likelihood over (its length ^ penalty), [EOS] included."""
+    """Beam search to the end; a text's score is its log-likelihood / (length ^ penalty), including [EOS]."""
     running: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[tuple[float, list[int]]] = []
     for step in range(steps):
@@ -121,7 +121,7 @@ def beam(predict: Predict, source: list[int], steps: int, beams: int, penalty: f
 
 
 def texts_of(found: Tensor, width: int) -> list[list[int]]:
-    """What was generated after prompts of the given width, without what fills the rows."""
+    """What was generated after prompts of the given width, without padding."""
     targets = []
     for row in found[:, width:].tolist():
         end = row.index(EOS) + 1 if EOS in row else len(row)
@@ -215,7 +215,7 @@ def test_prompts_padded_at_the_right_give_the_same_texts_at_pseudo_masks() -> No
         assert torch.equal(found[:, right.shape[1] :], expected)
 
 
-def test_a_target_begun_is_gone_on_with() -> None:
+def test_a_given_beginning_of_the_target_is_continued() -> None:
     model = writer(predicts="pseudo")
     predict = whole_rows(model)
     source, begun = SOURCES[0], [21, 22]

@@ -53,7 +53,7 @@ HEADS = {
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path, Any, LoadedModel]:
-    """A checkpoint: what it is, its folder, Transformers' model and ours."""
+    """A checkpoint: its kind, its folder, Transformers' model and ours."""
     kind, changes = KINDS[request.param]
     folder = tmp_path_factory.mktemp("checkpoint")
     padding = 2 if any(name in request.param for name in SHIFTED) else 0
@@ -101,7 +101,7 @@ def test_states_logits_and_gradients(pair: tuple[str, Path, Any, LoadedModel], t
     states = loaded.model.backbone(batch, dropout=DropoutKey(0) if training else None)
     theirs, their_logits = outputs(peer, name, batch, real, padding, segments)
     for number, (own, other) in enumerate(zip(states, theirs, strict=True)):
-        if number or "albert" not in name:  # ALBERT's first are projected already
+        if number or "albert" not in name:  # ALBERT's first states are already projected
             torch.testing.assert_close(own[real], other[real], atol=1e-5, rtol=1e-5)
     logits = answers(loaded, states, batch)
     assert len(logits) == len(their_logits)
@@ -123,7 +123,7 @@ def test_states_logits_and_gradients(pair: tuple[str, Path, Any, LoadedModel], t
         if expected is None:
             continue
         if padding and "embeddings" in key and ("word" in key or "position" in key):
-            gradient, expected = gradient.clone(), expected.clone()  # id and position 1 get none there
+            gradient, expected = gradient.clone(), expected.clone()  # id and position 1 get no gradient there
             skipped = 1 if "word" in key else 3 if family.name == "mpnet" else 0
             gradient[: skipped + 1], expected[: skipped + 1] = 0, 0
         scale = max(1.0, float(expected.abs().max()))
@@ -163,7 +163,7 @@ def test_written_as_a_checkpoint_of_ours_it_is_the_same(
 
 
 def test_output_matrices_stored_twice_are_one(tmp_path: Path) -> None:
-    """Old files hold tied tensors twice, or under the name of the copy only."""
+    """Old files store tied tensors twice, or only under the copy's name."""
     from safetensors.torch import save_file
 
     from unicloze.errors import UniclozeError

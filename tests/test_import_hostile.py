@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, lie or mean harm: one sentence each, nothing run, nothing written elsewhere."""
+"""Damaged, inconsistent or malicious checkpoints: one sentence each; no code is run and nothing is written elsewhere."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_configurations(folder: Path, values: dict[str, Any], match: str) -> Non
         ("\ud800", "config.json is not valid JSON"),
     ],
 )
-def test_configurations_that_are_none(folder: Path, text: str, match: str) -> None:
+def test_invalid_configurations(folder: Path, text: str, match: str) -> None:
     (folder / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     refused(folder, match)
 
@@ -148,7 +148,7 @@ def test_truncated_and_huge_headers(folder: Path) -> None:
     size = 100_000_000
     with file.open("wb") as stream:
         stream.write(size.to_bytes(8, "little"))
-        stream.truncate(size + 8)  # a hole: nothing is on the disk, nothing may be read
+        stream.truncate(size + 8)  # a sparse file: nothing is on the disk, nothing may be read
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused(folder, "a header of 100,000,000 bytes")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
@@ -165,7 +165,7 @@ def test_shards_outside_the_folder(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("content", [{}, {"weight_map": []}, {"weight_map": {"a": 3}}, {"weight_map": {}}])
-def test_indices_that_are_none(folder: Path, content: dict[str, Any]) -> None:
+def test_invalid_indices(folder: Path, content: dict[str, Any]) -> None:
     (folder / WEIGHTS).rename(folder / "a.safetensors")
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(content))
     refused(folder, "has no weight_map")
@@ -209,7 +209,7 @@ def test_links_within_the_folder_and_of_a_cache_are_followed(folder: Path) -> No
 
 
 class Bomb:
-    """Writes a file when it is unpickled."""
+    """Writes a file when unpickled."""
 
     def __init__(self, target: Path) -> None:
         self.target = target

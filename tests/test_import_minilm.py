@@ -1,4 +1,4 @@
-"""The real all-MiniLM-L6-v2, where the extra `minilm` is installed, against Transformers and sentence-transformers' rules."""
+"""The real all-MiniLM-L6-v2, if the extra `minilm` is installed, against Transformers and sentence-transformers' rules."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bert(tmp_path: Path) -> Path:
-    """Two segments, 40 positions, a masked language model's head, 50 tokens."""
+    """Two segments, 40 positions, a masked language modelling head, 50 tokens."""
     place = tmp_path / "bert"
     released(place, fused=False, relative=False, segments=2, model_type="bert")
     return place
@@ -76,7 +76,7 @@ def test_tokens_are_shared_by_spelling_and_by_whether_they_begin_a_word() -> Non
     roles = shared_tokens(spaced, pieces)
     for role in ("sos", "eos", "pad", "unk", "mask"):
         assert roles[getattr(pieces.vocabulary, role)] == getattr(spaced.vocabulary, role)
-    assert roles[pieces.vocabulary.pseudo] == spaced.vocabulary.mask, "a pseudo mask starts as the mask"
+    assert roles[pieces.vocabulary.pseudo] == spaced.vocabulary.mask, "a pseudo mask starts as a copy of the mask"
     same = shared_tokens(pieces, pieces)
     assert same.tolist() == list(range(len(pieces)))
 
@@ -107,7 +107,7 @@ def test_an_imported_model_with_another_vocabulary(bert: Path, tmp_path: Path) -
     assert all(torch.equal(new[name], old[name]) for name in old if name not in (TOKENS, "token_head.bias"))
 
 
-def test_rows_beyond_the_vocabulary_are_left_out_and_said(tmp_path: Path) -> None:
+def test_rows_beyond_the_vocabulary_are_left_out_with_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     peer = save("BertForMaskedLM", tmp_path, vocab_size=56)
     with pytest.warns(UserWarning, match=r"has 56 token rows but its tokenizer only 50 tokens: the other 6 rows"):
@@ -120,7 +120,7 @@ def test_rows_beyond_the_vocabulary_are_left_out_and_said(tmp_path: Path) -> Non
 
 
 def test_roles_are_those_the_tokenizers_configuration_names(tmp_path: Path) -> None:
-    """MPNet's vocabulary holds BERT's special tokens too, which mean nothing there."""
+    """MPNet's vocabulary also contains BERT's special tokens, which have no meaning there."""
     tokens = ["<s>", "<pad>", "</s>", "<unk>", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "<mask>"]
     backend = tokenizers.Tokenizer(tokenizers.models.WordPiece({t: i for i, t in enumerate(tokens)}, unk_token="[UNK]"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
@@ -233,7 +233,7 @@ def run(
 
 
 def same(found: LoadedModel, expected: LoadedModel, *, but: tuple[str, ...] = ()) -> None:
-    """All weights the two have in common are equal, but for some."""
+    """All common weights are equal, except some."""
     theirs = expected.model.state_dict()
     names = [name for name in found.model.state_dict() if name in theirs and name not in but]
     assert sum(name.startswith("backbone.layers.") for name in names) > 10
@@ -311,7 +311,7 @@ def test_longer_windows_than_positions_and_other_sizes(bert: Path, corpus: Path,
         ("MPNetModel", "mpnet-base", {}),
         ("ElectraForPreTraining", "electra-small", {"embedding_size": 16}),
         ("AlbertForPreTraining", "albert-base", {"embedding_size": 16}),
-        ("BertForMaskedLM", "xlnet-base", {}),  # without XLNet's memory, which takes its distances
+        ("BertForMaskedLM", "xlnet-base", {}),  # without XLNet's memory, which needs its distances
     ],
 )
 def test_each_family_starts_a_run_of_its_own_objective(
@@ -334,7 +334,7 @@ def test_each_family_starts_a_run_of_its_own_objective(
     ("kind", "changes"), [("RobertaForMaskedLM", {"type_vocab_size": 1}), ("DistilBertModel", {}), ("BertModel", {})]
 )
 def test_an_imported_model_is_fine_tuned_on_pairs(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    """Also where segments are not told apart."""
+    """Also if segments are not distinguished."""
     pytest.importorskip("transformers")
     save(kind, tmp_path / "theirs", padding=2 if kind.startswith("Ro") else 0, **changes)
     records = [{"text": "a b", "pair": "c.", "label": "x"}, {"text": "b", "pair": "d e f", "label": "y"}]

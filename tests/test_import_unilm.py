@@ -1,7 +1,7 @@
-"""The released UniLM and MiniLM layouts against a forward pass of their own, as no library has them.
+"""The released UniLM and MiniLM layouts against a hand-written forward pass, since no library has them.
 
 Fused queries, keys and values in that order, biases of queries and values only, one relative position table [heads, 32]
-looked up by T5's bucket of key minus query and added to the scaled scores, beside absolute positions; 2 or 6 segments.
+looked up by T5's bucket of key minus query and added to the scaled scores, with absolute positions; 2 or 6 segments.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 32, 3, 4, 64, 40
 def released(
     folder: Path, *, fused: bool, relative: bool, segments: int, pair: bool = False, **config: Any
 ) -> dict[str, Tensor]:
-    """A checkpoint at random, in the layout of the released files."""
+    """A random checkpoint in the layout of the released files."""
     generator = torch.Generator().manual_seed(5)
 
     def draw(*shape: int, scale: float = 0.15) -> Tensor:
@@ -82,7 +82,7 @@ def released(
 
 
 def bucket(distance: int) -> int:
-    """T5's, bidirectional, 32 buckets up to a distance of 128, for key minus query."""
+    """T5's bidirectional buckets of key minus query: 32 buckets up to a distance of 128."""
     found, size = (16, distance) if distance > 0 else (0, -distance)
     if size < 8:
         return found + size
@@ -174,7 +174,7 @@ def test_there_and_back_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> No
 
 
 def test_the_table_of_relative_positions_has_two_names(tmp_path: Path) -> None:
-    """As released, and as later code names it."""
+    """The names in the release and in later code."""
     state = released(tmp_path, **VARIANTS["v2"])  # type: ignore[arg-type]
     table = state.pop("bert.encoder.rel_pos_bias.weight")
     save_file(state | {"bert.rel_pos_bias.weight": table}, tmp_path / "model.safetensors")
@@ -185,7 +185,7 @@ def test_the_table_of_relative_positions_has_two_names(tmp_path: Path) -> None:
 
 
 def test_a_bias_of_the_keys_is_left_out_without_a_difference(tmp_path: Path) -> None:
-    """On the way out: what our training makes of it is no more than noise of the softmax."""
+    """Export drops what training made of it: the softmax cancels a key bias up to rounding."""
     released(tmp_path, fused=True, relative=True, segments=2)
     loaded = open_model(tmp_path)
     batch, real = batch_of(loaded.tokenizer.vocabulary, segments=True)
@@ -211,7 +211,7 @@ def test_a_model_with_segments_folds_into_a_family_without(tmp_path: Path) -> No
     assert all(torch.equal(again[name], tensor) for name, tensor in theirs.items())
 
 
-def test_each_variant_can_be_asked_what_it_was_trained_for(tmp_path: Path) -> None:
+def test_each_variant_supports_what_it_was_trained_for(tmp_path: Path) -> None:
     for name, variant in VARIANTS.items():
         folder = tmp_path / name
         released(folder, **variant)  # type: ignore[arg-type]

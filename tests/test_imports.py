@@ -1,4 +1,4 @@
-"""The house's rules that no other test sees: imports run one way, and what must start fast imports nothing heavy."""
+"""Rules of the architecture: the order of imports, and no heavy imports where start-up must be fast."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def room(module: Path) -> str:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Dotted names a file imports anywhere, inside functions and under TYPE_CHECKING too."""
+    """Dotted names imported anywhere in a file, including inside functions and under TYPE_CHECKING."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -88,15 +88,15 @@ def rooms_imported(file: Path) -> set[str]:
 def test_imports_run_one_way(file: Path) -> None:
     floor = {name: number for number, names in enumerate(FLOORS) for name in names}
     here = room(file)
-    assert here in floor, f"{here} is no room of the plan; redraw the plan in this test"
+    assert here in floor, f"{here} is not in FLOORS; add it in this test"
     for other in rooms_imported(file):
-        assert floor[other] <= floor[here], f"{here} must not import {other}, which stands above it"
+        assert floor[other] <= floor[here], f"{here} must not import {other}, which is above it"
         assert (here, other) not in STRANGERS, f"{here} must not know {other}"
     if file != PACKAGE / "training" / "parallel.py":
         assert not [name for name in imported(file) if name.startswith("torch.distributed")]
 
 
-def test_rooms_import_each_other_in_no_circle() -> None:
+def test_packages_do_not_import_each_other_in_a_cycle() -> None:
     graph: dict[str, set[str]] = {}
     for file in FILES:
         graph.setdefault(room(file), set()).update(rooms_imported(file))
@@ -105,7 +105,7 @@ def test_rooms_import_each_other_in_no_circle() -> None:
 
 
 def modules_imported(file: Path, modules: Collection[str]) -> set[str]:
-    """Those of the modules that a file imports; a package counts only where a name of its `__init__` is taken."""
+    """The modules that a file imports; a package counts only if a name from its `__init__` is used."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -116,7 +116,7 @@ def modules_imported(file: Path, modules: Collection[str]) -> set[str]:
     return found & set(modules) - {module_name(file)}
 
 
-def test_modules_import_each_other_in_no_circle() -> None:
+def test_modules_do_not_import_each_other_in_a_cycle() -> None:
     names = {module_name(file) for file in FILES}
     graph = {module_name(file): modules_imported(file, names) for file in FILES}
     assert graph["unicloze.text.sampler"] >= {"unicloze.keyed", "unicloze.text.segment_pairs"}
@@ -157,7 +157,7 @@ def test_metrics_know_no_model(file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_no_module_changes_what_another_says(file: Path) -> None:
-    """Warnings are silenced by their class, and errors raised as they are or with a cause."""
+    """Warnings are silenced by class, and errors are re-raised or chained with a cause."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
@@ -165,5 +165,5 @@ def test_no_module_changes_what_another_says(file: Path) -> None:
         assert not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith(".args")), node.lineno
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_the_package_is_marked_as_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()

@@ -1,4 +1,4 @@
-"""Filling masks against loops that run one pass of their own for each step, and the text that comes out."""
+"""Filling masks against loops with a separate pass for each step, and the resulting text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def window(model: LoadedModel, text: str) -> list[int]:
 
 
 def ordinary(model: LoadedModel, row: list[Slot], predict: list[int]) -> np.ndarray:
-    """Probabilities with the special tokens ruled out. *Shape:* (predictions, vocabulary)"""
+    """Probabilities without special tokens. *Shape:* (predictions, vocabulary)"""
     distribution = probabilities(model, row, predict).astype(np.float64)
     distribution[:, model.tokenizer.vocabulary.special] = 0
     return distribution / distribution.sum(axis=1, keepdims=True)
@@ -49,7 +49,7 @@ def ordinary(model: LoadedModel, row: list[Slot], predict: list[int]) -> np.ndar
 def one_step(
     model: LoadedModel, tokens: list[int], masked: list[int], filled: list[list[tuple[int, int]]], asked: list[int]
 ) -> np.ndarray:
-    """The asked positions in one step of their own: C, O of the steps before, P of the asked ones and nothing else."""
+    """Predict these positions in one separate step: C, O of earlier steps, P of these positions and nothing else."""
     vocabulary, settings = model.tokenizer.vocabulary, model.recipe.objective
     c = context(tokens, without=frozenset() if settings.masks_in_context else frozenset(masked))
     o: list[Slot] = []
@@ -204,7 +204,7 @@ def test_long_texts_are_read_through_a_window_at_each_mask(relative: bool) -> No
         check(fill(model, text, order="left-to-right"), in_order, model)
 
 
-def test_confidence_in_long_texts_looks_again_wherever_the_last_fill_is_seen() -> None:
+def test_confidence_in_long_texts_is_recomputed_wherever_the_last_fill_is_visible() -> None:
     model = loaded(positions=12)
     vocabulary = model.tokenizer.vocabulary
     text = "[MASK] list [MASK] items is empty and not [MASK] to the value [MASK] return the list of [MASK] ."
@@ -244,7 +244,7 @@ def test_offsets_point_at_the_masks_of_the_given_text() -> None:
 
 
 def filled_with(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, text: str, fills: list[str]) -> str:
-    """The filled text if the model were to say `fills`."""
+    """The filled text if the model predicted `fills`."""
     model = loaded(tokenizer, positions=64)
     ids = [tokenizer.token_id(token) for token in fills]
     assert None not in ids, fills
@@ -315,7 +315,7 @@ def test_bytes_are_spliced_into_the_text(
         ("a [MASK] a", "Ã", "\ufffd"),
     ],
 )
-def test_candidates_of_byte_symbols_are_told_as_text(
+def test_candidates_of_byte_symbols_are_shown_as_text(
     monkeypatch: pytest.MonkeyPatch, text: str, token: str, readable: str
 ) -> None:
     model = loaded(byte_level(), positions=64)
@@ -331,7 +331,7 @@ def test_candidates_of_byte_symbols_are_told_as_text(
     assert f"  {readable} 50.0%" in f" {result}"
 
 
-def test_candidates_of_word_pieces_are_told_as_they_are() -> None:
+def test_candidates_of_word_pieces_are_shown_unchanged() -> None:
     mask = fill(loaded(), "the [MASK] of", top_k=40).masks[0]
     assert mask.readable == [token for token, _ in mask.top]
     assert "##ing" in mask.readable
@@ -345,14 +345,14 @@ def test_candidates_of_word_pieces_are_told_as_they_are() -> None:
         ("the zebra [MASK] of zebra", "2 tokens not in the vocabulary are read as [UNK]"),
     ],
 )
-def test_words_that_the_vocabulary_lacks_are_said(text: str, note: str | None) -> None:
+def test_words_that_the_vocabulary_lacks_are_reported(text: str, note: str | None) -> None:
     result = fill(loaded(), text)
     assert result.note == note
     assert (note is None) == ("note: " not in str(result))
     assert note is None or note in str(result)
 
 
-def test_a_byte_level_mask_stands_for_the_space_before_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_byte_level_mask_replaces_the_space_before_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     for tokenizer, name in ((byte_level(), "[MASK]"), (roberta_like(), "<mask>")):
         model, fed = loaded(tokenizer, positions=64), []
         logits = model.model.logits

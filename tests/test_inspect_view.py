@@ -1,4 +1,4 @@
-"""One example as JSON and as text: the paper's example, what the words say, and the window it is made from."""
+"""One example as JSON and as text: the paper's example, its description, and the window it is made from."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_random_tokens_are_marked() -> None:
 
 
 def test_every_layers_visibility_is_shown() -> None:
-    """GPT-3's local layers beside its full ones."""
+    """GPT-3's local layers next to its full ones."""
     settings = load_recipe("gpt-3-small", {"objective.local_width": 2, "model.num_layers": 4})
     tokenizer = whitespace_tokenizer(WORDS)
     view = view_of(settings, tokenizer.encode(WORDS), 0, tokenizer)
@@ -127,7 +127,7 @@ def test_padding_is_left_out() -> None:
     assert all(answers.slots and max(answers.slots) < len(view.slots) for answers in view.targets.values())
 
 
-def test_every_masked_position_is_a_mask_whatever_it_shows() -> None:
+def test_every_masked_position_counts_as_a_mask_whatever_token_it_shows() -> None:
     kept = recipe(objective__mask_share=0.0, objective__random_share=0.0, objective__mask_rate=0.5)
     view = ExampleView.of(example_of(kept, np.arange(7, 27, dtype=np.int32), 1, whitespace_tokenizer(LONG)), _long())
     masked = [slot for slot in view.slots if slot.kind == "mask"]
@@ -162,13 +162,13 @@ def test_one_segment_or_two() -> None:
         assert [slot.segment for slot in slots] == sorted(slot.segment for slot in slots)
 
 
-def test_without_a_tokenizer_it_splits_on_white_space_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_tokenizer_it_splits_on_white_space_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     _, tokenizer = inspect_example(recipe(), "Un-usual words, kept", 0)
     assert tokenizer.token_id("Un-usual") is not None
     assert "white space" in capsys.readouterr().err
 
 
-def test_a_long_text_is_cut_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_text_is_cut_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     examples, _ = inspect_example(recipe(data__window=16), LONG, 0, _long())
     assert examples.text_tokens.tolist() == [16]
     said = capsys.readouterr().err
@@ -210,7 +210,7 @@ def shown(name: str, seed: int = 0, **overrides: Any) -> ExampleView:
 
 
 @pytest.mark.parametrize(("name", "target"), [("bert-base", "nsp"), ("albert-base", "sop"), ("unilm-v1-base", "nsp")])
-def test_how_segments_relate_is_said_in_words(name: str, target: str) -> None:
+def test_the_relation_of_segments_is_shown_in_words(name: str, target: str) -> None:
     view = shown(name)
     assert view.to_dict()["targets"][target] == {"slots": [0], "labels": ["follows"]}
     assert view.predictions[0] == f"{target}: follows"
@@ -219,7 +219,7 @@ def test_how_segments_relate_is_said_in_words(name: str, target: str) -> None:
     assert spell(target, np.array([0, 1]), tokenizer) == ["follows", "does not follow"]
 
 
-def test_what_electra_asks_of_each_slot_is_a_question() -> None:
+def test_electra_labels_each_slot_with_a_question() -> None:
     view = shown("electra-small")
     asked = view.targets["rtd"]
     assert asked.labels == ["replaced?"] * len(view.slots)

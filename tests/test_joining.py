@@ -1,4 +1,4 @@
-"""Words and punctuation marks back to text."""
+"""Joins words and punctuation marks back into text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def apart(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_text_comes_back_as_it_was_written(text: str) -> None:
+def test_a_text_is_joined_as_it_was_written(text: str) -> None:
     assert join_words(" ".join(apart(text))) == text
     assert join_words(text) == text or "`" in text or "'" in text
 
@@ -54,7 +54,7 @@ STOCK_TEXTS = [
 
 
 @pytest.mark.parametrize("text", STOCK_TEXTS)
-def test_a_stock_tokenizer_spells_all_but_single_quotation_marks_alike(text: str, tmp_path: Path) -> None:
+def test_a_stock_tokenizer_spells_all_but_single_quotation_marks_identically(text: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     own = Tokenizer.train([*STOCK_TEXTS * 3], TokenizerSettings(kind="wordpiece", vocab_size=400, lowercase=False))
     write_tokenizer(own, tmp_path, longest=64, segments=None)
@@ -74,7 +74,7 @@ def test_double_quotation_marks_are_counted_as_the_text_grows() -> None:
 
 
 @pytest.mark.parametrize("text", ["it costs 12,959 dollars", "they'll go", "3.14a", "we'd 'quote' (it)", "12,95", "a"])
-def test_what_is_settled_stays_as_pieces_come(text: str) -> None:
+def test_settled_text_does_not_change_as_pieces_arrive(text: str) -> None:
     letters = [f"##{one}" for one in string.ascii_lowercase + string.digits]
     vocabulary = [*SPECIAL_TOKENS, *string.ascii_lowercase, *string.digits, *letters, *"'.,()"]
     backend = tokenizers.Tokenizer(
@@ -95,7 +95,7 @@ def test_an_exported_tokenizer_is_still_the_same(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).fingerprint == own.fingerprint
 
 
-def test_what_a_tokenizer_cannot_tell_is_spelled_the_usual_way() -> None:
+def test_ambiguous_spacing_follows_common_usage() -> None:
     assert join_words("return join ( a , b ) .") == "return join (a, b)."
     assert join_words("men - he came") == "men-he came" and join_words("- he came -") == "- he came -"
     assert (join_words(""), join_words("a"), join_words('"')) == ("", "a", '"')

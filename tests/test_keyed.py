@@ -17,7 +17,7 @@ def test_permutation_visits_everything_once(size: int) -> None:
     assert sorted(result.tolist()) == list(range(size))
 
 
-def test_permutation_depends_on_the_key_and_not_on_the_company() -> None:
+def test_permutation_depends_on_the_key_alone() -> None:
     whole = keyed.permutation(np.arange(1000), 1000, 3)
     assert (keyed.permutation(np.array([500, 3]), 1000, 3) == whole[[500, 3]]).all()
     assert (keyed.permutation(np.arange(1000), 1000, 4) != whole).any()

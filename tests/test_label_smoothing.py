@@ -1,4 +1,4 @@
-"""Label smoothing: every predicted token is smoothed, whichever network and head predicts it, or the setting is refused."""
+"""Label smoothing: all predicted tokens of every network and head are smoothed, or the setting is refused."""
 
 from __future__ import annotations
 

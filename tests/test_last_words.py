@@ -1,4 +1,4 @@
-"""LAMBADA and the Children's Book Test: the last word of a passage and a missing one, against brute force."""
+"""LAMBADA and the Children's Book Test: the last word of a passage and a missing word, against brute force."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_lambada_is_the_brute_forces(name: str, tmp_path: Path) -> None:
 
 
 def test_stop_words_are_not_predicted(tmp_path: Path) -> None:
-    """The likeliest token without those that spell a stop word, by brute force; a stop word itself is never right."""
+    """The most likely token that does not spell a stop word, by brute force; a stop word is never right."""
     model = MODELS["causal"]()
     vocabulary = model.tokenizer.vocabulary
     for context in (*TEXTS, *(f"{one} {two}" for one in TEXTS for two in decoding_toys.WORDS)):

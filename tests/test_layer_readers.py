@@ -1,4 +1,4 @@
-"""The readers against each other: whole rows, our cache and a caller's keys and values give the same hidden states."""
+"""All readers give the same hidden states: whole rows, our cache, and a caller's keys and values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unicloze.settings import ModelSettings
 from unicloze.visibility_masks import continuation_mask
 
 ROWS, SLOTS, FIRST = 3, 9, 5
-"""The first slots are computed in a call of their own."""
+"""The first slots are computed in a separate call."""
 WIDTH = 2
 MODELS: dict[str, dict[str, Any]] = {
     "absolute positions": {"relative_bias": False},

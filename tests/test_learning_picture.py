@@ -1,4 +1,4 @@
-"""The picture of how a run learned, and a drawing as a notebook shows it."""
+"""The picture of a run's learning curves, and drawings in notebooks."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_every_target_is_a_curve_with_its_last_value(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [{"ae": 100.0, "par": 80.0}, {"ae": 10.0, "par": 20.0}, {"ae": 10.0, "par": 5.0}])
     drawing = draw_learning(run)
     curves = {role: points for points, role in drawing.lines}
-    assert curves.keys() == {"mask", "pseudo"}  # the colours that AE and PAR have on a run's page
+    assert curves.keys() == {"mask", "pseudo"}  # the colours of AE and PAR on a run's page
     for points, values in ((curves["mask"], (100, 10, 10)), (curves["pseudo"], (80, 20, 5))):
         across, down = zip(*points, strict=True)
         assert across[1] - across[0] == pytest.approx(across[2] - across[1])
         steps = [down[i + 1] - down[i] for i in range(2)]
         assert all((step > 0) == (values[i] > values[i + 1]) for i, step in enumerate(steps))
-    # logarithmic: 20 to 5 is as far down as 80 to 20
+    # logarithmic: 20 to 5 is the same distance as 80 to 20
     (_, first), (_, middle), (_, last) = curves["pseudo"]
     assert middle - first == pytest.approx(last - middle)
     labels = {label.text: label for label in drawing.labels}
@@ -43,7 +43,7 @@ def test_every_target_is_a_curve_with_its_last_value(tmp_path: Path) -> None:
     assert all(0 < x < drawing.width and 0 < y < drawing.height for points, _ in drawing.lines for x, y in points)
 
 
-def test_labels_of_equal_ends_stand_apart(tmp_path: Path) -> None:
+def test_labels_of_equal_values_do_not_overlap(tmp_path: Path) -> None:
     drawing = draw_learning(write_run(tmp_path / "run", [{"ae": 9.0, "par": 9.0}, {"ae": 3.0, "par": 3.0}]))
     ends = [label.y for label in drawing.labels if label.text in ("ae 3", "par 3")]
     assert len(ends) == 2 and abs(ends[0] - ends[1]) >= 15
@@ -57,7 +57,7 @@ def test_a_single_evaluation_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("evaluations", [[], [{"ae": float("inf")}], [{"nsp": 2.0}]])
-def test_a_run_without_a_perplexity_is_told(tmp_path: Path, evaluations: list[dict[str, float]]) -> None:
+def test_a_run_without_a_perplexity_is_reported(tmp_path: Path, evaluations: list[dict[str, float]]) -> None:
     with pytest.raises(UniclozeError, match="no held-out perplexity"):
         draw_learning(write_run(tmp_path / "run", evaluations))
 

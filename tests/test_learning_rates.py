@@ -1,4 +1,4 @@
-"""How fast each layer learns, and when: ULMFiT's discriminative rates, slanted triangle and gradual unfreezing."""
+"""Learning rates by layer and step: ULMFiT's discriminative rates, slanted triangle and gradual unfreezing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def task_model(**settings: Any) -> Any:
 
 
 def expected_depth(name: str) -> int:
-    """From the names alone: heads 0, layer i of n at n - i, embeddings and the shared position bias below them all."""
+    """Depths from the names alone: heads 0, layer i of n at n - i, embeddings and the shared position bias below them."""
     if not name.startswith("backbone."):
         return 0
     if name.startswith("backbone.layers."):
@@ -92,7 +92,7 @@ def test_each_layer_has_the_rate_of_the_one_above_it_divided_by(optimizer: Any) 
     assert seen == without and set(seen) == set(names.values())
 
 
-def test_an_update_is_that_of_a_group_of_its_own() -> None:
+def test_an_update_equals_that_of_a_separate_group() -> None:
     """One step of AdamW moves each weight by its own rate: the ratio to an undivided step is the factor."""
     moved = []
     for decay in (1.0, 0.5):
@@ -159,7 +159,7 @@ def recipe_for(start: LoadedModel, **overrides: Any) -> Any:
 
 
 def state_names(path: Path) -> dict[int, int]:
-    """Moments by number of the parameter: steps they have seen."""
+    """Number of steps of the moments of each parameter."""
     (adamw,) = load_checkpoint(path).optimizers
     return {index: int(values["step"]) for index, values in adamw["state"].items()}
 
@@ -176,11 +176,11 @@ def test_frozen_layers_stay_as_they_were(start: LoadedModel, tmp_path: Path) -> 
             learns = f".layers.{last}." in name or not name.startswith("backbone.")
             assert torch.equal(tensor, before[name]) != learns or "key.bias" in name, name
     steps = state_names(path)
-    assert set(steps.values()) == {4, 2}  # the head from the start, the last layer since the second epoch
+    assert set(steps.values()) == {4, 2}  # the head from the start, the last layer from the second epoch
     assert len(steps) == sum(f".layers.{last}." in name or not name.startswith("backbone.") for name in after)
 
 
-def test_unfreezing_goes_on_exactly_where_it_was(start: LoadedModel, tmp_path: Path) -> None:
+def test_unfreezing_resumes_exactly(start: LoadedModel, tmp_path: Path) -> None:
     train = records(tmp_path / "train.jsonl")
     finetune_run(recipe_for(start), start, train, train, tmp_path / "whole", progress=False)
 
@@ -211,7 +211,7 @@ def test_unfreezing_goes_on_exactly_where_it_was(start: LoadedModel, tmp_path: P
             assert all(torch.equal(values[key], theirs["state"][index][key]) for key in values)
 
 
-def test_layers_that_never_learn_are_said(start: LoadedModel, tmp_path: Path) -> None:
+def test_layers_that_never_learn_are_reported(start: LoadedModel, tmp_path: Path) -> None:
     train = records(tmp_path / "train.jsonl")
     total = start.model.settings.num_layers + 2
     recipe = recipe_for(start, **{"finetuning.epochs": 1.5})
@@ -222,13 +222,15 @@ def test_layers_that_never_learn_are_said(start: LoadedModel, tmp_path: Path) ->
         finetune_run(recipe, start, train, None, tmp_path / "short", progress=False)
 
 
-def test_a_run_has_a_rate_and_a_beginning_for_each_layer(start: LoadedModel, tmp_path: Path) -> None:
+def test_a_run_has_a_rate_and_a_first_step_for_each_layer(start: LoadedModel, tmp_path: Path) -> None:
     train, total = records(tmp_path / "train.jsonl"), start.model.settings.num_layers + 2
     recipe = recipe_for(start, **{"finetuning.epochs": total})
     finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)
     (adamw,) = load_checkpoint(tmp_path / "run" / "checkpoints" / f"step-{2 * total:08d}").optimizers
     rates = {(group["first_step"], group["peak_lr"]) for group in adamw["param_groups"]}
-    assert rates == {(2 * depth, 3e-3 * 0.5**depth) for depth in range(total)}, "2 steps an epoch, halved at each layer"
+    assert rates == {(2 * depth, 3e-3 * 0.5**depth) for depth in range(total)}, (
+        "2 steps per epoch, halved at each layer"
+    )
 
 
 @pytest.mark.parametrize(("key", "value"), [
@@ -241,7 +243,7 @@ def test_rates_that_cannot_be_are_refused(key: str, value: Any) -> None:
 
 
 def test_without_these_settings_nothing_changes() -> None:
-    """The groups are those of every other run: two of AdamW, in the order checkpoints have them."""
+    """The parameter groups are as in any other run: two of AdamW, in the order of checkpoints."""
     model = task_model()
     settings = TrainingSettings()
     (optimizer,) = build_optimizers(model, settings)

@@ -1,4 +1,4 @@
-"""The chain rule in one pass against a pass for each step, pseudo-log-likelihood against single masked passes."""
+"""The chain rule in one pass against one pass per step, pseudo-log-likelihood against single masked passes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def window(model: LoadedModel, text: str) -> list[int]:
 
 
 def chain_step_by_step(model: LoadedModel, text: str) -> list[float]:
-    """log p of each token, each from a pass that holds C, the O of the tokens before it, and its own P only."""
+    """log p of each token, each from a pass with only C, the O of the tokens before it, and its own P."""
     vocabulary, settings = model.tokenizer.vocabulary, model.recipe.objective
     tokens = window(model, text)
     positions = range(1, len(tokens) - 1)
@@ -117,8 +117,8 @@ def test_a_token_reads_nothing_right_of_it_in_the_chain_and_everything_in_the_ot
     assert all(abs(one.pseudo_per_token[i] - other.pseudo_per_token[i]) > 1e-5 for i in (0, 1, 2, 4))
 
 
-def test_no_bits_are_given_of_a_text_that_was_not_scored_whole() -> None:
-    """The bytes of an unknown token would count, and its surprise would not."""
+def test_no_bits_are_given_for_a_partly_scored_text() -> None:
+    """The bytes of an unknown token would count, but not its surprisal."""
     model = loaded(wordpiece())
     whole, part = score(model, ["the list of items", "the list zzz of items"])
     assert whole.bits_per_byte is not None and whole.bits_per_character is not None
@@ -220,7 +220,7 @@ PARTS = [(name, part) for name in recipe_names() for part in parts(load_recipe(n
 
 
 @pytest.mark.parametrize(("name", "part"), PARTS, ids=[f"{name}:{part.label}" for name, part in PARTS])
-def test_predictions_stand_in_the_order_promised(name: str, part: Part) -> None:
+def test_predictions_are_in_the_documented_order(name: str, part: Part) -> None:
     """By step and position for masked tokens, by position for the chain rule, in every recipe's objective."""
     words = vocabulary(60, extra=load_recipe(name).tokenizer.extra_tokens)
     windows = random_windows(20, 24, vocab=60, short=True)
@@ -250,7 +250,7 @@ def test_an_ae_model_needs_no_pseudo_mask() -> None:
     assert score(model, ["a list"])[0].pseudo_log_likelihood is not None
 
 
-def test_the_note_says_when_whole_texts_were_never_masked_in_training() -> None:
+def test_a_note_is_printed_if_whole_texts_were_never_masked_in_training() -> None:
     (low,) = score(loaded(), [TEXT])
     assert low.note is not None and "mask rates of at most 15%" in low.note
     assert score(loaded(mixture=[{}, {"mask_rate": 1.0}]), [TEXT])[0].note is None

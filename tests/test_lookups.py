@@ -1,4 +1,4 @@
-"""Gradients of tables by rows: the same numbers as autograd's dense ones, in memory that is kept."""
+"""Row-wise gradients of tables: the same numbers as autograd's dense ones, in reused memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_only_rows_that_were_read_have_a_gradient_and_none_of_the_step_before(mo
         torch.testing.assert_close(table.weight.grad, expected)
         kept.append(table.weight.grad.data_ptr())
     assert len(set(kept)) == 1 and unread.weight.grad is None
-    assert not table.sparse, "who trains the model in another loop has dense gradients"
+    assert not table.sparse, "other training loops get dense gradients"
 
 
 def test_small_tables_and_compiled_models_are_left_alone() -> None:

@@ -1,4 +1,4 @@
-"""The training loop step by step: draws by name, sums over a global batch, what happens after which step, evaluation."""
+"""The training loop: keyed draws, sums over a global batch, what happens after which step, evaluation."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def emptied(examples: Examples, name: str) -> Examples:
 
 @pytest.mark.parametrize("empty", [["par"], ["ae", "par"]])
 def test_a_target_without_predictions_costs_nothing(empty: list[str]) -> None:
-    """A step whose rows are too short to be masked, or all of whose noise levels drew no mask."""
+    """A step whose rows are too short to be masked, or whose noise levels drew no mask."""
     settings = TrainingSettings()
     state = state_of(settings)
     (batch,) = micro_batches(1, rows=4)
@@ -206,7 +206,7 @@ def test_what_happens_after_which_step(
     assert all(set(each) == {"loss", "gradient_norm", "text_tokens_per_second"} for each in measures)
 
 
-def test_a_run_ends_where_an_evaluation_says_it_is_enough() -> None:
+def test_a_run_ends_when_an_evaluation_stops_it() -> None:
     settings = TrainingSettings(steps=9, warmup_steps=0, save_every=0, evaluate_every=2)
     state = state_of(settings)
     saved: list[int] = []

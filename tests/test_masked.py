@@ -1,4 +1,4 @@
-"""The masked-LM family: UniLM v1's four visibilities, SpanBERT's boundaries, and what a masked model can be asked."""
+"""The masked-LM family: UniLM v1's four visibilities, SpanBERT's boundaries, and the uses of a masked model."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def changed(windows: Windows, position: int) -> Windows:
 @pytest.mark.parametrize("targets", [["ae"], ["ae", "sbo"]])
 @pytest.mark.parametrize("training", [False, True])
 def test_a_prediction_sees_what_it_may_and_nothing_else(name: str, targets: list[str], training: bool) -> None:
-    """Change a token of the window, make the example again and look at every prediction."""
+    """Change a token of the window, remake the example and compare every prediction."""
     model = toys.model(dropout=0.1, attention_dropout=0.1)
     windows = random_windows(1, 26, seed=12)
     source = int((windows.segment_ids == 0).sum())
@@ -129,7 +129,7 @@ def test_a_prediction_sees_what_it_may_and_nothing_else(name: str, targets: list
         after, found = states(changed(windows, position))
         assert np.array_equal(after.steps, before.steps)
         for (_, slot, old), (_, _, new) in zip(reference, found, strict=True):
-            # In three layers everything that is read in one is reached, and nothing else: the rules are transitive.
+            # The rules are transitive: three layers reach what one layer reads, and nothing else.
             reaches = position not in hidden and reads(Slot("token", slot), Slot("token", position))
             assert torch.equal(old, new) != reaches, (slot, position)
             seen += reaches
@@ -185,7 +185,7 @@ def test_what_a_masked_model_defines() -> None:
     assert {name for name, has in abilities.items() if has.causal} == {"left_to_right"}
     assert not any(has.stepwise for has in abilities.values())
     detects = defined(read_by("left_to_right", targets=["ae", "rtd"]))
-    assert (detects.cloze, detects.causal) == (None, None), "the generator's predictions are not what is used"
+    assert (detects.cloze, detects.causal) == (None, None), "the generator's predictions are not used"
     assert defined(UniLMv2Settings()).causal and defined(UniLMv2Settings(targets=["ae"])).causal is None
 
 
@@ -315,7 +315,7 @@ def train(model: UnifiedModel, batches: Any, steps: int, learning_rate: float) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VISIBILITIES)
-def test_a_small_batch_is_learned_by_heart(name: str) -> None:
+def test_a_small_batch_is_memorised(name: str) -> None:
     targets = ["ae", "sbo"] if name == "bidirectional" else ["ae"]
     settings = read_by(name, targets=targets, masking="geometric", max_span=4)
     examples = masked(random_windows(6, 20, seed=2), vocabulary(), settings)
@@ -326,7 +326,7 @@ def test_a_small_batch_is_learned_by_heart(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("targets", [["ae"], ["ae", "sbo"]])
 def test_random_tokens_cannot_be_learned_better_than_chance(targets: list[str]) -> None:
-    """With V tokens: ln V under a mask; where a token is shown it is the answer in half the cases."""
+    """With V tokens: ln V under a mask; a token that is shown is the answer in half of the cases."""
     tokens = 8
     settings = MaskedSettings(targets=targets, mask_rate=0.3, masking="token")
     if "sbo" in targets:
@@ -356,7 +356,7 @@ def test_random_tokens_cannot_be_learned_better_than_chance(targets: list[str]) 
 
 
 def peer_mask(examples: Examples) -> torch.Tensor:
-    """Added to a peer's scores. *Shape:* (rows, 1, slots, slots)"""
+    """Mask added to a peer's scores. *Shape:* (rows, 1, slots, slots)"""
     reads = torch.from_numpy(visibility.bool_mask(examples.intervals, examples.input_ids.shape[1]))
     return torch.where(reads, 0.0, torch.finfo(torch.float32).min)[:, None]
 

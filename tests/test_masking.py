@@ -1,4 +1,4 @@
-"""The masking schemes against their definitions: exact properties on every row, and the distribution on many."""
+"""The masking schemes against their definitions: exact properties of every row, and distributions over many."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unicloze.text.windows import Windows
 
 
 def algorithm_1(maskable: npt.NDArray[np.bool_], rate: float, draw: random.Random) -> list[int]:
-    """Algorithm 1 as the paper prints it, one row, as step of each position."""
+    """Algorithm 1 as printed in the paper for one row: the step of each position."""
     length, steps, step = len(maskable), [-1] * len(maskable), 0
     while sum(s >= 0 for s in steps) < rate * maskable.sum():
         first = draw.randint(0, length - 1)
@@ -180,7 +180,7 @@ def test_spans_never_cover_eos() -> None:
 
 
 def repeated(one: Windows, rows: int) -> Windows:
-    """The same window many times, each row with draws of its own."""
+    """The same window many times, each row with its own draws."""
     fields = ("token_ids", "segment_ids", "lengths", "maskable", "source", "index")
     return Windows(
         **{f: np.repeat(getattr(one, f), rows, axis=0) for f in fields}, keys=keyed.key(1, 2, np.arange(rows))
@@ -188,7 +188,7 @@ def repeated(one: Windows, rows: int) -> Windows:
 
 
 def units_by_hand(tokens: list[int], maskable: list[bool]) -> list[list[int]]:
-    """Positions of each unit of a row: a word goes on with every third id, and is cut after 16 tokens."""
+    """Positions of each unit of a row: every third id continues a word, and words are cut after 16 tokens."""
     units: list[list[int]] = []
     for position, token in enumerate(tokens):
         follows = position > 0 and maskable[position] and maskable[position - 1] and token % 3 == 0
@@ -200,7 +200,7 @@ def units_by_hand(tokens: list[int], maskable: list[bool]) -> list[list[int]]:
 
 
 def spans_by_hand(one: Windows, proposals: Iterator[tuple[int, int]], rate: float) -> list[int]:
-    """Spans of units as the papers describe them, one row, as step of each position; proposed: an index and a number."""
+    """Spans of units as described in the papers for one row: the step of each position. Proposals: index and length."""
     maskable = one.maskable[0].tolist()
     units = units_by_hand(one.token_ids[0].tolist(), maskable)
     number = {unit[0]: i for i, unit in enumerate(units)}
@@ -323,7 +323,7 @@ def test_long_units_fall_into_several() -> None:
 def test_a_phrase_is_its_words_whole() -> None:
     tokens = np.array([[SOS, 10, 12, 13, 16, 19, EOS, 22, 25, EOS]], dtype=np.int32)
     joined = np.zeros(tokens.shape, dtype=bool)
-    joined[0, [3, 7]] = True  # 13 belongs to 10 12; what is said to go on across an [EOS] does not
+    joined[0, [3, 7]] = True  # 13 belongs to 10 12; a word does not continue across an [EOS]
     windows = dataclasses.replace(random_windows(1, 10), token_ids=tokens, maskable=tokens > 6, joined=joined)
     found = masking.units_of(windows, vocabulary(), settings_of(mask_unit="phrase"))
     assert found is not None

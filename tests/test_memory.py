@@ -1,4 +1,4 @@
-"""Segment recurrence: what is remembered, who reads it, and that a resumed run remembers the same."""
+"""Segment recurrence: what is remembered, which slots read it, and that a resumed run remembers the same."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROWS, WINDOW, MEMORY = 3, 16, 12
 
 
 def windows_at(step: int, number: int = 0, *, short: bool = False) -> Windows:
-    """Rows that go on from the step before, but for row 1 in every second step."""
+    """Rows that continue those of the previous step, except row 1 in every second step."""
     windows = random_windows(ROWS, WINDOW, seed=100 * number + step, short=short)
     return dataclasses.replace(windows, continues=np.array([step > 0, step % 2 == 0, step > 0]))
 
@@ -63,7 +63,7 @@ def test_the_newest_tokens_are_kept_in_order() -> None:
     memory.remember(states, torch.tensor([[0, 3, 1], [2, -1, -1]]))
     assert memory.states[0, :, :, 0].tolist() == [[4, 50, 51, 52], [2, 3, 4, 50]]
     assert memory.lengths.tolist() == [4, 4]
-    assert before[0, 0, :, 0].tolist() == [1, 2, 3, 4], "what another holds stays as it is"
+    assert before[0, 0, :, 0].tolist() == [1, 2, 3, 4], "another's contents are unchanged"
 
 
 def test_text_slots_hold_the_text_in_order() -> None:
@@ -102,7 +102,7 @@ def test_a_memory_before_the_keys_follows_the_definition(seed: int) -> None:
 
 
 def test_a_row_reads_its_memory_only_where_it_continues() -> None:
-    """Through the window: change a token of the step before, look at the predictions of this one."""
+    """Through the window: change a token of the previous step, compare the predictions of this one."""
     model = xl_model(memory=MEMORY)
 
     def predictions(first: Windows) -> torch.Tensor:
@@ -143,8 +143,8 @@ def test_tokens_older_than_the_memory_change_nothing_in_one_layer() -> None:
             assert torch.equal(after[0], reference[0]) == (position < WINDOW - MEMORY)
 
 
-def test_a_memory_of_the_text_behind_a_row_stands_at_its_distance() -> None:
-    """One layer: a row predicts as if the remembered text stood behind it in the same row."""
+def test_a_memory_of_the_text_behind_a_row_has_its_distances() -> None:
+    """One layer: a row predicts as if the remembered text were behind it in the same row."""
     model = xl_model(memory=MEMORY, num_layers=1, num_segments=0).eval()
     behind, here = (
         dataclasses.replace(
@@ -262,7 +262,7 @@ def test_a_resumed_run_remembers_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_each_micro_batch_has_a_memory_of_its_own() -> None:
-    """Two micro-batches remember what two runs of one micro-batch each would at the same weights."""
+    """Two micro-batches remember what two separate runs of one micro-batch would with the same weights."""
     state, settings = training_state()
     frozen = dataclasses.replace(settings, learning_rate=0.0, weight_decay=0.0, steps=3)
     state.model = xl_model(memory=MEMORY)
@@ -295,7 +295,7 @@ def test_a_step_that_fails_leaves_the_memory_of_the_step_before() -> None:
     assert_same(pack(state.memories), before)
 
 
-def test_rows_of_another_number_start_anew() -> None:
+def test_another_number_of_rows_starts_with_an_empty_memory() -> None:
     model = xl_model(memory=MEMORY)
     batch = batch_of(windows_at(0), None, model)
     model(batch)
@@ -326,7 +326,7 @@ def test_a_run_saves_and_restores_what_it_remembers(tmp_path: Path) -> None:
     numbers = range(recipe.training.batch_size // 2)
     assert whole.state["step"] == 4
     assert set(whole.memories) == {f"{number}.{part}" for number in numbers for part in ("lengths", "states")}
-    assert whole.memories["0.lengths"].tolist() == [40, 40], "more than one window goes on"
+    assert whole.memories["0.lengths"].tolist() == [40, 40], "more than one window is remembered"
     assert_same(whole.model, cut.model)
     assert_same(whole.memories, cut.memories)
 
@@ -348,7 +348,7 @@ def test_the_relative_segment_encoding_is_learned_beside_a_memory() -> None:
 
 
 def test_an_evaluation_reads_the_memory_as_training_does() -> None:
-    """Blocks of rows, each block going on from the one before: the sum of losses is that of passing memory by hand."""
+    """Blocks of rows, each continuing the one before: the summed loss equals that of passing the memory by hand."""
     model = xl_model(memory=MEMORY).eval()
     blocks = [windows_at(step) for step in range(4)]
     columns = {field.name: [getattr(block, field.name) for block in blocks] for field in dataclasses.fields(Windows)}

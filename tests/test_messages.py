@@ -1,6 +1,6 @@
-"""Messages of the command line before and after a change: tests/messages.txt holds errors and the head lines of all helps.
+"""Records the messages of the command line: tests/messages.txt contains errors and the first lines of all helps.
 
-A command writes that file; read what changed in it before you commit it:
+This command writes that file; read its changes before you commit them:
 
     python tests/test_messages.py
 """
@@ -297,7 +297,7 @@ recipes quickstart
 recipes --all
 doctor --jso
 """
-"""Commands that cannot work, one a line."""
+"""Invalid commands, one per line."""
 
 
 SECTIONS = {
@@ -321,13 +321,13 @@ def output(words: list[str]) -> tuple[int, str, str]:
 
 
 def verbs() -> list[tuple[str, str]]:
-    """Each verb and its line in the help of the program."""
+    """Each verb and its line in the program's help."""
     listed = output(["--help"])[1].partition("verbs:\n")[2].partition("\n\n")[0]
     return [(re.split(r" {2,}| (?=[A-Z])", line.strip(), maxsplit=1)[0], line.strip()) for line in listed.splitlines()]
 
 
 def help_of(verb: str) -> Iterator[str]:
-    """The head line of a verb's help, its words and options, and the settings it shows."""
+    """The first line of a verb's help, its arguments and options, and the settings it shows."""
     code, text, _ = output([*verb.split(), "--help"])
     assert code == 0
     yield text.split("\n\n")[1].strip()
@@ -368,7 +368,7 @@ def prepare(folder: Path) -> None:
 
 
 def messages(folder: Path) -> str:
-    """All of it as text, a block for each verb and command."""
+    """All messages as text, one block per verb and command."""
     prepare(folder)
     blocks = ["\n".join(["$ unicloze --help", *(line for _, line in verbs())])]
     blocks += ["\n".join([f"$ unicloze {verb} --help", *help_of(verb)]) for verb, _ in verbs()]
@@ -383,7 +383,7 @@ def messages(folder: Path) -> str:
     return "\n".join(wrapped)
 
 
-def test_the_command_line_says_what_the_golden_file_says(tmp_path: Path) -> None:
+def test_the_messages_equal_the_golden_file(tmp_path: Path) -> None:
     found, wanted = messages(tmp_path), GOLDEN.read_text(encoding="utf-8")
     difference = difflib.unified_diff(wanted.splitlines(), found.splitlines(), "messages.txt", "now", lineterm="", n=1)
     cure = "no message may get worse: read the difference, then write the file with `python tests/test_messages.py`"

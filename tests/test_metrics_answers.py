@@ -1,4 +1,4 @@
-"""SQuAD against published scores, CoQA and the best threshold against cases worked out by hand and by brute force."""
+"""SQuAD against published scores; CoQA and the best threshold against cases computed by hand and by brute force."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from unicloze.evaluation.metrics.squad import Answer, best_threshold, squad
     ("text", "normal"),
     [
         ("The  Denver Broncos!", "denver broncos"),
-        ("an A. B. the", "b"),  # "A." is an article once its point is gone
+        ("an A. B. the", "b"),  # "A." is an article without its full stop
         ("theory", "theory"),
         ("U.S.-based", "usbased"),
-        ("“Quoted”", "“quoted”"),  # only ASCII punctuation goes
+        ("“Quoted”", "“quoted”"),  # only ASCII punctuation is removed
         ("...", ""),
     ],
 )
@@ -107,8 +107,8 @@ def test_best_threshold_equals_trying_all() -> None:
 
 
 def test_coqa_by_hand() -> None:
-    # Four annotators, one of whom said more. Left out in turn, the best of the others is 1 unless the only exact
-    # answer is away: against "in the white house", "white house" has precision 1, recall 2/3 ("the" goes), F1 0.8.
+    # Four annotators, one with a longer answer. Leaving out each in turn, the best of the others is 1 unless the only exact
+    # answer is left out: against "in the white house", "white house" has precision 1, recall 2/3 ("the" is dropped), F1 0.8.
     answers = ["white house", "in the white house", "a big house", "house"]
     assert turn_f1("white house", answers) == pytest.approx((0.8 + 1 + 1 + 1) / 4)
     # two annotators: each is measured against the other

@@ -1,4 +1,4 @@
-"""Files of predictions and references, right and wrong ones, and `unicloze measure`."""
+"""Files of predictions and references, valid and invalid, and `unicloze measure`."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_measure_compares_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["f1", "--predictions", "p", "--option", "positive"], 2, "write it as NAME=VALUE"),
     ],
 )
-def test_measure_says_what_is_missing(
+def test_measure_reports_what_is_missing(
     words: list[str],
     code: int,
     message: str,
@@ -170,7 +170,7 @@ def test_measure_says_what_is_missing(
     assert message in error and error.count("\n") == 1
 
 
-def test_predictions_are_measured_beside_the_records_of_their_task(
+def test_predictions_are_measured_against_the_records_of_their_task(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records, said = write(
@@ -209,7 +209,7 @@ def test_a_choice_a_text_and_an_answer_are_measured_too(tmp_path: Path) -> None:
 
 
 def test_how_sure_an_answer_is_may_be_a_whole_number(tmp_path: Path) -> None:
-    """Beside records it was lost, and with it the best threshold."""
+    """It was lost when records were given, and with it the best threshold."""
     questions, answers, odd = write(
         tmp_path,
         q_jsonl='{"id": "q", "context": "in Paris", "question": "?", "answers": [{"text": "Paris", "answer_start": 3}]}\n'
@@ -236,7 +236,9 @@ def test_how_sure_an_answer_is_may_be_a_whole_number(tmp_path: Path) -> None:
         ({"task": "classification"}, "t.jsonl, line 2 the id b: put both files in the same order"),
     ],
 )
-def test_what_goes_not_with_a_task_is_said(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
+def test_settings_that_do_not_fit_a_task_are_reported(
+    tmp_path: Path, arguments: dict[str, object], message: str
+) -> None:
     records, said = write(
         tmp_path, t_jsonl='{"text": "x", "id": "a", "label": 1}\n{"text": "y", "id": "b", "label": 0}\n',
         p_jsonl='{"id": "a", "prediction": "1"}\n{"id": "c", "prediction": "1"}\n',
@@ -245,7 +247,7 @@ def test_what_goes_not_with_a_task_is_said(tmp_path: Path, arguments: dict[str, 
         verbs.measure_task(predictions=said, references=records, **arguments)  # type: ignore[arg-type]
 
 
-def test_a_label_that_is_no_class_of_the_model_is_refused(tmp_path: Path) -> None:
+def test_a_label_that_is_not_a_class_of_the_model_is_refused(tmp_path: Path) -> None:
     recipe, records, said = write(
         tmp_path, mine_yaml="base: classification\ntask: {labels: [a, b]}\n",
         t_tsv="text\tlabel\nx\ta\ny\t?\n", p_txt="a\nb\n",

@@ -1,4 +1,4 @@
-"""Labels, numbers, tags, last words, likelihoods and standard errors, by hand and against other definitions."""
+"""Metrics of labels, numbers, tags, last words and likelihoods, and standard errors, against other definitions."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_entities_as_conlleval_finds_them() -> None:
 def test_entity_f1_by_hand() -> None:
     right = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG", "I-ORG", "O"]]
     found = [["B-PER", "I-PER", "O", "B-ORG"], ["O", "B-ORG", "O", "B-ORG"]]
-    # of 4 found and 3 wanted entities one is right: the first. ORG: 3 found, 1 wanted, 0 right. Tags: 5 of 8.
+    # of 4 predicted and 3 gold entities, only the first is right. ORG: 3 predicted, 1 gold, 0 right. Tags: 5 of 8.
     values = entity_f1(found, right).values
     assert values["precision"] == pytest.approx(100 / 4)
     assert values["recall"] == pytest.approx(100 / 3)
@@ -147,7 +147,7 @@ def moments(found: list[str], wanted: list[str]) -> MetricResult:
 
 
 def test_a_standard_error_is_the_sample_deviation_over_resampled_pairs() -> None:
-    """Predictions and references are drawn together, by the named draws; the deviation has n - 1 below."""
+    """Predictions and references are resampled together, by keyed draws; the deviation divides by n - 1."""
     found, wanted = list("1101000"), list("1011010")
     places = np.arange(len(found))
     drawn = [keyed.below(keyed.bits(keyed.key(3, number), 0, places), len(found)) for number in range(5)]
@@ -168,7 +168,7 @@ def test_a_standard_error_is_the_sample_deviation_over_resampled_pairs() -> None
     ("entity-f1", [["B-X"], *[["O"]] * 9]),
 ])  # fmt: skip
 def test_perfect_predictions_have_no_standard_error(name: str, items: list[Any]) -> None:
-    """A third of the samples hold one class alone, or no entity: they have no value, and not the value 0."""
+    """A third of the samples have only one class, or no entity: their value is undefined, not 0."""
     errors = standard_errors(name, items, items)
     assert set(errors) == {key for key in METRICS[name](items, items).values}
     assert max(errors.values()) == pytest.approx(0, abs=1e-9)

@@ -1,4 +1,4 @@
-"""ROUGE, BLEU, METEOR, NIST and diversity: stored and published values, other implementations, arithmetic by hand."""
+"""ROUGE, BLEU, METEOR, NIST and diversity against stored and published values and other implementations."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from unicloze.recipes import load_recipe
 from unicloze.settings import TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer
 
-# The demonstration of the DSTC7 evaluation, its words renamed one to one, which changes none of these metrics.
+# The example of the DSTC7 evaluation with its words renamed one to one, which changes none of these metrics.
 DSTC7_PREDICTIONS = ["a b c d w", "e f g h i w", "a j k x"]
 DSTC7_REFERENCES = [["l m n o", "q k n l"], ["e f g p", "e f r s"], ["a j k x", "a t u g v"]]
 
 
 @pytest.fixture(scope="module")
 def stored(shared_data: Path) -> tuple[list[str], list[list[str]], dict[str, float]]:
-    """Two predictions with two references each, and what nlg-eval makes of them."""
+    """Two predictions with two references each, and the scores of nlg-eval."""
     with tarfile.open(shared_data / "metrics" / "nlg-eval_example.tar.gz") as archive:
         files = {member.name: archive.extractfile(member).read().decode() for member in archive if member.isfile()}
     lines = [files[name].strip().split("\n") for name in ("hyp.txt", "ref1.txt", "ref2.txt")]
@@ -46,7 +46,7 @@ def stored(shared_data: Path) -> tuple[list[str], list[list[str]], dict[str, flo
 
 @pytest.fixture(scope="module")
 def e2e(shared_data: Path) -> tuple[list[str], list[list[str]]]:
-    """The first reference of each meaning of E2E's dev set as prediction, and the others, of any number, as references."""
+    """The first reference of each meaning in E2E's dev set as the prediction, and the others as references."""
     rows = csv.DictReader(
         io.StringIO(gzip.decompress((shared_data / "metrics" / "e2e_devset.csv.gz").read_bytes()).decode())
     )
@@ -162,8 +162,8 @@ def test_coco_equals_sacrebleu_and_a_table_of_subsequences(e2e: tuple[list[str],
 
 
 def test_nist_by_hand() -> None:
-    # References "a b d" and "a b c e" have 7 words: a and b tell log2(7/2) bits, c tells log2(7). b always follows a: 0
-    # bits; c follows b once of two times: 1 bit, and so after "a b". 4-grams are not predicted.
+    # References "a b d" and "a b c e" have 7 words: a and b have log2(7/2) bits, c has log2(7). b always follows a: 0
+    # bits; c follows b once in two times: 1 bit, also after "a b". 4-grams are not predicted.
     unigrams = (2 * math.log2(7 / 2) + math.log2(7)) / 3
     bigrams = (0 + 1) / 2
     trigrams = 1 / 1
@@ -176,9 +176,9 @@ def test_nist_by_hand() -> None:
     assert result.units["nist_4"] == "bits"
     # a predicted n-gram counts at most as often as in one reference: "a a a" matches one "a"
     assert nist(["a a a"], [["a b"]], tokenize="none").values["nist_4"] == pytest.approx(math.log2(2 / 1) / 3)
-    # the penalty is one half at two thirds of the length
+    # the penalty is 0.5 at two thirds of the length
     assert nist(["a b"], [["a b c"]], tokenize="none").values["length_penalty"] == pytest.approx(0.5)
-    # 13a lowers and parts punctuation from words
+    # 13a lower-cases and splits punctuation from words
     assert nist(["The cat."], [["the cat ."]]).values == nist(["x y z"], [["x y z"]], tokenize="none").values
 
 
@@ -233,7 +233,7 @@ def test_rouge_by_hand() -> None:
     # sentences in another order: the longest subsequence of the whole is one sentence, the union over sentences is all
     values = rouge(["One two three. Four five six."], [["Four five six. One two three."]]).values
     assert (values["rougeL"], values["rougeLsum"]) == (50, 100)
-    # of two references the better one
+    # the better of two references
     assert rouge(["one two"], [["three", "one two"]]).values["rouge2"] == 100
     assert "which score 0: 1" in rouge(["一 二"], [["一 二"]]).note
 
@@ -277,7 +277,7 @@ def test_sentences_are_found() -> None:
 
 def test_summaries_lose_short_and_repeated_sentences_and_their_end() -> None:
     text = "the cat sat on the mat [X_SEP] too short here [X_SEP] the mat the cat sat on it [X_SEP] a dog barked at the moon"
-    # "the mat the cat sat on it" has 6 words, of which 5 came before: dropped
+    # "the mat the cat sat on it" has 6 words, 5 of which occurred before: dropped
     assert summary(text, 100) == "the cat sat on the mat\na dog barked at the moon"
     assert summary(text, 8) == "the cat sat on the mat\na dog"
     assert summary(text, 6) == "the cat sat on the mat"
@@ -298,7 +298,7 @@ def test_uncased_brings_both_sides_to_what_a_lower_casing_tokenizer_says() -> No
     said = "who ' s zoe ' s 3 . 5 - year - old \" friend \" , 王 ( u . n . ) ?"
     assert uncased(asked) == uncased(said) == said
     assert uncased("A [UNK] or -LRB- b") == "a [unk] or -lrb- b"
-    assert retokenise("11,234.56 -LRB- foo -RRB- .") == "11,234.56 -LRB- foo -RRB- ."  # is tokenised already
+    assert retokenise("11,234.56 -LRB- foo -RRB- .") == "11,234.56 -LRB- foo -RRB- ."  # already tokenised
     assert coco([said], [[asked]]).values["bleu_4"] < 50
     assert coco([said], [[asked]], profile="uncased").values["bleu_4"] == pytest.approx(100)
 
@@ -321,7 +321,7 @@ def test_a_perfect_text_of_an_uncased_model_is_perfect_by_the_metric_of_its_reci
         assert value == pytest.approx(100, abs=0.01), key
 
 
-def test_bleu_says_how_it_was_made() -> None:
+def test_bleu_reports_its_signature() -> None:
     result = bleu(["The cat sat."], [["The cat sat."]], tokenize="intl")
     assert result.values["bleu"] == pytest.approx(100)
     assert "tok:intl" in result.note and "nrefs:1" in result.note

@@ -1,4 +1,4 @@
-"""Mixtures within a step and phases of a run: exact shares, one objective a micro-batch, nothing that depends on resuming."""
+"""Mixtures within a step and phases of a run: exact shares, one objective per micro-batch, independent of resuming."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MIXTURE = [
 
 
 class Sampler:
-    """Windows by position alone."""
+    """Windows determined by their position alone."""
 
     vocabulary = vocabulary()
     windows = random_windows(6000, 24)
@@ -81,7 +81,7 @@ def test_shares_hold_up_to_a_row_at_every_step_and_exactly_at_the_end(batch: int
     assert sorted(seen) == list(range(60 * batch))
 
 
-def test_a_micro_batch_is_no_larger_than_asked_and_brings_its_coefficients() -> None:
+def test_a_micro_batch_has_at_most_the_requested_size_and_its_coefficients() -> None:
     for micro_batches in steps_of(recipe(mixture=MIXTURE, batch=32, micro=8, steps=4)):
         assert max(len(m.examples) for m in micro_batches) == 8
         assert all(dict(m.coefficients) == ({"ae": 2.0} if kind(m) == "low" else {}) for m in micro_batches)
@@ -111,7 +111,7 @@ def test_the_mask_rate_moves_linearly_to_its_end() -> None:
     assert shares == pytest.approx(np.linspace(1, 0.5, 11), abs=0.03)
 
 
-def test_phases_share_the_steps_and_read_on_where_the_last_one_stopped() -> None:
+def test_phases_share_the_steps_and_continue_reading_where_the_last_one_stopped() -> None:
     made = recipe(steps=10, batch=4)
     changes = [{"share": 9, "data": {"window": 12}}, {"share": 1, "training": {"batch_size": 8}}]
     made = dataclasses.replace(made, training=dataclasses.replace(made.training, phases=changes))
@@ -124,7 +124,7 @@ def test_phases_share_the_steps_and_read_on_where_the_last_one_stopped() -> None
 
 
 @pytest.mark.parametrize("first", [0, 4, 9, 10, 19, 20, 29])
-def test_each_phase_reads_on_wherever_the_run_was_resumed(first: int) -> None:
+def test_each_phase_continues_reading_wherever_the_run_was_resumed(first: int) -> None:
     made = recipe(steps=30, batch=4)
     changes = [{}, {"objective": {"mask_rate": 0.3}}, {"training": {"batch_size": 3}}]
     made = dataclasses.replace(made, training=dataclasses.replace(made.training, phases=changes))
@@ -176,7 +176,7 @@ def test_all_targets_of_all_parts_of_all_phases_have_their_head() -> None:
         ({"training.phases": [{"data.window": 2}]}, "phase 1 of training.phases: data.window is 2"),
     ],
 )
-def test_what_cannot_be_is_said_with_its_place(setting: dict[str, Any], message: str) -> None:
+def test_impossible_values_are_reported_with_their_place(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as error:
         load_recipe("unilmv2-base", setting)
     assert message in str(error.value)
@@ -246,7 +246,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path: Path) -> None:
     assert any("tokens take their rows from" in str(warning.message) for warning in said)
 
 
-def test_a_loss_that_is_no_number_in_an_early_phase_names_its_window(
+def test_a_loss_that_is_not_finite_in_an_early_phase_names_its_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt")
@@ -274,7 +274,7 @@ def test_evaluations_name_the_window_they_were_made_with(tmp_path: Path) -> None
     assert {event["window"] for event in events} == {16}
 
 
-def test_more_steps_move_the_phases_and_that_is_said(tmp_path: Path) -> None:
+def test_more_steps_move_the_phases_and_this_is_reported(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt")
     phased = {"training.phases": [{}, {"objective.mask_rate": 0.3}], "training.schedule": "constant"}
     settings = {**toy_overrides(), "data.corpus": [str(corpus)], **phased}

@@ -1,4 +1,4 @@
-"""`make mutate`: what it samples, and what its summary counts. No mutation is run here."""
+"""`make mutate`: its samples and its summary. No mutation is run here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_line_is_drawn_before_any_again() -> None:
             assert {place.line for place in islice(places, 4)} == {3, 5, 8, 9}
 
 
-def test_a_kind_of_mutation_counts_alike_however_many_it_has() -> None:
+def test_each_kind_of_mutation_is_drawn_equally_often() -> None:
     places = [Place(1, "rare"), *(Place(1, "common", number) for number in range(50))]
     first = [next(drawn(places, str(seed))).operator for seed in range(400)]
     assert 160 < first.count("rare") < 240

@@ -1,4 +1,4 @@
-"""Multiple choice and GPT's inputs: files to records, records to rows, several sequences in a row, and learning them."""
+"""Multiple choice and GPT's inputs: files to records, records to rows, several sequences in a row, and learning."""
 
 from __future__ import annotations
 
@@ -209,12 +209,12 @@ def outputs(network: Any, recipe: Recipe, model: LoadedModel, *rows: Row) -> Any
     ({"cloze": "no gap", "choices": ["b", "c"], "label": 0}, "here, line 1: the sentence has 0 gaps '_'; one"),
     ({"cloze": "_ and _", "choices": ["b", "c"], "label": 0}, "here, line 1: the sentence has 2 gaps '_'; one"),
 ])  # fmt: skip
-def test_a_record_that_is_no_choice_is_named(bert: LoadedModel, fields: dict[str, Any], message: str) -> None:
+def test_a_record_that_is_not_a_choice_is_named(bert: LoadedModel, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UniclozeError, match=re.escape(message)):
         rows_of(bert, recipe_for(bert, "choice"), record(**fields))
 
 
-def test_a_choice_stands_on_one_slot_whatever_stands_for_a_text(bert: LoadedModel, gpt: LoadedModel) -> None:
+def test_a_choice_is_scored_at_one_slot_with_any_pooling(bert: LoadedModel, gpt: LoadedModel) -> None:
     one = record(context="anna", choices=["carl", "eva"])
     averaging = recipe_for(bert, "choice", use__pooling="mean")
     assert rows_of(bert, averaging, one)[0].targets["choice"].slots == [[0, 5]]
@@ -229,7 +229,7 @@ def test_a_choice_stands_on_one_slot_whatever_stands_for_a_text(bert: LoadedMode
 # GPT's inputs for pairs
 
 
-def test_a_delimiter_stands_between_the_texts_of_a_pair(gpt: LoadedModel, bert: LoadedModel) -> None:
+def test_a_delimiter_separates_the_texts_of_a_pair(gpt: LoadedModel, bert: LoadedModel) -> None:
     recipe = recipe_for(bert, "gpt-classification", finetuning__auxiliary={})
     recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["x", "y"]))
     one = record(text="anna", pair="carl sees", label="x")
@@ -253,7 +253,7 @@ def test_both_orders_are_read_and_their_order_has_no_meaning(gpt: LoadedModel) -
     torch.testing.assert_close(found[0], found[1])
     head = network.task_head("label")
     assert (head.head.pooling, head.rate) == ("sum", 0.1)
-    # The sum of both orders, each read in a row of its own.
+    # The sum of both orders, each read in a separate row.
     alone = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, both_orders=False))
     states = [rows_of(gpt, alone, record(text=a, pair=b))[0] for a, b in (("anna", "carl sees"), ("carl sees", "anna"))]
     singles = outputs(network, alone, gpt, *states)["label"]
@@ -271,7 +271,7 @@ def test_a_model_of_one_segment_reads_pairs() -> None:
 
 
 def test_a_model_that_predicts_nan_chooses_nothing(bert: LoadedModel) -> None:
-    """The first choice was taken instead."""
+    """Previously the first choice was predicted."""
     recipe = recipe_for(bert, "choice")
     (row,) = rows_of(bert, recipe, record(context="anna leaves", choices=["carl", "eva"], label=1))
     network = ready_model(recipe, bert.model.vocab_size, torch.device("cpu")).eval()
@@ -294,7 +294,7 @@ def test_pooled_slots_are_summed_or_averaged(pooling: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "causal"), [("choice", False), ("story-cloze", True)])
-def test_it_learns_sixteen_choices_by_heart(
+def test_it_memorises_sixteen_choices(
     bert: LoadedModel, gpt: LoadedModel, tmp_path: Path, name: str, causal: bool
 ) -> None:
     records = []

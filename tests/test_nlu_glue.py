@@ -1,4 +1,4 @@
-"""GLUE: its files, its recipes, what is sent to its server; Adamax."""
+"""GLUE: its files, its recipes, the files for its server; Adamax."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_files_of_every_task(
     ("qqp", "id\tquestion1\tquestion2\n4\tHow?\n", r"line 2: 2 columns where 3 are expected"),
     ("sst-2", "\n\n", r"contains no records"),
 ])  # fmt: skip
-def test_a_file_that_is_none_of_the_task_is_named(tmp_path: Path, task: str, content: str, message: str) -> None:
+def test_a_file_that_does_not_fit_the_task_is_named(tmp_path: Path, task: str, content: str, message: str) -> None:
     with pytest.raises(UniclozeError, match=message):
         read(tmp_path, task, content)
 
@@ -134,7 +134,7 @@ def test_the_real_files_are_read_whole(
 
 
 @pytest.mark.parametrize("name", task_names())
-def test_a_recipe_of_a_task_says_where_its_values_come_from(name: str) -> None:
+def test_a_task_recipe_names_the_source_of_its_values(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.task.kind in TASKS and all((recipe.provenance.paper, recipe.provenance.place))
     assert recipe.task.format == "auto" or recipe.task.format in FORMATS
@@ -143,7 +143,7 @@ def test_a_recipe_of_a_task_says_where_its_values_come_from(name: str) -> None:
 
 
 UNILM_V1_TABLE_8 = {"cola": "matthews", "mrpc": "f1", "qqp": "f1", "sts-b": "spearman"}
-"""What it reports of each task, accuracy of all others."""
+"""The metric it reports for each task; accuracy for all others."""
 
 
 @pytest.mark.parametrize("task", LAYOUTS)
@@ -169,7 +169,7 @@ def test_the_recipes_of_glue_are_those_of_both_papers(task: str) -> None:
 
 
 def test_adamax_is_the_papers_algorithm_2() -> None:
-    """Against the formulas of Kingma and Ba (2015), Algorithm 2, written out."""
+    """Against Algorithm 2 of Kingma and Ba (2015), written out."""
     layer = torch.nn.Linear(3, 2)
     settings = TrainingSettings(optimizer="adamax", learning_rate=0.1, betas=(0.9, 0.99), epsilon=1e-8, weight_decay=0)
     (optimizer,) = build_optimizers(layer, settings)
@@ -185,7 +185,7 @@ def test_adamax_is_the_papers_algorithm_2() -> None:
         torch.testing.assert_close(layer.weight.detach().double(), weight, atol=1e-6, rtol=1e-5)
 
 
-def test_adamax_goes_on_exactly_after_a_checkpoint(tmp_path: Path) -> None:
+def test_adamax_resumes_exactly_from_a_checkpoint(tmp_path: Path) -> None:
     settings = TrainingSettings(optimizer="adamax", learning_rate=0.1, weight_decay=0)
     layers = [torch.nn.Linear(3, 2) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
@@ -213,7 +213,7 @@ def test_adamax_decays_no_weights() -> None:
         load_recipe("classification", {"training.optimizer": "adamax"})
 
 
-# From a file to what is sent in
+# From a file to a submission
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +261,7 @@ def test_standard_errors_of_the_best_checkpoint(model: LoadedModel, tmp_path: Pa
 
 
 def test_samples_without_a_value_do_not_count() -> None:
-    """F1 of a class has no value in a drawn set without the class."""
+    """F1 of a class is undefined in a resampled set without that class."""
 
     def share_of_yes(found: Sequence[str], _: Sequence[str]) -> MetricResult:
         return MetricResult(metric="", values={"share": 1.0} if "yes" in found else {}, items=len(found))

@@ -1,4 +1,4 @@
-"""Tagging: columns to records, words to sub-tokens and windows, predicates, and learning them."""
+"""Tagging: columns to records, words to sub-tokens and windows, predicates, and learning."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_model_of_one_segment_has_the_predicate_repeated(gpt: LoadedModel) -> 
 
 
 def sentences(count: int = 16) -> list[dict[str, Any]]:
-    """Names are entities, also of unknown words; which kind depends on the verb beside them."""
+    """Names are entities, including unknown words; their type depends on the adjacent verb."""
     found = []
     for i in range(count):
         verb, kind = (("sees", "PER"), ("leaves", "LOC"))[i % 2]
@@ -211,7 +211,7 @@ def sentences(count: int = 16) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tagging", "pos"])
-def test_it_learns_sixteen_sentences_by_heart(bert: LoadedModel, tmp_path: Path, name: str) -> None:
+def test_it_memorises_sixteen_sentences(bert: LoadedModel, tmp_path: Path, name: str) -> None:
     records = sentences()
     train = write(tmp_path / "train.jsonl", records)
     recipe = recipe_for(bert, name, task__format="auto", finetuning__epochs=60)
@@ -226,7 +226,7 @@ def test_it_learns_sixteen_sentences_by_heart(bert: LoadedModel, tmp_path: Path,
 
 
 def test_it_learns_the_roles_of_each_predicate(bert: LoadedModel, tmp_path: Path) -> None:
-    """The same sentence has other tags with another predicate."""
+    """The same sentence has different tags for another predicate."""
     records = []
     for i in range(8):
         tokens = [WORDS[i % 6], "plays", "sees", WORDS[(i + 1) % 6]]

@@ -1,4 +1,4 @@
-"""The notebooks run as they stand, say what their text says of them, and keep what they say clean."""
+"""The notebooks run unchanged, their output matches their text, and stored outputs are clean."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def code(notebook: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def said(notebook: dict[str, Any]) -> list[str]:
-    """What each code cell says, as text."""
+    """The output of each code cell as text."""
     return ["".join(map(text_of, cell["outputs"])) for cell in code(notebook)]
 
 
@@ -45,7 +45,7 @@ def text_of(output: dict[str, Any]) -> str:
 
 
 def kinds(notebook: dict[str, Any]) -> list[list[Any]]:
-    """The formats of what each code cell says."""
+    """The formats of each code cell's output."""
     return [[sorted(output.get("data", [output.get("name")])) for output in cell["outputs"]] for cell in code(notebook)]
 
 
@@ -100,7 +100,7 @@ def numbers(text: str) -> list[float]:
 
 
 @pytest.mark.slow
-def test_pretrain_tells_the_truth(tmp_path: Path) -> None:
+def test_claims_of_the_pretrain_notebook_hold(tmp_path: Path) -> None:
     text = "\n".join(said(executed("1-pretrain", tmp_path)))
     agree = {order: int(count) for order, count in re.findall(r"^(.+): (\d+) of 12 agree$", text, re.M)}
     assert agree["confidence"] >= 11 and agree["left-to-right"] >= 11
@@ -115,14 +115,14 @@ def test_pretrain_tells_the_truth(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_finetune_tells_the_truth(tmp_path: Path) -> None:
+def test_claims_of_the_finetune_notebook_hold(tmp_path: Path) -> None:
     text = "\n".join(said(executed("2-finetune", tmp_path)))
     assert numbers(re.findall(r"accuracy (.+) %", text)[0])[0] > 90
     assert all(value > 80 for value in map(float, re.findall(r"rouge\w+: (.+)", text)))
 
 
 @pytest.mark.slow
-def test_transformers_tells_the_truth(tmp_path: Path) -> None:
+def test_claims_of_the_transformers_notebook_hold(tmp_path: Path) -> None:
     text = "\n".join(said(executed("3-transformers", tmp_path)))
     assert "less than 1e-4: True" in text and "same vectors: True" in text
     assert "Anna lives in Rome. -> Anna speaks Italian." in text
@@ -131,7 +131,7 @@ def test_transformers_tells_the_truth(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_compare_tells_the_truth(tmp_path: Path) -> None:
+def test_claims_of_the_compare_notebook_hold(tmp_path: Path) -> None:
     text = "\n".join(said(executed("4-compare", tmp_path)))
     table = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line and " steps, " not in line}
     assert table["gpt"][:2] == ["-", "-"] and table["unilmv2-ablation-ae"][1:] == ["-", "-", "-"]

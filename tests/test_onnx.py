@@ -28,7 +28,7 @@ SIZES = {"rows", "slots", "past"}
 
 
 def encode_by_hand(model: LoadedModel) -> tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor]]:
-    """Inputs of an encoder, which of their slots are real, and what it must give there."""
+    """Inputs of an encoder, which slots are not padding, and the expected output there."""
     windows = random_windows(4, 20, vocab=30, short=True)
     batch = collate(rows_to_encode(windows, model.recipe))
     with torch.no_grad():
@@ -39,7 +39,7 @@ def encode_by_hand(model: LoadedModel) -> tuple[list[torch.Tensor], torch.Tensor
 
 
 def write_by_hand(model: LoadedModel, source: list[int], steps: int) -> tuple[list[int], list[torch.Tensor]]:
-    """The most likely target and the logits of each step, every step a whole row with a pseudo mask at its end."""
+    """The most likely target and the logits of each step; every step is a whole row with a pseudo mask at its end."""
     pseudo = model.tokenizer.vocabulary.pseudo
     assert pseudo is not None
     target: list[int] = []
@@ -57,7 +57,7 @@ def write_by_hand(model: LoadedModel, source: list[int], steps: int) -> tuple[li
 
 
 def write(run: Any, model: LoadedModel, steps: int) -> tuple[list[list[int]], list[list[torch.Tensor]]]:
-    """The same for both sources in one batch, padded at the left, by a program of one step."""
+    """The same for both sources in one left-padded batch, by a single-step program."""
     settings = model.model.settings
     width = max(map(len, SOURCES))
     ids = torch.tensor([[0] * (width - len(source)) + source for source in SOURCES])

@@ -1,4 +1,4 @@
-"""Optimisers as the settings name them: what decays, the learning rate of every step, and every constant they have."""
+"""Optimisers chosen by the settings: what decays, the learning rate of every step, and every constant."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def undecayed(model: nn.Module) -> set[str]:
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_matrix_decays_and_nothing_else(name: str, optimizer: Any) -> None:
-    """Without a gradient a step is the decay alone: each weight times 1 - learning rate x decay, or as it was."""
+    """Without a gradient, a step is only the decay: each weight times 1 - learning rate x decay, or unchanged."""
     model = model_of(name)
     settings = TrainingSettings(optimizer=optimizer, learning_rate=0.1, muon_learning_rate=0.2, weight_decay=0.3)
     before = {key: weight.detach().clone() for key, weight in model.named_parameters()}
@@ -142,12 +142,12 @@ def lamb(weight: Tensor, steps: int, settings: TrainingSettings) -> Tensor:
 
 
 def test_lamb_by_hand() -> None:
-    """Two weights, one step: the moments' bias is corrected, so the update is the gradient's sign where epsilon is 0."""
+    """Two weights, one step: the moments' bias is corrected, so with epsilon 0 the update is the gradient's sign."""
     weight = nn.Parameter(torch.tensor([[3.0, 4.0]]))
     weight.grad = torch.tensor([[2.0, -1.0]])
     optimizer = Lamb([weight], lr=0.1, betas=(0.9, 0.99), eps=0.0, weight_decay=0.5)
     optimizer.step()
-    update = torch.tensor([[1 + 1.5, -1 + 2.0]])  # the sign, and half of the weight
+    update = torch.tensor([[1 + 1.5, -1 + 2.0]])  # the sign plus half of the weight
     torch.testing.assert_close(weight.detach(), torch.tensor([[3.0, 4.0]]) - 0.1 * 5 / math.sqrt(7.25) * update)
     bias = nn.Parameter(torch.tensor([3.0]))
     zero = nn.Parameter(torch.zeros(1, 2))
@@ -171,7 +171,7 @@ def muon(weight: Tensor, steps: int, settings: TrainingSettings) -> Tensor:
             gram = matrix @ matrix.T
             polynomial = torch.addmm(
                 gram, gram, gram, beta=-4.7750, alpha=2.0315
-            )  # rounded once, as bfloat16 is coarse
+            )  # rounded once, since bfloat16 is coarse
             matrix = torch.addmm(matrix, polynomial, matrix, beta=3.4445)
         weight = weight - decay * weight - rate * (matrix.T if turned else matrix).float()
     return weight
@@ -197,7 +197,7 @@ UNUSUAL = TrainingSettings(
 def test_an_optimiser_has_the_constants_of_the_settings(
     optimizer: Any, name: str, reference: Any, share: float
 ) -> None:
-    """Four updates are those of a reference, up to a small share of their length."""
+    """Four updates equal those of a reference up to a small share of their norm."""
     decay = 0.0 if optimizer == "adamax" else UNUSUAL.weight_decay
     settings = dataclasses.replace(UNUSUAL, optimizer=optimizer, weight_decay=decay)
     model = toys.model()
@@ -213,7 +213,7 @@ def test_an_optimiser_has_the_constants_of_the_settings(
 
 
 def rate_at(step: int, steps: int, warmup: int) -> float:
-    """The factor of the update of a step, counted from 1: up to the peak at the warm-up's last, then on the way to 0."""
+    """The learning rate factor of a step, counted from 1: up to the peak at the last step of warm-up, then down to 0."""
     return step / warmup if step <= warmup else (steps - step + 1) / (steps - warmup)
 
 
@@ -242,7 +242,7 @@ def test_every_update_has_the_learning_rate_of_its_step(optimizer: Any) -> None:
         assert seen[number] == pytest.approx([peak * factor for factor in expected])
 
 
-def test_the_ledger_says_the_learning_rate_that_was_used(tmp_path: Path) -> None:
+def test_the_ledger_records_the_learning_rate_that_was_used(tmp_path: Path) -> None:
     settings = {
         "data.corpus": [str(write_corpus(tmp_path))], "training.steps": 4, "training.warmup_steps": 2,
         "training.learning_rate": 1e-3, "training.log_every": 1,

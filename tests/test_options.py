@@ -1,4 +1,4 @@
-"""No setting and no option is accepted and ignored: see `option_table` and `option_verbs`."""
+"""No setting or option is accepted but ignored: see `option_table` and `option_verbs`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from unicloze.training.budget import Budget
 from unicloze.training.loading import LoadedModel
 
 ANY = ""
-"""The scene of commands that are given whole."""
+"""The scene of complete commands."""
 TASKS = "classes", "numbers", "choices", "tags", "questions", "turns", "sources"
 """Scenes of fine-tuning, one for each kind of task."""
 QUICK = "prepare ", "pretrain ", "inspect "
-"""How commands begin that take less than a tenth of a second."""
+"""Beginnings of commands that take less than a tenth of a second."""
 DECIDED_BY_COMPARE = {"training.warmup_steps": "at most a tenth of the steps"}
 
 
@@ -36,7 +36,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     place, opened, load = tmp_path_factory.mktemp("options"), dict[Path, LoadedModel](), opening.load_model
 
     def load_once(path: Path) -> LoadedModel:
-        """The runs of a world stay as they are."""
+        """Runs that the tests must not change."""
         real = Path(path).resolve()
         if not real.is_relative_to(place / "runs"):
             return load(path)
@@ -59,7 +59,7 @@ SLOW = "compare", "evaluate", "measure-task", "report", "export", "finetune", "p
 
 
 def with_marks(key: str, scene: Scene) -> object:
-    """A row as a parameter, slow where its scene is."""
+    """A row as a test parameter, marked slow if its scene is."""
     return pytest.param(key, marks=[] if scene.words.startswith(QUICK) and not scene.then else [pytest.mark.slow])
 
 
@@ -82,11 +82,11 @@ def test_two_values_of_a_setting_differ(key: str, world: World, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("verb", [pytest.param(v, marks=[] if v == "inspect" else [pytest.mark.slow]) for v in VERBS])
-def test_a_verb_tells_two_values_of_each_setting_apart_or_refuses(verb: str, world: World) -> None:
+def test_two_values_of_each_setting_of_a_verb_differ_or_are_refused(verb: str, world: World) -> None:
     scene, unread, wrong = VERBS[verb], set(), {}
     for key, row in SETTINGS.items():
         if SCENES[row.on].words.startswith(f"{verb} ") or key == "training.compile":
-            continue  # is told apart above
+            continue  # already checked above
         first, second = world.outcome(scene, row.beside), world.outcome(scene, called(key, row.second, row.beside))
         if second.code and not second.refused:
             wrong[key] = second.err
@@ -185,7 +185,7 @@ def test_what_would_change_nothing_is_refused(command: str, world: World) -> Non
 
 
 @pytest.mark.slow
-def test_a_comparison_evaluates_as_often_as_it_is_told(world: World) -> None:
+def test_a_comparison_evaluates_as_often_as_requested(world: World) -> None:
     def evaluations(every: int) -> int:
         outcome = world.outcome(ANY, f"{COMPARE.replace('=2', '=6')} --training.evaluate_every {every}")
         ledger = outcome.files["runs/compare/unilmv2/seed-0/ledger.jsonl"]
@@ -195,7 +195,7 @@ def test_a_comparison_evaluates_as_often_as_it_is_told(world: World) -> None:
 
 
 def test_a_setting_may_be_given_in_a_section(world: World) -> None:
-    """As a caller in Python may."""
+    """As a Python caller may do."""
     model, train = world.run_of("unilmv2"), world.place / "classes.jsonl"
     given = {"model": {"dropout": 0.3}, "finetuning": {"epochs": 1}, "training": {"device": "cpu"}}
     run = verbs.finetune("classification", model, train, out=world.place / "nested", quiet=True, overrides=given)
@@ -206,7 +206,7 @@ def test_a_setting_may_be_given_in_a_section(world: World) -> None:
         verbs.compare([world.place / "unilmv2.yaml"], "steps=2", quiet=True, overrides={"training": {"steps": 3}})
 
 
-def test_a_kernel_that_a_cpu_does_not_use_is_told(world: World) -> None:
+def test_a_kernel_that_a_cpu_does_not_use_is_reported(world: World) -> None:
     options = "--training.attention sdpa"
     assert "training on a CPU does not use it" in world.outcome("unilmv2", options).err
     assert "kernel" not in world.outcome("unilmv2", f"{options} --model.attention_dropout 0").err
@@ -223,7 +223,7 @@ def test_the_options_of_all_verbs_print(verb: str, world: World) -> None:
 
 @pytest.mark.slow
 def test_the_same_call_does_the_same(world: World) -> None:
-    """Else nothing above would say anything."""
+    """Otherwise the tests above would prove nothing."""
     scenes = [*VERBS.values(), "sources", "rewrite", "reported", "used"]
     varying = [scene for scene in scenes if world.outcome(scene, "") != world.outcome(scene, " ")]
     some = sorted({calls.first for calls in OPTIONS.values()})[::5]

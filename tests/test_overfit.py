@@ -1,6 +1,6 @@
-"""Every recipe learns one row by heart at toy size: its layout, its heads and its losses fit together.
+"""Every recipe memorises one row at toy size: its layout, heads and losses fit together.
 
-One row, because two rows that begin alike leave a causal model something to guess.
+One row, because a causal model has to guess where two rows begin identically.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cases() -> list[tuple[str, int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "number"), cases(), ids=lambda value: str(value))
-def test_every_part_of_every_recipe_learns_a_row_by_heart(name: str, number: int) -> None:
+def test_every_part_of_every_recipe_memorises_a_row(name: str, number: int) -> None:
     still = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "model.initializer_range": 0.05, "data.window": 16}
     recipe = load_recipe(name, toy_overrides() | still)
     settings = parts(recipe.objective)[number].settings

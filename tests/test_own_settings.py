@@ -1,4 +1,4 @@
-"""Objectives and tasks have settings of their own: those of others are refused, and old dumps that hold all are read."""
+"""Objectives and tasks have their own settings: those of others are refused; old recipes that list all are read."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_phase_has_the_settings_of_its_objective() -> None:
     )
 
 
-def test_an_unknown_objective_is_refused_wherever_it_stands() -> None:
+def test_an_unknown_objective_is_refused_everywhere() -> None:
     known = "known objectives: unilmv2, masked, causal"
     for overrides in (
         {"objective.name": "os"},
@@ -114,7 +114,7 @@ def test_another_objective_keeps_what_both_have() -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_objective_answers_what_is_asked_of_it(name: str) -> None:
+def test_every_objective_declares_how_it_is_read(name: str) -> None:
     settings: ObjectiveSettings = settings_of(name)
     assert settings.reading.segments == (0, 1) and settings.windows.pairs == "contiguous"
     assert settings.bounds(32).positions > 0 and (settings.rates is None) == (not hasattr(settings, "mask_rate"))
@@ -161,7 +161,7 @@ def test_a_setting_of_several_tasks_is_of_one_type() -> None:
 
 
 def dump(recipe: Recipe) -> dict[str, Any]:
-    """As earlier versions wrote it: with the settings of all objectives."""
+    """As written by earlier versions, with the settings of all objectives."""
     values = recipe.to_dict()
     values["objective"] = DEFAULTS | values["objective"]
     values["task"] = OF_TASKS | values["task"]

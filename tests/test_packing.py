@@ -1,4 +1,4 @@
-"""Rows laid end to end without padding: the same losses, gradients and outputs as rows by themselves."""
+"""Rows concatenated without padding: the same losses, gradients and outputs as separate rows."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_losses_and_gradients_are_those_of_the_rows_by_themselves(case: str, bac
     apart = weighed(model, batches)
     together = weighed(model, [flat])
     torch.testing.assert_close(together, apart, atol=2e-5, rtol=1e-4)
-    if settings.get("positions") != "transformer_xl":  # the row's own intervals say the same as its buckets
+    if settings.get("positions") != "transformer_xl":  # the row's own intervals are equivalent to its buckets
         torch.testing.assert_close(weighed(model, [dataclasses.replace(flat, buckets=())]), apart, atol=2e-5, rtol=1e-4)
 
 
 def pooled(rows: int, length: int, width: int, seed: int) -> Examples:
-    """Rows with a prediction on several slots each, one slot fewer in the first row."""
+    """Rows whose predictions have several slots, one slot fewer in the first row."""
     draw = np.random.default_rng(seed)
     ids = draw.integers(7, 40, (rows, length)).astype(np.int32)
     slots = np.stack([draw.permutation(length)[:width] for _ in range(rows)]).astype(np.int32)[:, None]
@@ -120,7 +120,7 @@ def test_predictions_of_as_many_slots_as_they_like(kind: Any) -> None:
 
 
 def test_texts_do_not_read_each_other_with_dropout_on_either() -> None:
-    """Bitwise: another text elsewhere in the row changes nothing, whatever falls to dropout."""
+    """Bit for bit: another text elsewhere in the row changes nothing, with any dropout."""
     objective = settings_of(targets=["ae", "par"])
     examples = buckets_of(objective)
     model = network(targets=["ae", "par"], relative_bias=True, dropout=0.3, attention_dropout=0.3).train()

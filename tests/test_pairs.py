@@ -1,4 +1,4 @@
-"""How S2 relates to S1: next-sentence prediction, sentence order, and static copies of their draws."""
+"""Pairs of S1 and S2: next-sentence prediction, sentence order, and static copies of their draws."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def sentence_source(folder: Path, documents: int = 40, *, name: str = "s", seed:
     return TokenSource(name=name, shards=(TokenShard.open(folder / f"{name}.ds"),))
 
 
-# The paper's example, so to say
+# A small example
 
 
 def test_next_sentence_by_hand() -> None:
-    """Row by row: positive, negative; then with another document's piece too short for S2, positive and negative."""
+    """Row by row: positive, negative; then positive and negative where another document's piece is too short for S2."""
     text, lengths = pieces_of("ABCDEFGHIJ", "ABCDEFGHIJ", "ABCDEFGHIJ", "ABCDEFGHIJ", "ABCDE")
     others, other_lengths = pieces_of("abcdefghij", "abcdefghij", "abcd", "abcd", "abcdefghij")
     segments = pairing.Segments(text=text, lengths=lengths, cuts=np.array([4, 4, 4, 4, 1]))
@@ -99,7 +99,7 @@ def test_next_sentence_by_hand() -> None:
     paired = pairing.next_sentence(segments, others, other_lengths, negative)
     assert said(paired) == ["ABCD EFGHIJ", "ABCD efghij", "DEFG HIJ", "DEFG bcd", "A ghij"]
     assert paired.negative is negative
-    assert said(segments)[0] == "ABCD EFGHIJ", "what it was made from is left alone"
+    assert said(segments)[0] == "ABCD EFGHIJ", "the input is unchanged"
 
 
 def test_sentence_order_by_hand() -> None:
@@ -143,7 +143,7 @@ def test_half_of_the_next_sentences_are_of_another_document(tmp_path: Path, weig
             documents.append(of_two)
     counts = np.bincount(documents, minlength=30)
     assert counts.min() > 0
-    # Windows of another document are drawn as often as windows are read; that own documents are left out changes little.
+    # Windows of other documents are drawn nearly as often as they are read: excluding a row's own document changes little.
     number = np.array([math.floor(n / 20) + (n % 20 >= 2) for n in (*lengths[0], *lengths[1])], dtype=float)
     number[10:] *= 1.0 if weights is None else weights[1]
     expected = number / number.sum() * len(documents)
@@ -164,8 +164,8 @@ def test_the_other_window_is_uniform_over_all_but_the_own_documents() -> None:
 
 
 @pytest.mark.parametrize("pairs", ["next_sentence", "sentence_order"])
-def test_no_segment_alone_tells_the_label(tmp_path: Path, pairs: Pairs) -> None:
-    """Neither by its length nor by how it begins and ends."""
+def test_no_segment_alone_reveals_the_label(tmp_path: Path, pairs: Pairs) -> None:
+    """Neither by its length nor by its beginning and end."""
     source = sentence_source(tmp_path, 60)
     sampler = make_sampler(source, window=43)
     windows = sampler.read(0, 6000, pairs=pairs)
@@ -227,8 +227,8 @@ def test_sentence_order_swaps_whole_sentences(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tail", [2, 5, 12])
-def test_documents_that_break_off_tell_nothing_by_lengths_or_ends(tmp_path: Path, tail: int) -> None:
-    """A table of the labels of half of the rows says nothing of the others', whatever it lists."""
+def test_documents_that_break_off_reveal_nothing_by_lengths_or_ends(tmp_path: Path, tail: int) -> None:
+    """A table of the labels of half of the rows predicts nothing about the other half, by any feature."""
     rng = np.random.default_rng(tail)
     words = np.array([token for token in range(FIRST, VOCABULARY.size) if token % 7])
     closing = np.arange(FIRST + (-FIRST) % 7, VOCABULARY.size, 7)
@@ -354,7 +354,7 @@ def test_a_run_is_refused_before_its_first_step(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
-# What a model learns of them
+# What a model learns from them
 
 
 def train(batches: Iterable[Windows], sampler: WindowSampler, target: str) -> list[float]:
@@ -403,9 +403,9 @@ PAIRS_OF_TARGETS: list[tuple[str, Pairs]] = [("nsp", "next_sentence"), ("sop", "
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "pairs"), PAIRS_OF_TARGETS)
 def test_on_random_text_the_loss_stays_at_its_floor(tmp_path: Path, target: str, pairs: Pairs) -> None:
-    """Nothing tells the label of independent tokens: no loss below ln 2.
+    """The label of independent tokens is unpredictable: no loss is below ln 2.
 
-    Were parts of sentences left in, sentence order would be found out after 100 steps.
+    If partial sentences were kept, sentence order would be learned after 100 steps.
     """
     sampler = toy_sampler(random_source(tmp_path, 3900))
     steps, rows = 200, 48

@@ -1,4 +1,4 @@
-"""Several processes compute what one does, bit for bit, stop together, and say why."""
+"""Several processes compute the same as one, bit for bit, stop together, and report why."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ WITHOUT_TIMES = {"time", "seconds", "text_tokens_per_second"}
 
 
 def measured(out: Path) -> list[dict[str, Any]]:
-    """Losses, norms and evaluations of a run, as the ledger tells them."""
+    """Losses, norms and evaluations of a run, from its ledger."""
     both = [event for event in read_ledger(out / "ledger.jsonl") if event["event"] in ("step", "evaluate")]
     return [{key: value for key, value in event.items() if key not in WITHOUT_TIMES} for event in both]
 
@@ -145,7 +145,7 @@ def test_any_number_of_processes_gives_the_same_bits(
     assert len(events(place / out, "step")[-1]["seconds"]) == size
 
 
-def test_any_number_of_processes_fine_tunes_alike(crew: Crew, place: Path, alone: dict[str, Path]) -> None:
+def test_any_number_of_processes_fine_tunes_identically(crew: Crew, place: Path, alone: dict[str, Path]) -> None:
     for size in (1, 2, 3):
         done(crew, [task(place, f"tuned-{size}")] * size)
         for folder in ("checkpoints", "best"):
@@ -275,7 +275,7 @@ def test_a_process_that_hangs_is_named(crew: Crew, place: Path) -> None:
 
 
 def test_torchrun_starts_the_processes_and_the_first_prints(place: Path, alone: dict[str, Path]) -> None:
-    """By the example, as a user does."""
+    """With the example script, as a user would."""
     whole = job(place, "torchrun")
     overrides = {**whole["overrides"], "data.corpus": [str(place / "corpus")]}
     save_recipe(load_recipe("unilmv2-base", overrides), place / "torchrun.yaml")

@@ -49,7 +49,7 @@ def mpnet_names(number: int) -> dict[str, list[str]]:
 
 
 def pairs(model: UnifiedModel, peer: nn.Module, names: Any, prefix: str = "") -> list[tuple[Tensor, list[Tensor]]]:
-    """Our parameters beside the peer's, of which a fused one has several."""
+    """Our parameters with the peer's; a fused parameter corresponds to several."""
     theirs = dict(peer.named_parameters())
     table = {"backbone.embeddings.norm": ["embeddings.LayerNorm"]}
     for number in range(SHAPE["num_hidden_layers"]):  # type: ignore[call-overload]
@@ -77,7 +77,7 @@ def same_gradients(found: list[tuple[Tensor, list[Tensor]]]) -> None:
 
 
 def padded_batch(rows: int = 6) -> tuple[Batch, Tensor]:
-    """Rows of several lengths, and the attention mask a peer wants."""
+    """Rows of several lengths, and the peer's attention mask."""
     windows = random_windows(rows, 24, short=True, seed=2)
     batch = collate(unilmv2(windows, vocabulary(), settings_of(targets=["ae"])))
     slots = batch.input_ids.shape[1]
@@ -159,7 +159,7 @@ def test_mpnet_model(training: bool) -> None:
     same_gradients(found)
     position = embeddings.positions.weight.grad
     assert position is not None and embeddings.tokens.weight.grad is not None
-    # MPNet takes id and position 1 for padding and gives them no gradient.
+    # MPNet uses id and position 1 for padding and gives them no gradient.
     unpadded = torch.arange(40) != 1
     torch.testing.assert_close(
         position[unpadded], peer.embeddings.position_embeddings.weight.grad[:40][unpadded], atol=1e-4, rtol=1e-4
@@ -214,7 +214,7 @@ def test_selecting_slots_early_changes_no_value_and_no_gradient(relative_bias: b
 @pytest.mark.parametrize("relative_bias", [False, True])
 @pytest.mark.parametrize("masks_in_context", [False, True])
 def test_short_rows_among_long_ones_are_attended_as_alone(relative_bias: bool, masks_in_context: bool) -> None:
-    """Originals and pseudo masks of a shorter row stand where longer rows have context."""
+    """Originals and pseudo masks of a shorter row are at slots where longer rows have context."""
     objective = settings_of(targets=["par"], masks_in_context=masks_in_context)
     windows = random_windows(40, 32, short=True, seed=7)
     examples = unilmv2(windows, vocabulary(), objective)

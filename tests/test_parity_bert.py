@@ -21,11 +21,11 @@ from unicloze.objectives import make_examples, settings_of
 transformers = pytest.importorskip("transformers")
 
 ROBERTA_PADDING = 1
-"""Id and position RoBERTa takes for padding; its positions are counted from the next one on."""
+"""RoBERTa's padding id and position; its positions count from the next one."""
 
 
 def masked_batch(targets: list[str], *, segments: int = 2) -> tuple[Batch, Tensor]:
-    """Rows of several lengths, half of them negative, and the attention mask a peer wants."""
+    """Rows of several lengths, half of them negative, and the peer's attention mask."""
     windows = random_windows(6, 24, short=True, seed=4)
     windows = dataclasses.replace(windows, negative=np.arange(6) % 2 == 0)
     if segments == 1:
@@ -44,7 +44,7 @@ def token_labels(batch: Batch) -> Tensor:
 
 
 def same_losses(model: UnifiedModel, batch: Batch, peer_loss: Tensor, *, training: bool) -> None:
-    """Compare the loss, mean by mean, and go backward through both."""
+    """Compare each mean loss, and run both backward."""
     losses = model(batch, DropoutKey(0) if training else None)
     total = torch.stack([loss.total / loss.weight for loss in losses.values()]).sum()
     torch.testing.assert_close(total, peer_loss, atol=1e-5, rtol=1e-5)
@@ -106,7 +106,7 @@ def test_bert_for_pre_training(training: bool) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_roberta_for_masked_lm(training: bool) -> None:
-    """RoBERTa counts positions from its padding id on, so its table is ours, two rows further down."""
+    """RoBERTa counts positions from its padding id, so its table is ours shifted by two rows."""
     model = toys.model(relative_bias=False, num_segments=1, layer_norm_eps=1e-5).train(training)
     shape: dict[str, Any] = SHAPE | {"layer_norm_eps": 1e-5}
     config = transformers.RobertaConfig(
@@ -135,7 +135,7 @@ def test_roberta_for_masked_lm(training: bool) -> None:
         theirs.word_embeddings.weight.copy_(own.tokens.weight)
         theirs.position_embeddings.weight[shifted] = own.positions.weight
     batch, attention_mask = masked_batch(["ae"], segments=1)
-    # RoBERTa finds the positions itself, from the ids that are not its padding.
+    # RoBERTa computes the positions from the ids that are not padding.
     input_ids = torch.where(attention_mask.bool(), batch.input_ids, ROBERTA_PADDING)
     expected = peer(input_ids=input_ids, attention_mask=attention_mask, labels=token_labels(batch))
     same_token_logits(model, batch, expected.logits)

@@ -87,13 +87,13 @@ def counterparts(name: str) -> list[str]:
 
 
 def pairs(network: UnifiedModel, peer: nn.Module) -> list[tuple[Tensor, list[Tensor]]]:
-    """Our parameters beside the peer's, of which a fused one has several; the embeddings with those the peer has."""
+    """Our parameters with the peer's; a fused parameter and the embeddings correspond to several."""
     theirs = dict(peer.named_parameters())
     return [(own, [theirs[other] for other in counterparts(name)]) for name, own in network.named_parameters()]
 
 
 def copied(model: ReplacedTokenModel) -> tuple[Any, Any, list[tuple[Tensor, list[list[Tensor]]]]]:
-    """Transformers' generator and discriminator with our weights; each of ours beside all that came of it."""
+    """Transformers' generator and discriminator with our weights; each of ours with all its copies."""
     generator = peer_of(generator_settings(model.discriminator.settings), "ElectraForMaskedLM")
     discriminator = peer_of(model.discriminator.settings, "ElectraForPreTraining")
     found = [(own, [others]) for own, others in pairs(model.discriminator, discriminator)]
@@ -116,7 +116,7 @@ def _is_shared(name: str) -> bool:
 
 
 def padded_batch() -> tuple[Batch, Tensor]:
-    """Rows of several lengths, and the attention mask a peer wants."""
+    """Rows of several lengths, and the peer's attention mask."""
     windows = random_windows(6, 24, short=True, seed=2)
     batch = collate(make_examples(windows, vocabulary(), OBJECTIVE))
     return batch, (torch.arange(batch.input_ids.shape[1]) < torch.from_numpy(windows.lengths)[:, None]).long()
@@ -125,7 +125,7 @@ def padded_batch() -> tuple[Batch, Tensor]:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("embedding_size", [None, 20, 16])
 def test_both_networks_and_their_joint_loss(embedding_size: int | None, training: bool) -> None:
-    """At 16 the generator needs no projection, at 20 both do, at the discriminator's 32 only the generator."""
+    """At size 16 the generator needs no projection, at 20 both do, at the discriminator's 32 only the generator."""
     model = chain(embedding_size).train(training)
     generator, discriminator, found = copied(model)
     generator.train(training)

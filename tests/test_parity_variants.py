@@ -33,7 +33,7 @@ Found = list[tuple[Tensor, Tensor, bool]]
 
 
 def both(model: UnifiedModel, peer: nn.Module, table: dict[str, str], transposed: str = "") -> Found:
-    """Parameters that stand for the same, copied from ours to the peer's."""
+    """Corresponding parameters, copied from ours to the peer's."""
     ours, theirs = dict(model.named_parameters()), dict(peer.named_parameters())
     found = []
     for name, other in table.items():
@@ -120,7 +120,7 @@ def test_gpt2(training: bool) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_gpt(training: bool) -> None:
-    """Normalised after each residual; the embeddings are not."""
+    """Normalised after each residual, but not after the embeddings."""
     model = toys.model(**GPT, embedding_norm=False, intermediate_size=4 * WIDTH).train(training)
     peer = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**SIZES)).train(training)
     compare_causal(model, peer, both(model, peer, gpt_names("openai"), transposed=".c_"), training)
@@ -128,7 +128,7 @@ def test_gpt(training: bool) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_albert_for_pre_training(training: bool) -> None:
-    """One layer used three times, narrow embeddings, masked tokens and sentence order."""
+    """One layer used three times, factorised embeddings, masked tokens and sentence order."""
     settings: dict[str, Any] = dict(
         embedding_size=16, share_layers="all", activation="gelu_tanh", relative_bias=False, targets=("ae", "sop")
     )

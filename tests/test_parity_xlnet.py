@@ -40,7 +40,7 @@ def peer_of(model: UnifiedModel, training: bool) -> nn.Module:
 
 
 def pairs(model: UnifiedModel, peer: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Views of our parameters, shaped as the peer's, beside the peer's, whose gradients are views too."""
+    """Views of our parameters in the peer's shapes, with the peer's; gradients are views too."""
     return [(view(own), other) for own, view, other in table(model, peer)]
 
 
@@ -94,7 +94,7 @@ def table(model: UnifiedModel, peer: Any) -> list[tuple[Tensor, Any, Tensor]]:
 
 
 def two_streams(windows: Windows, examples: Examples) -> dict[str, Tensor]:
-    """Transformers' view of the same rows: the window in order, who may not read whom, and where to predict."""
+    """The same rows as Transformers' inputs: the window in order, which slots may not read which, and where to predict."""
     rows, window = windows.token_ids.shape
     target = examples.targets["par"]
     step = np.full((rows, window), -1)
@@ -149,7 +149,7 @@ def test_xlnet(training: bool) -> None:
 
 
 def test_equal_number_of_weights() -> None:
-    """Less XLNet's query vector, which here is the pseudo mask's row of the token table."""
+    """Without XLNet's query vector, which here is the pseudo mask's row of the token table."""
     model = xl_model()
     peer = peer_of(model, training=False)
     assert sum(p.numel() for p in peer.parameters()) == model.num_parameters() + HIDDEN

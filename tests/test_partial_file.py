@@ -1,4 +1,4 @@
-"""A long file of generated texts that is interrupted: what is done stays, and the rest comes as in one go."""
+"""Interrupted generation to a long file: finished texts are kept, and the rest is as in an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def start() -> LoadedModel:
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Records of other lengths, in parts of four."""
+    """Records of different lengths, in parts of four."""
     monkeypatch.setattr(room, "BATCHES_OF_A_CHUNK", 2)
     words = nlu_toys.WORDS
     records = [{"id": f"r{n}", "source": " ".join(words[: 1 + n * 7 % 6]), "n": n} for n in range(15)]
@@ -49,7 +49,7 @@ def tuned(start: LoadedModel) -> LoadedModel:
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, batch: int, error: BaseException) -> None:
-    """Let the batch of a number fail."""
+    """Make the batch of a given number fail."""
     steps, seen = room._batch, iter(range(1000))
 
     def failing(*arguments: Any) -> Any:
@@ -66,7 +66,7 @@ def lines_of(path: Path) -> list[Any]:
 
 @pytest.mark.parametrize("into", [None, "made"])
 @pytest.mark.parametrize("task", [True, False])
-def test_an_interrupted_file_is_gone_on_with_as_in_one_go(
+def test_an_interrupted_file_is_completed_as_if_never_interrupted(
     start: LoadedModel, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: bool, into: str | None
 ) -> None:
     model, out = tuned(start) if task else start, tmp_path / "out.jsonl"
@@ -85,7 +85,7 @@ def test_an_interrupted_file_is_gone_on_with_as_in_one_go(
         ):
             generate(out=out)
     assert lines_of(part) == whole[:DONE] and not out.exists()
-    part.write_bytes(part.read_bytes() + b'{"id": "r8", "predic')  # torn by a kill
+    part.write_bytes(part.read_bytes() + b'{"id": "r8", "predic')  # truncated by a kill
     computed: list[int] = []
     with monkeypatch.context() as patch:
         steps = room._batch
@@ -102,7 +102,7 @@ def test_an_interrupted_file_is_gone_on_with_as_in_one_go(
     assert generate(out=out) == whole == lines_of(out)
 
 
-def test_predictions_of_a_task_that_generates_are_gone_on_with(
+def test_predictions_of_a_generation_task_are_resumed(
     start: LoadedModel, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = nlu_toys.recipe_for(start, "generation", **{name.replace(".", "__"): DRAWN[name] for name in DRAWN})
@@ -116,7 +116,7 @@ def test_predictions_of_a_task_that_generates_are_gone_on_with(
     assert verbs.predict(model, sources, out, quiet=True) == whole == lines_of(out)
 
 
-def test_what_was_begun_with_something_else_is_begun_anew(
+def test_what_was_started_with_other_input_starts_over(
     start: LoadedModel, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, out, part = tuned(start), tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
@@ -149,7 +149,7 @@ def test_what_was_begun_with_something_else_is_begun_anew(
     assert found == verbs.generate(model, file=sources, quiet=True, overrides=DRAWN)
 
 
-def test_a_part_is_not_lost_before_there_is_something_in_its_stead(
+def test_a_part_is_kept_until_its_replacement_exists(
     start: LoadedModel, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, out, part = tuned(start), tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
@@ -169,7 +169,7 @@ def test_a_part_is_not_lost_before_there_is_something_in_its_stead(
     assert (tmp_path / "mine.jsonl.part").read_text() == "mine"
 
 
-def test_what_does_not_fit_in_memory_may_be_gone_on_with_in_smaller_batches(
+def test_what_does_not_fit_in_memory_may_be_resumed_with_smaller_batches(
     start: LoadedModel, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, out = tuned(start), tmp_path / "out.jsonl"
@@ -198,7 +198,7 @@ def test_two_commands_do_not_write_one_part(tmp_path: Path) -> None:
     assert lines_of(tmp_path / "out.jsonl") == [{"id": "0"}, {"id": "1"}]
 
 
-def test_ctrl_c_says_what_stays_in_one_sentence(
+def test_ctrl_c_reports_what_is_kept_in_one_sentence(
     start: LoadedModel,
     sources: Path,
     tmp_path: Path,

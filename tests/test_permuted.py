@@ -1,4 +1,4 @@
-"""Permuted language models: XLNet's and MPNet's rows by hand, by brute force, from outside, and trained."""
+"""Permuted language models: XLNet's and MPNet's rows by hand, by brute force, by leakage through the window, and trained."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_rows_made_together_equal_rows_made_alone_and_the_definition(name: str) 
         found = visibility.bool_mask(together[i], capacity)
         assert np.array_equal(found[:length, :length], matrix(slots, slots, getattr(brute_force, name)))
         assert np.array_equal(found[length:], np.eye(capacity, dtype=bool)[length:]), "padding reads itself"
-        assert not found[:length, length:].any(), "and is read by nobody"
+        assert not found[:length, length:].any(), "and no slot reads it"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -160,7 +160,7 @@ def test_rows_of_windows_follow_the_definition(name: str) -> None:
 @pytest.mark.parametrize("factorization", ["block", "token"])
 @pytest.mark.parametrize("build", [toys.model, xl_model])
 def test_a_predicted_token_reaches_only_later_steps(name: str, factorization: str, build: Any) -> None:
-    """Independent of the rule: change x_m in the window, make the example again, look at every prediction."""
+    """Independent of the rule: change x_m in the window, remake the example, compare every prediction."""
     model = build()
     objective = settings(name, mask_rate=0.4, factorization=factorization)
     windows = random_windows(1, 30, seed=11)
@@ -190,7 +190,7 @@ def test_a_predicted_token_reaches_only_later_steps(name: str, factorization: st
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_queries_are_read_by_nobody(name: str) -> None:
+def test_no_other_slot_reads_a_query(name: str) -> None:
     model = toys.model()
     batch = collate(make_examples(random_windows(4, 24), vocabulary(), settings(name)))
     queries = torch.zeros_like(batch.input_ids, dtype=torch.bool)
@@ -207,7 +207,7 @@ def test_queries_are_read_by_nobody(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("relative_bias", [False, True])
 def test_no_softmax_is_over_nothing(name: str, relative_bias: bool) -> None:
-    """[SOS] is never predicted, so step 0 reads it even where nothing else is context."""
+    """[SOS] is never predicted, so step 0 reads it even if nothing else is context."""
     model = toys.model(relative_bias=relative_bias)
     windows = random_windows(20, 24, short=True)
     objective = settings(name, mask_rate=1.0)
@@ -279,7 +279,7 @@ def test_partial_prediction_and_its_spans() -> None:
     )
     spans = (whole >= 0).sum() / (whole.max(axis=1) + 1).sum()
     assert abs(spans - wanted) < 0.03
-    assert all(len(set(s[s >= 0].tolist())) * 2 == (s >= 0).sum() for s in examples.steps[:100]), "one token a step"
+    assert all(len(set(s[s >= 0].tolist())) * 2 == (s >= 0).sum() for s in examples.steps[:100]), "one token per step"
 
 
 def test_a_mask_and_its_query_show_the_same() -> None:
@@ -316,7 +316,7 @@ def test_overfits_one_batch(name: str, build: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_random_tokens_cost_their_entropy(name: str) -> None:
-    """XLNet's queries know nothing of their answer; MPNet's show it to those that know how often that happens."""
+    """XLNet's queries reveal nothing of their answer; MPNet's show the answer at a known rate."""
     vocab = FIRST_ORDINARY + 8
     objective = settings(name, mask_rate=0.3)
     uniform = math.log(8)

@@ -1,4 +1,4 @@
-"""Phrases: found by collocation, given in a file, marked in windows, and masked whole in a run."""
+"""Phrases: found as collocations or given in a file, marked in windows, and masked whole in a run."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def marked(phrases: PhraseTable, *rows: list[int]) -> list[str]:
 # Marking; every third id continues a word
 
 
-def test_a_phrase_is_marked_wherever_it_stands_whole() -> None:
+def test_a_phrase_is_marked_wherever_it_is_complete() -> None:
     known = table([10, 11], [13, 15, 14])
     assert marked(known, [SOS, 10, 11, 8, 10, EOS, 11, EOS], [SOS, 11, 10, 13, 15, 14, 10, 11]) == [
         "00100000",
         "00001101",
     ]
     assert marked(known, [SOS, 10, 11, 12, 8, 13, 15, 18, 14]) == ["000000000"], "a longer word is another word"
-    assert marked(known, [10, 8, 8, 10], [11, 8, 8, 8]) == ["0000", "0000"], "rows are apart"
+    assert marked(known, [10, 8, 8, 10], [11, 8, 8, 8]) == ["0000", "0000"], "rows are separate"
 
 
 def test_of_overlapping_phrases_the_longest_and_then_the_leftmost_is_taken() -> None:
@@ -63,7 +63,7 @@ def test_of_overlapping_phrases_the_longest_and_then_the_leftmost_is_taken() -> 
     assert marked(known, [SOS, 10, 10, 10, 10, 10, EOS]) == ["0010100"]
 
 
-def test_single_words_and_special_tokens_are_no_phrases() -> None:
+def test_single_words_and_special_tokens_are_not_phrases() -> None:
     known = table([10], [10, 12], [10, EOS, 11], [10, 11], [10, 11], [])
     assert known.phrases == [(10, 11)]
     assert len(table()) == 0
@@ -71,7 +71,7 @@ def test_single_words_and_special_tokens_are_no_phrases() -> None:
 
 
 def marked_by_hand(row: list[int], phrases: list[list[int]]) -> list[int]:
-    """A reader who looks for the phrases of most words first, each from the left."""
+    """A plain search for the phrases with the most words first, each from the left."""
     words: list[list[int]] = []
     for position, token in enumerate(row):
         if position and token > 6 and row[position - 1] > 6 and token % 3 == 0:
@@ -106,7 +106,7 @@ def test_marking_equals_reading_by_hand() -> None:
     found = table(*phrases).joined(tokens, tokens > 6)
     expected = [marked_by_hand(row, phrases) for row in tokens.tolist()]
     assert found.sum() > 1000
-    # A phrase that begins in the middle of a word stands for a word of its own there; no row has that word.
+    # A phrase that begins in the middle of a word is a separate word; no row contains it.
     assert found.astype(int).tolist() == expected
 
 
@@ -139,7 +139,7 @@ def source_of(folder: Path, texts: list[str]) -> tuple[TokenSource, Tokenizer]:
 
 
 def test_npmi_by_hand() -> None:
-    # 1000 words; "new york" 10 times, "new" 40, "york" 10; three words that only stand together.
+    # 1000 words; "new york" 10 times, "new" 40, "york" 10; three words that only occur together.
     found = npmi(np.array([10]), np.array([[40], [10]]), 1000)
     assert found[0] == pytest.approx(math.log(0.01 / (0.04 * 0.01)) / -math.log(0.01))
     assert npmi(np.array([7]), np.array([[7], [7], [7]]), 1000)[0] == pytest.approx(1)
@@ -147,7 +147,7 @@ def test_npmi_by_hand() -> None:
 
 
 def planted(count: int, seed: int = 0) -> list[str]:
-    """Texts of random words in which "new york" and "as soon as" stand together far more often than chance."""
+    """Texts of random words in which "new york" and "as soon as" occur far more often than by chance."""
     draw = random.Random(seed)
     words = [f"w{i}" for i in range(40)] + [",", "42", "new york", "as soon as"]
     return [" ".join(draw.choice(words) for _ in range(60)) for _ in range(count)]
@@ -162,7 +162,7 @@ def test_planted_collocations_are_found_and_nothing_else(tmp_path: Path) -> None
 
 
 def test_counts_are_those_of_a_counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pair of words that passes both thresholds, however the text is cut into parts."""
+    """Every pair of words that passes both thresholds, independent of how the text is split into parts."""
     texts = planted(60, seed=3)
     source, tokenizer = source_of(tmp_path, texts)
     alone, pairs, total = Counter[str](), Counter[tuple[str, ...]](), 0
@@ -257,7 +257,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_a_byte_order_mark_is_no_part_of_the_first_phrase(kind: Any, tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_phrase(kind: Any, tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(["the post office of the town hall"] * 9, TokenizerSettings(kind=kind, vocab_size=300))
     (tmp_path / "plain.txt").write_text("post office\ntown hall\n")
     (tmp_path / "marked.txt").write_text("\ufeffpost office\ntown hall\n", encoding="utf-8")
@@ -296,7 +296,7 @@ def test_a_run_finds_its_phrases_once(corpus: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "words" / "phrases").exists()
 
 
-def test_a_run_takes_given_phrases_and_says_when_there_are_none(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_uses_given_phrases_and_reports_if_there_are_none(corpus: Path, tmp_path: Path) -> None:
     toy = toy_overrides() | {"data.corpus": [str(corpus)]}
     mine = tmp_path / "mine.txt"
     mine.write_text("the red\nthe old\n")

@@ -44,7 +44,7 @@ def test_a_cell_is_filled_where_the_row_reads_the_column(words: int) -> None:
     drawing = draw_mask(shown)
     empty = [r for r in drawing.rectangles if r[4] == "empty"]
     left, top = min(r[0] for r in empty), min(r[1] for r in empty)
-    # The slots' places are recovered from the picture alone: cells are all of one size, gaps part the stretches.
+    # The slots' positions are recovered from the picture alone: all cells have one size, gaps separate the segments.
     columns = sorted({(r[0] - left, r[2]) for r in empty})
     size = sum(width for _, width in columns) / len(shown.slots)
     middles = [start + (i + 0.5) * size for start, width in columns for i in range(round(width / size))]
@@ -106,7 +106,7 @@ def test_tokens_steps_and_predictions_are_spelled_out_while_legible() -> None:
     assert not any("w10" in text for text in large)
 
 
-def test_answers_that_are_no_tokens_are_said_in_words() -> None:
+def test_answers_that_are_not_tokens_are_shown_in_words() -> None:
     text = "one two three four five six seven eight"
     tokenizer = whitespace_tokenizer(text)
     for name, said in (("bert-base", "nsp: follows"), ("electra-small", "rtd: replaced?")):
@@ -134,14 +134,14 @@ def test_a_large_picture_stays_small() -> None:
     assert len(draw_mask(view(500)).to_svg()) < 60_000
 
 
-def test_svg_is_well_formed_and_knows_the_dark(tmp_path: Path) -> None:
+def test_svg_is_well_formed_and_has_a_dark_theme(tmp_path: Path) -> None:
     save_picture(view(9), tmp_path / "a.svg")
     root = ElementTree.parse(tmp_path / "a.svg").getroot()
     assert root.tag == f"{SVG}svg"
     style = root.find(f"{SVG}style")
     assert style is not None and style.text is not None and "prefers-color-scheme:dark" in style.text
     assert {path.get("class") for path in root.iter(f"{SVG}path")} >= set(KINDS)
-    # Every rule is confined to this picture: a page may hold it inline.
+    # Every CSS rule applies only to this picture, since a page may contain it inline.
     selectors = re.findall(r"([^{}]+){[^{}]*}", style.text.replace("@media(prefers-color-scheme:dark){", ""))
     assert all(selector.startswith(".unicloze ") for selector in selectors)
 
@@ -195,7 +195,7 @@ def test_one_module_writes_svg() -> None:
     assert [file.name for file in files if elements.search(file.read_text(encoding="utf-8"))] == []
 
 
-def test_what_svg_says_is_escaped_and_its_numbers_are_short() -> None:
+def test_svg_text_is_escaped_and_its_numbers_are_short() -> None:
     told = svg.element("title", svg.escape("a < \x00b"))
     assert svg.element("rect", told, class_='"', x=1.0, y=0.123, rx=None, fill_opacity=0.5) == (
         '<rect class="&quot;" x="1" y="0.12" fill-opacity="0.5"><title>a &lt;  b</title></rect>'

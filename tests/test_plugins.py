@@ -1,4 +1,4 @@
-"""What comes from outside the package: the page that shows it, and that only the caller names it."""
+"""Plugins: the example on their documentation page works, and only the caller can name a plugin."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOSTILE = "from pathlib import Path\nPath(__file__).with_name('was-run').touch()
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder to work in; nothing that is registered outlives a test."""
+    """A working folder; registrations are undone after each test."""
     (tmp_path / "comb.py").write_text(COMB)
     (tmp_path / "loose.py").write_text(LOOSE)
     (tmp_path / "mine.yaml").write_text(MINE)
@@ -55,7 +55,7 @@ def forget() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model trained by the objective of the page."""
+    """A model trained with the objective on the page."""
     folder = tmp_path_factory.mktemp("comb")
     (folder / "comb.py").write_text(COMB)
     (folder / "mine.yaml").write_text(MINE)
@@ -77,7 +77,7 @@ def test_the_commands_of_the_page(run: Path, place: Path, capsys: pytest.Capture
     (place / "runs").mkdir()
     shutil.copytree(run, place / "runs" / "comb")
     inspected, trained, filled, scored = (shlex.split(line)[1:] for line in SHELL[0])
-    assert trained[:4] == ["pretrain", "--plugin", "comb.py", "--recipe"]  # which `run` did
+    assert trained[:4] == ["pretrain", "--plugin", "comb.py", "--recipe"]  # as `run` did
     for words in (inspected, filled, scored):
         forget()
         assert main([*words, "--json"]) == 0
@@ -160,7 +160,7 @@ def test_a_recipe_or_a_checkpoint_runs_nothing(
     shutil.copytree(run, place / "run")
     for file in (place / "run").rglob("recipe.yaml"):
         file.write_text(f"name: hostile\n{recipe}\n")
-        if (manifest := file.with_name("manifest.json")).is_file():  # whoever makes a checkpoint makes its sums
+        if (manifest := file.with_name("manifest.json")).is_file():  # an author writes the checksums too
             held = json.loads(manifest.read_text())
             held["sha256"]["recipe.yaml"] = hashlib.sha256(file.read_bytes()).hexdigest()
             manifest.write_text(json.dumps(held))
@@ -169,7 +169,7 @@ def test_a_recipe_or_a_checkpoint_runs_nothing(
     assert not (place / "was-run").exists()
 
 
-# What a plugin must be
+# What a plugin must define
 
 
 @pytest.mark.parametrize(

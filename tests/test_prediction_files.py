@@ -1,4 +1,4 @@
-"""Files to be predicted, whatever stands where the answers would, and files of predictions, as their names end."""
+"""Files to predict, with anything in place of the answers, and files of predictions, by their name's ending."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def generator() -> LoadedModel:
 
 
 def tuned(start: LoadedModel, name: str, **settings: Any) -> LoadedModel:
-    """A model of a task whose weights are as drawn."""
+    """A newly initialised model of a task."""
     recipe = nlu_toys.recipe_for(start, name, **settings)
     model = build_model(recipe, start.tokenizer.vocabulary.size)
     return dataclasses.replace(start, model=model.for_use().eval(), recipe=recipe)
@@ -76,7 +76,7 @@ def test_a_file_to_be_predicted_may_hold_anything_as_answers(
     assert said == verbs.predict(model, bare, quiet=True)
     if name == "generation":
         assert said == verbs.generate(model, file=wild, quiet=True)
-    with pytest.raises(UniclozeError, match="line "):  # what is learned from is read as strictly as before
+    with pytest.raises(UniclozeError, match="line "):  # training files are still read strictly
         open_records(wild, model.recipe, model.tokenizer)
 
 
@@ -117,7 +117,7 @@ def test_published_choices_may_leave_their_answers_out(
         ("choice", {}, {"context": "anna", "choices": ["sees", "plays"]}, [0, 1, 1], "accuracy"),
     ],
 )
-def test_a_table_of_predictions_is_measured_beside_its_records(
+def test_a_table_of_predictions_is_measured_against_its_records(
     start: LoadedModel,
     tmp_path: Path,
     name: str,
@@ -187,7 +187,7 @@ def test_the_ids_of_records_are_those_of_the_field_that_is_named(tmp_path: Path)
 
 
 @pytest.mark.parametrize("key", ["steps", "warmup_steps", "evaluate_every", "compile"])
-def test_settings_that_a_fine_tuning_has_not_are_refused(key: str, tmp_path: Path) -> None:
+def test_settings_that_fine_tuning_does_not_have_are_refused(key: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"training.{key} cannot be set in fine-tuning: "):
         verbs.finetune("classification", "no model", tmp_path / "no file", overrides={f"training.{key}": 3})
 
@@ -202,7 +202,7 @@ def test_options_that_no_metric_takes_are_refused(options: dict[str, str], says:
 
 
 @pytest.mark.parametrize("name", ["said.csv", "said.txt", "said", "said.jsonl.gz"])
-def test_a_name_that_tells_no_format_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
+def test_a_file_name_without_a_known_format_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         UsageError, match=r"its extension is not a format .*: use one of \.jsonl, \.json, \.tsv, or give"
     ):
@@ -260,7 +260,7 @@ def test_a_tagger_splits_the_words_of_a_raw_text(start: LoadedModel) -> None:
     ]  # fmt: skip
 
 
-def test_a_raw_text_that_is_no_record_is_refused(start: LoadedModel, tmp_path: Path) -> None:
+def test_a_raw_text_that_is_not_a_record_is_refused(start: LoadedModel, tmp_path: Path) -> None:
     classes = {"task__labels": ["a", "b"]}
     for name, settings, given, message in (
         (

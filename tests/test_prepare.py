@@ -37,7 +37,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def write_documents(folder: Path) -> Path:
-    """200 documents in two files, three of them repeats up to case and white space."""
+    """200 documents in two files, three of them duplicates up to case and white space."""
     folder.mkdir()
     repeats = [sentence(3).upper(), f"  {sentence(4)}\n", sentence(5).replace(" ", "  ")]
     texts = [sentence(i) for i in range(197)] + repeats
@@ -166,7 +166,7 @@ def test_a_changed_corpus_is_refused_with_both_fingerprints(corpus: Path, tmp_pa
 def test_new_and_missing_files_are_named(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path / "out")
     (corpus / "b.jsonl").rename(corpus / "c.jsonl")
-    assert run(corpus, tmp_path / "out").train, "a new name is no new content"
+    assert run(corpus, tmp_path / "out").train, "a renamed file has the same content"
     (corpus / "d.jsonl").write_text('{"text": "x"}')
     with pytest.raises(UniclozeError, match=r"d\.jsonl is new"):
         run(corpus, tmp_path / "out")
@@ -206,7 +206,7 @@ def test_settings_of_the_windows_do_not_matter(corpus: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
 def test_windows_are_named_by_the_line_of_their_document(tmp_path: Path, kind: str) -> None:
-    """Duplicates and held-out documents have no windows to train on, yet their lines count."""
+    """Duplicates and held-out documents have no training windows, but their lines are counted."""
     texts = [sentence(i) for i in (0, 1, 1, 2, 3, 0, 4, 5, 6, 7)]
     if kind == "txt":
         texts = [f"{text}\nsecond line" for text in texts]
@@ -265,7 +265,7 @@ def test_a_few_documents_give_one_held_out(tmp_path: Path, count: int) -> None:
     assert len(texts_of(prepared, prepared.train)) == count - 1
 
 
-def test_nothing_is_held_out_if_so_asked(corpus: Path, tmp_path: Path) -> None:
+def test_nothing_is_held_out_on_request(corpus: Path, tmp_path: Path) -> None:
     prepared = run(corpus, tmp_path / "out", heldout_share=0.0)
     assert prepared.heldout == ()
 
@@ -333,7 +333,7 @@ def test_a_file_that_is_read_in_another_way_is_another_corpus(tmp_path: Path) ->
     (tmp_path / "a.jsonl").rename(tmp_path / "b.txt")
     assert is_corpus(as_text.lineage, [str(tmp_path / "b.txt")])
     (tmp_path / "b.txt").write_text(lines.replace("alpha", "omega"))
-    assert not is_corpus(as_text.lineage, [str(tmp_path / "b.txt")]), "as long, but another text"
+    assert not is_corpus(as_text.lineage, [str(tmp_path / "b.txt")]), "equal length, different text"
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
@@ -359,7 +359,7 @@ def test_pieces_put_together_are_the_text() -> None:
         assert max(map(len, pieces)) <= 2**20
 
 
-def test_mended_text_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repaired_text_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\n\n".join(sentence(i).encode() + b" \xff\0" for i in range(20)))
     run(path, tmp_path / "out")
@@ -368,7 +368,7 @@ def test_mended_text_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (entry["replaced"], entry["nul"]) == (20, 20)
 
 
-def test_files_that_are_left_out_are_said_once_and_recorded(corpus: Path, tmp_path: Path) -> None:
+def test_files_that_are_left_out_are_reported_once_and_recorded(corpus: Path, tmp_path: Path) -> None:
     for name in ("a.md", "b.md", "c.html"):
         (corpus / name).write_text("text", encoding="utf-8")
     with pytest.warns(UserWarning, match=r"corpus: 3 files of other kinds are ignored: 2 \.md, 1 \.html$"):

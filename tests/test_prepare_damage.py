@@ -1,4 +1,4 @@
-"""Preparation that is killed, or whose files change, are damaged or are somebody else's."""
+"""Preparation that is killed, or whose files change, are damaged or belong to something else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def corpus(tmp_path: Path) -> Path:
     return write_documents(tmp_path / "corpus")
 
 
-def test_a_strangers_folder_is_left_alone(corpus: Path, tmp_path: Path) -> None:
+def test_a_foreign_folder_is_left_alone(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     assert run(corpus, tmp_path / "out").train, "an empty folder is fine"
     (tmp_path / "mine").mkdir()
@@ -129,7 +129,7 @@ def test_tokens_of_another_tokenizer_are_refused(corpus: Path, tmp_path: Path) -
     assert run(first.folder, tmp_path / "out", TokenizerSettings(path=str(first.folder))).train
 
 
-def test_texts_beside_tokens_are_not_left_out_unsaid(corpus: Path, tmp_path: Path) -> None:
+def test_texts_next_to_token_shards_are_not_left_out_silently(corpus: Path, tmp_path: Path) -> None:
     prepared = run(corpus, corpus / "earlier" / "data")
     tokenizer = TokenizerSettings(path=str(prepared.folder))
     with pytest.raises(UsageError, match=r"holds tokens \(.*\.ds\) and texts \(.*\): use separate folders"):

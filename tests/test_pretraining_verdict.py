@@ -1,4 +1,4 @@
-"""What a pre-training says of itself: the content words it guesses, what counts guess, and a sentence on all figures."""
+"""The verdict of a pre-training run: the content words it guesses, what counting guesses, and its sentence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rank(probability: np.ndarray, answer: int, ordinary: Sequence[int]) -> int:
 
 
 def ranks_by_hand(model: LoadedModel, asking: Asking) -> list[int]:
-    """The rank of each word by a forward pass of its own."""
+    """The rank of each word, from a separate forward pass."""
     vocabulary, ranks = model.tokenizer.vocabulary, []
     for text, place in zip(words_of(model).sentences, PLACES, strict=True):
         tokens = [vocabulary.sos, *text, vocabulary.eos]
@@ -75,7 +75,7 @@ def test_words_are_guessed_by_what_the_objective_defines(
     assert len(set(ranks.tolist())) > 1
 
 
-def test_every_recipe_is_asked_in_the_best_way_it_has() -> None:
+def test_every_recipe_uses_its_best_ability_for_words() -> None:
     ways = {name: way_to_ask(load_recipe(name).objective) for name in recipe_names()}
     asked = {name: way[0] if way else None for name, way in ways.items()}
     assert {name for name, way in asked.items() if way is None} == {
@@ -192,7 +192,7 @@ def test_a_course_is_what_was_done_last() -> None:
     ]  # fmt: skip
     found = Course.of(events)
     assert sorted(found.training) == [9, 10, 19, 20] and sorted(found.heldout) == [10, 20]
-    assert found.gap == (1.5, 3.0), "of the last tenth of the steps, and of what predicts tokens"
+    assert found.gap == (1.5, 3.0), "from the last tenth of the steps, and only of targets that predict tokens"
     assert found.above_lowest == 0.75
     assert Course.of([]).gap is None and Course.of([]).above_lowest == 0 and not Course.of([]).still_falling
 

@@ -1,4 +1,4 @@
-"""How far something is: at a terminal and where stderr is a file."""
+"""Progress displays on a terminal and if stderr is a file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_without_a_terminal_a_line_comes_every_few_seconds(
     assert lines[-1] == "1,000 of 1,000 steps, ae 5.9 par 5.9 12k tok/s, 90 s"
 
 
-def test_what_is_short_says_one_line_and_what_is_hidden_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_work_prints_one_line_and_hidden_work_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(each("ab", "count words", "parts")) == ["a", "b"]
     list(each("ab", "count words", "parts", show=False))
     assert capsys.readouterr().err == "count words: 2 parts, 0 s\n"

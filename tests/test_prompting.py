@@ -1,4 +1,4 @@
-"""Zero- and few-shot prompting against scorers that ask for one token at a time."""
+"""Zero- and few-shot prompting against scorers of one token at a time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MODELS = {
 
 
 def one_at_a_time(model: LoadedModel, before: str, answer: str, after: str = "") -> tuple[list[float], list[bool]]:
-    """log p of each asked token and whether it is the likeliest ordinary one, each in a forward pass of its own."""
+    """log p of each requested token and whether it is the most likely ordinary one, each from a separate forward pass."""
     vocabulary, encode = model.tokenizer.vocabulary, model.tokenizer.encode_batch
     head, tail = encode([before])[0].tolist(), encode([before + answer])[0].tolist()
     whole = encode([before + answer + after])[0].tolist()
@@ -87,7 +87,7 @@ def test_a_blank_is_filled_as_one_token_at_a_time(name: str) -> None:
 
 
 def test_par_sees_both_sides_and_a_causal_model_the_left() -> None:
-    """What follows a blank changes what PAR says of it; to a causal model it only adds tokens."""
+    """Text after a blank changes PAR's predictions for it; a causal model only has more tokens."""
     for name, sees in (("par", True), ("causal", False)):
         model = MODELS[name]()
         blanks = [Blank(before=TEXTS[0], answer=" empty", after=after) for after in (" is a list", " in the value")]
@@ -97,7 +97,7 @@ def test_par_sees_both_sides_and_a_causal_model_the_left() -> None:
 
 
 @pytest.mark.parametrize("name", ["causal", "par"])
-def test_a_long_context_loses_its_beginning_and_that_is_said_once(name: str) -> None:
+def test_a_long_context_loses_its_beginning_with_one_warning(name: str) -> None:
     model = MODELS[name]()
     long = Blank(before=" ".join(["the list"] * 400), answer=" empty")
     with warnings.catch_warnings(record=True) as caught:
@@ -108,7 +108,7 @@ def test_a_long_context_loses_its_beginning_and_that_is_said_once(name: str) -> 
     np.testing.assert_allclose(found[0].logs, kept.logs, atol=1e-5)
 
 
-def test_an_answer_that_cannot_be_asked_is_named() -> None:
+def test_an_answer_that_cannot_be_scored_is_named() -> None:
     model = MODELS["causal"]()
     with pytest.raises(UniclozeError, match=r"f\.txt, line 3: the answer and what follows it have 40 tokens"):
         fill_blanks(model, [Blank(before="the", answer=" list" * 40, place="f.txt, line 3")])
@@ -172,7 +172,7 @@ def test_a_prompt_takes_the_likeliest_label(name: str, normalise: str, tmp_path:
     assert set(result.scores["accuracy"].errors) == {"accuracy"} and "standard error" in str(result)
 
 
-def test_examples_stand_before_the_record(tmp_path: Path) -> None:
+def test_examples_precede_the_record(tmp_path: Path) -> None:
     model = MODELS["causal"]()
     records, train = write(tmp_path / "dev.jsonl", LABELLED), write(tmp_path / "train.jsonl", TRAIN)
     path = prompt_file(tmp_path, instruction="return the state")
@@ -199,7 +199,7 @@ def test_examples_are_different_and_depend_on_seed_and_record_alone(tmp_path: Pa
         draw_examples(prompt, asked[:1], train, 0, 0)
 
 
-def test_a_record_is_no_example_of_itself(tmp_path: Path) -> None:
+def test_a_record_is_not_its_own_example(tmp_path: Path) -> None:
     prompt, file = read_prompt(prompt_file(tmp_path)), write(tmp_path / "all.jsonl", [*LABELLED, LABELLED[0]])
     records = read_records(file, prompt.records)
     for seed in range(20):
@@ -243,11 +243,11 @@ def test_where_no_answer_can_be_spelled_none_is_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["causal", "par"])
-def test_what_cannot_be_spelled_behind_the_blank_tells_answers_not_apart(name: str, tmp_path: Path) -> None:
+def test_unspellable_text_after_the_blank_does_not_distinguish_answers(name: str, tmp_path: Path) -> None:
     model, records = MODELS[name](), write(tmp_path / "r.jsonl", LABELLED)
     found = prompted(model, prompt_file(tmp_path, template="{text} is {label} . zebra"), records, progress=False)
     assert found.unknown == 0
-    if name == "causal":  # nothing behind the unknown word depends on it
+    if name == "causal":  # nothing after the unknown word depends on it
         plain = prompted(model, prompt_file(tmp_path), records, progress=False)
         assert [one["scores"] for one in found.predictions] == [
             pytest.approx(one["scores"]) for one in plain.predictions
@@ -268,7 +268,7 @@ def test_metrics_that_do_not_fit_a_prompt_are_refused_before_the_model_is_asked(
 
 @pytest.mark.parametrize(("label", "number"), [("1", 2), (1, 1), ("0", 0), ("2", 0), ("three", 3), (3, 3)])
 def test_a_label_is_the_same_choice_to_a_prompt_and_to_a_fine_tuning(tmp_path: Path, label: Any, number: int) -> None:
-    """The text of a choice before the number that it spells."""
+    """The text of a choice takes precedence over the number it spells."""
     path = tmp_path / "p.yaml"
     path.write_text("template: '{context} {label}'\noptions: choices\n")
     record = Record("0", {"context": "x", "choices": ["2", "4", "1", "three"], "label": label}, "here")
@@ -300,7 +300,7 @@ def test_booleans_are_labels_as_records_spell_them_and_no_answers(tmp_path: Path
 
 
 def test_labels_that_read_the_same_are_refused(tmp_path: Path) -> None:
-    """Records name labels as texts, and YAML takes 1 and true for one key: the last answer would win."""
+    """Records have labels as text, but YAML takes 1 and true for one key: the last answer would win."""
     path = tmp_path / "p.yaml"
     for labels, message in (
         ('{1: good, "1": bad, 2: fair}', "two labels read the same, such as 1 and '1': remove one"),
@@ -334,7 +334,7 @@ def test_a_seed_needs_examples_to_draw(tmp_path: Path) -> None:
     ([], "line 2: 'label' has no text to compare with"),
     (3, "line 2: the field 'label' is not a text"),
 ])  # fmt: skip
-def test_a_reference_that_is_no_text_is_named_before_anything_is_written(
+def test_a_reference_that_is_not_text_is_named_before_anything_is_written(
     label: Any, message: str, tmp_path: Path
 ) -> None:
     prompt = prompt_file(tmp_path, template="{text} to", labels={}, generate={"max_length": 5})
@@ -359,7 +359,7 @@ def test_rows_at_once_hold_for_written_texts_too(tmp_path: Path, monkeypatch: py
     assert seen == [16, 3, 5]
 
 
-def test_the_last_word_stands_behind_any_white_space(tmp_path: Path) -> None:
+def test_the_last_word_may_follow_any_white_space(tmp_path: Path) -> None:
     model = MODELS["causal"]()
     found = [
         lambada(model, write(tmp_path / "l.jsonl", [{"text": f"the list is{space}empty"}]), progress=False).perplexity
@@ -370,7 +370,7 @@ def test_the_last_word_stands_behind_any_white_space(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["causal", "par"])
-def test_a_prompt_without_a_blank_is_gone_on_with(name: str, tmp_path: Path) -> None:
+def test_a_prompt_without_a_blank_is_continued(name: str, tmp_path: Path) -> None:
     from unicloze.decoding.generate import generate
     from unicloze.settings import DecodingSettings
 
@@ -461,7 +461,7 @@ def test_verbs_evaluate_in_three_ways(tmp_path: Path) -> None:
 
 
 def test_a_loaded_model_of_a_mixture_uses_the_part_that_can() -> None:
-    """A masked model with a PAR part fills by PAR."""
+    """A mixture of a masked model and PAR fills by PAR."""
     model = MODELS["par"]()
     parts = [{"name": "masked", "targets": ["ae"]}, {"name": "unilmv2", "targets": ["par"]}]
     objective = dataclasses.replace(model.recipe.objective, mixture=parts)

@@ -39,7 +39,7 @@ def outer():
 
 @pytest.fixture
 def small_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A standard library of two modules and a package that stands for numpy."""
+    """A standard library of two modules, and a stand-in for numpy."""
     library, site = tmp_path / "library", tmp_path / "site"
     (library / "pydoc_data").mkdir(parents=True)
     (library / "pydoc_data" / "topics.py").write_text("topics = {'while': 'The while statement', 'assert': 'Assert'}")

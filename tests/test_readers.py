@@ -162,7 +162,7 @@ def test_places_without_text_are_named(tmp_path: Path) -> None:
         find_files(tmp_path / "notes.md")
 
 
-def test_bad_utf8_and_nul_are_mended_counted_and_placed(tmp_path: Path) -> None:
+def test_bad_utf8_and_nul_are_repaired_counted_and_located(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", b"good\n\nbad \xff byte\n\nnul\0 here\n\n\0\n")
     tally = Tally()
     assert texts(path, tally=tally) == ["good", "bad \ufffd byte", "nul here"]
@@ -170,7 +170,7 @@ def test_bad_utf8_and_nul_are_mended_counted_and_placed(tmp_path: Path) -> None:
     assert tally.first_bad == f"{path}:3, byte 4 of the text"
 
 
-def test_jsonl_escapes_are_mended_too(tmp_path: Path) -> None:
+def test_jsonl_escapes_are_repaired_too(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", rb'{"text": "half \ud800 pair"}' + b"\n" + rb'{"text": "nul \u0000"}')
     tally = Tally()
     assert texts(path, tally=tally) == ["half \ufffd pair", "nul"]

@@ -1,4 +1,4 @@
-"""What the recipes hold: the values of the papers' tables."""
+"""The recipes have the values of the papers' tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unicloze.recipes import (
 FILES = sorted(Path(unicloze.recipes.__file__).parent.glob("*.yaml"))
 
 
-# What the recipes hold
+# Values of the recipes
 
 
 def test_all_recipes_are_listed() -> None:
@@ -28,7 +28,7 @@ def test_all_recipes_are_listed() -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_recipe_says_where_its_values_come_from(file: Path) -> None:
+def test_a_recipe_names_the_source_of_its_values(file: Path) -> None:
     recipe = load_recipe(file.stem)
     assert recipe.name == file.stem
     assert load_recipe(file) == recipe
@@ -40,7 +40,9 @@ def test_toy_overrides_fit_every_recipe(name: str) -> None:
     toy = load_recipe(name, toy_overrides())
     assert (toy.training.steps, toy.data.window, toy.tokenizer.vocab_size) == (2, 32, 512)
     assert toy.objective == load_recipe(name).objective
-    assert toy.use.visibility == "bidirectional" or toy.use.pooling != "first", "its first slot reads nothing of a text"
+    assert toy.use.visibility == "bidirectional" or toy.use.pooling != "first", (
+        "its first slot reads nothing of the text"
+    )
 
 
 def test_unilmv2_base_is_table_7() -> None:

@@ -1,4 +1,4 @@
-"""Recipes: what they hold, how they are read, and what is said when they cannot be."""
+"""Recipes: their contents, how they are read, and errors about invalid ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write(tmp_path: Path) -> Any:
     return write_recipe
 
 
-# How they are read
+# Reading
 
 
 def test_what_a_file_leaves_out_keeps_its_default(write: Any) -> None:
@@ -121,7 +121,7 @@ def test_a_setting_of_several_objectives_is_of_one_type() -> None:
             assert (known.type, known.default) == (found.type, found.default) or key == "objective.name"
 
 
-# What is said when they cannot be read
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_unknown_recipe(source: str, message: str) -> None:
     assert refusal(source) == message
 
 
-def test_directory_is_no_recipe(tmp_path: Path) -> None:
+def test_directory_is_not_a_recipe(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith(f"{tmp_path}: this is a directory; name the recipe file in it")
 
 
@@ -219,7 +219,7 @@ def test_broken_file_names_its_line(write: Any, text: str, message: str) -> None
 
 
 @pytest.mark.parametrize("text", ["", "- 1\n", "hello\n", "3\n"])
-def test_file_that_is_no_mapping(write: Any, text: str) -> None:
+def test_file_that_is_not_a_mapping(write: Any, text: str) -> None:
     assert "this is not a recipe, which is a mapping with the sections provenance, data," in refusal(write(text))
 
 
@@ -231,7 +231,7 @@ def test_unreadable_bytes(tmp_path: Path) -> None:
     assert refusal(path) == f"{path}: this is not valid YAML: special characters are not allowed."
 
 
-def test_base_in_a_circle(write: Any) -> None:
+def test_base_in_a_cycle(write: Any) -> None:
     write("base: mine.yaml\n", "other.yaml")
     assert "this recipe is its own base; remove one `base:` of" in refusal(write("base: other.yaml\n"))
 
@@ -393,7 +393,7 @@ def test_objectives_that_always_predict_stepwise_say_so(name: str) -> None:
     assert "objective.targets is ['nsp']; objective" in said and "always predicts 'par'; include it" in said
 
 
-def test_rows_that_cannot_go_on_from_a_memory_are_refused() -> None:
+def test_rows_that_cannot_continue_a_memory_are_refused() -> None:
     base = {"tokenizer.extra_tokens": 40}
     for name in ("prefix", "span_corruption", "denoising", "masked_span"):
         said = refusal("xlnet-base", {**base, "objective.name": name, "objective.targets": ["lm"]})
@@ -418,7 +418,7 @@ def test_a_name_in_a_file_names_its_line(write: Any) -> None:
     assert refusal(path).startswith(f"{path}, line 2: name is '../evil'; it names a run's folder")
 
 
-def test_a_value_in_a_part_or_phase_is_blamed_on_where_the_list_stands(write: Any) -> None:
+def test_an_error_in_a_part_or_phase_names_the_place_of_the_list(write: Any) -> None:
     option = "option --objective.mixture, part 'a' of objective.mixture: objective.mask_rate is 3.0"
     parts_of_bert = [{"label": "a", "mask_rate": 3}]
     overrides = {"training.phases": [], "objective.mixture": parts_of_bert}
@@ -429,12 +429,12 @@ def test_a_value_in_a_part_or_phase_is_blamed_on_where_the_list_stands(write: An
     path = write("base: bert-base\ntraining:\n  phases: [{objective: {mixture: [{label: a, mask_rate: 3}]}}]\n")
     said = f"{path}, line 3, phase 1 of training.phases, part 'a' of objective.mixture: objective.mask_rate is 3.0"
     assert refusal(path).startswith(said)
-    # What the list does not set is still blamed on whoever set it.
+    # A value that the list does not set is attributed to the line that set it.
     path = write("base: bert-base\nobjective:\n  mask_rate: 3\n  mixture: [{label: a, max_span: 2}]\n")
     assert refusal(path).startswith(f"{path}, line 3: objective.mask_rate is 3.0")
 
 
-def test_a_value_that_no_part_can_take_is_blamed_on_no_part() -> None:
+def test_an_error_outside_the_parts_names_no_part() -> None:
     assert refusal("quickstart", {"training.steps": 0}).startswith("option --training.steps: training.steps is 0; it")
 
 
@@ -450,7 +450,7 @@ def test_a_single_value_stands_for_a_list_of_one(write: Any) -> None:
     assert refusal(path, {"training.betas": 0.9}).endswith("expected a list of 2, each item a number.")
 
 
-def test_validate_stands_alone() -> None:
+def test_validate_works_alone() -> None:
     recipe = dataclasses.replace(Recipe(name="own"), model=ModelSettings(num_heads=5))
     with pytest.raises(UsageError, match=r"^recipe own: model.hidden_size is 768; it must be a multiple of"):
         validate(recipe)

@@ -1,4 +1,4 @@
-"""The page about a run: from a whole ledger, from a young one, and from what kills and hands left of one."""
+"""The page about a run: from a complete ledger, from a short one, and from damaged or edited ones."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_it_needs_nothing_from_outside(tmp_path: Path) -> None:
     assert "prefers-color-scheme:dark" in text
 
 
-def test_samples_stand_side_by_side_and_hits_are_marked(tmp_path: Path) -> None:
+def test_samples_are_side_by_side_and_hits_are_marked(tmp_path: Path) -> None:
     words = page_of(make_run(tmp_path / "run", whole())).words
     assert (
         "words other signs before training, ae 0 of 2 0 of 0 before training, par 1 of 2 0 of 0 "
@@ -82,8 +82,8 @@ def test_samples_stand_side_by_side_and_hits_are_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("space", ["Ġ", "\u2581"])
-def test_a_sample_reads_as_its_text_whatever_its_pieces_are(tmp_path: Path, space: str) -> None:
-    """Pieces of a word that have no ## before them stood apart."""
+def test_a_sample_is_shown_as_text_with_any_kind_of_pieces(tmp_path: Path, space: str) -> None:
+    """Pieces of a word without ## used to be separated."""
     tokens = ["[SOS]", f"{space}un", "believ", "able", f"{space}news", ".", "[EOS]"]
     masked = [
         {"position": 2, "step": 0, "truth": "believ", "ae": "x"},
@@ -101,7 +101,7 @@ def places(*said: tuple[int, str, str, dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"position": at, "step": 0, "truth": truth, "ae": first, **more} for at, truth, first, more in said]
 
 
-def test_words_are_counted_apart_from_signs_and_repeated_tokens_not_at_all(tmp_path: Path) -> None:
+def test_words_are_counted_without_punctuation_and_repeated_tokens(tmp_path: Path) -> None:
     top = {"ae": [["list", 0.314], ["st<b>ring", 0.12], ["tuple", 0.004]]}
     first = {
         "document": "a",
@@ -132,7 +132,7 @@ def test_words_are_counted_apart_from_signs_and_repeated_tokens_not_at_all(tmp_p
 
 
 def judged() -> list[dict[str, Any]]:
-    """A run that knows its baselines and its verdict."""
+    """A run with baselines and a verdict."""
     counts = {"perplexity": {"unigram": 900.0, "bigram": 310.04}, "counted": 8_400_000, "tokens": 2_600_000_000}
     words = {
         "words": 400, "sees": "both", "top_1": 0.082, "top_5": 0.197, "counts_top_1": 0.027, "counts_top_5": 0.094,
@@ -143,7 +143,7 @@ def judged() -> list[dict[str, Any]]:
     return [start(baselines=counts), *events[1:-1], ended]
 
 
-def test_baselines_content_words_and_the_verdict_stand_at_the_top(tmp_path: Path) -> None:
+def test_baselines_content_words_and_the_verdict_are_at_the_top(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run", judged()))
     for expected in (
         "Perplexity 50.0 against <310> of bigram counts.",
@@ -163,7 +163,7 @@ def test_baselines_content_words_and_the_verdict_stand_at_the_top(tmp_path: Path
 @pytest.mark.parametrize(
     "damage", [None, 3, "x", [], {"perplexity": 3}, {"perplexity": {"unigram": None}}, {"words": 3}]
 )
-def test_baselines_that_cannot_be_read_are_passed_over(tmp_path: Path, damage: Any) -> None:
+def test_baselines_that_cannot_be_read_are_skipped(tmp_path: Path, damage: Any) -> None:
     events = judged()
     events[0]["baselines"] = events[-1]["content_words"] = damage
     events[-1]["verdict"] = None
@@ -214,7 +214,7 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
 
 
 def finished(folder: Path, name: str, evaluated: dict[str, float], **more: Any) -> Path:
-    """A run of a recipe that trained and measured some targets, by their mean loss, and filled nothing."""
+    """A run that trained and evaluated some targets, given by their mean loss, and filled no samples."""
     trained = dict.fromkeys((target.rpartition(".")[2] for target in evaluated), 3.0)
     measured = {
         **evaluation(2, 1.0),
@@ -334,7 +334,7 @@ def test_a_young_run(tmp_path: Path, events: int) -> None:
 def test_later_steps_count_and_lost_ones_are_forgotten(tmp_path: Path) -> None:
     events = [start()]
     events += [step(n, 100.0 + n, TIME + n) for n in range(1, 41)] + [evaluation(30, 999.0, TIME + 40)]
-    # Killed; an hour later it goes on from step 20 and gets to step 25.
+    # Killed; an hour later it resumes from step 20 and reaches step 25.
     events += [start("step-00000020", TIME + 3640)] + [step(n, 200.0 + n, TIME + 3620 + n) for n in range(21, 26)]
     history = History.read(make_run(tmp_path / "run", events))
     assert list(history.steps) == list(range(1, 26))
@@ -358,7 +358,7 @@ def test_samples_from_before_training_survive_a_resume(tmp_path: Path) -> None:
     assert list(history.samples) == [0, 100]
 
 
-def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:
+def test_torn_and_foreign_lines_are_skipped(tmp_path: Path) -> None:
     events = whole()
     foreign = [
         {"event": "step"},
@@ -400,7 +400,7 @@ def test_infinite_and_missing_numbers(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_page_says_how_it_ended(tmp_path: Path, event: dict[str, Any], status: str) -> None:
+def test_the_page_shows_how_the_run_ended(tmp_path: Path, event: dict[str, Any], status: str) -> None:
     assert status in page_of(make_run(tmp_path / "run", [start(), step(3, 4.0), event])).words
 
 
@@ -414,7 +414,7 @@ def test_a_run_without_tokenizer_or_with_a_broken_recipe(tmp_path: Path) -> None
     assert "name: quickstart" in page.words
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UniclozeError, match=r"There is no run at .*absent: give .*pretrain"):
         build_report(tmp_path / "absent")
     with pytest.raises(UniclozeError, match=r"it has no ledger\.jsonl; give .*pretrain"):
@@ -454,8 +454,8 @@ def contrast(first: str, second: str) -> float:
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def test_every_text_stands_out_from_what_is_behind_it() -> None:
-    """WCAG's contrast of 4.5 for texts, in the light and in the dark."""
+def test_every_text_contrasts_with_its_background() -> None:
+    """WCAG's contrast of 4.5 for text, in the light and the dark theme."""
     places = ("unicloze.report", "page.css"), ("unicloze.comparison", "comparison.css")
     styles = [resources.files(package).joinpath(name).read_text(encoding="utf-8") for package, name in places]
     roots = [dict(re.findall(r"--(\w+):(#\w+)", root)) for root in re.findall(r":root\{([^}]*)\}", styles[0])]
@@ -482,7 +482,7 @@ def test_commands_try_a_held_out_sentence(tmp_path: Path) -> None:
     assert masked == tokenizer.decode([*sentence[:2], tokenizer.vocabulary.mask, *sentence[3:]]).strip()
 
 
-def test_a_comparison_marks_the_best_and_what_lies_within_its_spread() -> None:
+def test_a_comparison_marks_the_best_and_those_within_its_spread() -> None:
     figures = {"a": (10.0, 1.0), "b": (11.5, 0.6), "c": (13.0, 0.5)}
     means = {"d": None, **{name: OverSeeds(mean=mean, deviation=spread) for name, (mean, spread) in figures.items()}}
     rows = tuple(

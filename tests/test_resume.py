@@ -1,4 +1,4 @@
-"""A run that is killed again and again ends with the weights of one that never was, bit for bit."""
+"""A repeatedly killed run ends with the weights of an uninterrupted one, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of long texts by a model with a memory: what a window reads of those before it, and what it does not."""
+"""Scores of long texts by a model with a memory: which earlier windows a window reads, and which not."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_window_reads_the_memory_of_those_before_it() -> None:
             count = int(asked.targets["par"].weights.sum())
             labels = torch.from_numpy(asked.targets["par"].labels[0, :count]).long()
             expected += logs[torch.arange(count), labels].tolist()
-            every = np.arange(windows.token_ids.shape[1])  # a window read whole, all slots reading all
+            every = np.arange(windows.token_ids.shape[1])  # a whole window whose slots all read each other
             states = model.model.backbone(
                 dataclasses.replace(
                     collate(asked[:1], device="cpu"),

@@ -1,4 +1,4 @@
-"""What may follow a text, what is drawn, when a search ends: with logits from a table instead of a model."""
+"""Allowed tokens, sampling and the end of a search, with logits from a table instead of a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYOUT = GenerationFormat(predicts="next", start=(), stop=STOP)
 
 
 class Table:
-    """Logits that depend on the last token alone; counts its steps and remembers who left."""
+    """Logits that depend on the last token alone; records its steps and which sources left."""
 
     def __init__(self, rows: int, count: int, logits: Tensor) -> None:
         self.rows, self.count, self.logits, self.steps, self.sizes = rows, count, logits, 0, [rows]
@@ -134,7 +134,7 @@ def test_a_token_is_drawn_from_the_likely_ones(settings: dict[str, Any], left: s
 
 @pytest.mark.parametrize("settings", [dict(), dict(top_k=2), dict(top_p=0.9), dict(top_k=3, top_p=0.5)])
 def test_the_lowest_temperatures_draw_the_likeliest_token(settings: dict[str, Any]) -> None:
-    """Divided by 1e-320 every logarithm overflows but that of the likeliest; ties are drawn evenly."""
+    """Divided by 1e-320, all logarithms except the largest overflow; ties are drawn evenly."""
     uniform = torch.tensor([0.0, 0.3, 0.7, 0.999], dtype=torch.float64)
     for temperature in (1e-3, 1e-320, 5e-324):
         lowest = DecodingSettings(temperature=temperature, **settings)
@@ -215,7 +215,7 @@ def test_stopping_early_changes_no_result(alpha: float, monkeypatch: pytest.Monk
 
 
 class Tables(Table):
-    """Another table for each source and step. *Shape:* (rows, steps, vocabulary, vocabulary)"""
+    """A separate table for each source and step. *Shape:* (rows, steps, vocabulary, vocabulary)"""
 
     def first(self) -> Tensor:
         return self.logits[:, 0, -1]
@@ -230,7 +230,7 @@ class Tables(Table):
 
 
 def first_to_end(logits: Tensor, beams: int, longest: int) -> list[tuple[list[int], bool]]:
-    """Beam search in plain Python that ends once as many hypotheses have ended as there are beams."""
+    """Beam search in plain Python that stops once as many hypotheses have ended as there are beams."""
     logs = torch.log_softmax(logits, 2).tolist()
     going: list[tuple[float, list[int]]] = [(0.0, [])]
     ended: list[tuple[float, list[int]]] = []
@@ -253,7 +253,7 @@ def first_to_end(logits: Tensor, beams: int, longest: int) -> list[tuple[list[in
 
 
 def test_a_source_whose_search_has_ended_gains_nothing() -> None:
-    """Neither while it waits in the batch for others, too few to leave, nor at the maximum length."""
+    """Neither while it waits for others in its batch, nor at the maximum length."""
     logits = torch.randn(24, 8, 6, 6, generator=torch.Generator().manual_seed(0)) * 2
     logits[..., STOP] += torch.linspace(-1, 2, 24)[:, None, None]  # they end at all lengths
     for longest in (3, 4, 8):
@@ -265,7 +265,7 @@ def test_a_source_whose_search_has_ended_gains_nothing() -> None:
 
 
 def test_finished_sources_leave_the_batch() -> None:
-    """The first tokens drawn differ, and only some of them are followed by [EOS] at once."""
+    """The first sampled tokens differ, and only some are immediately followed by [EOS]."""
     logits = table()
     logits[:, STOP] = -9
     logits[2, STOP] = 99

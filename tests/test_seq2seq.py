@@ -1,4 +1,4 @@
-"""The shared rows of source and target, and the prefix language model: layout, visibility, leakage, statistics, floor."""
+"""Rows of source and target, and the prefix language model: layout, visibility, leakage, statistics, loss floor."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_positions_count_what_every_rate_needs() -> None:
     assert positions(settings_of(), 34) == 34
 
 
-def test_an_inner_eos_is_no_text() -> None:
+def test_an_inner_eos_is_not_text() -> None:
     windows = some_windows(20, 24)
     examples = make_examples(windows, V, PREFIX)
     for row in range(20):
@@ -147,7 +147,7 @@ def test_an_inner_eos_is_no_text() -> None:
 
 
 def unspelled(windows: Windows, words: Collection[int], vocabulary: Vocabulary = V) -> Windows:
-    """The windows of a vocabulary that cannot spell some of their tokens."""
+    """Windows with a vocabulary that cannot spell some of their tokens."""
     unknown = np.isin(windows.token_ids, list(words))
     return dataclasses.replace(
         windows,
@@ -170,7 +170,7 @@ def test_an_unknown_word_stays_in_the_text_and_is_not_predicted() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_rows_with_unknown_words_are_those_of_any_other_word(name: str) -> None:
-    """The same slots read each other; only the predictions of what cannot be spelled are missing."""
+    """Visibility is unchanged; only the predictions of what cannot be spelled are missing."""
     words, windows = V.ordinary[-9:], some_windows(60, 24)
     rng = np.random.default_rng(1)
     drawn = windows.maskable & (rng.random(windows.maskable.shape) < 0.3) & ~V.ends_sentence[windows.token_ids]
@@ -192,7 +192,7 @@ def test_rows_with_unknown_words_are_those_of_any_other_word(name: str) -> None:
     assert new.weights.sum() < old.weights.sum()
 
 
-def test_an_id_of_unk_that_is_also_eos_is_no_word() -> None:
+def test_an_id_of_unk_that_is_also_eos_is_not_a_word() -> None:
     shared = dataclasses.replace(V, unk=EOS)
     windows = some_windows(20, 24)
     one, other = (make_examples(windows, vocabulary, PREFIX) for vocabulary in (V, shared))
@@ -237,7 +237,7 @@ def test_a_hidden_token_reaches_only_what_comes_after_it(name: str, training: bo
         same = [torch.equal(a, b) for a, b in zip(states(after), reference, strict=True)]
         if np.array_equal(after.input_ids[0, :source], before.input_ids[0, :source]):
             (own,) = np.flatnonzero(after.targets["lm"].labels[0] != answers)
-            assert all(same[: own + 1]), "it leaks into its own prediction or one before it"
+            assert all(same[: own + 1]), "it leaks into its own prediction or an earlier one"
             assert not any(same[own + 1 :]), "it does not reach what comes after it"
             hidden, later = hidden + 1, later + len(same) - own - 1
         else:
@@ -290,7 +290,7 @@ def test_the_split_point_is_uniform(rate: float, lengths: range) -> None:
 # Use and training
 
 
-def test_causal_rows_ask_for_every_text_token_from_the_left() -> None:
+def test_causal_rows_predict_every_text_token_from_the_left() -> None:
     windows, tokenizer = spoken("a b c d")
     rows = causal(windows, tokenizer.vocabulary, PREFIX)
     assert spelled(rows, tokenizer) == "[SOS] [EOS] | a b c d [EOS]"
@@ -317,7 +317,7 @@ def test_abilities_are_those_training_gives() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HIDDEN)
-def test_a_batch_can_be_learned_by_heart(name: str) -> None:
+def test_a_batch_can_be_memorised(name: str) -> None:
     windows = text_windows(6, 10, V, seed=1)
     examples = make_examples(windows, V, HIDDEN[name])
     model = train(lambda _: examples, vocab=90, positions=40, steps=150, rate=1e-2)
@@ -326,7 +326,7 @@ def test_a_batch_can_be_learned_by_heart(name: str) -> None:
 
 @pytest.mark.slow
 def test_random_text_is_learned_down_to_the_floor_and_no_further() -> None:
-    """A text token costs ln V; the closing [EOS] nothing, as all texts have the same length."""
+    """A text token costs ln V; the closing [EOS] costs nothing, since all texts have the same length."""
     ordinary, tokens = 8, 8
     small = vocabulary(toys.FIRST_ORDINARY + ordinary)
 

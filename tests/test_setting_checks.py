@@ -1,4 +1,4 @@
-"""What recipes say about reading and writing: the same as the rows `embed` makes, and the rows objectives train on."""
+"""Checks of a recipe's uses agree with the rows that `embed` makes and those that objectives train on."""
 
 from __future__ import annotations
 

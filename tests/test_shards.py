@@ -78,7 +78,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", [".bytes", ".lines"])
 @pytest.mark.parametrize("size", [0, 8, 16, 21, 23, 25, 32])
-def test_what_is_said_of_other_documents_is_refused(tmp_path: Path, end: str, size: int) -> None:
+def test_details_of_other_documents_are_refused(tmp_path: Path, end: str, size: int) -> None:
     path = write(tmp_path / "a.ds")
     file = tmp_path / f"a.ds{end}"
     file.write_bytes((file.read_bytes() * 2)[:size])
@@ -86,7 +86,7 @@ def test_what_is_said_of_other_documents_is_refused(tmp_path: Path, end: str, si
         TokenShard.open(path)
 
 
-def test_documents_that_a_shard_has_not_are_refused(tmp_path: Path) -> None:
+def test_documents_that_a_shard_does_not_have_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UniclozeError, match=r"a\.ds has 3 documents, but had at least 4 when it was prepared"):
         TokenShard.open(write(tmp_path / "a.ds"), documents=np.array([0, 3]))
 

@@ -1,4 +1,4 @@
-"""What is held out follows from the content of the documents, over all sources of a corpus, whatever their kind."""
+"""What is held out depends on the documents' contents, over all sources of a corpus of any kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unicloze.text.tokenizers import Tokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu"]
 NEVER = 1e-12
-"""A share that the hash of no document here lies below, so that one has to be forced out."""
+"""A share below the hash of every document here, so that one has to be forced out."""
 
 
 def sentence(number: int, length: int = 12) -> str:
@@ -31,7 +31,7 @@ def sentence(number: int, length: int = 12) -> str:
 
 
 def hash_of(text: str) -> int:
-    """As the definition has it, written down once more."""
+    """An independent implementation of the definition."""
     normal = " ".join(text.lower().split()) + " "
     return int.from_bytes(hashlib.blake2b(normal.encode(), digest_size=8, salt=bytes(8)).digest(), "little")
 
@@ -53,7 +53,7 @@ def write_texts(path: Path, texts: Sequence[str]) -> str:
 
 
 def write_tokens(folder: Path, *shards: Sequence[str], width: str = "<u2", end: Sequence[int] = ()) -> str:
-    """A folder as datatrove writes it."""
+    """A folder in datatrove's format."""
     folder.mkdir()
     for number, texts in enumerate(shards):
         documents = [[*ids.tolist(), *(end if len(ids) else [])] for ids in TOKENIZER.encode_batch(list(texts))]
@@ -88,7 +88,7 @@ def sides(data: Prepared) -> tuple[list[list[str]], list[list[str]]]:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
-def test_exactly_the_documents_whose_hash_lies_below_the_share_are_held_out(
+def test_exactly_the_documents_whose_hash_is_below_the_share_are_held_out(
     tmp_path: Path, given: TokenizerSettings, share: float
 ) -> None:
     below = sum(hash_of(text) < share * 2**64 for text in BY_HASH)
@@ -150,7 +150,7 @@ def test_a_source_of_one_document_is_trained_on(tmp_path: Path, given: Tokenizer
     assert train == [others[1:], [texts[alone]]] and heldout == [others[:1], []]
 
 
-def test_of_sources_of_one_document_each_the_end_of_a_long_one_is_held_out(
+def test_if_every_source_has_one_document_the_end_of_a_long_one_is_held_out(
     tmp_path: Path, given: TokenizerSettings
 ) -> None:
     long = " ".join(map(sentence, range(300)))
@@ -202,7 +202,7 @@ def test_texts_and_token_shards_are_one_corpus(tmp_path: Path, given: TokenizerS
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_a_text_is_known_again_in_its_tokens_whatever_the_tokenizer(tmp_path: Path, kind: Any, lowercase: bool) -> None:
+def test_a_text_is_recognised_in_its_tokens_with_any_tokenizer(tmp_path: Path, kind: Any, lowercase: bool) -> None:
     strange = "\u00c9t\u00e9 \u6f22\u5b57, \u201cna\u00efve\u201d!\n\n\U0001f600 it's"
     texts = [f"{sentence(number)} {strange} {number}" for number in range(60)]
     capitals = [text.upper() for text in texts]
@@ -219,7 +219,7 @@ def test_a_text_is_known_again_in_its_tokens_whatever_the_tokenizer(tmp_path: Pa
     assert counts[0] == (60, 0) and all(total == dropped > 0 for total, dropped in counts[1:])
 
 
-def test_texts_the_tokenizer_cannot_spell_are_no_copies_of_each_other(tmp_path: Path, given: TokenizerSettings) -> None:
+def test_texts_the_tokenizer_cannot_spell_are_not_duplicates(tmp_path: Path, given: TokenizerSettings) -> None:
     corpus = [
         write_texts(tmp_path / "a.jsonl", ["\u6f22" * length for length in range(1, 9)]),
         write_tokens(tmp_path / "b", BY_HASH[:5]),
@@ -286,7 +286,7 @@ def test_a_document_is_cut_if_it_is_more_than_four_times_what_is_wanted_or_the_o
 
 
 def test_of_documents_that_are_all_trained_on_one_that_is_long_enough_is_cut() -> None:
-    """The one with the smallest hash that holds twice what is wanted, else the longest."""
+    """The document with the smallest hash that is twice as long as needed, otherwise the longest."""
     sizes = [100, 5000, 6000, 90_000]
     assert [split_of(alone(sizes), NEVER).side(2**60 + number) for number in range(4)] == [TRAIN, CUT, TRAIN, TRAIN]
     split = split_of(alone([100, 4000, 3000]), NEVER)
@@ -294,11 +294,11 @@ def test_of_documents_that_are_all_trained_on_one_that_is_long_enough_is_cut() -
 
 
 def alone(sizes: Sequence[int]) -> list[tuple[str, int, int, bool]]:
-    """Documents in ascending order of their hashes, each a source of its own."""
+    """Documents in ascending order of their hashes, each a separate source."""
     return [(str(number), 2**60 + number, size, True) for number, size in enumerate(sizes)]
 
 
-def test_a_huge_document_whose_hash_lies_below_the_share_is_held_out_as_it_is() -> None:
+def test_a_huge_document_whose_hash_is_below_the_share_is_held_out_whole() -> None:
     split = split_of([("a", 2**60, 10**9, True), ("a", 2**63, 100, True)], 0.25)
     assert (split.side(2**60), split.side(2**63), split.cut_size) == (HELDOUT, TRAIN, 0)
 
@@ -314,7 +314,7 @@ def test_a_huge_document_to_force_out_is_cut_only_if_every_copy_is_text(text_fir
 
 
 def test_a_document_that_is_also_in_a_token_shard_is_not_cut() -> None:
-    """Its tokens would be trained on as a whole."""
+    """Otherwise all its tokens would be trained on."""
     shared, other = 2**60, 2**61
     documents = [("text", shared, 10**6, True), ("tokens", shared, 10**6, False)]
     assert split_of(documents, NEVER, deduplicate=False).side(shared) == TRAIN

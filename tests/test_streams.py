@@ -39,7 +39,7 @@ def test_two_lanes_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_entered_in_the_middle_of_a_document_continues_nothing(tmp_path: Path) -> None:
-    """Half of ten windows a pass: every second time the epoch begins with window 5 of the source's only document."""
+    """Half of ten windows per epoch: every second epoch begins with window 5 of the source's only document."""
     half, whole = make_source(tmp_path, [30], name="half"), make_source(tmp_path, [30], name="whole")
     sampler = make_sampler(half, whole, window=5, weights=[0.5, 1.0], **STREAMS)
     windows = sampler.read(0, 6 * sampler.epoch_size, lanes=1)
@@ -52,7 +52,9 @@ def test_a_source_that_is_entered_in_the_middle_of_a_document_continues_nothing(
 @pytest.mark.parametrize("documents", ["separate", "joined"])
 @pytest.mark.parametrize("weights", [None, [0.3, 2.5]])
 @pytest.mark.parametrize("lanes", [1, 4, 7])
-def test_rows_go_on_where_they_stopped(tmp_path: Path, documents: str, weights: list[float] | None, lanes: int) -> None:
+def test_rows_continue_where_they_stopped(
+    tmp_path: Path, documents: str, weights: list[float] | None, lanes: int
+) -> None:
     one = make_source(tmp_path, [40, 7, 3, 0, 90, 12, 66, 1, 30], name="one", num_shards=2)
     sampler = make_sampler(
         one, make_source(tmp_path, LENGTHS), window=9, weights=weights, documents=documents, **STREAMS
@@ -60,20 +62,20 @@ def test_rows_go_on_where_they_stopped(tmp_path: Path, documents: str, weights: 
     steps = sampler.epoch_size // lanes
     windows = sampler.read(0, 3 * steps * lanes, lanes=lanes)
     assert windows.continues is not None and windows.negative is None
-    assert not windows.continues[:lanes].any(), "nothing stands before the first batch"
+    assert not windows.continues[:lanes].any(), "nothing comes before the first batch"
     went_on = 0
     for row in range(lanes, len(windows)):
         before = row - lanes
         same = windows.source[row] == windows.source[before] and windows.index[row] == windows.index[before] + 1
         if windows.continues[row]:
-            assert same and (row // lanes) % steps, "a lane's first batch goes on from nothing"
+            assert same and (row // lanes) % steps, "a lane's first batch continues nothing"
             last, first = text_of(windows, before)[-1], text_of(windows, row)[0]
-            assert windows.lengths[before] == 9, "what goes on was full"
+            assert windows.lengths[before] == 9, "a continued window is full"
             assert first == last + 1 or (documents == "joined" and EOS in (first, last))
             went_on += 1
         elif same and (row // lanes) % steps:
             name = sampler.name(int(windows.source[row]), int(windows.index[row]))
-            assert name.first_token == 0, "only a new text is no continuation"
+            assert name.first_token == 0, "only a new text does not continue"
     assert went_on > len(windows) * (0.9 if documents == "joined" and weights is None and lanes == 1 else 0.4)
 
 
@@ -109,7 +111,7 @@ def test_streams_are_functions_of_the_position(tmp_path: Path, documents: str) -
 
 
 def test_half_of_the_streams_run_backward(tmp_path: Path) -> None:
-    """Lane by lane: the windows of a forward lane, or those in reverse, which go on from the text behind them."""
+    """Lane by lane: windows in order, or in reverse for a backward lane, whose windows continue the text after them."""
     source = make_source(tmp_path, [40, 7, 90, 12, 66, 30])
     forward, both = (make_sampler(source, window=9, directions=which, **STREAMS) for which in ("forward", "both"))
     lanes = 5
@@ -168,14 +170,14 @@ def test_a_row_of_a_micro_batch_stays_in_its_lane(tmp_path: Path) -> None:
     assert (resumed[0][1].windows.keys == steps[5][1].windows.keys).all()
 
 
-def test_shuffled_windows_go_on_from_nothing(tmp_path: Path) -> None:
+def test_shuffled_windows_continue_nothing(tmp_path: Path) -> None:
     sampler = make_sampler(make_source(tmp_path), segments=1)
     assert sampler.read(0, 8, lanes=4).continues is None
     assert sampler.sequential(8, lanes=4).continues is None
 
 
-def test_windows_of_two_segments_go_on_from_each_other(tmp_path: Path) -> None:
-    """As XLNet's do: the text of a lane is unbroken, wherever its windows are split."""
+def test_windows_of_two_segments_continue_each_other(tmp_path: Path) -> None:
+    """As in XLNet: the text of a lane is continuous, wherever its windows are split."""
     sampler = make_sampler(make_source(tmp_path), segments=2, order="streams")
     found = [sampler.read(2 * step, 2, lanes=2) for step in range(6)]
     assert any(windows.continues is not None and windows.continues.any() for windows in found)

@@ -1,4 +1,4 @@
-"""Files of records that are broken: one sentence that names the file and the line, and no traceback."""
+"""Broken files of records: one sentence that names the file and the line, without a traceback."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def opened(start: LoadedModel, path: Path, recipe: str) -> Any:
         ("coqa-extractive", {"context": "x", "question": "q", "history": [[HALF, "y"]], "answers": ["x"]}),
     ],
 )
-def test_half_a_surrogate_pair_is_refused_wherever_it_stands(
+def test_half_a_surrogate_pair_is_refused_everywhere(
     start: LoadedModel, tmp_path: Path, recipe: str, record: dict[str, Any]
 ) -> None:
     path = tmp_path / "some.jsonl"
@@ -103,14 +103,14 @@ def test_a_broken_file_is_refused(
     assert name in str(refused.value) and len(str(refused.value)) < 500
 
 
-def test_an_id_may_lie_inside_another_field(tmp_path: Path) -> None:
+def test_an_id_may_be_inside_another_field(tmp_path: Path) -> None:
     lines = [{"text": "a", "meta": {"id": "x7"}}, {"text": "b", "meta": {}}, {"text": "c", "meta.id": 3}]
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = read_records(tmp_path / "r.jsonl", task_settings(kind="classification", fields={"id": "meta.id"}))
     assert [record.id for record in found] == ["x7", "1", "3"]
 
 
-def test_an_id_of_nothing_is_the_number_of_the_record(start: LoadedModel, tmp_path: Path) -> None:
+def test_an_empty_id_is_the_number_of_the_record(start: LoadedModel, tmp_path: Path) -> None:
     path = nlu_toys.write(tmp_path / "a.jsonl", [{"id": None, "text": "x"}, {"id": 0, "text": "y"}, {"text": "z"}])
     assert [record.id for record in opened(start, path, "classification").records] == ["0", "0", "2"]
 
@@ -132,14 +132,14 @@ def test_a_race_article_may_have_no_answers(start: LoadedModel, tmp_path: Path) 
         ("text\nanna;eva\n", {"text": "anna;eva"}),
     ],
 )
-def test_the_header_of_a_csv_says_what_parts_its_columns(tmp_path: Path, text: str, columns: dict[str, str]) -> None:
+def test_the_header_of_a_csv_determines_its_separator(tmp_path: Path, text: str, columns: dict[str, str]) -> None:
     path = tmp_path / "a.csv"
     path.write_text(text, encoding="utf-8-sig")
     assert [record.fields for record in read_records(path, task_settings(kind="classification"))] == [columns]
 
 
 @pytest.mark.parametrize(("name", "between"), [("a.tsv", "\t"), ("a.csv", ","), ("a.csv", ";")])
-def test_a_table_without_a_header_is_told_what_its_first_line_is(
+def test_the_first_line_of_a_table_without_a_header_is_quoted(
     start: LoadedModel, tmp_path: Path, name: str, between: str
 ) -> None:
     (tmp_path / name).write_text(f"a good man{between}pos\na bad man{between}neg\n")

@@ -1,4 +1,4 @@
-"""Heads of tasks by hand: what becomes of the slots of a prediction, what is dropped, what a padded prediction costs."""
+"""Task heads by hand: how a prediction's slots are combined, what dropout drops, and padded predictions."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_the_output_layer_reads_is_dropped_at_the_head_s_own_rate(
 
 @pytest.mark.parametrize("kind", ["classes", "quantities", "choice"])
 def test_a_padded_prediction_costs_nothing_and_its_gradient_is_a_number(kind: Any) -> None:
-    """It has no slots to choose from or to pool."""
+    """It has no slots to choose from or pool."""
     head, hidden = head_of(kind=kind, outputs=1 if kind == "quantities" else 5), states().requires_grad_()
     weights = PRESENT.any(dim=2).float()
     labels = torch.full((ROWS, PREDICTIONS), 0.5) if kind == "quantities" else torch.zeros(ROWS, PREDICTIONS).long()

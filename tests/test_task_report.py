@@ -1,4 +1,4 @@
-"""The page about a fine-tuning run: from a whole run, an unfinished one, several seeds, and every kind of answer."""
+"""The page about a fine-tuning run: a complete one, an unfinished one, several seeds, and every kind of answer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-def test_the_page_says_what_the_run_is_worth(seeds: Path) -> None:
+def test_the_page_shows_scores_and_answers(seeds: Path) -> None:
     path = build_report(seeds / "seed-0")
     text = path.read_text()
     page, run = Page(text), TaskRun.read(seeds / "seed-0")
@@ -70,7 +70,7 @@ def test_the_page_says_what_the_run_is_worth(seeds: Path) -> None:
         for said in ("yes", "<no>"):
             count = sum(a["prediction"] == said and a["reference"] == right for a in answers)
             assert f"{right} as {said}: {count} (" in page.words
-    assert "<b>a</b> a" in page.words  # escaped, not obeyed
+    assert "<b>a</b> a" in page.words  # escaped, not interpreted
     assert text.count('<div class="answer ') == SAMPLES
     best = max(run.history.evaluations.values(), key=lambda event: event["headline"])
     assert run.best == best and f"best, step {best['step']}" in page.words
@@ -115,7 +115,7 @@ def test_a_run_that_was_killed_has_a_page(seeds: Path, tmp_path: Path, kept: int
     assert ("No predictions are kept" in page.words) and ("No samples are kept" in page.words)
 
 
-def test_every_label_of_a_matrix_has_its_row_and_unknown_ones_stand_behind() -> None:
+def test_every_label_of_a_matrix_has_its_row_and_unknown_ones_come_last() -> None:
     chart = Page(confusion(["a", "b", "x"], ["a", "a", "b"], ["b", "a"]))
     names = [text for text in chart.texts if text in ("a", "b", "x")]
     assert names == ["b", "b", "a", "a", "x", "x"]

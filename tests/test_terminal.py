@@ -1,4 +1,4 @@
-"""What a terminal shows of errors and warnings: one sentence, or the traceback where it is asked for."""
+"""Errors and warnings on the terminal: one sentence, or the traceback on request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 
 class OutOfMemoryError(RuntimeError):
-    """Named as torch's."""
+    """Named like torch's."""
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,9 @@ def test_every_error_is_one_sentence(
     assert said.code == code and says in said.sentence
 
 
-def test_a_bar_that_a_signal_left_half_built_says_nothing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_built_progress_bar_prints_no_error_after_a_signal(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Bar:
         def __init__(self) -> None:
             raise terminal.Terminated

@@ -19,7 +19,7 @@ from unicloze.text.tokenizers import Tokenizer
 
 
 def pieces(*words: str) -> Tokenizer:
-    """Word pieces, of which those in brackets are special tokens."""
+    """Word pieces; those in brackets are special tokens."""
     backend = tokenizers.Tokenizer(tokenizers.models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     backend.add_special_tokens([word for word in words if word[0] in "[<"])
@@ -157,7 +157,7 @@ def test_a_token_that_means_nothing_is_the_padding(tmp_path: Path) -> None:
 
 
 def test_special_tokens_behind_the_vocabulary_can_be_swapped(tmp_path: Path) -> None:
-    """As those of a tokenizer that was made without them; the library would number them anew."""
+    """As in a tokenizer built without them; the library would renumber them."""
     transformers = pytest.importorskip("transformers")
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({token: i for i, token in enumerate(letters)}, []))
@@ -205,7 +205,7 @@ def test_white_space_before_a_mask_that_takes_it_stays_as_it_is(tmp_path: Path) 
     assert [added["content"] for added in document["added_tokens"] if added["lstrip"]] == ["<mask>"]
 
 
-def test_what_else_a_mask_takes_stays(tmp_path: Path) -> None:
+def test_other_properties_of_a_mask_are_kept(tmp_path: Path) -> None:
     backend = tokenizers.Tokenizer.from_str(json.dumps(roberta_like(lstrip=False).exported()))
     backend.normalizer = None
     backend.add_special_tokens([tokenizers.AddedToken("<mask>", rstrip=True, normalized=False)])

@@ -132,7 +132,7 @@ KINDS = {"wordpiece": wordpiece, "bpe": byte_level, "roberta": roberta_like, "se
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_somebody_wrote_is_text_whatever_it_spells(kind: str) -> None:
+def test_user_text_is_text_whatever_it_spells(kind: str) -> None:
     tokenizer = KINDS[kind]()
     vocabulary = tokenizer.vocabulary
     special = set(vocabulary.special.tolist()) - {vocabulary.unk}
@@ -149,7 +149,7 @@ def test_what_somebody_wrote_is_text_whatever_it_spells(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_alone_stands_for_itself(kind: str) -> None:
+def test_only_the_mask_is_read_as_a_special_token(kind: str) -> None:
     tokenizer = KINDS[kind]()
     vocabulary = tokenizer.vocabulary
     mask, eos = tokenizer.tokens([vocabulary.mask, vocabulary.eos])
@@ -161,7 +161,7 @@ def test_a_mask_alone_stands_for_itself(kind: str) -> None:
     assert tokenizer.encode(f"a {eos}").tolist() == plain.tolist()
 
 
-def test_text_cannot_name_what_stands_for_special_tokens_inside() -> None:
+def test_text_cannot_contain_the_internal_names_of_special_tokens() -> None:
     for kind in KINDS.values():
         tokenizer = kind()
         names = tokenizer.tokens(tokenizer.vocabulary.special)
@@ -192,7 +192,7 @@ def test_masks_are_found_however_they_are_declared(declared: dict[str, bool] | N
     assert 4 not in tokenizer.encode_batch(["x [MASK]"])[0]
 
 
-def test_the_space_before_a_mask_goes_where_tokens_hold_spaces_alone() -> None:
+def test_one_space_before_a_mask_is_removed_if_tokens_include_spaces() -> None:
     specials = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
     table = {word: i for i, word in enumerate([*specials, "a", " ", "\n"])}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(table, [], unk_token="<unk>"))
@@ -262,7 +262,7 @@ def test_vocab_txt(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(tmp_path)
     vocabulary = tokenizer.vocabulary
     assert (vocabulary.sos, vocabulary.eos, vocabulary.mask, vocabulary.unk) == (4, 5, 6, 3)
-    assert vocabulary.pseudo == 2  # the first unused one but id 1
+    assert vocabulary.pseudo == 2  # the first unused one except id 1
     assert vocabulary.ordinary.tolist() == [7, 8, 9, 10]
     assert tokenizer.encode("The cats [MASK] dog").tolist() == [7, 8, 9, 6, 3]
     assert Tokenizer.load(path).fingerprint == tokenizer.fingerprint
@@ -278,7 +278,7 @@ BERT_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "paris", "é", "e", 
 def test_how_text_is_put_for_a_vocab_txt(
     tmp_path: Path, capitals: bool, lowercase: bool | None, accents: bool | None, ideographs: bool | None
 ) -> None:
-    """As Transformers puts it, where the configuration says whether it lower-cases; else by the vocabulary's capitals."""
+    """As in Transformers' configuration, if it says whether to lower-case; otherwise by the vocabulary's capitals."""
     transformers = pytest.importorskip("transformers")
     vocab_txt(tmp_path / "vocab.txt", [*BERT_WORDS, *(["Paris", "É"] if capitals else [])])
     values = {"do_lower_case": lowercase, "strip_accents": accents, "tokenize_chinese_chars": ideographs}
@@ -312,7 +312,7 @@ def test_a_tokenizer_json_that_its_configuration_contradicts(tmp_path: Path, key
     says = rf"tokenizer_config\.json: {key} is false, but .*tokenizer\.json does {does}: correct whichever"
     with pytest.raises(UniclozeError, match=says):
         Tokenizer.load(tmp_path)
-    for generic in ("PreTrainedTokenizerFast", "TokenizersBackend"):  # they go by the tokenizer.json alone
+    for generic in ("PreTrainedTokenizerFast", "TokenizersBackend"):  # they use only tokenizer.json
         file.write_text(json.dumps(config | {key: False, "tokenizer_class": generic}))
         theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
         for text in ("É", "中国", "Paris"):
@@ -337,7 +337,7 @@ def test_sentencepieces_case_is_compared_too(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).encode("É").tolist() == [5]
     file = tmp_path / "tokenizer_config.json"
     said = json.loads(file.read_text())
-    file.write_text(json.dumps(said | {"tokenize_chinese_chars": True}))  # no key of this class
+    file.write_text(json.dumps(said | {"tokenize_chinese_chars": True}))  # not a key of this class
     assert Tokenizer.load(tmp_path).lowercase
     file.write_text(json.dumps(said | {"do_lower_case": False}))
     with pytest.raises(UniclozeError, match=r"do_lower_case is false, but .* does lower-case"):
@@ -374,7 +374,7 @@ def test_roberta_names(tmp_path: Path) -> None:
 
 
 def test_declared_special_tokens_have_the_roles(tmp_path: Path) -> None:
-    """MPNet's vocabulary holds BERT's special tokens too, as words that nothing is made of."""
+    """MPNet's vocabulary also contains BERT's special tokens, as words that no text produces."""
     transformers = pytest.importorskip("transformers")
     words = ["<s>", "<pad>", "</s>", "<unk>", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "<mask>"]
     saved = transformers.MPNetTokenizer(vocab={word: i for i, word in enumerate(words)})
@@ -394,7 +394,7 @@ def test_special_tokens_are_left_out_however_they_are_declared() -> None:
     assert tokenizer.decode([2, 5, 6, 3], skip_special=True) == "a b"
 
 
-def test_files_that_are_no_tokenizer_are_named(tmp_path: Path) -> None:
+def test_files_that_are_not_a_tokenizer_are_named(tmp_path: Path) -> None:
     with pytest.raises(UniclozeError, match=r"holds no tokenizer\.json or vocab\.txt"):
         Tokenizer.load(tmp_path)
     with pytest.raises(UniclozeError, match=r"There is no .*nowhere\.json"):

@@ -1,4 +1,4 @@
-"""The loop and what it calls: accumulation, schedules, optimiser groups, checkpoints, the ledger, the lock, the floors."""
+"""The training loop: accumulation, schedules, optimiser groups, checkpoints, the ledger, the lock, loss floors."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def trained(optimizer: str = "muon") -> TrainState:
 
 
 @pytest.mark.parametrize("micro_batch", [0, 1, 2])
-def test_a_signal_is_granted_after_the_micro_batch_and_the_step_taken_anew(micro_batch: int) -> None:
+def test_a_signal_is_handled_after_the_micro_batch_and_the_step_is_repeated(micro_batch: int) -> None:
     settings = TrainingSettings(steps=4, warmup_steps=0)
     saved: list[int] = []
     hooks = Hooks(
@@ -166,7 +166,7 @@ def test_a_signal_is_granted_after_the_micro_batch_and_the_step_taken_anew(micro
         assert torch.equal(one, other)
 
 
-def test_a_loss_that_is_no_number_stops_before_the_update() -> None:
+def test_a_loss_that_is_not_finite_stops_before_the_update() -> None:
     state = trained("adamw")
     with torch.no_grad():
         state.model.token_head.bias[20] = math.nan
@@ -191,7 +191,7 @@ def test_a_loss_that_is_no_number_stops_before_the_update() -> None:
 
 
 def floor(vocab: int, mask: float, random: float) -> float:
-    """Entropy of a uniform token given what its masked slot shows: nothing, or a token that is it half of the time."""
+    """Entropy of a uniform token given its masked slot, which shows a mask, or a token that is right half of the time."""
     kept = 1 - mask - random
     hit = (kept + random / vocab) / (kept + random)
     miss = (1 - hit) / (vocab - 1)
@@ -276,7 +276,7 @@ def test_perplexity_overflows_to_infinity() -> None:
     assert perplexity(math.log(5) * 0.25, 0.25) == pytest.approx(5)
 
 
-def test_a_resumed_run_goes_on_counting_and_logs_its_last_step(corpus: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_counting_and_logs_its_last_step(corpus: Path, tmp_path: Path) -> None:
     settings = toy_overrides() | {
         "data.corpus": [str(corpus)], "training.schedule": "constant", "training.log_every": 3,
     }  # fmt: skip

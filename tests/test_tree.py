@@ -1,4 +1,4 @@
-"""The tree that gradients are added in: one order of additions, whatever the number of processes."""
+"""The tree in which gradients are added: one order of additions for any number of processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unicloze.training.tree import Node, PartialSums, leaves_of, nodes_of, round
 
 
 def written_out(first: int, count: int, size: int) -> str:
-    """The tree by its definition: the left half is a power of two."""
+    """The tree by definition: the left half is a power of two."""
     if size == 1:
         return str(first) if first < count else ""
     left, right = written_out(first, count, size // 2), written_out(first + size // 2, count, size // 2)

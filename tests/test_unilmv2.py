@@ -1,4 +1,4 @@
-"""The heart: the paper's example, one pass against many, and leakage measured from outside, through the window."""
+"""UniLMv2's rows: the paper's example, one pass against many, and leakage measured through the window."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_five_variants_draw_the_same_set() -> None:
 
 
 def one_step_alone(windows: Windows, steps: np.ndarray, row: int, step: int) -> Examples:  # type: ignore[type-arg]
-    """A row with only the slots the pseudo masks of one step may read: C, O of earlier steps, and themselves."""
+    """A row with only the slots that the pseudo masks of one step may read: C, O of earlier steps, and themselves."""
     length = int(windows.lengths[row])
     tokens, own = windows.token_ids[row, :length], steps[row, :length]
     context = np.where(own >= 0, MASK, tokens)
@@ -153,7 +153,7 @@ def test_autoencoding_equals_a_plain_masked_pass(variant: dict[str, Any]) -> Non
             model.logits(collate(joint))["ae"], model.logits(collate(plain))["ae"], atol=1e-5, rtol=1e-5
         )
         state = model.backbone(collate(plain))[-1]
-        for row in range(6):  # neither padding nor neighbours matter
+        for row in range(6):  # independent of padding and neighbours
             alone = model.backbone(collate(plain[row : row + 1]))[-1]
             length = int(windows.lengths[row])
             torch.testing.assert_close(state[row, :length], alone[0, :length], atol=1e-5, rtol=1e-5)
@@ -164,14 +164,14 @@ def test_autoencoding_equals_a_plain_masked_pass(variant: dict[str, Any]) -> Non
     "variant", [{}, {"targets": ["par"]}, {"factorization": "token"}, {"targets": ["par"], "masks_in_context": False}]
 )
 def test_a_masked_token_reaches_only_later_steps(training: bool, variant: dict[str, Any]) -> None:
-    """Independent of the rule: change x_m in the window, make the example again, look at every prediction."""
+    """Independent of the rule: change x_m in the window, remake the example, compare every prediction."""
     model = toys.model(dropout=0.1, attention_dropout=0.1)
     settings = settings_of(mask_rate=0.4, **variant)
     windows = random_windows(1, 30, seed=11)
     before = unilmv2(windows, vocabulary(), settings)
 
     def predictions(examples: Examples) -> dict[tuple[str, int], torch.Tensor]:
-        """Hidden state of each prediction; a batch of one shape, the same dropout."""
+        """Hidden state of each prediction, in a batch of fixed shape with the same dropout."""
         batch = collate(examples)
         with torch.no_grad():
             states = model.backbone(batch, select=True, dropout=DropoutKey(1, 2, 3) if training else None)[-1][0]

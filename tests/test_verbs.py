@@ -52,7 +52,7 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
 
 
-# What is declared
+# Declarations
 
 
 @pytest.mark.parametrize("name", cli.VERBS)
@@ -180,7 +180,7 @@ def test_pretrain_refuses_what_the_prepared_data_is_not(
     assert not (place / "refused").exists()
 
 
-def test_a_loaded_vocabulary_says_itself_whether_it_lower_cases(place: Path, tmp_path: Path) -> None:
+def test_a_loaded_vocabulary_determines_whether_it_lower_cases(place: Path, tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
     path.write_text(
         "\n".join(["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PSEUDO]", "The", "the"]) + "\n"
@@ -203,8 +203,8 @@ def test_a_recipe_file_may_not_contradict_the_prepared_data_it_names(prepared: P
         verbs.pretrain(file, tmp_path / "run", toy=True, quiet=True)
 
 
-def test_the_recipe_of_a_run_tells_what_the_prepared_data_is(prepared: Path, place: Path, tmp_path: Path) -> None:
-    # The corpus lies elsewhere now, but is the same; what the base says of it does not count.
+def test_the_recipe_of_a_run_describes_the_prepared_data(prepared: Path, place: Path, tmp_path: Path) -> None:
+    # The corpus has moved but is the same; the base's path does not matter.
     shutil.copytree(place / "corpus", tmp_path / "moved")
     file = tmp_path / "mine.yaml"
     file.write_text(f"base: quickstart\ndata: {{prepared: {prepared}}}\n", encoding="utf-8")
@@ -216,7 +216,7 @@ def test_the_recipe_of_a_run_tells_what_the_prepared_data_is(prepared: Path, pla
 
 
 @pytest.mark.filterwarnings("ignore:training.steps changes from")
-def test_a_run_whose_recipe_does_not_tell_the_truth_goes_on(
+def test_a_run_whose_recipe_is_wrong_is_corrected_and_resumed(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"data.prepared": str(prepared)}
@@ -254,7 +254,7 @@ def test_a_run_is_not_lost_by_another_corpus(place: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:training.steps changes from")
-def test_a_run_goes_on_with_what_an_older_version_prepared(
+def test_a_run_resumes_with_what_an_older_version_prepared(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = {"data.corpus": str(place / "corpus"), "training.steps": 2}
@@ -288,7 +288,7 @@ def test_pretrain_needs_a_recipe_or_a_run(out: str | None, cure: str) -> None:
 # inspect
 
 
-def test_inspect_makes_what_the_issue_asks_for(trained: RunResult) -> None:
+def test_inspect_lists_slots_visibility_and_targets(trained: RunResult) -> None:
     view = verbs.inspect(TEXT, "quickstart", out=trained.out, overrides={"objective.mask_rate": 0.4}).to_dict()
     slots, visible = view["slots"], np.array(view["visible"])
     assert visible.shape == (len(slots), len(slots)) and set(visible.flat) == {0, 1}
@@ -379,7 +379,7 @@ def test_score_takes_several_texts(trained: RunResult) -> None:
 
 
 @pytest.mark.parametrize(("texts", "says"), [([], "no text"), (["a", 1], "type int"), ([["a"], "b"], "type list")])
-def test_score_refuses_what_is_no_text(texts: Any, says: str, trained: RunResult) -> None:
+def test_score_refuses_what_is_not_text(texts: Any, says: str, trained: RunResult) -> None:
     with pytest.raises(UsageError, match=f"{says}: give strings"):
         verbs.score(trained.out, texts)
 
@@ -406,7 +406,7 @@ def test_embed_gives_a_vector_a_text(trained: RunResult) -> None:
     assert not np.allclose(vectors[0], verbs.embed(trained.out, [TEXT], pooling="first")[0])
 
 
-def test_a_corpus_too_small_to_measure_is_said_and_has_no_perplexity(
+def test_a_corpus_too_small_to_measure_is_reported_and_has_no_perplexity(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "tiny.txt").write_text("hello world how are you\n", encoding="utf-8")
@@ -474,8 +474,8 @@ def test_recipes_lists_all() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_kept_of_the_recipes_is_what_they_are() -> None:
-    """Where it fails: python -c "from unicloze.verbs import about; about.keep_summaries()"."""
+def test_stored_summaries_of_the_recipes_are_current() -> None:
+    """If it fails, run: python -c "from unicloze.verbs import about; about.keep_summaries()"."""
     assert kept_summaries() == summarised().to_dict()
 
 

@@ -1,4 +1,4 @@
-"""What a fine-tuning chooses by itself, what it has to beat, and what it says of its scores."""
+"""Fine-tuning's automatic settings, its baselines, and its verdict on the scores."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def labelled(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_run_chooses_tells_what_it_has_to_beat_and_resumes(tmp_path: Path) -> None:
+def test_a_run_chooses_settings_reports_baselines_and_resumes(tmp_path: Path) -> None:
     model = start()
     train = write(tmp_path / "train.jsonl", labelled(24))
     recipe = recipe_for(
@@ -195,7 +195,7 @@ def test_a_run_chooses_tells_what_it_has_to_beat_and_resumes(tmp_path: Path) -> 
     assert again.verdict == result.verdict
 
 
-def test_a_rate_for_much_larger_models_is_warned_of(tmp_path: Path) -> None:
+def test_a_rate_for_much_larger_models_gives_a_warning(tmp_path: Path) -> None:
     model = start()
     train = write(tmp_path / "train.jsonl", labelled(6))
     with pytest.warns(UserWarning, match="--training.learning_rate auto uses 0.003"):

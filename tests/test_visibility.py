@@ -1,4 +1,4 @@
-"""Every constructor against a brute-force definition written from the papers, and the renderings against each other."""
+"""Every constructor against a brute-force definition from the papers, and the renderings against each other."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_nearby_keys_are_those_at_most_a_width_away() -> None:
 
 
 def test_hypotheses_read_what_they_share_their_own_tokens_and_themselves() -> None:
-    # The second source ends in padding. The last two of the three hypotheses descend from the same first token.
+    # The second source ends in padding. The last two of the three hypotheses share their first token.
     shared = real_slots([(0, 3), (0, 2)], 3)
     ancestors = torch.tensor([[True, False], [False, True], [False, True]]).expand(2, -1, -1)
     found = masks.hypothesis_mask(shared, ancestors).int().tolist()
@@ -197,7 +197,7 @@ def test_hypotheses_read_what_they_share_their_own_tokens_and_themselves() -> No
 
 
 def test_pseudo_masks_follow_the_definition() -> None:
-    """Behind target slots, each mask reads what the token it stands for would (paper Section 3.4)."""
+    """After the target slots, each mask reads what the token it replaces would (UniLMv2, Section 3.4)."""
     source, target = 3, 4
     slots = group("x", source + target)
     prefix = visibility.bool_mask(torch.from_numpy(visibility.prefix(source, target)), len(slots))[None]

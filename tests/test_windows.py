@@ -31,7 +31,7 @@ LENGTHS = [23, 1, 40, 0, 7, 12, 2, 100]
 
 
 def make_source(folder: Path, lengths: list[int] = LENGTHS, *, name: str = "s", num_shards: int = 1) -> TokenSource:
-    """Documents of ascending token ids, so that every token names its place."""
+    """Documents of ascending token ids, so that every token identifies its place."""
     shards, token = [], FIRST
     for i in range(num_shards):
         path = folder / f"{name}{i}.ds"
@@ -327,7 +327,7 @@ def test_a_weight_is_rounded_to_the_nearest_number_of_windows(tmp_path: Path, we
 
 
 @pytest.mark.parametrize("token", [3000, 4000])
-def test_ids_the_tokenizer_has_not(tmp_path: Path, token: int) -> None:
+def test_ids_the_tokenizer_does_not_have(tmp_path: Path, token: int) -> None:
     with ShardWriter(tmp_path / "a.ds", vocab_size=5000, tokenizer_name="toy") as writer:
         writer.write(np.array([10, token, 2999]), 5)
     source = TokenSource(name="a", shards=(TokenShard.open(tmp_path / "a.ds"),))

@@ -1,4 +1,4 @@
-"""What is written: files whole and where they really are, what is no file stays what it is, and JSON is JSON."""
+"""Writing files: completely and through links, devices and folders are not replaced, and JSON is valid."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_files_of_a_checkpoint_have_the_mode_of_any_new_file(tmp_path: Path, mas
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {mode}
 
 
-def test_what_killed_saves_left_goes_with_the_next_one(tmp_path: Path) -> None:
+def test_leftovers_of_killed_saves_are_removed_by_the_next_one(tmp_path: Path) -> None:
     left = tmp_path / ".building-step-00000007"
     left.mkdir()
     save_checkpoint(tmp_path, step=9, model={}, optimizers=[], state={}, files=[], keep=1)
@@ -106,7 +106,7 @@ def test_json_that_is_shown_is_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_a_command_reads_is_not_replaced(tmp_path: Path) -> None:
-    """Nor is a file that holds something else than what would be written; an earlier result is."""
+    """A file with other contents is not replaced either; an earlier result is."""
     records, link = tmp_path / "records.jsonl", tmp_path / "link.jsonl"
     records.write_text('{"text": "mine"}\n')
     link.symlink_to(records)

@@ -34,7 +34,7 @@ def vocabulary(size: int = 50, extra: int = 0) -> Vocabulary:
 
 
 def random_windows(rows: int, window: int, *, vocab: int = 50, seed: int = 0, short: bool = False) -> Windows:
-    """Windows "[SOS] S1 [EOS] S2 [EOS]" of random tokens; some of them short and padded if asked for."""
+    """Windows "[SOS] S1 [EOS] S2 [EOS]" of random tokens, some of them optionally short and padded."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(FIRST_ORDINARY, vocab, (rows, window)).astype(np.int32)
     lengths = rng.integers(5, window + 1, rows) if short else np.full(rows, window)
@@ -57,7 +57,7 @@ def random_windows(rows: int, window: int, *, vocab: int = 50, seed: int = 0, sh
 def model(
     vocab: int = 50, positions: int = 40, targets: tuple[str, ...] = ("ae", "par"), **settings: Any
 ) -> UnifiedModel:
-    """A small float32 model whose weights are large enough for differences to show."""
+    """A small float32 model with weights large enough for differences to show."""
     shape: dict[str, Any] = dict(
         hidden_size=32,
         num_layers=3,

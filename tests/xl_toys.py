@@ -11,7 +11,7 @@ from unicloze.settings import ModelSettings
 
 
 def xl_model(vocab: int = 50, **settings: Any) -> UnifiedModel:
-    """As `toys.model`, but for positions, which this one sees as distances, and XLNet's bare embeddings and head."""
+    """Like `toys.model`, but with positions as distances, and XLNet's bare embeddings and head."""
     shape: dict[str, Any] = dict(
         hidden_size=32,
         num_layers=3,

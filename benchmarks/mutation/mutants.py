@@ -1,4 +1,4 @@
-"""What is sampled, what counts, what is reported: the parts of `mutate.py` that need neither a parser nor a test run."""
+"""Sampling, counting and reporting: the parts of `mutate.py` that need neither a parser nor a test run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODULES = (
     "training/optimizers", "training/checkpoint", "training/process", "decoding/search", "decoding/likelihood",
     "evaluation/metrics/standard_errors", "interop/tokenizer_files", "finetuning/run",
 )  # fmt: skip
-"""What is sampled unless other modules are named."""
+"""Modules sampled by default."""
 KILLED = {"killed", "timeout"}
 Z = 1.959964
 
@@ -37,10 +37,10 @@ P = TypeVar("P", bound=Place)
 
 
 def drawn(places: Iterable[P], seed: str) -> Iterator[P]:
-    """All mutations of a module in a random order that the seed decides.
+    """All mutations of a module in a random order determined by the seed.
 
-    Each line is drawn once before any is drawn again; of a line one kind of mutation first and then one of that kind. So a
-    call with ten arguments counts no more than a comparison, and a longer sample begins with the shorter one.
+    Each line is drawn once before any is drawn again; a draw picks one kind of mutation of the line, then one of that kind.
+    So a call with ten arguments counts no more than a comparison, and a longer sample begins with the shorter one.
     """
     rng = random.Random(seed)
     by_line: dict[int, list[P]] = defaultdict(list)
@@ -58,7 +58,7 @@ def drawn(places: Iterable[P], seed: str) -> Iterator[P]:
 
 
 def module_file(root: Path, name: str) -> Path:
-    """The file of a module, named like `training/loop`, below the root of the repository."""
+    """The file of a module named like `training/loop`, relative to the root of the repository."""
     stem = PACKAGE / name.removeprefix(f"{PACKAGE}/").removesuffix(".py").replace(".", "/")
     for path in (stem.with_suffix(".py"), stem / "__init__.py"):
         if (root / path).is_file():
@@ -67,7 +67,7 @@ def module_file(root: Path, name: str) -> Path:
 
 
 def shares(count: int, modules: int) -> list[int]:
-    """How many mutations of each module a sample of `count` has: equally many, the first ones one more."""
+    """Number of mutations per module in a sample of `count`: equal, except that the first ones may have one more."""
     return [count // modules + (number < count % modules) for number in range(modules)]
 
 
@@ -95,7 +95,7 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Equivalent:
-    """A mutation that no test can kill, and why. It is named by its text, so that it stays right when lines move."""
+    """A mutation that no test can kill, and why. It is identified by its text, so it stays valid when lines move."""
 
     module: str
     line: str
@@ -114,7 +114,7 @@ def summary(records: Sequence[dict[str, Any]], equivalents: Sequence[Equivalent]
     Args:
         records: For each mutation `module`, `line`, `old`, `new`, `verdict` (killed, timeout, survived, uncovered), `by`,
             `tests` and `left_out`.
-        equivalents: Survivors among them do not count.
+        equivalents: Mutations that are not counted if they survive.
     """
     reasons = {(entry.module, entry.line, entry.mutant): entry.reason for entry in equivalents}
 

@@ -1,15 +1,15 @@
-"""How strong are the tests? A sample of single mutations of named modules, and how many of them the tests notice.
+"""Measures how strong the tests are: the share of a sample of single mutations that they detect.
 
     make mutate [MODULES="training/loop text/shards"] [COUNT=150] [SEED=0] [JOBS=2] [TESTS=tests/test_shards.py] [BUDGET=300]
 
-First every test file runs once in a process of its own, and coverage.py records which test runs which line. Then, for each
+First every test file runs once in a separate process, and coverage.py records which test runs which line. Then, for each
 mutation, the tests that run the mutated line run on a copy of the tree, quick files first, until one fails. A mutation whose
 tests take over four times as long as they did while lines were recorded counts as killed. Tests beyond BUDGET seconds are
-left out, and the table of survivors says how many.
+skipped, and the table of survivors shows how many.
 
-All is kept in build/mutate, and the next call uses what still holds. Recorded lines hold until the package or that test file
+Results are kept in build/mutate and reused while they are valid. Recorded lines are valid until the package or that test file
 changes; a kill until the package or the killing test's file does; any other result until the package, a test or the budget
-does. The summary is printed and written to build/mutate/survivors.md. What `equivalent.yaml` lists does not count.
+does. The summary is printed and written to build/mutate/survivors.md. Mutations listed in `equivalent.yaml` are not counted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BUILD = ROOT / "build" / "mutate"
 RESULTS = BUILD / "results.jsonl"
 NOT_COPIED = (".git", ".venv", "build", "dist", "runs", "__pycache__", "*.egg-info", ".*_cache")
 FIRST_SECONDS = 20
-"""Tests of so many seconds run first; what they kill needs no other file collected."""
+"""Tests up to this many seconds run first; if they kill a mutation, no other file has to be collected."""
 START_SECONDS = 120
 COVERAGE = """[run]
 data_file = {folder}/data
@@ -70,7 +70,7 @@ class Mutant:
 
 @cache
 def fingerprints() -> dict[str, str]:
-    """Sums of the package and of the tests, as they are when this is first called."""
+    """Checksums of the package and of the tests at the first call."""
     files = [*(ROOT / PACKAGE).rglob("*.py"), *(ROOT / PACKAGE).rglob("*.yaml"), *ROOT.glob("tests/*.py")]
     files.append(HERE / "mutation_plugin.py")
     return {str(file.relative_to(ROOT)): hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
@@ -78,13 +78,13 @@ def fingerprints() -> dict[str, str]:
 
 @cache
 def digest(*tests: str) -> str:
-    """Of the package, of what tests share and of the given test files."""
+    """Checksum of the package, the tests' shared modules and the given test files."""
     names = [name for name in fingerprints() if not name.startswith("tests/test_") or name in tests]
     return hashlib.sha256(repr([(name, fingerprints()[name]) for name in names]).encode()).hexdigest()[:16]
 
 
 def sample(modules: list[str], count: int, seed: int) -> list[Mutant]:
-    """Equally many mutations of each module, in turn; those that are no Python or the same Python are passed over."""
+    """Equally many mutations of each module, in turn; mutations that are invalid or change nothing are skipped."""
     found: list[list[Mutant]] = []
     for name, share in zip(modules, shares(count, len(modules)), strict=True):
         file = module_file(ROOT, name)
@@ -106,7 +106,7 @@ def sample(modules: list[str], count: int, seed: int) -> list[Mutant]:
 
 
 class Trees:
-    """Copies of the working tree, one for each job, and pytest in them."""
+    """Copies of the working tree, one per job, and pytest in them."""
 
     def __init__(self, jobs: int) -> None:
         self.free: queue.Queue[Path] = queue.Queue()
@@ -118,7 +118,7 @@ class Trees:
             self.free.put(tree)
 
     def pytest(self, tree: Path, files: Iterable[str], limit: float, **environment: str) -> tuple[int | None, str]:
-        """Its exit status, none at the time limit, and the end of its output. It and all that it started have ended then."""
+        """Its exit status (None at the time limit) and the end of its output, once it and its children have ended."""
         options = ["-q", "--tb=line", "-p", "no:cacheprovider", "-p", "mutation_plugin"]
         options += ["--basetemp", str(tree.parent / "temporary"), *([] if "MUTATION_RECORD" in environment else ["-x"])]
         command = [sys.executable, "-m", "pytest", *options, *files]
@@ -148,7 +148,7 @@ def recorded(test: str) -> Path:
 
 
 def record(trees: Trees, test: str) -> None:
-    """Which test of a file runs which line, unless that is recorded and nothing has changed since."""
+    """Record which test of a file runs which line, unless a valid record exists."""
     folder = recorded(test)
     if (folder / "key").is_file() and (folder / "key").read_text() == digest(test):
         return
@@ -171,7 +171,7 @@ def record(trees: Trees, test: str) -> None:
 
 @cache
 def contexts(test: str, module: str) -> dict[int, list[str]]:
-    """Who ran which line of a module when a test file ran."""
+    """The tests of a file that ran each line of a module."""
     data = coverage.CoverageData(str(recorded(test) / "data"))
     data.read()
     names = [name for name in data.measured_files() if name.endswith(f"/{module}")]
@@ -184,7 +184,7 @@ def facts(test: str) -> dict[str, Any]:
 
 
 def covering(mutant: Mutant, test: str) -> list[str]:
-    """Tests of a file that can kill a mutation; where the line runs on import only, all that run the module."""
+    """Tests of a file that can kill a mutation; if the line runs only on import, all that run the module."""
     ran = contexts(test, mutant.module)
     lines = ran.keys() if mutant.lines is None else ran.keys() & set(mutant.lines)
     who = {name for line in lines for name in ran[line]}
@@ -194,14 +194,14 @@ def covering(mutant: Mutant, test: str) -> list[str]:
 
 
 def seconds(test: str, names: Iterable[str]) -> float:
-    """How long tests of a file took, with what they share."""
+    """Duration of tests of a file, including shared fixtures."""
     taken: dict[str, float] = facts(test)["seconds"]
     wanted = {each for name in names for each in (name, *facts(test)["tests"][name]["fixtures"])}
     return sum(taken.get(each, 0.0) for each in wanted)
 
 
 def plan(mutant: Mutant, tests: Iterable[str], budget: float) -> tuple[list[dict[str, list[str]]], int]:
-    """Which tests of which files run, quick files first, in one or two goes; and how many are beyond the budget."""
+    """The tests to run by file, quick files first, in one or two batches; and how many are beyond the budget."""
     chosen = {test: names for test in tests if (names := covering(mutant, test))}
     goes: list[dict[str, list[str]]] = [{}, {}]
     spent, left_out = 0.0, 0
@@ -217,7 +217,7 @@ def plan(mutant: Mutant, tests: Iterable[str], budget: float) -> tuple[list[dict
 
 
 def tried(trees: Trees, mutant: Mutant, tests: list[str], budget: float) -> dict[str, Any]:
-    """Runs the tests of one mutation and says what came of it."""
+    """Run the tests of one mutation and return the result."""
     goes, left_out = plan(mutant, tests, budget)
     result = {name: getattr(mutant, name) for name in ("module", "line", "operator", "old", "new")}
     result |= {"verdict": "survived" if goes else "uncovered", "by": "", "left_out": left_out}
@@ -244,20 +244,20 @@ def tried(trees: Trees, mutant: Mutant, tests: list[str], budget: float) -> dict
         file.write_bytes(original)
         for compiled in file.parent.glob(
             f"__pycache__/{file.stem}.*.pyc"
-        ):  # of the same second and size, it would be used
+        ):  # with the same second and size, it would be used
             compiled.unlink()
         trees.free.put(tree)
     return result
 
 
 def held_by(result: dict[str, Any], everything: str) -> str:
-    """What must be the same for a result to hold."""
+    """What must be unchanged for a result to be valid."""
     test = result["by"].partition("::")[0]
     return digest(test) if test in fingerprints() else everything
 
 
 def earlier(mutants: Iterable[Mutant], everything: str) -> dict[Mutant, dict[str, Any]]:
-    """Results of earlier calls, where they still hold."""
+    """Results of earlier calls that are still valid."""
     lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.is_file() else []
     kept = [result for result in map(json.loads, lines) if result["holds"] == held_by(result, everything)]
     names = ("module", "line", "old", "new")

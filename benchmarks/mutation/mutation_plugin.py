@@ -1,8 +1,8 @@
 """pytest's side of `mutate.py`: records which test runs which line, or runs chosen tests alone.
 
-MUTATION_RECORD names the file for what was recorded, with coverage.py started by COVERAGE_PROCESS_START; what a test's own
-processes run counts as the test's. MUTATION_SELECT names a file with the tests to run, MUTATION_FAILED one for the test that
-failed.
+MUTATION_RECORD names the output file of the recording, with coverage.py started by COVERAGE_PROCESS_START; lines run by a
+test's child processes count as the test's. MUTATION_SELECT names a file with the tests to run, MUTATION_FAILED one for the
+test that failed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 
 class Recorder:
-    """Lines by test, and by fixture where several tests share it: it runs in the first one only, yet serves them all."""
+    """Records lines by test, and by fixture if several tests share it: it runs only in the first one but serves them all."""
 
     def __init__(self, file: Path) -> None:
         import coverage
@@ -74,7 +74,7 @@ class Recorder:
 
 
 def forget_cached_values() -> None:
-    """So that every test runs the lines it depends on; one before it may have cached what they return."""
+    """Makes every test run the lines it depends on, since an earlier test may have cached their results."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "unicloze":
             for value in list(vars(module).values()):
@@ -83,7 +83,7 @@ def forget_cached_values() -> None:
 
 
 class Selector:
-    """Runs the chosen tests, and those that were not there when lines were recorded: a mutation may rename a test."""
+    """Runs the chosen tests, and those that did not exist when lines were recorded: a mutation may rename a test."""
 
     def __init__(self, chosen: dict[str, list[str]], failed: Path) -> None:
         self.run = set(chosen["run"])

@@ -1,4 +1,4 @@
-"""Where a module can be mutated, and how: mutmut's operators, and two that it has not."""
+"""Where a module can be mutated, and how: mutmut's operators, and two more."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation import mutators
 
 LEFT_OUT = {
-    mutators.operator_assignment,  # a value that becomes None crashes where it is used: that shows only that the line runs
+    mutators.operator_assignment,  # a value that becomes None crashes where it is used, which only shows that the line runs
     mutators.operator_lambda,
 }
 OPERATORS = [(kind, operator) for kind, operator in mutators.mutation_operators if operator not in LEFT_OUT]
 _DOCUMENTATION = m.Expr(m.SimpleString() | m.ConcatenatedString()) | m.Assign([m.AssignTarget(m.Name("__all__"))])
-_STRICT = m.Arg(keyword=m.Name("strict"))  # of zip: the linter wants it, and what it refuses cannot occur
+_STRICT = m.Arg(keyword=m.Name("strict"))  # of zip: required by the linter; what it rejects cannot occur
 _TYPES = m.Annotation() | m.Call(m.Name("cast"))
 NOT_MUTATED = _TYPES | m.Decorator() | m.Import() | m.ImportFrom() | _DOCUMENTATION | _STRICT
 STATEMENTS = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
@@ -25,7 +25,7 @@ STATEMENTS = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One mutation. `lines` are those whose tests can kill it: of its statement, or of the function whose default it is."""
+    """One mutation. Tests of `lines` can kill it: the lines of its statement, or of the function if it changes a default."""
 
     line: int
     operator: str
@@ -35,14 +35,14 @@ class Site:
 
 
 def negated_condition(node: cst.If | cst.While | cst.CompIf) -> Iterator[cst.CSTNode]:
-    """`if done:` to `if not (done):`; mutmut changes comparisons and `not` only."""
+    """`if done:` to `if not (done):`; mutmut changes only comparisons and `not`."""
     if not m.matches(node.test, m.Comparison() | m.UnaryOperation(m.Not())):
         inner = node.test.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
         yield node.with_changes(test=cst.UnaryOperation(cst.Not(), inner))
 
 
 def dropped_statement(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """A call, a raise, or a change of an attribute or an item that does not happen."""
+    """Removes a call, a raise, or an assignment to an attribute or an item."""
     attribute = m.Attribute() | m.Subscript()
     if m.matches(node, m.Expr(m.Call()) | m.Raise() | m.AugAssign() | m.Assign([m.AssignTarget(attribute)])):
         yield cst.Pass()
@@ -85,12 +85,12 @@ class _Finder(cst.CSTVisitor):
         return any(m.matches(statement, pattern) for statement in self.statements)
 
     def _span(self, node: cst.CSTNode) -> Any:
-        """Where a node is; of an operator alone, where its statement is."""
+        """Location of a node; for an operator, of its statement."""
         found = self.get_metadata(PositionProvider, node, None)
         return found or self.get_metadata(PositionProvider, self.statements[-1])
 
     def _lines(self, node: cst.CSTNode) -> range | None:
-        """See `Site`; none for what runs when the module is imported."""
+        """See `Site`; none for code that runs on import."""
         line = self._span(node).start.line
         functions = [statement for statement in self.statements if isinstance(statement, cst.FunctionDef)]
         if not functions:
@@ -105,7 +105,7 @@ class _Finder(cst.CSTVisitor):
 
 
 def _crashes(operator: Any, node: Any, mutated: Any) -> bool:
-    """Whether an argument becomes None, or one is lost that has no default as far as the call shows: see `LEFT_OUT`."""
+    """Whether an argument becomes None, or a positional one is dropped: see `LEFT_OUT`."""
     if operator is not mutators.operator_arg_removal:
         return False
     lost = [argument for argument in node.args if argument not in mutated.args]
@@ -113,7 +113,7 @@ def _crashes(operator: Any, node: Any, mutated: Any) -> bool:
 
 
 def sites(source: str) -> tuple[cst.Module, list[Site]]:
-    """All mutations of a source, and the tree they belong to."""
+    """All mutations of a source, and its syntax tree."""
     wrapper = MetadataWrapper(cst.parse_module(source))
     finder = _Finder()
     wrapper.visit(finder)
@@ -121,6 +121,6 @@ def sites(source: str) -> tuple[cst.Module, list[Site]]:
 
 
 def mutated_source(module: cst.Module, site: Site) -> str:
-    """The source with one mutation."""
+    """The source after one mutation."""
     changed: Any = module.deep_replace(site.node, site.mutated)
     return str(changed.code)

@@ -1,7 +1,7 @@
-"""What people meet in their first hours with defaults alone: what they are told, and that the defaults beat baselines.
+"""A new user's first hours with default settings: what is reported, and that the defaults beat baselines.
 
-On the built-in corpus everywhere, on real data where it is. Margins are stated beside each and lie well below what was
-measured when they were written.
+Always on the built-in corpus, and on real data where it is present. The margins are well below the results measured when the
+tests were written, which are given next to them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.journey, pytest.mark.filterwarnings("ignore::UserWarni
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The run that `make quickstart` makes, and what its commands print, those of the installation left out."""
+    """The run made by `make quickstart`, and the output of its commands without the installation's."""
     folder = tmp_path_factory.mktemp("quickstart")
     made = subprocess.run(["make", "-n", "quickstart"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     printed = ""
@@ -45,7 +45,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 # The visitor: `make quickstart`
 
 
-def test_the_visitor_sees_the_papers_point_and_a_model_that_learned(quickstart: tuple[Path, str]) -> None:
+def test_the_quickstart_shows_the_papers_point_and_a_model_that_learned(quickstart: tuple[Path, str]) -> None:
     run, printed = quickstart
     assert "all at once:     0 of 12 agree" in printed and "in PAR's order: 12 of 12 agree" in printed
     assert len(re.findall(r"____.*\) -> \w+ \(\d+%\)", printed)) == 3
@@ -57,7 +57,7 @@ def test_the_visitor_sees_the_papers_point_and_a_model_that_learned(quickstart: 
 
 
 def test_what_the_readme_quotes_is_what_a_run_prints(quickstart: tuple[Path, str]) -> None:
-    """In words; digits, and words of which chance decides, may differ."""
+    """Compares words only; digits and words that depend on chance may differ."""
 
     def plain(text: str) -> list[str]:
         text = re.sub(r"as in: .*", "as in: ...", text)
@@ -76,7 +76,7 @@ def test_what_the_readme_quotes_is_what_a_run_prints(quickstart: tuple[Path, str
 # The linguist: own text of a few megabytes
 
 
-def test_the_linguist_is_told_that_a_short_run_is_no_better_than_counting(shared_data: Path, tmp_path: Path) -> None:
+def test_a_short_run_is_reported_as_no_better_than_counting(shared_data: Path, tmp_path: Path) -> None:
     text = next(iter(sorted((shared_data / "text" / "multilingual").rglob("*fi*.gz"))))
     corpus = tmp_path / f"finnish{''.join(text.suffixes[-2:])}"
     corpus.write_bytes(text.read_bytes())
@@ -86,10 +86,10 @@ def test_the_linguist_is_told_that_a_short_run_is_no_better_than_counting(shared
     assert "double the steps" in run.verdict or "too little text" in run.verdict or run.words is not None
 
 
-# The practitioner: labelled sentences, `finetune` as the README has it
+# The practitioner: labelled sentences, with `finetune` as in the README
 
 
-def test_the_practitioner_beats_the_commonest_class(
+def test_a_classifier_beats_the_most_frequent_class(
     quickstart: tuple[Path, str], shared_data: Path, tmp_path: Path
 ) -> None:
     with gzip.open(shared_data / "glue" / "SST-2" / "train.tsv.gz", "rt", encoding="utf-8") as file:
@@ -103,7 +103,7 @@ def test_the_practitioner_beats_the_commonest_class(
     results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
     accuracy = json.dumps(results)
     found = max(float(value) for value in re.findall(r'"accuracy": ([\d.]+)', accuracy))
-    assert found >= 58  # the commonest class has about 56, this start reached 64 to 69
+    assert found >= 58  # the most frequent class reaches about 56, this start reached 64 to 69
     (said,) = verbs.predict(tmp_path / "run", text="a wonderful film")
     assert said["prediction"] in ("0", "1")
 
@@ -111,7 +111,7 @@ def test_the_practitioner_beats_the_commonest_class(
 # The owner of 3 kB of noise, and of a table with other names
 
 
-def test_the_owner_of_noise_is_told_that_it_is_too_little(tmp_path: Path) -> None:
+def test_a_corpus_of_noise_is_reported_as_too_small(tmp_path: Path) -> None:
     letters = random.Random(1)
     noise = "\n\n".join("".join(letters.choices("abcdefghij ", k=300)) for _ in range(10))
     (tmp_path / "noise.txt").write_text(noise, encoding="utf-8")
@@ -124,7 +124,7 @@ def test_the_owner_of_noise_is_told_that_it_is_too_little(tmp_path: Path) -> Non
     assert "too little text: 3 kB" in run.verdict
 
 
-def test_the_owner_of_a_table_need_not_rename_its_columns(
+def test_columns_of_a_table_need_not_be_renamed(
     quickstart: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [(f"the list holds {n} values", "good") if n % 2 else (f"an error {n} is raised", "bad") for n in range(60)]
@@ -144,6 +144,6 @@ def test_the_owner_of_a_table_need_not_rename_its_columns(
     assert "better than always answering" in said.out
 
 
-def test_the_owner_of_a_classifier_is_told_what_it_can_do(quickstart: tuple[Path, str]) -> None:
+def test_a_classifier_reports_what_it_can_do(quickstart: tuple[Path, str]) -> None:
     with pytest.raises(UniclozeError, match=r"not a fine-tuned model: .*; it fills masks: `unicloze fill --model"):
         verbs.predict(quickstart[0], text="a text")

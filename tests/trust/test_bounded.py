@@ -1,4 +1,4 @@
-"""What strangers wrote cannot hang a command nor fill the memory: file and line are named instead."""
+"""Untrusted files cannot hang a command or fill the memory: errors name file and line instead."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_pipe_is_refused_and_does_not_hang(tmp_path: Path, read: Callable[[Pat
         read(pipe)
 
 
-def test_a_pipe_in_a_folder_is_left_out_and_told(tmp_path: Path) -> None:
+def test_a_pipe_in_a_folder_is_left_out_with_a_warning(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.txt")
     (tmp_path / "b.txt").write_text("text")
     assert [file.name for file in find_files(tmp_path)] == ["b.txt"]
@@ -64,8 +64,8 @@ def test_a_pipe_in_a_folder_is_left_out_and_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["**", "**/*.txt", "*/**", "**/a/**/*.txt"])
-def test_links_in_circles_end(tmp_path: Path, pattern: str) -> None:
-    """Two links back to the top, which `**` of the glob module follows 2^40 times."""
+def test_links_in_a_cycle_end(tmp_path: Path, pattern: str) -> None:
+    """Two links back to the top, which `**` of the glob module would follow 2^40 times."""
     (tmp_path / "top" / "a").mkdir(parents=True)
     (tmp_path / "top" / "a" / "text.txt").write_text("x")
     for name in ("one", "two"):
@@ -73,7 +73,7 @@ def test_links_in_circles_end(tmp_path: Path, pattern: str) -> None:
     assert [file.name for file in find_files(tmp_path / "top" / pattern)] == ["text.txt"]
 
 
-def test_a_link_to_itself_is_no_file(tmp_path: Path) -> None:
+def test_a_link_to_itself_is_not_a_file(tmp_path: Path) -> None:
     link = tmp_path / "loop.yaml"
     link.symlink_to(link)
     with pytest.raises(UniclozeError, match=r"loop\.yaml"):
@@ -106,7 +106,7 @@ def test_whole_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert read_bytes(tmp_path / "large", 11) == bytes(11)
     text = "the old cat sees the house. " * 100_000
     (tmp_path / "text.txt.gz").write_bytes(gzip.compress(text.encode()))
-    assert read_predictions(tmp_path / "text.txt.gz") == text, "very alike text is text"
+    assert read_predictions(tmp_path / "text.txt.gz") == text, "highly repetitive text is text"
 
 
 def test_a_line_of_json_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""No damage to prepared text is trained on: it is found before an update, and named."""
+"""Damaged prepared text is never trained on: it is detected and reported before an update."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_stretches_that_span_many_blocks_are_checked_throughout(prepared: Path) 
             use()
 
 
-def test_shards_that_lie_elsewhere_are_checked_too(prepared: Path, tmp_path: Path) -> None:
+def test_shards_in_other_folders_are_checked_too(prepared: Path, tmp_path: Path) -> None:
     data = DataSettings(corpus=[str(prepared / "train")], heldout_share=0.1)
     second = prepare_data(data, TokenizerSettings(path=str(prepared)), tmp_path / "second", progress=False).folder
     names = json.loads((second / "digests.json").read_text())["files"]
@@ -176,7 +176,7 @@ def test_shards_that_lie_elsewhere_are_checked_too(prepared: Path, tmp_path: Pat
 
 
 def without_digests(folder: Path) -> None:
-    """As an older version left it."""
+    """As written by an older version."""
     (folder / "digests.json").unlink()
     content = json.loads((folder / "lineage.json").read_text())
     del content["digests"], content["seal"]

@@ -1,4 +1,4 @@
-"""What cannot fit in memory is refused before any work, with what would."""
+"""What does not fit in memory is refused before any work, with a suggestion that fits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def with_memory(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
         ("model.hidden_size", 10**6), ("decoding.beams", 10**6),
     ],
 )  # fmt: skip
-def test_what_no_model_comes_near_is_refused(key: str, value: int) -> None:
+def test_sizes_beyond_any_model_are_refused(key: str, value: int) -> None:
     with pytest.raises(UsageError, match=rf"{key} is {value}; it must be at most [\d,]+"):
         load_recipe("quickstart", {key: value})
 

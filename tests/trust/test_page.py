@@ -1,4 +1,4 @@
-"""docs/trust.md names tests that are there, and every file of this folder."""
+"""docs/trust.md names existing tests, and every file of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are whole, with right sums, and hold what we never write: one sentence each, and no bug of unicloze."""
+"""Complete files with correct checksums and invalid contents: one sentence each, not reported as a bug."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def said_by(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
     ],
 )
 @pytest.mark.parametrize("verb", ["fill", "pretrain"])
-def test_a_signed_checkpoint_that_is_none(
+def test_a_signed_folder_that_is_not_a_checkpoint(
     run: Path, name: str, text: str, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = checkpoint_of(run)
@@ -154,7 +154,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> fuzz.World:
 
 
 @pytest.mark.parametrize("name", list(fuzz.FORMATS))
-def test_a_few_mutations_of_everything_that_is_read(
+def test_a_few_mutations_of_every_input_format(
     world: fuzz.World, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(world.place)

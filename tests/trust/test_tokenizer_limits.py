@@ -1,4 +1,4 @@
-"""A tokenizer.json that means harm is refused before the library builds it, wherever it lies."""
+"""A malicious tokenizer.json in any place is refused before the library builds it."""
 
 from __future__ import annotations
 

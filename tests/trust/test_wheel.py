@@ -1,4 +1,4 @@
-"""Two builds of the wheel, at other times and places, are alike byte for byte."""
+"""Two builds of the wheel at different times and places are identical byte for byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_two_builds_of_the_wheel_are_alike(tmp_path: Path) -> None:
+def test_two_builds_of_the_wheel_are_identical(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     built = []
     for number, name in enumerate(("one", "two")):
