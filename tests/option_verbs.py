@@ -99,6 +99,10 @@ OPTIONS = {
     ("compare", "--json"): Calls(COMPARE.removesuffix(" --json"), COMPARE),
     ("report", "run"): either("report --out page.html", "{RUN:unilmv2}", "{RUN:masked}"),
     ("report", "--out"): either("report {RUN:unilmv2} --out", "a.html", "b.html"),
+    ("report", "--watch"): with_or_without(
+        "report {RUN:unilmv2} --out a.html", "--watch 1", same="the run has ended: see tests/test_live_report.py"
+    ),
+    ("report", "--tensorboard"): with_or_without("report {RUN:unilmv2} --out a.html", "--tensorboard board"),
     ("fill", "--model"): either("fill --text 'The [MASK] cat.' --model", "{RUN:unilmv2}", "{RUN:masked}"),
     ("fill", "--text"): either("fill --model {RUN:unilmv2} --text", "'The [MASK] cat.'", "'A [MASK].'"),
     ("fill", "--top-k"): with_or_without(FILL, "--top-k 2"),

@@ -22,6 +22,7 @@ EXTRAS = {
     "datasets": ("datasets",),
     "metrics": ("rouge-score", "sacrebleu", "scikit-learn", "scipy"),
     "coco": ("pycocoevalcap",),
+    "tensorboard": ("tensorboard",),
     "demo": ("fastapi", "uvicorn", "pillow"),
 }
 _GIB = 2**30

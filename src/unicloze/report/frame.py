@@ -40,6 +40,11 @@ def check_page(page: Path) -> None:
         )
 
 
+def reloading(page: str, seconds: int) -> str:
+    """A page that the browser reloads after some seconds."""
+    return page.replace(_BEGIN, f'{_BEGIN}<meta http-equiv="refresh" content="{seconds}">\n', 1)
+
+
 def frame(
     *,
     name: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import statistics
+import time
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -30,7 +31,7 @@ from unicloze.report.components import (
 from unicloze.report.curves import Line, line_chart, short
 from unicloze.report.fed import Fed
 from unicloze.report.filled import filled_samples
-from unicloze.report.frame import check_page, frame
+from unicloze.report.frame import check_page, frame, reloading
 from unicloze.report.history import History, mapping, number
 from unicloze.report.lineage_table import count, lineage_table
 from unicloze.report.seeds_page import seed_folders, seeds_page
@@ -39,11 +40,38 @@ from unicloze.report.task_history import TaskRun
 from unicloze.report.task_page import task_page
 from unicloze.run_files import LEDGER, RECIPE
 
+ENDINGS = {"end", "stop", "failed"}
+"""Events that a process of a run ends with, unless it is killed."""
 LINKED = RECIPE, LEDGER
 """Files of a run that its page links to."""
 
 
-def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+def watch_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, every: int) -> Path:
+    """Rewrite the page about a run until the run ends; meanwhile the browser reloads it.
+
+    Args:
+        run: Run directory.
+        out: As for `build_report`.
+        every: Seconds between two versions.
+
+    Raises:
+        UniclozeError: As for `build_report`.
+    """
+    while not has_ended(Path(run)):
+        build_report(run, out, refresh=every)
+        time.sleep(every)
+    return build_report(run, out)
+
+
+def has_ended(run: Path) -> bool:
+    """Whether the last process of a run, or of each of its seeds, has recorded its end."""
+    folders = [run] if (run / LEDGER).is_file() else seed_folders(run) or [run]
+    return all(History.read(folder).last.get("event") in ENDINGS for folder in folders)
+
+
+def build_report(
+    run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, refresh: int | None = None
+) -> Path:
     """Write the page about a run, finished or not.
 
     For a folder of fine-tuning runs with several seeds, write one page per run and one about all.
@@ -51,6 +79,7 @@ def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None
     Args:
         run: Run directory.
         out: File to write; default: `RUN/report.html`. An existing page is replaced atomically.
+        refresh: Seconds after which the browser reloads the page; default: never.
 
     Returns:
         The file.
@@ -67,18 +96,19 @@ def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None
         for one in runs:
             check_page(one.history.run / REPORT)
         for one in runs:
-            _write(one.history.run / REPORT, task_page(one))
-        _write(page, seeds_page(folder, runs, page.parent))
+            _write(one.history.run / REPORT, task_page(one), refresh)
+        _write(page, seeds_page(folder, runs, page.parent), refresh)
         return page
     history = History.read(folder)
     is_task = bool(mapping(history.recipe.get("task")).get("kind"))
     beside = page.parent.resolve() == folder.resolve()
     links = [name for name in LINKED if beside and (folder / name).is_file()]
-    _write(page, task_page(TaskRun.of(history)) if is_task else _page(history, links))
+    _write(page, task_page(TaskRun.of(history)) if is_task else _page(history, links), refresh)
     return page
 
 
-def _write(page: Path, content: str) -> None:
+def _write(page: Path, content: str, refresh: int | None) -> None:
+    content = content if refresh is None else reloading(content, refresh)
     write_file(page, content, "the report", "give another file with --out")
 
 

@@ -361,26 +361,42 @@ def _find_tokenizer(recipe: Recipe, out: PathLike | None) -> Tokenizer | None:
     return Tokenizer.load(folders[0]) if folders else None
 
 
-def report(run: Annotated[PathLike, Option("RUN", word=True)], out: File | None = None) -> Path:
+def report(
+    run: Annotated[PathLike, Option("RUN", word=True)],
+    out: File | None = None,
+    watch: Annotated[int, Option("SECONDS")] | None = None,
+    tensorboard: Folder | None = None,
+) -> Path:
     """Write a one-page report of a run: curves, speed, an example, samples, recipe and data lineage.
 
     Args:
         run: Run directory; the run may be unfinished.
         out: File to write; default: RUN/report.html.
+        watch: Rewrite the page every so many seconds until the run ends; the open page reloads itself. Ctrl-C stops it.
+        tensorboard: Also write the curves to this folder, as event files for TensorBoard (extra `tensorboard`).
 
     Examples:
         unicloze report runs/quickstart
+        unicloze report runs/quickstart --watch 30
         unicloze report runs/quickstart --out quickstart.html
 
     Returns:
         The written file.
 
     Raises:
-        UniclozeError: There is no run, or the page cannot be written.
+        UsageError: `watch` is below 1.
+        UniclozeError: There is no run, the page cannot be written, or TensorBoard is not installed.
     """
-    from unicloze.report.page import build_report
+    from unicloze.report.page import build_report, watch_report
 
-    return build_report(run, out)
+    if watch is not None and watch < 1:
+        raise UsageError(f"watch is {watch}: give 1 second or more.")
+    page = build_report(run, out) if watch is None else watch_report(run, out, every=watch)
+    if tensorboard is not None:
+        from unicloze.report.tensorboard import write_tensorboard
+
+        write_tensorboard(run, folder_at(tensorboard))
+    return page
 
 
 def compare(
