@@ -125,12 +125,16 @@ def test_own_settings_are_kept_and_the_same_command_resumes(corpus: str, tmp_pat
     [
         ({"recipe": "quickstart", "budget": "5min"}, "only --recipe auto chooses the steps by a budget"),
         ({"recipe": "auto", "init": "somewhere"}, "which --init takes from its model"),
-        ({"recipe": "auto", "budget": "5min", "overrides": {"training.steps": 3}}, "both set the steps"),
+        (
+            {"recipe": "auto", "budget": "5min", "overrides": {"data.corpus": "x", "training.steps": 3}},
+            "both set the steps",
+        ),
+        ({"recipe": "auto", "overrides": {}}, "--recipe auto needs your text: give --data.corpus"),
         ({"recipe": "auto", "budget": "soon"}, "budget is 'soon': give a time, as in 30min"),
     ],
 )
 def test_what_auto_cannot_do_is_refused(arguments: dict[str, object], said: str, corpus: str, tmp_path: Path) -> None:
-    overrides = {"data.corpus": corpus, **arguments.pop("overrides", {})}  # type: ignore[dict-item]
+    overrides = arguments.pop("overrides", {"data.corpus": corpus})
     with pytest.raises(UsageError, match=said):
         pretrain(out=tmp_path / "run", overrides=overrides, **arguments)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()

@@ -219,6 +219,8 @@ def _chosen(
     folder = folder_at(out, RUNS / str(settings.get("name", AUTO)))
     if (folder / RECIPE).is_file():
         return folder / RECIPE, dict(given)
+    if not {"data.corpus", "data.prepared"} & settings.keys():
+        raise UsageError("--recipe auto needs your text: give --data.corpus with files, folders or globs.")
     if processes() > 1:
         raise UsageError(
             "--recipe auto measures one process: start the run without torchrun, stop it with Ctrl-C, and resume it with "
