@@ -63,16 +63,15 @@ mutate: .venv/.mutate ## Measure the tests with a sample of single mutations (MO
 fuzz: .venv/.installed ## Mutate all input formats, in processes with limits (CASES=10000 SECONDS=3600 FORMATS="recipe lineage" SEED=0)
 	$(BIN)/python tests/fuzz.py --cases $(CASES) --seconds $(SECONDS) --seed $(SEED) $(FORMATS)
 
-audit: .venv/.installed ## Check constraints.txt for known vulnerabilities, and list its packages in build/sbom.json
-	mkdir -p build
+audit: .venv/.installed ## Look for known vulnerabilities of the pinned packages, and list them all in build/sbom.json
 	$(PIP_INSTALL) pip-audit
-	$(BIN)/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
-	$(BIN)/pip-audit --disable-pip --no-deps --requirement constraints.txt --format cyclonedx-json --output build/sbom.json
+	$(BIN)/python benchmarks/supply_chain.py sbom
+	$(BIN)/python benchmarks/supply_chain.py audit
 
 clean: ## Remove .venv, caches and build outputs; runs/ is kept
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
 
-lock: ## Pin the newest compatible versions in constraints.txt; torch is kept (TORCH=torch==X changes it)
+lock: ## Pin the newest compatible versions, with hashes in the locks; torch is kept (TORCH=torch==X changes it)
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off \
@@ -81,6 +80,8 @@ lock: ## Pin the newest compatible versions in constraints.txt; torch is kept (T
 	build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+.*//' \
 		| grep -Eiv '^(nvidia|cuda|triton)' | LC_ALL=C sort -f >> build/constraints.txt
 	mv build/constraints.txt constraints.txt
+	build/lock/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off uv
+	build/lock/bin/python benchmarks/supply_chain.py lock
 
 .venv/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -196,16 +196,22 @@ def test_links_out_of_the_folder(folder: Path, name: str) -> None:
 
 
 def test_links_within_the_folder_and_of_a_cache_are_followed(folder: Path) -> None:
+    expected = open_model(folder).model.state_dict()
+
+    def assert_read(place: Path) -> None:
+        found = open_model(place).model.state_dict()
+        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
     (folder / WEIGHTS).rename(folder / "real")
     (folder / WEIGHTS).symlink_to("real")
-    open_model(folder)
+    assert_read(folder)
     blobs, snapshot = folder.parent / "blobs", folder.parent / "snapshots" / "abc"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
     for number, name in enumerate((WEIGHTS, "vocab.txt", "config.json")):
         shutil.copy(folder / name, blobs / str(number))
         (snapshot / name).symlink_to(Path("..") / ".." / "blobs" / str(number))
-    open_model(snapshot)
+    assert_read(snapshot)
 
 
 class Bomb:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+import nlu_toys
 from corpora import write_corpus
+from unicloze.comparison import compare
 from unicloze.errors import UsageError
+from unicloze.finetuning.run import finetune_run
+from unicloze.model.build import shapes_only
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
 from unicloze.training import forecast
 from unicloze.training.forecast import memory_of, refuse_what_cannot_fit
+from unicloze.training.loading import LoadedModel, shape_model
 from unicloze.training.run import pretrain_run
 
 CPU = torch.device("cpu")
@@ -57,9 +64,76 @@ def test_rows_that_cannot_fit_are_refused_with_a_micro_batch_that_does(monkeypat
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_fits_a_large_gpu_with_rows_one_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused where not even its weights with their gradients fit, and the refusal counts them right."""
     with_memory(monkeypatch, 80e9)
     recipe = load_recipe(name, {"training.micro_batch_size": 1})
     refuse_what_cannot_fit(recipe, CPU, recipe.tokenizer.vocab_size)
+    with shapes_only():
+        weights = sum(each.numel() for each in shape_model(recipe, recipe.tokenizer.vocab_size).state_dict().values())
+    with_memory(monkeypatch, 4 * weights - 1)
+    with pytest.raises(UsageError, match=r"the model has ([\d,]+) weights and would need") as caught:
+        refuse_what_cannot_fit(recipe, CPU, recipe.tokenizer.vocab_size)
+    said = int(re.findall(r"has ([\d,]+) weights", str(caught.value))[0].replace(",", ""))
+    assert 0.99 * weights <= said <= weights
+
+
+class TestTask:
+    """Fine-tuning, whose rows are those of the records."""
+
+    @pytest.fixture
+    def start(self) -> LoadedModel:
+        return nlu_toys.start()
+
+    def records(self, place: Path, words: int, count: int = 8) -> Path:
+        texts = [{"text": "the old cat " * words, "label": "ab"[number % 2]} for number in range(count)]
+        return nlu_toys.write(place / "records.jsonl", texts)
+
+    def test_a_model_that_cannot_fit_is_refused_before_anything_is_written(
+        self, start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        recipe, place = nlu_toys.recipe_for(start, "classification"), self.records(tmp_path, 3)
+        with_memory(monkeypatch, 1600)
+        cure = r"start from a model of 100 weights or fewer, or train only its head \(--training\.frozen backbone\)"
+        with pytest.raises(UsageError, match=cure):
+            finetune_run(recipe, start, place, None, tmp_path / "run", progress=False)
+        assert {path.name for path in (tmp_path / "run").iterdir()} <= {"lock", "lock.holder"}
+
+    def test_rows_that_cannot_fit_are_refused_with_a_micro_batch_that_does(
+        self, start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place = self.records(tmp_path, 12)
+        recipe = nlu_toys.recipe_for(start, "classification", training__batch_size=8, finetuning__epochs=1)
+        with shapes_only():
+            task = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["a", "b"]))
+            weights = sum(each.numel() for each in shape_model(task, start.model.vocab_size).parameters())
+        model = recipe.model
+        of_a_token = 2 * model.num_layers * (4 * model.hidden_size + 2 * model.intermediate_size)
+        tokens = 2 + 36  # of a row: [SOS], the words, [EOS]
+        with_memory(monkeypatch, 16 * weights + 5 * tokens * of_a_token)
+        refused = r"^8 rows of 38 tokens at a time would need .*: give --training\.micro_batch_size 4$"
+        with pytest.raises(UsageError, match=refused):
+            finetune_run(recipe, start, place, None, tmp_path / "run", progress=False)
+        smaller = nlu_toys.recipe_for(
+            start, "classification", training__batch_size=8, training__micro_batch_size=4, finetuning__epochs=1
+        )
+        assert finetune_run(smaller, start, place, None, tmp_path / "run", progress=False).step == 1
+
+
+def test_a_comparison_is_refused_before_its_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All contestants are checked, not the first alone, and probes too."""
+    corpus = write_corpus(tmp_path / "corpus")
+    file = tmp_path / "large.yaml"
+    file.write_text("base: gpt\nname: large\n")
+    small = {**toy_overrides(), "data.corpus": [str(corpus)]}
+    large = load_recipe(str(file), {key: value for key, value in small.items() if key != "model.hidden_size"})
+    with shapes_only():
+        weights = sum(each.numel() for each in shape_model(large, large.tokenizer.vocab_size).parameters())
+    with_memory(monkeypatch, 16 * weights - 1)
+    contestants = [load_recipe("gpt", small), large]
+    monkeypatch.setattr(compare, "contestants", lambda *_, **__: contestants)
+    with pytest.raises(UsageError, match=r"^large: the model has .* weights and would need"):
+        compare.compare_recipes(["gpt", "large"], tmp_path / "out", budget=compare.Budget.parse("steps=1"), seeds=1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_nothing_is_written_for_a_run_that_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,8 @@ from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.budget import Budget
+from unicloze.training.forecast import refuse_what_cannot_fit
+from unicloze.training.precision import choose_device
 from unicloze.training.run import build_sampler
 
 PAGES = "table.md", "index.html"
@@ -73,7 +75,8 @@ def compare_recipes(
         say: Called with a description of each stage.
 
     Raises:
-        UsageError: Recipes, settings or budget are invalid, or the folder holds another comparison.
+        UsageError: Recipes, settings or budget are invalid, a model cannot fit in memory, or the folder holds another
+            comparison.
         UniclozeError: As for `pretrain_run`.
     """
     if seeds < 1:
@@ -86,6 +89,11 @@ def compare_recipes(
         "budget": str(budget),
     }
     _refuse_foreign(out)
+    for recipe in recipes:
+        try:
+            refuse_what_cannot_fit(recipe, choose_device(recipe.training), recipe.tokenizer.vocab_size)
+        except UsageError as error:
+            raise UsageError(f"{recipe.name}: {error}") from error
     out.mkdir(parents=True, exist_ok=True)
     prepared, window = _prepare(recipes, out, progress)
     for recipe in recipes:

@@ -38,7 +38,9 @@ from unicloze.tasks.roles import check_roles, resolved
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.budget import SAMPLED_STEPS, flops_of
 from unicloze.training.changes import FREE_TO_CHANGE
+from unicloze.training.forecast import refuse_task_that_cannot_fit
 from unicloze.training.loading import LoadedModel, check_smoothing, shape_model
+from unicloze.training.precision import choose_device
 
 POOLED = "classification", "regression", "choice"
 """Kinds of tasks with a slot that represents a text; only these use the pooling of the model's recipe."""
@@ -198,6 +200,10 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
     training = encoded(records, learned, tokenizer)
     recipe = with_chosen(probe.recipe, starts[0].model.num_parameters(), len(training.rows))  # same for all models
     probe = dataclasses.replace(probe, recipe=recipe)
+    slots, device = [row.slots for row in training.rows], choose_device(able[0].training)
+    for one in able:
+        labelled = dataclasses.replace(one, task=resolved(one.task, records))
+        refuse_task_that_cannot_fit(labelled, device, tokenizer.vocabulary.size, slots)
     fingerprints = {
         "training file": training.fingerprint,
         "development file": open_records(dev, learned, tokenizer).fingerprint,

@@ -68,6 +68,7 @@ from unicloze.training.checkpoint import (
     load_newest,
     set_aside_newer,
 )
+from unicloze.training.forecast import refuse_task_that_cannot_fit
 from unicloze.training.ledger import trained_on
 from unicloze.training.loading import LoadedModel, ready_model
 from unicloze.training.lock import hold_run
@@ -161,6 +162,8 @@ def finetune_run(
             refuse_other_origin(checkpoint.state.get("origin", {}), origin, out)
         precision = world.only_first(lambda: choose_precision(recipe.training, choose_device(recipe.training)))
         recipe = with_precision(recipe, precision)
+        slots = [row.slots for row in training.rows]
+        refuse_task_that_cannot_fit(recipe, choose_device(recipe.training), start.model.vocab_size, slots)
         world.only_first(lambda: _write_settings(recipe, start, out, checkpoint))
         with _Run(recipe, start, training, development, out, checkpoint, origin, files, progress, world) as run:
             result = run.train()

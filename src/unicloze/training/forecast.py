@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, option_of
 from unicloze.mixtures import phases
 from unicloze.model.build import shapes_only
 from unicloze.settings import Recipe
@@ -18,7 +19,7 @@ _CGROUPS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int) -> None:
-    """Refuse a recipe whose lower bound of memory exceeds that of the device.
+    """Refuse pre-training whose lower bound of memory exceeds that of the device.
 
     Args:
         recipe: The recipe; each phase is checked.
@@ -31,36 +32,80 @@ def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int
     there = memory_of(device)
     if there is None:
         return
+    cure = "lower model.hidden_size, model.num_layers, tokenizer.vocab_size or data.window until it has {} weights or fewer"
+    fixed = _bytes_of_weights(recipe, vocab_size, there, cure)
+    for phase in phases(recipe):
+        training, window = phase.recipe.training, phase.recipe.data.window
+        rows = training.micro_batch_size or training.batch_size
+        _check_rows(phase.recipe, rows, rows * window, fixed, there, "a shorter data.window or a smaller model")
+
+
+def refuse_task_that_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int, slots: Sequence[int]) -> None:
+    """Refuse fine-tuning whose lower bound of memory exceeds that of the device.
+
+    Args:
+        recipe: Recipe of the task for its model.
+        device: Device of the run.
+        vocab_size: Number of token ids.
+        slots: Number of slots of each row of the training file.
+
+    Raises:
+        UsageError: It cannot fit; the message suggests what would.
+    """
+    there = memory_of(device)
+    if there is None:
+        return
+    head_only = f"{option_of('training.frozen')} backbone"
+    cure = f"start from a model of {{}} weights or fewer, or train only its head ({head_only})"
+    fixed = _bytes_of_weights(recipe, vocab_size, there, cure)
+    rows = min(recipe.training.micro_batch_size or recipe.training.batch_size, len(slots))
+    tokens = rows * sum(slots) // max(1, len(slots))  # the largest micro-batch has at least the mean
+    cure = f"a shorter {option_of('task.max_length')} or a smaller model"
+    _check_rows(recipe, rows, tokens, fixed, there, cure)
+
+
+def _bytes_of_weights(recipe: Recipe, vocab_size: int, there: int, cure: str) -> int:
+    """Bytes of the weights, each with a gradient and one or two moments, unless some are frozen.
+
+    Raises:
+        UsageError: They do not fit.
+    """
     with shapes_only():
         weights = sum(weight.numel() for weight in shape_model(recipe, vocab_size).parameters())
     of_a_weight = 4 if recipe.training.frozen else 12 if recipe.training.optimizer == "muon" else 16
-    fixed = of_a_weight * weights  # each has a gradient and one or two moments, unless it is frozen
-    if fixed > there:
+    if of_a_weight * weights > there:
         raise UsageError(
-            f"the model has {weights:,} weights and would need {fixed / _GIB:,.0f} GiB of memory with their gradients and "
-            f"moments, but there are only {there / _GIB:,.1f} GiB: lower model.hidden_size, model.num_layers, "
-            f"tokenizer.vocab_size or data.window until it has {int(there / of_a_weight):,} weights or fewer"
+            f"the model has {weights:,} weights and would need {of_a_weight * weights / _GIB:,.0f} GiB of memory with their "
+            f"gradients and moments, but there are only {there / _GIB:,.1f} GiB: {cure.format(f'{there // of_a_weight:,}')}"
         )
-    for phase in phases(recipe):
-        training = phase.recipe.training
-        rows = training.micro_batch_size or training.batch_size
-        of_a_row = _bytes_of_a_row(phase.recipe)
-        if fixed + rows * of_a_row > there:
-            most = int((there - fixed) // of_a_row)
-            fits = next((size for size in range(most, 0, -1) if training.batch_size % size == 0), 0) if most else 0
-            cure = f"--training.micro_batch_size {fits}" if fits else "a shorter data.window or a smaller model"
-            raise UsageError(
-                f"{rows:,} rows of {phase.recipe.data.window:,} tokens at a time would need "
-                f"{(fixed + rows * of_a_row) / _GIB:,.0f} GiB of memory or more, but there are only {there / _GIB:,.1f}: "
-                f"give {cure}"
-            )
+    return of_a_weight * weights
 
 
-def _bytes_of_a_row(recipe: Recipe) -> int:
-    """Lower bound of the bytes the backward pass keeps per row: inputs of each layer's matrix products, in bf16."""
-    model = recipe.model
-    kept = 4 * model.hidden_size + 2 * model.intermediate_size
-    return 2 * recipe.data.window * model.num_layers * kept
+def _check_rows(recipe: Recipe, rows: int, tokens: int, fixed: int, there: int, otherwise: str) -> None:
+    """Refuse rows whose backward pass keeps more than fits: the inputs of each layer's matrix products, in bf16.
+
+    Args:
+        recipe: The recipe.
+        rows: Rows at a time.
+        tokens: Their tokens.
+        fixed: Bytes of the weights.
+        there: Bytes of memory.
+        otherwise: Advice if not even one row fits.
+
+    Raises:
+        UsageError: They do not fit.
+    """
+    model, training = recipe.model, recipe.training
+    needed = 2 * tokens * model.num_layers * (4 * model.hidden_size + 2 * model.intermediate_size)
+    if fixed + needed <= there or training.frozen or recipe.finetuning.unfreeze_epochs is not None:
+        return
+    most = (there - fixed) * rows // needed
+    fits = next((size for size in range(min(most, rows), 0, -1) if training.batch_size % size == 0), 0)
+    cure = f"{option_of('training.micro_batch_size')} {fits}" if fits else otherwise
+    raise UsageError(
+        f"{rows:,} rows of {tokens / rows:,.0f} tokens at a time would need {(fixed + needed) / _GIB:,.0f} GiB of memory or "
+        f"more, but there are only {there / _GIB:,.1f}: give {cure}"
+    )
 
 
 def memory_of(device: torch.device) -> int | None:
