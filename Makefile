@@ -76,7 +76,7 @@ lock: ## Pin the newest versions that work together in constraints.txt; torch st
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off \
-		"$(or $(TORCH),$(shell grep '^torch==' constraints.txt))" --editable ".[dev,hf,onnx,datasets,metrics,coco,demo,mutate]"
+		"$(or $(TORCH),$(shell grep '^torch==' constraints.txt))" --editable ".[dev,hf,onnx,datasets,metrics,coco,serve,browser,mutate]"
 	grep '^#' constraints.txt > build/constraints.txt
 	build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+.*//' \
 		| grep -Eiv '^(nvidia|cuda|triton)' | LC_ALL=C sort -f >> build/constraints.txt

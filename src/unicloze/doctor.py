@@ -22,7 +22,7 @@ EXTRAS = {
     "datasets": ("datasets",),
     "metrics": ("rouge-score", "sacrebleu", "scikit-learn", "scipy"),
     "coco": ("pycocoevalcap",),
-    "demo": ("fastapi", "uvicorn", "pillow"),
+    "serve": ("fastapi", "uvicorn"),
 }
 _GIB = 2**30
 _SCARCE_DISK = 2 * _GIB
