@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.report.frame import PAGE_STYLE
 from unicloze.serving import endpoints, hugging_face_endpoints, openai_endpoints
 from unicloze.serving.guard import Guard, error_body
 from unicloze.serving.limits import Limits, Refused
@@ -20,13 +21,14 @@ from unicloze.serving.served_model import ServedModel
 from unicloze.serving.service import Service
 from unicloze.version import __version__
 
-FILES: Mapping[str, tuple[str, str]] = {
-    "/": ("index.html", "text/html"),
-    "/page/page.css": ("page.css", "text/css"),
-    "/page/page.js": ("page.js", "text/javascript"),
-    "/favicon.ico": ("icon.svg", "image/svg+xml"),
+FILES: Mapping[str, tuple[str, str, str]] = {
+    "/": ("unicloze.serving", "page/index.html", "text/html"),
+    "/page/report.css": (*PAGE_STYLE, "text/css"),
+    "/page/page.css": ("unicloze.serving", "page/page.css", "text/css"),
+    "/page/page.js": ("unicloze.serving", "page/page.js", "text/javascript"),
+    "/favicon.ico": ("unicloze.serving", "page/icon.svg", "image/svg+xml"),
 }
-"""File and type of each path of the page."""
+"""Package, file and type of each path of the page."""
 
 
 def build_app(model: ServedModel, limits: Limits | None = None, token: str | None = None) -> Guard:
@@ -64,8 +66,8 @@ def build_app(model: ServedModel, limits: Limits | None = None, token: str | Non
 
 
 def _add_page(app: FastAPI) -> None:
-    for path, (file, kind) in FILES.items():
-        content = resources.files("unicloze.serving").joinpath("page", file).read_bytes()
+    for path, (package, file, kind) in FILES.items():
+        content = resources.files(package).joinpath(file).read_bytes()
 
         def served(content: bytes = content, kind: str = kind) -> Response:
             return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})

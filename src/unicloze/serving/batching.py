@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -148,12 +147,10 @@ class Batcher:
                 if not (self._jobs or self._running):
                     return
                 together = self._next()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # long texts are expected here, and answers have notes
-                if together:
-                    self._begin(together)
-                for running in list(self._running):
-                    self._advance(running)
+            if together:
+                self._begin(together)
+            for running in list(self._running):
+                self._advance(running)
 
     def _next(self) -> list[_Job]:
         """Take the first job that may start, and those that can be computed with it."""

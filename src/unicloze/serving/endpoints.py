@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -91,7 +92,8 @@ def router_of(service: Service) -> APIRouter:
     @router.post("/fill", summary="Fill the masks of a text", tags=["unicloze"], response_model=FillAnswer)
     async def fill(request: FillRequest) -> Response:
         (found,) = await service.fill([request.text], top_k=request.top_k, order=request.order, picture=request.picture)
-        return as_json({**found.result.to_dict(), "picture": found.picture})
+        picture = None if found.picture is None else dataclasses.asdict(found.picture)
+        return as_json({**found.result.to_dict(), "picture": picture})
 
     @router.post("/score", summary="Log-likelihoods of texts", tags=["unicloze"], response_model=ScoreAnswer)
     async def score(request: ScoreRequest) -> Response:

@@ -13,6 +13,8 @@ _HEAD = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>unicloze: endpoints</title>
+<link rel="icon" href="/favicon.ico" type="image/svg+xml">
+<link rel="stylesheet" href="/page/report.css">
 <link rel="stylesheet" href="/page/page.css">
 </head>
 <body>

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -121,7 +122,9 @@ def serve_model(model: LoadedModel, *, host: str, port: int, token: str | None, 
         name = f"[{host}]" if ":" in host else host
         url = f"http://{name}:{listening.getsockname()[1]}"
         print(f"unicloze: serving {served.name} at {url} (Ctrl-C stops)", file=sys.stderr, flush=True)
-        until_stopped(app, listening, limits.seconds)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of long texts, which answers note
+            until_stopped(app, listening, limits.seconds)
     return Served(model=served.name, url=url, answered=app.answered, refused=app.refused)
 
 

@@ -97,6 +97,14 @@ class Mask(BaseModel):
     readable: list[str] = Field(description="The same tokens for people.")
 
 
+class Picture(BaseModel):
+    """The mask picture of a filled text."""
+
+    svg: str
+    title: str = Field(description="What it shows, for those who do not see it.")
+    caption: str = Field(description="Explanation of its groups.")
+
+
 class FillAnswer(BaseModel):
     """A filled text."""
 
@@ -106,7 +114,7 @@ class FillAnswer(BaseModel):
     order: Order | list[int] | None
     masks: list[Mask]
     note: str | None
-    picture: str | None = Field(description="The mask picture as SVG, if asked for and the text is short enough.")
+    picture: Picture | None = Field(description="The mask picture, if asked for and the text is short enough.")
 
 
 class Score(BaseModel):

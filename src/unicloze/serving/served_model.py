@@ -23,6 +23,7 @@ from unicloze.finetuning.generate_for_records import parts_for_records
 from unicloze.finetuning.given_texts import predict_given, ready_to_write, record_of
 from unicloze.records.record import Record
 from unicloze.report.example_view import ExampleView
+from unicloze.report.fed import groups_in_words
 from unicloze.report.picture import draw_mask
 from unicloze.settings import Order, Pooling
 from unicloze.tasks.raw_texts import roles_of
@@ -51,18 +52,33 @@ class Blanks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MaskPicture:
+    """The mask picture of a filled text.
+
+    Args:
+        svg: The picture.
+        title: Alternative text.
+        caption: Explanation of its groups.
+    """
+
+    svg: str
+    title: str
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class FilledBlanks:
     """A filled text.
 
     Args:
         result: The text with its masks.
         ids: Token ids of the candidates of each mask.
-        picture: The mask picture as SVG; None if it was not asked for or the text is too long.
+        picture: The mask picture; None if it was not asked for or the text is too long.
     """
 
     result: FillResult
     ids: list[list[int]]
-    picture: str | None
+    picture: MaskPicture | None
 
 
 class ServedModel:
@@ -120,7 +136,7 @@ class ServedModel:
             yield None
         return found
 
-    def _picture(self, result: FillResult) -> str | None:
+    def _picture(self, result: FillResult) -> MaskPicture | None:
         if len(self.model.tokenizer.encode(result.text)) > min(self.longest, LARGEST_PICTURE):
             return None
         names = {None: "all masks at once", "confidence": "the most certain mask next", "span": "one span per step"}
@@ -128,7 +144,8 @@ class ServedModel:
         view = ExampleView.of(
             filled_row(self.model, result), self.model.tokenizer, title=f"Filled {order.replace('-', ' ')}"
         )
-        return draw_mask(view).to_svg()
+        drawing = draw_mask(view)
+        return MaskPicture(svg=drawing.to_svg(), title=drawing.title, caption=groups_in_words(view))
 
     def record(self, text: str | Sequence[str]) -> Record:
         """The record of one source, given in parts."""
