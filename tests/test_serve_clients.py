@@ -19,6 +19,9 @@ from unicloze.decoding import generate, infill
 from unicloze.decoding.embed import embed
 from unicloze.settings import DecodingSettings
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* tokens the model reads at once")
+"""As the command does."""
+
 MASKED = "the [MASK] of items is empty"
 TEXTS = [TEXT, "the list is empty"]
 
