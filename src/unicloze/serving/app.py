@@ -29,6 +29,7 @@ FILES: Mapping[str, tuple[str, str, str]] = {
     "/favicon.ico": ("unicloze.serving", "page/icon.svg", "image/svg+xml"),
 }
 """Package, file and type of each path of the page."""
+NOT_JSON = "The request is not valid JSON: send a JSON object."
 
 
 def build_app(model: ServedModel, limits: Limits | None = None, token: str | None = None) -> Guard:
@@ -102,6 +103,8 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def impossible(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 400:  # the body is not UTF-8
+            return answer(request, 422, NOT_JSON)
         said = {404: "There is nothing here", 405: "This path does not take this method"}
         sentence = f"{said.get(error.status_code, str(error.detail).removesuffix('.'))}: /docs lists what there is."
         return answer(request, error.status_code, sentence, error.headers)
@@ -116,7 +119,7 @@ def _sentence(problem: Mapping[str, Any]) -> str:
     place = [str(part) for part in problem["loc"] if part != "body" and not str(part).startswith("function-")]
     kind, message = problem["type"], str(problem["msg"])
     if kind == "json_invalid":
-        return "The request is not valid JSON: send a JSON object."
+        return NOT_JSON
     if not place:
         return "The request is not a JSON object with the content type application/json: send one."
     field = place[0]

@@ -113,9 +113,10 @@ function setUpTabs(abilities) {
     });
   });
   if (!tabs.length) {
-    byId("subtitle").textContent = "This model turns texts into vectors; that has no picture, but an endpoint.";
+    byId("subtitle").textContent = "This model turns texts into vectors: see the endpoint /embed.";
     return;
   }
+  byId("subtitle").textContent = `A model to ${tabs.map((tab) => tab.dataset.does).join(", ").replace(/, ([^,]*)$/, " and $1")}.`;
   document.querySelector("[role=tablist]").hidden = false;
   selectTab(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) || tabs[0], false);
 }
