@@ -75,7 +75,7 @@ lock: ## Pin the newest compatible versions, with hashes in the locks; torch is 
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off \
-		"$(or $(TORCH),$(shell grep '^torch==' constraints.txt))" --editable ".[dev,hf,onnx,datasets,metrics,coco,tensorboard,demo,mutate]"
+		"$(or $(TORCH),$(shell grep '^torch==' constraints.txt))" --editable ".[dev,hf,onnx,datasets,metrics,coco,tensorboard,serve,browser,mutate]"
 	grep '^#' constraints.txt > build/constraints.txt
 	build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+.*//' \
 		| grep -Eiv '^(nvidia|cuda|triton)' | LC_ALL=C sort -f >> build/constraints.txt

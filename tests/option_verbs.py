@@ -60,6 +60,8 @@ WRITE = "generate --model {TASK:writer} --text 'The old dog sees the cat.'"
 WRITE_ALL = "generate --model {TASK:writer} --file {sources.jsonl} --quiet"
 UNANSWERABLE = "unanswerable --file {answered.jsonl} --out made.jsonl"
 
+SERVE = "serve --model {RUN:unilmv2}"
+
 OPTIONS = {
     ("prepare", "--recipe"): either("prepare --quiet --out data --recipe", "{prepare.yaml}", "{half.yaml}"),
     ("prepare", "--out"): either(f"{PREPARE} --out", "here", "there"),
@@ -147,6 +149,15 @@ OPTIONS = {
         }.items()
     },
     ("evaluate blimp", "--precision"): with_or_without(BLIMP, "--precision fp16"),  # so few pairs agree in bf16
+    ("serve", "--model"): either("serve --model", "{RUN:unilmv2}", "{RUN:masked}"),
+    ("serve", "--host"): with_or_without(SERVE, "--host ::1"),
+    ("serve", "--port"): with_or_without(SERVE, "--port 0"),
+    ("serve", "--token-file"): with_or_without(SERVE, "--token-file {texts.txt}"),
+    ("serve", "--queue"): with_or_without(SERVE, "--queue 1"),
+    ("serve", "--timeout"): with_or_without(SERVE, "--timeout 1"),
+    ("serve", "--device"): with_or_without(SERVE, NO_SUCH_DEVICE),
+    ("serve", "--precision"): with_or_without(SERVE, "--precision bf16"),
+    ("serve", "--json"): with_or_without(SERVE, "--json"),
     ("measure", "metric"): Calls(FILES, FILES.replace("rouge", "bleu")),
     ("measure", "--predictions"): Calls(FILES, FILES.replace("{texts.txt}", "{texts-3.txt}")),
     ("measure", "--references"): Calls(FILES, FILES.replace("{texts-2.txt}", "{texts-3.txt}")),

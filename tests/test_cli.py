@@ -235,7 +235,7 @@ def words_of(example: str) -> list[str]:
 TAKES_MINUTES = "prepare", "pretrain", "compare"
 
 
-@pytest.mark.parametrize("name", [name for name in cli.VERBS if name not in TAKES_MINUTES])
+@pytest.mark.parametrize("name", [name for name in cli.VERBS if name not in (*TAKES_MINUTES, "serve")])
 def test_examples_of_the_help_work(name: str, here: Path, command: Command) -> None:
     (here / "sentences.txt").write_text("the small cat sees the dog .\n", encoding="utf-8")
     (here / "words.txt").write_text("the\nold\ncat\nsees\nfollows\n", encoding="utf-8")
@@ -281,6 +281,20 @@ def test_examples_that_would_take_minutes_are_sound(
     monkeypatch.setattr(verbs, name, only_read)
     for example in cli.VERBS[name].examples:
         assert command(*words_of(example)).sentence == "as far as this test goes"
+
+
+def test_examples_of_serving_are_sound(
+    here: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = pytest.importorskip("unicloze.serving.run", reason="the extra serve is not installed")
+    monkeypatch.setattr(run, "serve_model", lambda model, **given: (model.path.is_dir(), given["host"], given["token"]))
+    monkeypatch.delenv(run.TOKEN, raising=False)
+    for name in ("quickstart", "classification"):
+        shutil.copytree(here / "runs" / "quickstart", tmp_path / "runs" / name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "token.txt").write_text("a-token-of-some-length\n", encoding="utf-8")
+    said = [command(*words_of(example)).out for example in cli.VERBS["serve"].examples]
+    assert said == ["(True, '127.0.0.1', None)\n", "(True, '0.0.0.0', 'a-token-of-some-length')\n"]
 
 
 # What is printed

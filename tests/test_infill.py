@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ from decoding_toys import (
 )
 from unicloze import verbs
 from unicloze.decoding import infill
-from unicloze.decoding.infill import FillResult, fill
+from unicloze.decoding.infill import FillResult, fill, filled_row
+from unicloze.decoding.inputs import logits_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.objectives.unilmv2 import pseudo_id
 from unicloze.text.tokenizers import Tokenizer
@@ -106,6 +108,51 @@ def test_span_fills_adjacent_masks_in_one_step(settings: dict, relative: bool) -
         expected |= {place: (step, distributions[i]) for i, place in enumerate(places)}
         filled.append([(place, int(distributions[i].argmax())) for i, place in enumerate(places)])
     check(fill(model, MASKED, order="span"), expected, model)
+
+
+@RELATIVE
+@KINDS_OF_PAR
+def test_a_given_order_equals_a_pass_for_each_mask_in_that_order(settings: dict, relative: bool) -> None:
+    model = loaded(relative=relative, **settings)
+    tokens, filled, expected = window(model, MASKED), [], {}
+    for step, number in enumerate([3, 1, 4, 2]):
+        place = PLACES[number - 1]
+        (distribution,) = one_step(model, tokens, PLACES, filled, [place])
+        expected[place] = (step, distribution)
+        filled.append([(place, int(distribution.argmax()))])
+    result = fill(model, MASKED, order=(3, 1, 4, 2))
+    check(result, expected, model)
+    assert (result.target, result.order) == ("par", [3, 1, 4, 2])
+    assert "(par, order 3 1 4 2)" in str(result)
+
+
+@pytest.mark.parametrize("order", [[1, 2, 3], [1, 2, 3, 3], [0, 1, 2, 3], [1, 2, 3, 4, 5], []])
+def test_a_given_order_names_each_mask_once(order: list[int]) -> None:
+    with pytest.raises(UsageError, match="does not name each of the 4 masks once: number them from 1"):
+        fill(loaded(), MASKED, order=order)
+
+
+@RELATIVE
+@pytest.mark.parametrize("order", [None, "confidence", "left-to-right", "span", [4, 2, 3, 1]], ids=str)
+def test_the_row_of_a_filled_text_predicts_in_one_pass_what_the_steps_did(order: Any, relative: bool) -> None:
+    model = loaded(relative=relative)
+    result = fill(model, MASKED, order=order, top_k=1)
+    row = filled_row(model, result)
+    logits, labels = (tensor.clone() for tensor in logits_of(model, row))
+    logits[:, :, torch.from_numpy(model.tokenizer.vocabulary.special).long()] = -torch.inf
+    found = torch.softmax(logits[0], dim=-1).max(dim=-1)
+    by_step = sorted(result.masks, key=lambda mask: (mask.step, mask.position))
+    assert labels[0].tolist() == found.indices.tolist()
+    assert model.tokenizer.tokens(labels[0].tolist()) == [mask.token for mask in by_step]
+    np.testing.assert_allclose(found.values, [mask.top[0][1] for mask in by_step], atol=1e-5)
+
+
+def test_a_text_longer_than_the_model_reads_has_no_row() -> None:
+    model = loaded(positions=12)
+    with pytest.warns(UserWarning, match="the model reads 10 at once"):
+        result = fill(model, "[MASK] list of items is empty and not given to the value")
+    with pytest.raises(UsageError, match="the text has 12 tokens, but the model reads 10 at once"):
+        filled_row(model, result)
 
 
 def by_confidence(

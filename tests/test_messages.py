@@ -209,6 +209,9 @@ evaluate prompt prompt.yaml --model run
 evaluate prompt prompt.yaml --model run --records records.jsonl
 
 measure
+serve
+serve --model run --queue 0
+serve --model run --timeout 0
 measure rogue --predictions predictions.txt --references references.txt
 measure rouge --references references.txt
 measure rouge --predictions predictions.txt

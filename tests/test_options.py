@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,8 +45,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             opened[real] = load(path)
         return opened[real]
 
+    def served(model: LoadedModel, **given: object) -> str:
+        return f"{model.path} in {model.precision} with {given}".replace(", ", "; ")
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        patch.delenv("UNICLOZE_TOKEN", raising=False)
+        with contextlib.suppress(ImportError):  # the extra serve is not installed
+            patch.setattr("unicloze.serving.run.serve_model", served)
         patch.setattr(opening, "load_model", load_once)
         yield World(place, {**SCENES, ANY: Scene("")})
 

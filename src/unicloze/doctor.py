@@ -23,7 +23,7 @@ EXTRAS = {
     "metrics": ("rouge-score", "sacrebleu", "scikit-learn", "scipy"),
     "coco": ("pycocoevalcap",),
     "tensorboard": ("tensorboard",),
-    "demo": ("fastapi", "uvicorn", "pillow"),
+    "serve": ("fastapi", "uvicorn"),
 }
 _GIB = 2**30
 _SCARCE_DISK = 2 * _GIB

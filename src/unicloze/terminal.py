@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import math
 import os
 import re
 import shutil
@@ -15,12 +14,13 @@ import sys
 import textwrap
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from json import dumps
 from typing import Any
 
 from unicloze import launch
 from unicloze.errors import FailedElsewhere, UniclozeError
+from unicloze.json_values import finite
 from unicloze.verbs.options import Result
 
 BUG = 70
@@ -97,16 +97,7 @@ def _wrapped(line: str, width: int, indent: str) -> str:
 def _as_json(result: Any) -> str:
     data = result.to_dict() if isinstance(result, Result) else result
     ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
-    return dumps(_finite(data), ensure_ascii=ascii_only, allow_nan=False, default=str)
-
-
-def _finite(data: Any) -> Any:
-    """The data with non-finite floats, which JSON cannot represent, replaced by None."""
-    if isinstance(data, Mapping):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
+    return dumps(finite(data), ensure_ascii=ascii_only, allow_nan=False, default=str)
 
 
 def main_settings(keys: Sequence[str]) -> str:

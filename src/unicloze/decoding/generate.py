@@ -253,7 +253,7 @@ def generate(
     parts = generate_parts(model.model, tokens, settings, layout, progress=progress)
     found = [hypotheses for part in parts for hypotheses in part.results]
     return [
-        Generation(source=source, candidates=[_candidate(one, model.tokenizer) for one in hypotheses])
+        Generation(source=source, candidates=[candidate_of(one, model.tokenizer) for one in hypotheses])
         for source, hypotheses in zip(sources, found, strict=True)
     ]
 
@@ -332,7 +332,8 @@ def _token(name: str, tokenizer: Tokenizer) -> int:
     return found
 
 
-def _candidate(hypothesis: Hypothesis, tokenizer: Tokenizer) -> Candidate:
+def candidate_of(hypothesis: Hypothesis, tokenizer: Tokenizer) -> Candidate:
+    """A hypothesis with its text."""
     return Candidate(
         text=tokenizer.decode(hypothesis.tokens),
         tokens=hypothesis.tokens,

@@ -16,7 +16,15 @@ import numpy.typing as npt
 import torch
 
 from unicloze.decoding.abilities import lacks, objective_of, part_with
-from unicloze.decoding.inputs import check_numbers, check_text, logits_of, longest_text, one_segment, rows_at_once
+from unicloze.decoding.inputs import (
+    SPECIALS_OF_A_WINDOW,
+    check_numbers,
+    check_text,
+    logits_of,
+    longest_text,
+    one_segment,
+    rows_at_once,
+)
 from unicloze.decoding.uses import check_predicts_tokens, instead
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Target
@@ -63,7 +71,7 @@ class FillResult:
         text: Text as given.
         filled: The text with its masks filled and nothing else changed.
         target: Prediction target used, such as `ae` or `par`.
-        order: Filling order; None if all masks were filled at once.
+        order: Filling order; None if all masks were filled at once, or the numbers of the masks, from 1, in a given order.
         masks: The masks, from left to right.
         note: Caveat about the text, if any.
     """
@@ -71,7 +79,7 @@ class FillResult:
     text: str
     filled: str
     target: str
-    order: Order | None
+    order: Order | list[int] | None
     masks: list[MaskFill]
     note: str | None
 
@@ -80,7 +88,8 @@ class FillResult:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        how = f"{self.target}, all at once" if self.order is None else f"{self.target}, order {self.order}"
+        given = " ".join(map(str, self.order)) if isinstance(self.order, list) else self.order
+        how = f"{self.target}, all at once" if given is None else f"{self.target}, order {given}"
         lines = [self.filled, "", f"candidates ({how}):"]
         for number, mask in enumerate(self.masks, start=1):
             told = zip(mask.readable, mask.top, strict=True)
@@ -90,27 +99,30 @@ class FillResult:
         return "\n".join([*lines, *(["", f"note: {self.note}"] if self.note else [])])
 
 
-def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | None = None) -> FillResult:
+def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | Sequence[int] | None = None) -> FillResult:
     """Fill every mask of a text with its most likely token.
 
     Without an order, each mask is predicted from the text alone (AE). With an order, masks are predicted step by step
     (PAR), each from the text and the masks filled before (paper equations 4 and 6): `confidence` fills the most certain
-    mask next, `left-to-right` one mask after the other, `span` all adjacent masks in one step. Special tokens are never
-    predicted. If the text is longer than the model's window, each mask is filled from a window centred on it, with a
-    warning.
+    mask next, `left-to-right` one mask after the other, `span` all adjacent masks in one step, and a list of numbers the
+    masks in that order. Special tokens are never predicted. If the text is longer than the model's window, each mask is
+    filled from a window centred on it, with a warning.
 
     Args:
         model: The model.
         text: Text with one or more `[MASK]`, or the tokenizer's own mask token.
         top_k: Number of tokens to list for each mask.
-        order: Prediction order; default: all at once if the model's objective defines it, else `confidence`.
+        order: Prediction order, or the number of each mask, the leftmost being 1, in the order in which to fill them;
+            default: all at once if the model's objective defines it, else `confidence`.
 
     Raises:
-        UsageError: The text has no mask, the order is unknown or not defined by the model's objective, or `top_k` is
-            below 1.
+        UsageError: The text has no mask, the order is unknown, does not name each mask once or is not defined by the model's
+            objective, or `top_k` is below 1.
         UniclozeError: The tokenizer splits masks, or the model predicts nan.
     """
-    if order is not None and order not in get_args(Order):
+    if order is not None and not isinstance(order, str):
+        order = list(order)
+    elif order is not None and order not in get_args(Order):
         raise UsageError(f"order is {order!r}: give one of {', '.join(get_args(Order))}")
     if top_k < 1:
         raise UsageError(f"top_k is {top_k}: give 1 or more")
@@ -132,6 +144,11 @@ def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | None =
     if at_once is None and order is None:
         order = "confidence"
     cloze = _Cloze.read(text, model.tokenizer)
+    if isinstance(order, list) and sorted(order) != list(range(1, len(cloze.places) + 1)):
+        raise UsageError(
+            f"the order {' '.join(map(str, order))} does not name each of the {len(cloze.places)} masks once: number them "
+            "from 1, left to right"
+        )
     settings = at_once if order is None else in_order
     assert settings is not None
     filler = _Filler(model, cloze, top_k, settings, stepwise=order is not None)
@@ -160,6 +177,35 @@ def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | None =
         masks=masks,
         note=_note(cloze.tokens, model.tokenizer),
     )
+
+
+def filled_row(model: LoadedModel, result: FillResult) -> Examples:
+    """The row that predicts all masks of a filled text in the order in which they were filled.
+
+    Args:
+        model: The model that filled it.
+        result: The filled text.
+
+    Raises:
+        UsageError: The text is longer than the model reads at once.
+    """
+    objective, vocabulary = objective_of(model.recipe), model.tokenizer.vocabulary
+    settings = part_with(objective, "cloze" if result.order is None else "stepwise")
+    assert settings is not None
+    able = defined(settings)
+    lay_out = able.cloze if result.order is None else able.stepwise
+    assert lay_out is not None
+    tokens = model.tokenizer.encode(result.text)
+    if len(tokens) > longest_text(model):
+        raise UsageError(
+            f"the text has {len(tokens)} tokens, but the model reads {longest_text(model)} at once: give a shorter text"
+        )
+    steps = np.full((1, len(tokens) + SPECIALS_OF_A_WINDOW), -1, dtype=np.int32)
+    for mask in result.masks:
+        token = model.tokenizer.token_id(mask.token)
+        assert token is not None
+        tokens[mask.position - 1], steps[0, mask.position] = token, mask.step - 1
+    return lay_out(one_segment([tokens], vocabulary), steps, vocabulary, settings)
 
 
 def _note(tokens: npt.NDArray[np.int32], tokenizer: Tokenizer) -> str | None:
@@ -288,14 +334,15 @@ class _Filler:
                 stacklevel=3,
             )
 
-    def run(self, order: Order | None) -> None:
+    def run(self, order: Order | list[int] | None) -> None:
         """Fill all masks."""
         places = self.cloze.places
         if order is None:
             self._predict(self._windows(places), step=0)
             self._fill(places, step=0)
-        elif order == "left-to-right":
-            for step, place in enumerate(places):
+        elif order == "left-to-right" or isinstance(order, list):
+            turns = [places[number - 1] for number in order] if isinstance(order, list) else places
+            for step, place in enumerate(turns):
                 self._predict(self._windows([place]), step=step)
                 self._fill([place], step=step)
         elif order == "span":

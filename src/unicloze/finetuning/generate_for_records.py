@@ -40,7 +40,7 @@ def generate_for_records(
         UsageError: The model cannot generate, or the settings contradict it.
         UniclozeError: A record lacks a field of its source; the message names its line.
     """
-    parts = _parts(model, records, first=first, progress=progress)
+    parts = parts_for_records(model, records, first=first, progress=progress)
     return predictions_of(parts, records[first:], model.recipe, model.tokenizer)
 
 
@@ -53,10 +53,13 @@ def stream_for_record(model: LoadedModel, record: Record) -> Iterator[str]:
     several = model.recipe.decoding.num_results
     if several > 1:
         raise UsageError(f"num_results is {several}, but only one text can be streamed: set it to 1, or do not stream")
-    return stream_text(_parts(model, [record]), model.tokenizer)
+    return stream_text(parts_for_records(model, [record]), model.tokenizer)
 
 
-def _parts(model: LoadedModel, records: Sequence[Record], *, first: int = 0, progress: bool = False) -> Iterator[Part]:
+def parts_for_records(
+    model: LoadedModel, records: Sequence[Record], *, first: int = 0, progress: bool = False
+) -> Iterator[Part]:
+    """What each step generates for records; see `generate_for_records`."""
     recipe = model.recipe
     if recipe.task.kind:
         # Refuses other tasks before their records are read.

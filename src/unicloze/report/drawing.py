@@ -106,9 +106,7 @@ class Drawing:
             from PIL import Image, ImageDraw
             from PIL.PngImagePlugin import PngInfo
         except ImportError as error:
-            raise UniclozeError(
-                "a PNG picture needs Pillow: pip install 'unicloze[demo]', or name the file .svg."
-            ) from error
+            raise UniclozeError("a PNG picture needs Pillow: pip install pillow, or name the file .svg.") from error
         image = Image.new("RGB", (round(self.width * _PIXELS), round(self.height * _PIXELS)), COLOURS["paper"][0])
         pen = ImageDraw.Draw(image)
         for x, y, w, h, role in self.rectangles:

@@ -27,6 +27,7 @@ from unicloze.verbs.measuring import (
     metrics,
 )
 from unicloze.verbs.pretraining import compare, inspect, prepare, pretrain, report
+from unicloze.verbs.serving import serve
 from unicloze.verbs.tasks import finetune, generate, predict, stream, unanswerable
 from unicloze.verbs.use import embed, fill, score
 
@@ -46,6 +47,7 @@ VERBS: Mapping[str, Callable[..., Any]] = {
     "finetune": finetune,
     "predict": predict,
     "generate": generate,
+    "serve": serve,
     "measure": measure,
     "measure-task": measure_task,
     "metrics": metrics,
@@ -92,6 +94,7 @@ __all__ = [
     "recipes",
     "report",
     "score",
+    "serve",
     "stream",
     "unanswerable",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ from unicloze.verbs.options import JSON, Device, File, Folder, Model, Number, Of
 if TYPE_CHECKING:
     from unicloze.finetuning.glue import GlueSummary
     from unicloze.finetuning.seeds import FinetuneSummary
-    from unicloze.records.record import Record
     from unicloze.settings import Recipe
     from unicloze.tasks.task import Predictions
     from unicloze.tasks.unanswerable import Written
@@ -214,6 +212,7 @@ def predict(
     from unicloze.finetuning import predict as room
     from unicloze.finetuning.data import encoded
     from unicloze.finetuning.generate_for_records import generate_into
+    from unicloze.finetuning.given_texts import predict_given, record_of, with_settings
     from unicloze.finetuning.task_model import load_task_model
     from unicloze.interop.opening import open_model
     from unicloze.records import read_records
@@ -230,16 +229,17 @@ def predict(
     check_fixed(overrides, OF_FILES)
     if text is not None:
         _refuse_of_files(overrides)
-    loaded = _with(open_model(model, device, precision), overrides)
-    task_model = load_task_model(loaded)
-    records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
+    loaded = with_settings(open_model(model, device, precision), overrides)
+    load_task_model(loaded)
+    records = [record_of(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
     room.check_format(chosen, loaded.recipe, records)
     if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].predict is None:
         return Predictions(generate_into(Path(out), loaded, records, None, progress=not quiet), shown)
-    data = encoded(records, loaded.recipe, loaded.tokenizer, answers=False)
-    predictions = room.predict(task_model, data, progress=file is not None and not quiet)
-    if text is not None and loaded.recipe.task.kind == "tagging":
-        predictions = [{"id": "0", "tokens": records[0].texts(loaded.recipe.task, "tokens"), **predictions[0]}]
+    if text is not None:
+        predictions = predict_given(loaded, records)
+    else:
+        data = encoded(records, loaded.recipe, loaded.tokenizer, answers=False)
+        predictions = room.predict(load_task_model(loaded), data, progress=not quiet)
     if out is not None:
         room.write_predictions(predictions, Path(out), chosen)
     return Predictions(predictions, shown, one=text is not None)
@@ -291,6 +291,7 @@ def generate(
         UniclozeError: There is no complete checkpoint, or a record is invalid.
     """
     from unicloze.finetuning.generate_for_records import as_text, generate_for_records, generate_into, with_field
+    from unicloze.finetuning.given_texts import record_of
     from unicloze.finetuning.predict import as_json_lines
     from unicloze.records import read_records
     from unicloze.tasks.task import Predictions, written
@@ -305,7 +306,7 @@ def generate(
         raise UsageError(
             f"decoding.num_results is {several}, but into writes one text per record: leave one of them out."
         )
-    records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
+    records = [record_of(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
     progress, one = file is not None and not quiet, text is not None and into is None
     if out is not None:
         made = generate_into(Path(out), loaded, records, into, progress=progress)
@@ -333,9 +334,10 @@ def stream(
         UsageError: As for `generate`, or `decoding.num_results` is above 1.
     """
     from unicloze.finetuning.generate_for_records import stream_for_record
+    from unicloze.finetuning.given_texts import record_of
 
     loaded = _generator(model, device, overrides, of_a_file=False)
-    return stream_for_record(loaded, _record(loaded, text))
+    return stream_for_record(loaded, record_of(loaded, text))
 
 
 def unanswerable(
@@ -385,42 +387,18 @@ def unanswerable(
     return write_training_records(Path(file), Path(out), share=share, seed=seed, settings=recipe.task)
 
 
-def _with(model: LoadedModel, overrides: Overrides | None) -> LoadedModel:
-    """The model with overridden recipe settings.
-
-    Raises:
-        UsageError: A setting is invalid, or `task.fields` names a field that the task's records do not have.
-    """
-    from unicloze.recipes import with_overrides
-    from unicloze.recipes.unread_settings import given_settings
-    from unicloze.tasks import TASKS
-    from unicloze.tasks.roles import check_fields
-
-    if not overrides:
-        return model
-    recipe = with_overrides(model.recipe, overrides)
-    if "task.fields" in given_settings(overrides):
-        check_fields(recipe, TASKS.get(recipe.task.kind))
-    return dataclasses.replace(model, recipe=recipe)
-
-
 def _generator(
     model: PathLike | LoadedModel, device: str, overrides: Overrides | None, *, of_a_file: bool
 ) -> LoadedModel:
+    from unicloze.finetuning.given_texts import ready_to_write
     from unicloze.interop.opening import open_model
-    from unicloze.recipes.unread_settings import given_settings, refuse_unread_in_generation
+    from unicloze.recipes.unread_settings import given_settings
 
     given = given_settings(overrides)
     check_fixed(given, ("decoding", *OF_FILES))
     if not of_a_file:
         _refuse_of_files(given)
-    loaded = _with(open_model(model, device), overrides)
-    recipe = loaded.recipe
-    refuse_unread_in_generation(recipe, given)
-    if not recipe.task.kind and "decoding.max_length" not in given:  # the default may exceed the model's positions
-        longest = min(recipe.decoding.max_length, loaded.model.max_positions // 2)
-        recipe = dataclasses.replace(recipe, decoding=dataclasses.replace(recipe.decoding, max_length=longest))
-    return dataclasses.replace(loaded, recipe=recipe)
+    return ready_to_write(open_model(model, device), overrides)
 
 
 def _refuse_of_files(overrides: Overrides | None) -> None:
@@ -434,15 +412,3 @@ def _refuse_of_files(overrides: Overrides | None) -> None:
     given = given_settings(overrides)
     if strange := next((key for key in OF_FILES if key in given), None):
         raise UsageError(f"{strange} applies to a file, but a text is given: leave it out.")
-
-
-def _record(model: LoadedModel, text: str | Sequence[str]) -> Record:
-    """The record of a single source, given in parts."""
-    from unicloze.decoding.inputs import check_text
-    from unicloze.tasks.raw_texts import record_of_texts, roles_of
-
-    parts = [text] if isinstance(text, str) else list(text)
-    record = record_of_texts(parts, model.recipe)
-    for role, part in zip(roles_of(model.recipe), parts, strict=False):
-        check_text(part, f"the {role}")
-    return record

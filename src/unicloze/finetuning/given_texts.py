@@ -1,0 +1,78 @@
+"""Prepares a model and records for texts that are given directly instead of in a file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unicloze.decoding.inputs import check_text
+from unicloze.finetuning.data import encoded
+from unicloze.finetuning.predict import predict
+from unicloze.finetuning.task_model import load_task_model
+from unicloze.recipes import with_overrides
+from unicloze.recipes.unread_settings import given_settings, refuse_unread_in_generation
+from unicloze.records.record import Record
+from unicloze.tasks import TASKS
+from unicloze.tasks.raw_texts import record_of_texts, roles_of
+from unicloze.tasks.roles import check_fields
+from unicloze.tasks.task import Prediction
+from unicloze.training.loading import LoadedModel
+
+
+def with_settings(model: LoadedModel, overrides: Mapping[str, Any] | None) -> LoadedModel:
+    """The model with overridden recipe settings.
+
+    Raises:
+        UsageError: A setting is invalid, or `task.fields` names a field that the task's records do not have.
+    """
+    if not overrides:
+        return model
+    recipe = with_overrides(model.recipe, overrides)
+    if "task.fields" in given_settings(overrides):
+        check_fields(recipe, TASKS.get(recipe.task.kind))
+    return dataclasses.replace(model, recipe=recipe)
+
+
+def ready_to_write(model: LoadedModel, overrides: Mapping[str, Any] | None) -> LoadedModel:
+    """The model with overridden settings of `decoding`, ready to generate.
+
+    Raises:
+        UsageError: A setting is invalid or has no effect.
+    """
+    given = given_settings(overrides)
+    loaded = with_settings(model, overrides)
+    recipe = loaded.recipe
+    refuse_unread_in_generation(recipe, given)
+    if not recipe.task.kind and "decoding.max_length" not in given:  # the default may exceed the model's positions
+        longest = min(recipe.decoding.max_length, loaded.model.max_positions // 2)
+        recipe = dataclasses.replace(recipe, decoding=dataclasses.replace(recipe.decoding, max_length=longest))
+    return dataclasses.replace(loaded, recipe=recipe)
+
+
+def record_of(model: LoadedModel, text: str | Sequence[str]) -> Record:
+    """The record of a single source, given in parts.
+
+    Raises:
+        UsageError: A part is blank, or the model reads another number of parts.
+    """
+    parts = [text] if isinstance(text, str) else list(text)
+    record = record_of_texts(parts, model.recipe)
+    for role, part in zip(roles_of(model.recipe), parts, strict=False):
+        check_text(part, f"the {role}")
+    return record
+
+
+def predict_given(model: LoadedModel, records: Sequence[Record]) -> list[Prediction]:
+    """Predictions for records made by `record_of`; those of a tagger include the words it found.
+
+    Raises:
+        UsageError: The model was not fine-tuned.
+        UniclozeError: The model outputs nan.
+    """
+    task = load_task_model(model)
+    found = predict(task, encoded(records, model.recipe, model.tokenizer, answers=False))
+    if model.recipe.task.kind != "tagging":
+        return found
+    words = (record.texts(model.recipe.task, "tokens") for record in records)
+    return [{"id": one["id"], "tokens": each, **one} for one, each in zip(found, words, strict=True)]

@@ -1,0 +1,215 @@
+"""A model that is served: what it can do, and computations of many items at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze.decoding.abilities import objective_of, part_with
+from unicloze.decoding.embed import embed
+from unicloze.decoding.generate import Candidate, Part, candidate_of, stream_text
+from unicloze.decoding.infill import FillResult, fill, filled_row
+from unicloze.decoding.inputs import longest_text
+from unicloze.decoding.likelihood import TextScore, defines, score
+from unicloze.decoding.model_format import find_generation_format
+from unicloze.decoding.uses import place_of
+from unicloze.errors import UsageError
+from unicloze.finetuning.generate_for_records import parts_for_records
+from unicloze.finetuning.given_texts import predict_given, ready_to_write, record_of
+from unicloze.records.record import Record
+from unicloze.report.example_view import ExampleView
+from unicloze.report.fed import groups_in_words
+from unicloze.report.picture import draw_mask
+from unicloze.settings import Order, Pooling
+from unicloze.tasks.raw_texts import roles_of
+from unicloze.tasks.task import Prediction
+from unicloze.training.loading import LoadedModel
+
+LARGEST_PICTURE = 48
+"""Tokens of a text whose mask picture is drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blanks:
+    """A text whose masks are filled; see `unicloze.decoding.infill.fill`.
+
+    Args:
+        text: The text.
+        top_k: Number of candidates per mask.
+        order: Order of filling.
+        picture: Whether to draw the mask picture of that order.
+    """
+
+    text: str
+    top_k: int
+    order: Order | tuple[int, ...] | None
+    picture: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskPicture:
+    """The mask picture of a filled text.
+
+    Args:
+        svg: The picture.
+        title: Alternative text.
+        caption: Explanation of its groups.
+    """
+
+    svg: str
+    title: str
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilledBlanks:
+    """A filled text.
+
+    Args:
+        result: The text with its masks.
+        ids: Token ids of the candidates of each mask.
+        picture: The mask picture; None if it was not asked for or the text is too long.
+    """
+
+    result: FillResult
+    ids: list[list[int]]
+    picture: MaskPicture | None
+
+
+class ServedModel:
+    """A model with its name and abilities.
+
+    Args:
+        model: The model.
+
+    Attributes:
+        name: Name of its run or folder.
+        abilities: Those of `fill`, `orders`, `score`, `generate`, `embed` and `predict` that it has.
+        reads: Names of the texts that `generate` or `predict` reads.
+        task: Kind of task it was fine-tuned for; empty if it was not.
+    """
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model
+        self.name = place_of(model).rstrip("/").rpartition("/")[2] or "model"
+        self.task = model.recipe.task.kind
+        self.abilities = tuple(_abilities(model))
+        self.reads = _reads(model) or ()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of text it reads at once."""
+        return longest_text(self.model)
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Number of tokens of some texts."""
+        return sum(map(len, self.model.tokenizer.encode_batch(texts)))
+
+    def beginning(self, text: str) -> str:
+        """The part of a text that it reads at once."""
+        ((ids, offsets),) = self.model.tokenizer.encode_batch_with_offsets([text])
+        return text if len(ids) <= self.longest else text[: int(offsets[self.longest - 1, 1])]
+
+    def embed(self, texts: Sequence[str], pooling: Pooling | None) -> list[npt.NDArray[np.float32]]:
+        """A vector for each text."""
+        return list(embed(self.model, texts, pooling=pooling))
+
+    def score(self, texts: Sequence[str]) -> list[TextScore]:
+        """The likelihood of each text."""
+        return score(self.model, texts)
+
+    def fill(self, texts: Sequence[Blanks]) -> Generator[None, None, list[FilledBlanks]]:
+        """Fill each text, one per step."""
+        found = []
+        for text in texts:
+            order = list(text.order) if isinstance(text.order, tuple) else text.order
+            result = fill(self.model, text.text, top_k=text.top_k, order=order)
+            numbers = [[self.model.tokenizer.token_id(token) or 0 for token, _ in mask.top] for mask in result.masks]
+            found.append(
+                FilledBlanks(result=result, ids=numbers, picture=self._picture(result) if text.picture else None)
+            )
+            yield None
+        return found
+
+    def _picture(self, result: FillResult) -> MaskPicture | None:
+        if len(self.model.tokenizer.encode(result.text)) > min(self.longest, LARGEST_PICTURE):
+            return None
+        names = {None: "all masks at once", "confidence": "the most certain mask next", "span": "one span per step"}
+        order = "in the given order" if isinstance(result.order, list) else names.get(result.order, str(result.order))
+        view = ExampleView.of(
+            filled_row(self.model, result), self.model.tokenizer, title=f"Filled {order.replace('-', ' ')}"
+        )
+        drawing = draw_mask(view)
+        return MaskPicture(svg=drawing.to_svg(), title=drawing.title, caption=groups_in_words(view))
+
+    def record(self, text: str | Sequence[str]) -> Record:
+        """The record of one source, given in parts."""
+        return record_of(self.model, text)
+
+    def predict(self, records: Sequence[Record]) -> list[Prediction]:
+        """A prediction for each record, without its id."""
+        numbered = [dataclasses.replace(record, id=str(number)) for number, record in enumerate(records)]
+        return [
+            {key: value for key, value in prediction.items() if key != "id"}
+            for prediction in predict_given(self.model, numbered)
+        ]
+
+    def writer(self, decoding: Mapping[str, Any]) -> LoadedModel:
+        """The model with these settings of `decoding`.
+
+        Raises:
+            UsageError: A setting is invalid or has no effect.
+        """
+        return ready_to_write(self.model, {f"decoding.{name}": value for name, value in decoding.items()})
+
+
+def write(model: LoadedModel, records: Sequence[Record]) -> Generator[None, None, list[list[Candidate]]]:
+    """Generate for each record, one token per step; the model is one that `ServedModel.writer` returns."""
+    found: list[list[Candidate]] = []
+    for part in parts_for_records(model, records):
+        found += [[candidate_of(one, model.tokenizer) for one in hypotheses] for hypotheses in part.results]
+        yield None
+    return found
+
+
+def stream(model: LoadedModel, record: Record) -> Generator[str, None, list[Candidate]]:
+    """Generate for a record; yields pieces of the text as they become final."""
+    results: list[Candidate] = []
+
+    def watched() -> Iterator[Part]:
+        for part in parts_for_records(model, [record]):
+            results.extend(candidate_of(hypotheses[0], model.tokenizer) for hypotheses in part.results)
+            yield part
+
+    yield from stream_text(watched(), model.tokenizer)
+    return results
+
+
+def _abilities(model: LoadedModel) -> Iterator[str]:
+    recipe, objective = model.recipe, objective_of(model.recipe)
+    own_tokens = hasattr(model.model, "token_head") and not recipe.task.kind
+    if own_tokens and (part_with(objective, "cloze") or part_with(objective, "stepwise")):
+        yield "fill"
+    if own_tokens and part_with(objective, "stepwise"):
+        yield "orders"
+    if own_tokens and (defines(objective, "chain") or defines(objective, "pseudo")):
+        yield "score"
+    writes = find_generation_format(recipe, model.tokenizer.vocabulary) is not None
+    if writes and (own_tokens or recipe.task.kind == "generation") and _reads(model) is not None:
+        yield "generate"
+    yield "embed"
+    if recipe.task.kind not in ("", "generation") and _reads(model) is not None:
+        yield "predict"
+
+
+def _reads(model: LoadedModel) -> Sequence[str] | None:
+    """Names of the texts it reads; None if it reads something else."""
+    try:
+        return roles_of(model.recipe)
+    except UsageError:
+        return None

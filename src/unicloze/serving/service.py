@@ -1,0 +1,162 @@
+"""Answers requests with a served model, whatever client they come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from unicloze.decoding.generate import Candidate
+from unicloze.decoding.likelihood import TextScore
+from unicloze.serving.batching import Batcher
+from unicloze.serving.limits import Limits, Refused, check_texts
+from unicloze.serving.served_model import Blanks, FilledBlanks, ServedModel, stream, write
+from unicloze.settings import Order, Pooling
+from unicloze.tasks.task import Prediction
+from unicloze.training.loading import LoadedModel
+
+DOES = {
+    "fill": "fill masks",
+    "orders": "fill masks in an order",
+    "score": "score texts",
+    "generate": "generate text",
+    "embed": "turn texts into vectors",
+    "predict": "predict labels",
+}
+"""What each ability does, for messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedded:
+    """Vectors of texts.
+
+    Args:
+        vectors: One per text. *Shape:* (texts, hidden size)
+        tokens: Number of tokens of all texts.
+    """
+
+    vectors: npt.NDArray[np.float32]
+    tokens: int
+
+
+class Service:
+    """A served model behind a queue.
+
+    Args:
+        model: The model.
+        limits: Limits of requests.
+    """
+
+    def __init__(self, model: ServedModel, limits: Limits) -> None:
+        self.model, self.limits = model, limits
+        self.batcher = Batcher(limits.waiting)
+
+    def need(self, ability: str) -> None:
+        """Refuse what the model cannot do.
+
+        Raises:
+            Refused: It lacks the ability.
+        """
+        if ability not in self.model.abilities:
+            *able, last = [DOES[one] for one in self.model.abilities]
+            raise Refused(
+                422, f"This model cannot {DOES[ability]}; it can {', '.join(able)}{' and ' * bool(able)}{last}."
+            )
+
+    async def embed(
+        self, texts: Sequence[str], *, normalize: bool = False, truncate: bool = False, pooling: Pooling | None = None
+    ) -> Embedded:
+        """The vectors of some texts.
+
+        Args:
+            texts: The texts.
+            normalize: Whether to scale each vector to length 1.
+            truncate: Read only the beginning of a text that is longer than the model reads at once; otherwise the vector is
+                pooled over all its windows.
+            pooling: As of `unicloze.decoding.embed.embed`.
+        """
+        check_texts(texts, self.limits.texts, self.limits.characters)
+        if truncate:
+            texts = [self.model.beginning(text) for text in texts]
+        vectors = np.stack(
+            await self.batcher.ask(("embed", pooling), texts, partial(self.model.embed, pooling=pooling))
+        )
+        if normalize:
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+        return Embedded(vectors=vectors, tokens=self.model.count_tokens(texts))
+
+    async def score(self, texts: Sequence[str]) -> list[TextScore]:
+        """The likelihood of some texts."""
+        self.need("score")
+        check_texts(texts, self.limits.texts, self.limits.careful_characters)
+        return await self.batcher.ask("score", texts, self.model.score)
+
+    async def fill(
+        self,
+        texts: Sequence[str],
+        *,
+        top_k: int = 5,
+        order: Order | Sequence[int] | None = None,
+        picture: bool = False,
+    ) -> list[FilledBlanks]:
+        """Fill the masks of some texts."""
+        self.need("fill")
+        if order is not None:
+            self.need("orders")
+        check_texts(texts, self.limits.texts, self.limits.careful_characters)
+        masks = max(sum(text.count(mask) for mask in self.model.model.tokenizer.masks) for text in texts)
+        if masks > self.limits.masks:
+            raise Refused(
+                413, f"The text has {masks} masks, but at most {self.limits.masks} are filled: leave some out."
+            )
+        given = order if isinstance(order, str) or order is None else tuple(order)
+        blanks = [Blanks(text=text, top_k=top_k, order=given, picture=picture) for text in texts]
+        return await self.batcher.ask("fill", blanks, self.model.fill, stepwise=True)
+
+    async def predict(self, sources: Sequence[str | Sequence[str]]) -> list[Prediction]:
+        """A prediction for each source; a source that has several texts is a list."""
+        self.need("predict")
+        check_texts(_parts(sources), self.limits.texts, self.limits.characters)
+        records = [self.model.record(source) for source in sources]
+        kinds = frozenset(len(record.fields) for record in records)
+        return await self.batcher.ask(("predict", kinds), records, self.model.predict)
+
+    async def write(self, sources: Sequence[str | Sequence[str]], decoding: Mapping[str, Any]) -> list[list[Candidate]]:
+        """Generated texts for each source, with settings of `decoding`."""
+        model = self._writer(sources, decoding)
+        records = [self.model.record(source) for source in sources]
+        # A drawn text depends on the index of its source, so requests that draw are computed alone.
+        key = object() if model.recipe.decoding.sample else ("write", repr(dataclasses.astuple(model.recipe.decoding)))
+        return await self.batcher.ask(key, records, partial(write, model), stepwise=True)
+
+    def stream(self, source: str | Sequence[str], decoding: Mapping[str, Any]) -> AsyncIterator[str | Candidate]:
+        """The pieces of a generated text as they become final, then the whole text.
+
+        Raises:
+            Refused: The request exceeds a limit, or the model cannot generate.
+            UsageError: A setting is invalid, or asks for several texts.
+        """
+        model = self._writer([source], decoding)
+        if model.recipe.decoding.num_results > 1:
+            raise Refused(422, "Only one text can be streamed: ask for one, or do not stream.")
+        record = self.model.record(source)
+        return self.batcher.stream(record, lambda records: stream(model, records[0]))
+
+    def _writer(self, sources: Sequence[str | Sequence[str]], decoding: Mapping[str, Any]) -> LoadedModel:
+        self.need("generate")
+        check_texts(_parts(sources), self.limits.texts, self.limits.careful_characters)
+        settings = dict(decoding)
+        if settings.get("sample") and settings.get("seed") is None:
+            settings["seed"] = secrets.randbelow(1 << 31)
+        return self.model.writer(settings)
+
+
+def _parts(sources: Sequence[str | Sequence[str]]) -> list[str]:
+    return [text for source in sources for text in ([source] if isinstance(source, str) else source)]

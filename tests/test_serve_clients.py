@@ -1,0 +1,182 @@
+"""Clients of other servers, as their packages are, over a real connection."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+
+from decoding_toys import TEXT, loaded
+from serving_toys import Client, classifier, serving
+from unicloze import verbs
+from unicloze.decoding import generate, infill
+from unicloze.decoding.embed import embed
+from unicloze.settings import DecodingSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* tokens the model reads at once")
+"""As the command does."""
+
+MASKED = "the [MASK] of items is empty"
+TEXTS = [TEXT, "the list is empty"]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with serving(loaded(relative=True)) as served:
+        yield served
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+# openai
+
+
+@pytest.fixture(scope="module")
+def openai_client(client: Client) -> Iterator[object]:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_openai_lists_the_model(openai_client: Any) -> None:
+    assert [one.id for one in openai_client.models.list()] == ["nowhere"]
+    assert openai_client.models.retrieve("nowhere").owned_by == "unicloze"
+
+
+def test_openai_reads_vectors_as_base64_and_as_floats(openai_client: Any, client: Client) -> None:
+    expected = unit(embed(loaded(relative=True), TEXTS))
+    answer = openai_client.embeddings.create(model="nowhere", input=TEXTS)
+    np.testing.assert_allclose([one.embedding for one in answer.data], expected, atol=1e-6)
+    assert [one.index for one in answer.data] == [0, 1]
+    assert answer.usage.prompt_tokens == len(" ".join(TEXTS).split())
+    answer = openai_client.embeddings.create(model="nowhere", input=TEXT, encoding_format="float")
+    np.testing.assert_allclose(answer.data[0].embedding, expected[0], atol=1e-6)
+    request = {"model": "nowhere", "input": TEXT, "encoding_format": "base64"}
+    raw = client.post("/v1/embeddings", request).json["data"][0]["embedding"]
+    np.testing.assert_allclose(np.frombuffer(base64.b64decode(raw), "<f4"), expected[0], atol=1e-6)
+
+
+def test_openai_completes_greedily_by_drawing_and_in_a_stream(openai_client: Any) -> None:
+    (expected,) = generate.generate(loaded(relative=True), ["return the"], DecodingSettings(max_length=9))
+    asked = {"model": "nowhere", "prompt": "return the", "max_tokens": 9}
+    answer = openai_client.completions.create(**asked, temperature=0)
+    assert answer.choices[0].text == expected.text
+    assert answer.choices[0].finish_reason == ("stop" if expected.candidates[0].ended else "length")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, len(expected.candidates[0].tokens))
+    chunks = list(openai_client.completions.create(**asked, temperature=0, stream=True))
+    assert len(chunks) > 2 and "".join(chunk.choices[0].text for chunk in chunks) == expected.text
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == answer.choices[0].finish_reason
+    drawn = [openai_client.completions.create(**asked, n=2, seed=seed).choices for seed in (5, 5, 6)]
+    texts = [[choice.text for choice in choices] for choices in drawn]
+    assert texts[0] == texts[1] != texts[2] and texts[0][0] != texts[0][1]
+    assert [choice.index for choice in drawn[0]] == [0, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion_ends_before_a_stop_text(openai_client: Any, stream: bool) -> None:
+    asked = {"model": "nowhere", "prompt": "return the", "max_tokens": 9, "temperature": 0}
+    whole = openai_client.completions.create(**asked).choices[0].text
+    stop = whole[4:9]
+    answer = openai_client.completions.create(**asked, stop=[stop, "never"], stream=stream)
+    choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    assert "".join(choice.text for choice in choices) == whole[: whole.index(stop)]
+    assert choices[-1].finish_reason == "stop"
+
+
+def test_openai_raises_what_is_wrong(openai_client: Any) -> None:
+    openai = pytest.importorskip("openai")
+    with pytest.raises(openai.NotFoundError, match="There is no model 'gpt' here: ask for 'nowhere'"):
+        openai_client.embeddings.create(model="gpt", input="a")
+    with pytest.raises(openai.UnprocessableEntityError, match="input holds token ids"):
+        openai_client.embeddings.create(model="nowhere", input=[[1, 2]])
+    with pytest.raises(openai.UnprocessableEntityError, match="There is no field 'logprobs'"):
+        openai_client.completions.create(model="nowhere", prompt="a", logprobs=2)
+    with pytest.raises(openai.UnprocessableEntityError, match="With temperature 0 all texts are the same"):
+        openai_client.completions.create(model="nowhere", prompt="a", temperature=0, n=2)
+
+
+def test_openai_sends_its_key_as_the_token() -> None:
+    openai = pytest.importorskip("openai")
+    token = "a-token-of-some-length"
+    with serving(loaded(), token=token) as served:
+        with openai.OpenAI(base_url=f"{served.url}/v1", api_key=token, max_retries=0) as made:
+            assert len(made.embeddings.create(model="nowhere", input="a").data) == 1
+        with (
+            openai.OpenAI(base_url=f"{served.url}/v1", api_key="other", max_retries=0) as made,
+            pytest.raises(openai.AuthenticationError, match="The token is missing or wrong"),
+        ):
+            made.models.list()
+
+
+# huggingface_hub
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package, which the tests otherwise keep off the network."""
+    found = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
+    return found
+
+
+@pytest.fixture
+def hub_client(client: Client, hub: Any) -> Any:
+    return hub.InferenceClient(base_url=client.url)
+
+
+def test_hugging_faces_client_embeds(hub_client: Any) -> None:
+    expected = embed(loaded(relative=True), TEXTS)
+    np.testing.assert_allclose(hub_client.feature_extraction(TEXTS[0]), expected[:1], atol=1e-5)
+    np.testing.assert_allclose(hub_client.feature_extraction(TEXTS), expected, atol=1e-5)
+    np.testing.assert_allclose(hub_client.feature_extraction(TEXTS, normalize=True), unit(expected), atol=1e-5)
+    cut = hub_client.feature_extraction(f"{TEXT} {TEXT} {TEXT} {TEXT}", truncate=True)
+    words = " ".join(f"{TEXT} {TEXT} {TEXT}".split()[:30])
+    np.testing.assert_allclose(cut, embed(loaded(relative=True), [words]), atol=1e-5)
+
+
+def test_hugging_faces_client_fills_masks(hub_client: Any) -> None:
+    model = loaded(relative=True)
+    (mask,) = infill.fill(model, MASKED, top_k=3).masks
+    found = hub_client.fill_mask(MASKED, top_k=3)
+    assert [one.token_str for one in found] == mask.readable
+    assert [one.token for one in found] == [model.tokenizer.token_id(token) for token, _ in mask.top]
+    assert [one.score for one in found] == pytest.approx([share for _, share in mask.top], abs=1e-5)
+    assert "[MASK]" not in found[0].sequence and found[0].sequence.endswith(" of items is empty")
+    assert len(hub_client.fill_mask(MASKED)) == 5
+
+
+def test_hugging_faces_client_classifies(hub: Any) -> None:
+    with serving(classifier(["bad", "fair", "good"])) as client:
+        made = hub.InferenceClient(base_url=client.url)
+        found = made.text_classification("anna sees berlin")
+        assert len(made.text_classification("anna sees berlin", top_k=1)) == 1
+    (expected,) = verbs.predict(classifier(["bad", "fair", "good"]), text="anna sees berlin")
+    assert {one.label: one.score for one in found} == pytest.approx(expected["probabilities"], abs=1e-5)
+    assert found[0].label == expected["prediction"]
+
+
+def test_hugging_faces_client_raises_what_is_wrong(hub_client: Any, hub: Any) -> None:
+    with pytest.raises(hub.errors.HfHubHTTPError, match="The text has no mask"):
+        hub_client.fill_mask("no mask", top_k=2)
+    with pytest.raises(hub.errors.HfHubHTTPError, match="There is no field 'prompt_name'"):
+        hub_client.feature_extraction("a", prompt_name="query")
+
+
+# Text Embeddings Inference
+
+
+def test_what_text_embeddings_inference_takes_is_understood(client: Client) -> None:
+    """Its own client is `InferenceClient`; others send this."""
+    expected = unit(embed(loaded(relative=True), TEXTS))
+    answer = client.post("/embed", {"inputs": TEXTS, "truncate": True}).json
+    np.testing.assert_allclose(answer, expected, atol=1e-5)
+    one = client.post("/embed", {"inputs": TEXTS[0]}).json
+    np.testing.assert_allclose(one, expected[:1], atol=1e-5)
