@@ -23,8 +23,10 @@ from unicloze.text.tokenizers import Tokenizer
 
 SCHEMA = 1
 """Schema version of `lineage.json`."""
-CODE = 4
+CODE = 5
 """Version of the rules that turn text into shards; part of the fingerprint."""
+STILL_OPENED = (4,)
+"""Earlier versions whose folders are still used; they missed duplicates with about a million documents between them."""
 
 _COUNTS = {"documents": int, "tokens": int, "bytes": (int, type(None))}
 _SHAPE = {
@@ -40,6 +42,7 @@ _SHAPE = {
             "train": _COUNTS,
             "heldout": _COUNTS,
             "shards?": [str],
+            "portions?": int,
         }
     ],
 }
@@ -204,6 +207,8 @@ def check_lineage(
                 changes.append(f"{path} {'is new' if before is None else 'has changed'}")
         changes += [f"{path} is gone" for path in known]
         sources.append({"files": files})
+    if lineage["settings"]["code"] in STILL_OPENED:
+        settings = {**settings, "code": lineage["settings"]["code"]}
     for name in sorted(settings.keys() | lineage["settings"].keys()):
         old, new = lineage["settings"].get(name), settings.get(name)
         if old != new:
