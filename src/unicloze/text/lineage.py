@@ -17,7 +17,7 @@ from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import python_docs
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.digests import SEAL, seal
-from unicloze.text.documents import find_files
+from unicloze.text.documents import files_at, find_files
 from unicloze.text.tokenised import find_shards
 from unicloze.text.tokenizers import Tokenizer
 
@@ -34,6 +34,7 @@ _SHAPE = {
     "settings": {"code": int},
     "tokenizer": {"fingerprint": str, "vocab_size": int},
     "digests?": str,
+    "decontamination?": {"names": [str], "ngram": int},
     "sources": [
         {
             "name": str,
@@ -54,11 +55,14 @@ def describe_settings(data: DataSettings, tokenizer: TokenizerSettings, seed: in
         described = {"loaded": Tokenizer.load(tokenizer.path).fingerprint}
     else:
         described = {name: value for name, value in dataclasses.asdict(tokenizer).items() if name != "path"}
+    evaluation = [file for name in data.decontaminate for file in files_at(name)]
+    cut = {"decontaminate.files": list(map(file_hash, evaluation)), "decontaminate.ngram": data.decontaminate_ngram}
     return {
         "code": CODE,
         "data.text_field": data.text_field,
         "data.heldout_share": data.heldout_share,
         "data.deduplicate": data.deduplicate,
+        **(cut if data.decontaminate else {}),
         "seed": seed,
         **{f"tokenizer.{name}": value for name, value in described.items()},
     }
@@ -140,6 +144,8 @@ def known_settings(lineage: Mapping[str, Any]) -> dict[str, Any]:
     names = {f"{section}.{field.name}" for section, cls in sections.items() for field in dataclasses.fields(cls)}
     known = {name: value for name, value in lineage["settings"].items() if name in names}
     known.setdefault("tokenizer.vocab_size", lineage["tokenizer"]["vocab_size"])
+    if cut := lineage.get("decontamination"):
+        known |= {"data.decontaminate": cut["names"], "data.decontaminate_ngram": cut["ngram"]}
     if "tokenizer.lowercase" in known:  # before version 3, lower-casing implied stripping accents
         known.setdefault("tokenizer.strip_accents", known["tokenizer.lowercase"])
     return {"data.corpus": [source["corpus"] for source in lineage["sources"]], **known}

@@ -26,12 +26,13 @@ from unicloze.run_files import LINEAGE, TOKENIZER
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
 from unicloze.text.columns import AT_ONCE
+from unicloze.text.contamination import COMMON, NGrams, evaluation_texts
 from unicloze.text.cutting import pieces_of
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.digests import SEAL, Digests, seal
 from unicloze.text.documents import SUFFIXES, files_at, find_files, other_files
 from unicloze.text.duplicates import first_copies
-from unicloze.text.portions import CHANGED, PORTION, Job, Portion, divide, tail_of
+from unicloze.text.portions import CHANGED, FOUND, PORTION, Job, Portion, divide, tail_of
 from unicloze.text.python_docs import write_python_docs
 from unicloze.text.shards import files_beside, shard_paths
 from unicloze.text.split import CUT, DROP, HELDOUT, TRAIN, HeldoutSplit
@@ -93,6 +94,11 @@ class Preparation:
             raise UsageError(
                 f"{self.tokenised[0]['corpus']} holds token shards: set --tokenizer.path to their tokenizer."
             )
+        if self.tokenised and data.decontaminate:
+            raise UsageError(
+                f"data.decontaminate searches texts, but {self.tokenised[0]['corpus']} holds token shards: leave it out, or "
+                "give the texts they were made from."
+            )
 
     def run(self) -> Path:
         """Make the folder; `lineage.json` is written last.
@@ -110,10 +116,11 @@ class Preparation:
         surveyed = self._survey(tokenizer)
         tail = self._decide(surveyed)
         texts = [self._reading(one, tail) for one in surveyed if one.job.portion.kind != "shard"]
+        texts, decontamination = self._decontaminated(texts)
         if tokenizer is None:
             tokenizer = self._trained(texts)
             tokenizer.save(self.folder)
-        known = self._tokenise(texts, tokenizer)
+        known = self._tokenise(texts, tokenizer, decontamination)
         self._select([one for one in surveyed if one.job.portion.kind == "shard"])
         self._check_files()
         for entry in self.text:
@@ -126,6 +133,8 @@ class Preparation:
             "tokenizer": {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocabulary.size},
             "sources": self.entries,
         }
+        if decontamination is not None:
+            content["decontamination"] = decontamination
         for entry in self.entries:
             if not entry["train"]["tokens"]:
                 reason = "earlier sources hold the same documents" if entry["duplicates"] else "it holds no tokens"
@@ -240,6 +249,59 @@ class Preparation:
         job = self._job("tokenise", surveyed.job.portion)
         return replace(job, sides=str(surveyed.sides), tail=tail, files=tuple(surveyed.result["files"]))
 
+    def _decontaminated(self, jobs: list[Job]) -> tuple[list[Job], dict[str, Any] | None]:
+        """Find evaluation texts in the training documents, for the jobs to cut them out.
+
+        Returns:
+            The jobs, and a report; None if no evaluation files are given.
+        """
+        data = self.data
+        if not data.decontaminate:
+            return jobs, None
+        folder, cuts = self.work / "ngrams", self.work / "cuts"
+        for made in (folder, cuts):
+            shutil.rmtree(made, ignore_errors=True)
+            made.mkdir()
+        files = list(evaluation_texts(data.decontaminate))
+        ngrams, of_texts = NGrams.of((text for _, texts in files for text in texts), data.decontaminate_ngram)
+        ngrams.save(folder)
+        searches = [replace(job, what="search", ngrams=str(folder)) for job in jobs]
+        with self.bar("searching for evaluation texts", self.total_bytes) as bar:
+            run_jobs(searches, self.jobs, bar.update)
+        found = [np.load(job.out / FOUND, allow_pickle=False) for job in searches if _result(job) is not None]
+        documents = np.zeros(len(ngrams.rows), dtype=np.int64)
+        for finds in found:
+            documents += np.bincount(np.unique(finds[:, :2], axis=0)[:, 1], minlength=len(documents))
+        left = documents > COMMON
+        cutting = []
+        for place, (job, finds) in enumerate(zip(jobs, found, strict=True)):
+            places = finds[~left[finds[:, 1]]][:, [0, 2, 3]]
+            np.save(cuts / f"{place}.npy", places)
+            cutting.append(replace(job, cuts=str(cuts / f"{place}.npy")))
+        report, start = [], 0
+        for file, texts in files:
+            mine, start = of_texts[start : start + len(texts)], start + len(texts)
+            counted = {
+                "path": str(file),
+                "texts": len(texts),
+                "too_short": sum(not len(one) for one in mine),
+                "found": sum(bool((documents[one] > 0).any()) for one in mine),
+                "only_common": sum(
+                    bool((documents[one] > 0).any() and left[one][documents[one] > 0].all()) for one in mine
+                ),
+            }
+            report.append(counted)
+            say(
+                f"{file}: {counted['found']:,} of {len(texts):,} texts share {data.decontaminate_ngram} words with the "
+                f"training text ({counted['only_common']:,} only common phrases, which are left); "
+                f"{counted['too_short']:,} are shorter."
+            )
+        return cutting, {
+            "names": data.decontaminate,
+            "ngram": data.decontaminate_ngram,
+            "files": report,
+        }
+
     def _trained(self, jobs: list[Job]) -> Tokenizer:
         """The tokenizer trained on the kept documents, which a restarted preparation finds again."""
         key = digest([dataclasses.asdict(self.tokenizer_settings), _TRAINING_BYTES, [job.out.name for job in jobs]])
@@ -252,8 +314,15 @@ class Preparation:
             os.replace(work, known)
         return Tokenizer.load(known)
 
-    def _tokenise(self, jobs: list[Job], tokenizer: Tokenizer) -> dict[Path, list[str]]:
+    def _tokenise(
+        self, jobs: list[Job], tokenizer: Tokenizer, decontamination: dict[str, Any] | None
+    ) -> dict[Path, list[str]]:
         """Tokenise the texts and put the shards of their portions together.
+
+        Args:
+            jobs: Jobs that read the texts.
+            tokenizer: The tokenizer.
+            decontamination: Gets the numbers of documents that were cut and dropped.
 
         Returns:
             Digests of the files of the shards.
@@ -262,6 +331,11 @@ class Preparation:
         jobs = [replace(job, tokenizer=str(self.folder), tokenizer_print=print_) for job in jobs]
         with self.bar("tokenising", self.total_bytes) as bar:
             run_jobs(jobs, self.jobs, bar.update)
+        if decontamination is not None:
+            every = [_result(job) for job in jobs]
+            cut, dropped = (sum(result.get(name, 0) for result in every) for name in ("cut", "dropped"))
+            decontamination |= {"documents_cut": cut, "documents_dropped": dropped}
+            say(f"Evaluation texts: cut out of {cut:,} training documents; {dropped:,} more were dropped.")
         known: dict[Path, list[str]] = {}
         for entry in self.text:
             mine = [job for job in jobs if job.portion.source == entry["name"]]

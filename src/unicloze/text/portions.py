@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from unicloze.digest import digest
 from unicloze.errors import UniclozeError
 from unicloze.settings import PYTHON_DOCS
 from unicloze.text import lineage, tokenised
+from unicloze.text.contamination import NGrams, cut_out
 from unicloze.text.cutting import last_visible, pieces_of, tail_start, visible
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.digests import digests_of
@@ -37,10 +39,12 @@ TokenIds = npt.NDArray[np.int32]
 Sides = npt.NDArray[np.uint8]
 Report = Callable[[int], None]
 
-PORTION = 2**26
+PORTION = 2**24
 """Files are added to a portion until it has this many bytes, or a thousandth of a large corpus."""
+_PACKED, _RATIO = (".gz", ".zst", ".parquet"), 3
+"""Compressed files, and how many times their size counts."""
 MOST_PORTIONS = 1000
-DONE = "done.json"
+DONE, FOUND = "done.json", "found.npy"
 CHANGED = "{} changed while it was being read: run the command again when the file is complete."
 _BATCH = 2**21
 _PART = 2**16
@@ -56,7 +60,7 @@ class Portion:
         kind: Text files, the built-in text, the rows of a dataset, or one token shard.
         files: Paths of the files; empty for a dataset.
         identity: Changes with the files.
-        size: Their size in bytes.
+        size: Roughly their bytes of text.
     """
 
     source: str
@@ -123,7 +127,7 @@ def divide(source: str, corpus: str, built_in: Path) -> list[Portion]:
     if shards:
         return [_portion(source, corpus, "shard", [shard]) for shard in shards]
     files = find_files(corpus)
-    sizes = [file.stat().st_size for file in files]
+    sizes = [_size(file) for file in files]
     enough = max(PORTION, sum(sizes) // MOST_PORTIONS)
     portions: list[Portion] = []
     taken: list[Path] = []
@@ -137,10 +141,15 @@ def divide(source: str, corpus: str, built_in: Path) -> list[Portion]:
     return [*portions, _portion(source, corpus, "files", taken)] if taken else portions
 
 
+def _size(file: Path) -> int:
+    """Roughly the bytes of text of a file."""
+    return file.stat().st_size * (_RATIO if file.name.endswith(_PACKED) else 1)
+
+
 def _portion(source: str, corpus: str, kind: Literal["files", "shard"], files: list[Path]) -> Portion:
     known = [(file, file.stat()) for file in files]
     identity = digest([[str(file), status.st_size, status.st_mtime_ns] for file, status in known])
-    size = sum(status.st_size for _, status in known)
+    size = sum(map(_size, files))
     return Portion(source=source, corpus=corpus, kind=kind, files=tuple(map(str, files)), identity=identity, size=size)
 
 
@@ -149,7 +158,7 @@ class Job:
     """Work on one portion, whose result is a folder.
 
     Args:
-        what: `survey` hashes the documents; `tokenise` writes their tokens.
+        what: `survey` hashes the documents; `search` finds evaluation texts in them; `tokenise` writes their tokens.
         portion: The portion.
         folder: Folder of the results of all jobs.
         text_field: Field that holds the text.
@@ -157,12 +166,14 @@ class Job:
         tokenizer: Folder of the tokenizer; for a survey only of token shards, or of texts beside them.
         tokenizer_print: Fingerprint of the tokenizer.
         mixed: The corpus has both texts and token shards.
-        sides: File with the side of each document, see `unicloze.text.split`; only to tokenise.
+        sides: File with the side of each document, see `unicloze.text.split`; not for a survey.
         tail: Visible characters held out at the end of a document that is cut.
-        files: Descriptions of the files as the survey found them; only to tokenise.
+        files: Descriptions of the files as the survey found them; not for a survey.
+        ngrams: Folder of the n-grams to search for.
+        cuts: File with the places to cut out of training documents.
     """
 
-    what: Literal["survey", "tokenise"]
+    what: Literal["survey", "search", "tokenise"]
     portion: Portion
     folder: str
     text_field: str
@@ -173,6 +184,8 @@ class Job:
     sides: str | None = None
     tail: int = 0
     files: tuple[dict[str, Any], ...] = ()
+    ngrams: str | None = None
+    cuts: str | None = None
 
     @property
     def out(self) -> Path:
@@ -180,6 +193,10 @@ class Job:
         parts = [self.portion.identity, self.portion.kind, self.text_field, self.seed, self.tokenizer_print, self.mixed]
         if self.sides is not None:
             parts += [self.tail, lineage.file_hash(Path(self.sides)), [file.get("hash") for file in self.files]]
+        if self.ngrams is not None:
+            parts += [lineage.file_hash(file) for file in sorted(Path(self.ngrams).iterdir())]
+        if self.cuts is not None:
+            parts.append(lineage.file_hash(Path(self.cuts)))
         return Path(self.folder) / f"{self.what}-{digest([lineage.CODE, *parts])[:32]}"
 
     def result(self) -> dict[str, Any] | None:
@@ -202,7 +219,8 @@ class Job:
         work = out.with_name(f"{out.name}-{uuid.uuid4().hex[:8]}")
         work.mkdir(parents=True)
         try:
-            result = _survey(self, work, report) if self.what == "survey" else _tokenise(self, work, report)
+            do = {"survey": _survey, "search": _search, "tokenise": _tokenise}[self.what]
+            result = do(self, work, report)
             (work / DONE).write_text(json.dumps(result), encoding="utf-8")
             for file in work.iterdir():
                 with file.open("rb") as opened:
@@ -223,8 +241,30 @@ class Job:
         portion = Portion(**{**content["portion"], "files": tuple(content["portion"]["files"])})
         return cls(**{**content, "portion": portion, "files": tuple(content["files"])})
 
-    def kept(self) -> Iterator[tuple[Document, bool]]:
-        """The documents of a surveyed portion that are not dropped, and whether each is held out."""
+    def kept(self, counts: Counter[str] | None = None) -> Iterator[tuple[Document, bool]]:
+        """The documents of a surveyed portion that are not dropped, and whether each is held out.
+
+        Evaluation texts are cut out of training documents, whose pieces are documents of their own.
+
+        Args:
+            counts: Counts the documents that are `cut` and those that are `dropped` because too little is left of them.
+        """
+        if self.cuts is None:
+            yield from self.split()
+            return
+        counts = Counter() if counts is None else counts
+        cuts = np.load(self.cuts, allow_pickle=False)
+        for number, (document, is_heldout) in enumerate(self.split()):
+            first, end = np.searchsorted(cuts[:, 0], [number, number + 1])
+            if first == end:
+                yield document, is_heldout
+                continue
+            pieces = cut_out(document.text, cuts[first:end, 1:])
+            counts["cut" if pieces else "dropped"] += 1
+            yield from ((replace(document, text=piece), False) for piece in pieces)
+
+    def split(self) -> Iterator[tuple[Document, bool]]:
+        """As `kept`, with evaluation texts in place."""
         assert self.sides is not None
         sides = np.fromfile(self.sides, dtype=np.uint8)
         documents = self.portion.documents(self.text_field, Tally(), list(self.files), again=True)
@@ -285,10 +325,23 @@ def _survey(job: Job, work: Path, report: Report) -> dict[str, Any]:
     }
 
 
+def _search(job: Job, work: Path, report: Report) -> dict[str, Any]:
+    """Find evaluation texts in the training documents of a portion."""
+    assert job.ngrams is not None
+    ngrams = NGrams.load(Path(job.ngrams))
+    found = [np.zeros((0, 4), dtype=np.int64)]
+    for number, (document, is_heldout) in enumerate(job.split()):
+        report(len(document.text))
+        if not is_heldout and len(places := ngrams.find(document.text)):
+            found.append(np.column_stack([np.full(len(places), number), places]))
+    np.save(work / FOUND, np.concatenate(found))
+    return {}
+
+
 def _tokenise(job: Job, work: Path, report: Report) -> dict[str, Any]:
     """Write the tokens of the documents of a portion, with digests of the files."""
     assert job.tokenizer is not None
-    tokenizer = Tokenizer.load(Path(job.tokenizer))
+    tokenizer, cut = Tokenizer.load(Path(job.tokenizer)), Counter[str]()
     # One thread waits for the tokenizer while this one writes the previous batch and reads the next.
     with (
         ThreadPoolExecutor(1) as waiter,
@@ -297,7 +350,7 @@ def _tokenise(job: Job, work: Path, report: Report) -> dict[str, Any]:
     ):
         writers = {False: train, True: heldout}
         pending: tuple[list[Piece], Future[list[TokenIds]]] | None = None
-        for batch in batches(job.kept()):
+        for batch in batches(job.kept(cut)):
             encoded = waiter.submit(tokenizer.encode_batch, [piece.text for piece in batch])
             if pending:
                 report(_write(writers, pending[0], pending[1].result()))
@@ -308,7 +361,7 @@ def _tokenise(job: Job, work: Path, report: Report) -> dict[str, Any]:
         part: {"documents": writer.documents, "tokens": writer.tokens, "bytes": writer.bytes}
         for part, writer in (("train", train), ("heldout", heldout))
     }
-    return {**counts, "digests": {file.name: list(digests_of(file)) for file in sorted(work.iterdir())}}
+    return {**counts, **cut, "digests": {file.name: list(digests_of(file)) for file in sorted(work.iterdir())}}
 
 
 def _writer(path: Path, tokenizer: Tokenizer) -> ShardWriter:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from unicloze.text.tokenizers import Tokenizer
     from unicloze.training.run import RunResult
 
-READ_BY_PREPARE = "name", "data.corpus", "data.text_field", "data.heldout_share", "data.deduplicate", "tokenizer"
+READ_BY_PREPARE = (
+    "name", "data.corpus", "data.text_field", "data.heldout_share", "data.deduplicate", "data.decontaminate",
+    "data.decontaminate_ngram", "tokenizer",
+)  # fmt: skip
 """Settings and sections that determine a prepared folder."""
 READ_BY_INSPECT = (
     "name", "data.window", "data.segments", "data.documents", "data.prepared", "tokenizer.path", "tokenizer.lowercase",
@@ -40,7 +43,7 @@ def prepare(
     overrides: Annotated[
         Overrides | None,
         Settings(
-            ("data.corpus", "data.text_field", "data.heldout_share", "data.deduplicate",
+            ("data.corpus", "data.text_field", "data.heldout_share", "data.deduplicate", "data.decontaminate",
              "tokenizer.path", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.lowercase"),
             recipe="recipe",
         ),
