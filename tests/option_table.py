@@ -99,6 +99,8 @@ SETTINGS = {
     "data.directions": Row("streams", "both"),
     "data.heldout_share": Row("prepare", "0.4"),
     "data.deduplicate": Row("prepare", "false"),
+    "data.decontaminate": Row("prepare", "{other.txt}"),
+    "data.decontaminate_ngram": Row("prepare", "400", "20", beside="--data.decontaminate {other.txt}"),
     "data.phrases": Row("unilmv2", "{phrases-2.txt}", "{phrases.txt}", beside="--objective.mask_unit phrase"),
     "tokenizer.path": Row("prepare", "{vocab.txt}"),
     "tokenizer.kind": Row("prepare", "bpe", beside="--tokenizer.vocab_size 400"),

@@ -66,6 +66,9 @@ OPTIONS = {
     ("prepare", "--recipe"): either("prepare --quiet --out data --recipe", "{prepare.yaml}", "{half.yaml}"),
     ("prepare", "--out"): either(f"{PREPARE} --out", "here", "there"),
     ("prepare", "--quiet"): with_or_without("prepare --recipe {prepare.yaml} --out data", "--quiet"),
+    ("prepare", "--jobs"): with_or_without(
+        f"{PREPARE} --out data", "--jobs 2", same="processes change no byte: see tests/test_prepare_jobs.py"
+    ),
     ("pretrain", "--recipe"): either("pretrain --quiet --out run --recipe", "{unilmv2.yaml}", "{masked.yaml}"),
     ("pretrain", "--out"): either(f"{PRETRAIN} --out", "here", "there"),
     ("pretrain", "--toy"): with_or_without("pretrain --recipe {unprepared.yaml} --quiet --out run", "--toy"),

@@ -14,7 +14,7 @@ import pytest
 from decoding_toys import sentencepiece
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import cutting, pipeline, prepare, python_docs
+from unicloze.text import cutting, pipeline, portions, prepare, python_docs
 from unicloze.text.documents import Document, read_documents
 from unicloze.text.lineage import is_corpus
 from unicloze.text.prepare import Prepared, open_or_prepare, prepare_data
@@ -341,7 +341,7 @@ def test_long_documents_are_tokenised_in_pieces_but_are_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     monkeypatch.setattr(cutting, "PIECE", 100)
-    monkeypatch.setattr(pipeline, "_BATCH", 300)
+    monkeypatch.setattr(portions, "_BATCH", 300)
     texts = ["\n".join(sentence(i + 100 * j) + " \n " for i in range(20)) for j in range(4)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     tokenizer = TokenizerSettings(kind=kind, vocab_size=300)

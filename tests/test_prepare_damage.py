@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import errno
-import os
-import socket
 import subprocess
 import sys
-import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from test_prepare import content, run, write_documents
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import TokenizerSettings
-from unicloze.text import pipeline
+from unicloze.text import portions
 from unicloze.text.prepare import Prepared
 from unicloze.text.tokenizers import Tokenizer
 
@@ -43,7 +38,7 @@ def test_a_full_disk(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as context:
-        context.setattr(pipeline.ShardWriter, "write", full)
+        context.setattr(portions.ShardWriter, "write", full)
         with pytest.raises(UniclozeError, match=r"The disk of .* is full: free some space"):
             run(corpus, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus"]
@@ -55,13 +50,13 @@ def test_a_killed_run_leaves_nothing_half_valid(corpus: Path, tmp_path: Path) ->
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         "from unicloze.settings import DataSettings, TokenizerSettings\n"
-        "from unicloze.text import pipeline, prepare\n"
-        "write, count = pipeline.ShardWriter.write, [0]\n"
+        "from unicloze.text import portions, prepare\n"
+        "write, count = portions.ShardWriter.write, [0]\n"
         "def counted(self, *arguments, **options):\n"
         "    count[0] += 1\n"
         "    if count[0] == 50: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    write(self, *arguments, **options)\n"
-        "pipeline.ShardWriter.write = counted\n"
+        "portions.ShardWriter.write = counted\n"
         "data = DataSettings(corpus=[sys.argv[1]], heldout_share=0.1)\n"
         "prepare.prepare_data(data, TokenizerSettings(vocab_size=200), Path(sys.argv[2]), progress=False)\n"
     )
@@ -69,9 +64,9 @@ def test_a_killed_run_leaves_nothing_half_valid(corpus: Path, tmp_path: Path) ->
     killed = subprocess.run([sys.executable, "-c", program, str(corpus), str(out)], check=False, capture_output=True)
     assert killed.returncode == -9, killed.stderr
     assert not out.exists()
-    assert len(list(tmp_path.glob(".out.partial-*"))) == 1
+    assert (tmp_path / ".out.partial").is_dir()
     run(corpus, out)
-    assert not list(tmp_path.glob(".out.partial-*"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
     run(corpus, tmp_path / "clean")
     assert content(out) == content(tmp_path / "clean")
 
@@ -141,33 +136,3 @@ def test_texts_next_to_token_shards_are_not_left_out_silently(corpus: Path, tmp_
     only = run(f"{corpus}/**/*.ds", tmp_path / "only", tokenizer)
     assert only.train[0].num_documents + only.heldout[0].num_documents > 0
     assert run(prepared.folder, tmp_path / "again", tokenizer).train[0].num_tokens > 0
-
-
-def test_what_a_preparation_in_another_container_left(corpus: Path, tmp_path: Path) -> None:
-    """Removed after a day without a change; before that, or if it is locked or of an older version, it is named."""
-    folders = {name: tmp_path / f".out.partial-{name}-1" for name in ("old", "locked", "new", "older-version")}
-    a_week_ago = time.time() - 7 * 24 * 3600
-    for name, folder in folders.items():
-        folder.mkdir()
-        (folder / "digests.json").write_text("{}")
-        if name != "older-version":
-            (folder / "lock").touch()
-        for path in [*folder.iterdir(), folder] if name != "new" else []:
-            os.utime(path, (a_week_ago, a_week_ago))
-    with FileLock(folders["locked"] / "lock"), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run(corpus, tmp_path / "out")
-    assert [name for name, folder in folders.items() if folder.is_dir()] == ["locked", "new", "older-version"]
-    assert sorted(str(warning.message) for warning in caught) == [
-        f"{folders[name]} belongs to a preparation on {name}, which is still running or was killed: remove the folder if "
-        "none is running"
-        for name in ("new", "older-version")
-    ]
-    assert not (tmp_path / "out" / "lock").exists()
-
-
-def test_what_a_killed_process_of_the_same_number_left_is_removed(corpus: Path, tmp_path: Path) -> None:
-    left = tmp_path / f".out.partial-{socket.gethostname()}-{os.getpid()}"
-    (left / "train").mkdir(parents=True)
-    run(corpus, tmp_path / "out")
-    assert not left.exists()

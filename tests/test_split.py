@@ -257,12 +257,10 @@ def test_any_corpus_is_split_by_content(tmp_path: Path, given: TokenizerSettings
         assert any(heldout), "something is held out where a document can be spared"
 
 
-def split_of(
-    documents: Sequence[tuple[str, int, int, bool]], share: float, *, deduplicate: bool = True
-) -> HeldoutSplit:
-    split = HeldoutSplit(share, deduplicate=deduplicate, sources=len({source for source, *_ in documents}))
+def split_of(documents: Sequence[tuple[str, int, int, bool]], share: float) -> HeldoutSplit:
+    split = HeldoutSplit(share, sources=len({source for source, *_ in documents}))
     for source, value, size, is_text in documents:
-        split.add(source, value, size, is_text=is_text)
+        split.add(source, np.array([value], dtype=np.uint64), np.array([size]), is_text=is_text)
     split.decide()
     return split
 
@@ -307,9 +305,9 @@ def test_a_huge_document_whose_hash_is_below_the_share_is_held_out_whole() -> No
 def test_a_huge_document_to_force_out_is_cut_only_if_every_copy_is_text(text_first: bool) -> None:
     copies = [("text", 2**60, 10**6, text_first), ("tokens", 2**60, 10**6, not text_first)]
     others = [(source, 2**61 + number, 10**6, True) for number, source in enumerate(("text", "tokens"))]
-    split = split_of([*copies, *others], NEVER, deduplicate=False)
+    split = split_of([*copies, *others], NEVER)
     assert (split.side(2**60), split.cut_size) == (HELDOUT, 0)
-    split = split_of([copies[0], *others[:1]], NEVER, deduplicate=False)
+    split = split_of([copies[0], *others[:1]], NEVER)
     assert split.side(2**60) == (CUT if text_first else HELDOUT)
 
 
@@ -317,8 +315,8 @@ def test_a_document_that_is_also_in_a_token_shard_is_not_cut() -> None:
     """Otherwise all its tokens would be trained on."""
     shared, other = 2**60, 2**61
     documents = [("text", shared, 10**6, True), ("tokens", shared, 10**6, False)]
-    assert split_of(documents, NEVER, deduplicate=False).side(shared) == TRAIN
-    split = split_of([*documents, ("other", other, 10**6, True)], NEVER, deduplicate=False)
+    assert split_of(documents, NEVER).side(shared) == TRAIN
+    split = split_of([*documents, ("other", other, 10**6, True)], NEVER)
     assert (split.side(shared), split.side(other), split.cut_size) == (TRAIN, CUT, 2048)
 
 
@@ -335,3 +333,20 @@ def test_sides_are_those_of_each_document() -> None:
     expected = [split.side(value) for value in [0, 7, *values]]
     assert split.sides(np.array([0, 7, *values], dtype=np.uint64)).tolist() == expected
     assert expected[:2] == [DROP, TRAIN] and expected.count(HELDOUT) == sum(value < 0.3 * 2**64 for value in values)
+
+
+def test_documents_added_together_are_split_like_documents_added_one_by_one() -> None:
+    draw = np.random.default_rng(4)
+    for _ in range(200):
+        values = draw.integers(1, 40, size=60).astype(np.uint64) << np.uint64(57)
+        sizes, is_text = draw.integers(1, 10**5, size=60), draw.random(4) < 0.5
+        together, single = HeldoutSplit(NEVER, sources=2), HeldoutSplit(NEVER, sources=2)
+        for number, part in enumerate(np.split(np.arange(60), np.sort(draw.integers(0, 60, size=3)))):
+            source, text = "ab"[number % 2], bool(is_text[number])
+            together.add(source, values[part], sizes[part], is_text=text)
+            for place in part:
+                single.add(source, values[[place]], sizes[[place]], is_text=text)
+        together.decide()
+        single.decide()
+        assert together.sides(values).tolist() == single.sides(values).tolist()
+        assert together.cut_size == single.cut_size

@@ -93,6 +93,9 @@ class DataSettings:
         heldout_share: Share of the documents held out for evaluation, chosen by a hash of their text; at least one document
             of every source is kept for training.
         deduplicate: Drop documents whose text was seen before (ignoring white space and case).
+        decontaminate: Evaluation files, folders or globs. Training text that shares `decontaminate_ngram` consecutive words
+            with one of their texts is cut, with 200 characters on either side.
+        decontaminate_ngram: Number of words that must be equal.
         phrases: Text file with one phrase per line, for `objective.mask_unit: phrase`; default: phrases found in the
             training text.
     """
@@ -108,6 +111,8 @@ class DataSettings:
     directions: Literal["forward", "backward", "both"] = "forward"
     heldout_share: float = 0.02
     deduplicate: bool = True
+    decontaminate: list[str] = field(default_factory=list)
+    decontaminate_ngram: int = 13
     phrases: str | None = None
 
 

@@ -43,7 +43,9 @@ from unicloze.training.run import build_sampler
 
 PAGES = "table.md", "index.html"
 
-OF_THE_TEXT = ("corpus", "text_field", "weights", "heldout_share", "deduplicate")
+OF_THE_TEXT = (
+    "corpus", "text_field", "weights", "heldout_share", "deduplicate", "decontaminate", "decontaminate_ngram",
+)  # fmt: skip
 """Settings of `data` that determine the text of a comparison."""
 
 

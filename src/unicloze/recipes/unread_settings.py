@@ -64,6 +64,7 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
 IN_PRETRAINING: Mapping[str, tuple[Needs, ...]] = {
     **ANYWHERE,
     "data.phrases": (Needs("objective.mask_unit phrase", lambda recipe: recipe.objective.windows.phrases),),
+    "data.decontaminate_ngram": (Needs("data.decontaminate", lambda recipe: bool(recipe.data.decontaminate)),),
     "data.directions": (Needs("data.order streams", lambda recipe: recipe.data.order == "streams"),),
     "tokenizer.kind": (_trained,),
     "tokenizer.vocab_size": (_trained,),

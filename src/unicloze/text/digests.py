@@ -95,11 +95,18 @@ class Digests:
         self._cure = f"remove {folder} and prepare again."
 
     @classmethod
-    def make(cls, folder: Path, elsewhere: Iterable[Path] = ()) -> str:
-        """Write `digests.json` for all files of a folder and some files outside it; returns the digest of `digests.json`."""
+    def make(cls, folder: Path, elsewhere: Iterable[Path] = (), known: Mapping[Path, list[str]] | None = None) -> str:
+        """Write `digests.json` for all files of a folder and some files outside it; returns the digest of `digests.json`.
+
+        Args:
+            folder: The folder.
+            elsewhere: The files outside it.
+            known: Digests of files that were computed before.
+        """
         inside = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != FILE)
         named = {file.relative_to(folder).as_posix(): file for file in inside} | {str(file): file for file in elsewhere}
-        files = {name: list(_digests(file)) for name, file in named.items()}
+        known = known or {}
+        files = {name: known.get(file) or list(digests_of(file)) for name, file in named.items()}
         text = json.dumps({"schema": SCHEMA, "block": BLOCK, "files": files}, indent=1) + "\n"
         (folder / FILE).write_text(text, encoding="utf-8")
         return hashlib.sha256(text.encode()).hexdigest()
@@ -154,7 +161,8 @@ class Digests:
             self.blocks(path).check_all(np.fromfile(path, dtype=np.uint8))
 
 
-def _digests(file: Path) -> Iterable[str]:
+def digests_of(file: Path) -> Iterable[str]:
+    """SHA-256 of each block of a file, in hexadecimal."""
     with file.open("rb") as stream:
         while block := stream.read(BLOCK):
             yield hashlib.sha256(block).hexdigest()

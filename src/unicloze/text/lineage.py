@@ -17,14 +17,16 @@ from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import python_docs
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.digests import SEAL, seal
-from unicloze.text.documents import find_files
+from unicloze.text.documents import files_at, find_files
 from unicloze.text.tokenised import find_shards
 from unicloze.text.tokenizers import Tokenizer
 
 SCHEMA = 1
 """Schema version of `lineage.json`."""
-CODE = 4
+CODE = 5
 """Version of the rules that turn text into shards; part of the fingerprint."""
+STILL_OPENED = (4,)
+"""Earlier versions whose folders are still used; they missed duplicates with about a million documents between them."""
 
 _COUNTS = {"documents": int, "tokens": int, "bytes": (int, type(None))}
 _SHAPE = {
@@ -32,6 +34,7 @@ _SHAPE = {
     "settings": {"code": int},
     "tokenizer": {"fingerprint": str, "vocab_size": int},
     "digests?": str,
+    "decontamination?": {"names": [str], "ngram": int},
     "sources": [
         {
             "name": str,
@@ -40,6 +43,7 @@ _SHAPE = {
             "train": _COUNTS,
             "heldout": _COUNTS,
             "shards?": [str],
+            "portions?": int,
         }
     ],
 }
@@ -51,11 +55,14 @@ def describe_settings(data: DataSettings, tokenizer: TokenizerSettings, seed: in
         described = {"loaded": Tokenizer.load(tokenizer.path).fingerprint}
     else:
         described = {name: value for name, value in dataclasses.asdict(tokenizer).items() if name != "path"}
+    evaluation = [file for name in data.decontaminate for file in files_at(name)]
+    cut = {"decontaminate.files": list(map(file_hash, evaluation)), "decontaminate.ngram": data.decontaminate_ngram}
     return {
         "code": CODE,
         "data.text_field": data.text_field,
         "data.heldout_share": data.heldout_share,
         "data.deduplicate": data.deduplicate,
+        **(cut if data.decontaminate else {}),
         "seed": seed,
         **{f"tokenizer.{name}": value for name, value in described.items()},
     }
@@ -137,6 +144,8 @@ def known_settings(lineage: Mapping[str, Any]) -> dict[str, Any]:
     names = {f"{section}.{field.name}" for section, cls in sections.items() for field in dataclasses.fields(cls)}
     known = {name: value for name, value in lineage["settings"].items() if name in names}
     known.setdefault("tokenizer.vocab_size", lineage["tokenizer"]["vocab_size"])
+    if cut := lineage.get("decontamination"):
+        known |= {"data.decontaminate": cut["names"], "data.decontaminate_ngram": cut["ngram"]}
     if "tokenizer.lowercase" in known:  # before version 3, lower-casing implied stripping accents
         known.setdefault("tokenizer.strip_accents", known["tokenizer.lowercase"])
     return {"data.corpus": [source["corpus"] for source in lineage["sources"]], **known}
@@ -204,6 +213,8 @@ def check_lineage(
                 changes.append(f"{path} {'is new' if before is None else 'has changed'}")
         changes += [f"{path} is gone" for path in known]
         sources.append({"files": files})
+    if lineage["settings"]["code"] in STILL_OPENED:
+        settings = {**settings, "code": lineage["settings"]["code"]}
     for name in sorted(settings.keys() | lineage["settings"].keys()):
         old, new = lineage["settings"].get(name), settings.get(name)
         if old != new:

@@ -2,59 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import os
 import re
+import shutil
 import unicodedata
+import uuid
 import warnings
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.arrays import Int64s
+from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.progress import Progress, say
-from unicloze.run_files import LINEAGE
+from unicloze.run_files import LINEAGE, TOKENIZER
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
-from unicloze.text.cutting import last_visible, pieces_of, tail_start, visible
+from unicloze.text.columns import AT_ONCE
+from unicloze.text.contamination import COMMON, NGrams, evaluation_texts
+from unicloze.text.cutting import pieces_of
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.digests import SEAL, Digests, seal
-from unicloze.text.documents import SUFFIXES, Document, Tally, files_at, find_files, other_files, read_file
+from unicloze.text.documents import SUFFIXES, files_at, find_files, other_files
+from unicloze.text.duplicates import first_copies
+from unicloze.text.portions import CHANGED, FOUND, PORTION, Job, Portion, divide, tail_of
 from unicloze.text.python_docs import write_python_docs
-from unicloze.text.shards import ShardWriter, TokenShard, files_beside
-from unicloze.text.split import CUT, HELDOUT, TRAIN, HeldoutSplit, Spelling, text_hash, tokens_hash
+from unicloze.text.shards import files_beside, shard_paths
+from unicloze.text.split import CUT, DROP, HELDOUT, TRAIN, HeldoutSplit
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.workers import run_jobs
 
-TokenIds = npt.NDArray[np.int32]
-
-_BATCH = 2**21
 _TRAINING_BYTES = 2**30
-_PART = 2**16
-_CHANGED = "{} changed while it was being read: run the command again when the file is complete."
 _LONG_WORD = re.compile(r"(\S{256})(?=\S)")  # training time is quadratic in the length of a word
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """A piece of a document on its way to the tokenizer.
-
-    Args:
-        document: The document, or its training or held-out part.
-        text: The piece.
-        is_heldout: Whether the document is held out.
-        is_last: Whether the document ends here.
-    """
-
-    document: Document
-    text: str
-    is_heldout: bool
-    is_last: bool
 
 
 def _refuse_texts_beside(corpus: str) -> None:
@@ -89,9 +75,10 @@ class Preparation:
         folder: Path,
         progress: bool,
         seed: int,
+        jobs: int = 1,
     ) -> None:
         self.data, self.tokenizer_settings, self.settings = data, tokenizer, settings
-        self.folder, self.progress, self.seed = folder, progress, seed
+        self.work, self.folder, self.progress, self.seed, self.jobs = folder, folder / "data", progress, seed, jobs
         self.entries: list[dict[str, Any]] = [
             {"name": name, "corpus": corpus, "files": []}
             for name, corpus in zip(_source_names(data.corpus), data.corpus, strict=True)
@@ -102,29 +89,43 @@ class Preparation:
         self.text = [entry for entry in self.entries if entry not in self.tokenised]
         for entry in self.tokenised:
             _refuse_texts_beside(entry["corpus"])
-        self.digests: dict[str, bytes] = {}
-        self.hashes = folder / "hashes"
-        self.split = HeldoutSplit(data.heldout_share, deduplicate=data.deduplicate, sources=len(self.entries))
-        self.total_bytes = 0
-        self._tail: int | None = None
+        self.total_bytes = self._planned = 0
         if self.tokenised and tokenizer.path is None:
             raise UsageError(
                 f"{self.tokenised[0]['corpus']} holds token shards: set --tokenizer.path to their tokenizer."
             )
+        if self.tokenised and data.decontaminate:
+            raise UsageError(
+                f"data.decontaminate searches texts, but {self.tokenised[0]['corpus']} holds token shards: leave it out, or "
+                "give the texts they were made from."
+            )
 
-    def run(self) -> None:
-        """Fill the folder; `lineage.json` is written last."""
+    def run(self) -> Path:
+        """Make the folder; `lineage.json` is written last.
+
+        Returns:
+            The finished folder, inside the working folder.
+        """
+        self.scratch.mkdir(exist_ok=True)
         for part in ("train", "heldout"):
-            (self.folder / part).mkdir()
+            (self.folder / part).mkdir(parents=True)
         path, tokenizer = self.tokenizer_settings.path, None
         if path is not None:
             tokenizer = Tokenizer.load(path)
-        self._survey(tokenizer)
-        tokenizer = tokenizer or Tokenizer.train(_TrainingTexts(self), self.tokenizer_settings)
-        tokenizer.save(self.folder)
-        self._tokenise(tokenizer)
-        self._select()
-        self.hashes.unlink()
+            tokenizer.save(self.folder)
+        surveyed = self._survey(tokenizer)
+        tail = self._decide(surveyed)
+        texts = [self._reading(one, tail) for one in surveyed if one.job.portion.kind != "shard"]
+        texts, decontamination = self._decontaminated(texts)
+        if tokenizer is None:
+            tokenizer = self._trained(texts)
+            tokenizer.save(self.folder)
+        known = self._tokenise(texts, tokenizer, decontamination)
+        self._select([one for one in surveyed if one.job.portion.kind == "shard"])
+        self._check_files()
+        for entry in self.text:
+            if entry["corpus"] == PYTHON_DOCS:
+                _place(self.work / entry["files"][0]["path"], self.folder / entry["files"][0]["path"])
         content = {
             "schema": lineage.SCHEMA,
             "fingerprint": lineage.fingerprint(self.settings, self.entries),
@@ -132,230 +133,316 @@ class Preparation:
             "tokenizer": {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocabulary.size},
             "sources": self.entries,
         }
+        if decontamination is not None:
+            content["decontamination"] = decontamination
         for entry in self.entries:
             if not entry["train"]["tokens"]:
                 reason = "earlier sources hold the same documents" if entry["duplicates"] else "it holds no tokens"
                 warnings.warn(f"{entry['corpus']} has no training text: {reason}", stacklevel=2)
         shards = [Path(shard) for entry in self.tokenised for shard in entry["shards"]]
-        content["digests"] = Digests.make(self.folder, (file for s in shards for file in (s, *files_beside(s))))
+        elsewhere = (file for shard in shards for file in (shard, *files_beside(shard)))
+        content["digests"] = Digests.make(self.folder, elsewhere, known)
         content[SEAL] = seal(content)
         (self.folder / LINEAGE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        return self.folder
+
+    @property
+    def is_small(self) -> bool:
+        """Whether so little was to do that what is done of it need not be kept for the next preparation."""
+        return self._planned < PORTION
+
+    @property
+    def scratch(self) -> Path:
+        """Folder of the results of the jobs."""
+        return self.work / "jobs"
 
     def bar(self, what: str, total: int | None) -> Progress:
         """Progress bar in bytes of text."""
         return Progress(what, total, "bytes", show=self.progress)
 
-    def _documents(self, entry: dict[str, Any], tally: Tally, *, first: bool = False) -> Iterator[Document]:
-        """Documents of a source; its files are recorded in the first pass and must not change later."""
-        if is_dataset(entry["corpus"]):
-            yield from self._rows(entry, DatasetSource.of(entry["corpus"]), tally, first=first)
+    def _survey(self, tokenizer: Tokenizer | None) -> list[_Surveyed]:
+        """Hash files and documents: those of the texts, then those of the token shards."""
+        mixed = bool(self.text and self.tokenised)
+        jobs: list[Job] = []
+        for entry in (*self.text, *self.tokenised):
+            built_in = write_python_docs(self.work) if entry["corpus"] == PYTHON_DOCS else self.work
+            for portion in divide(entry["name"], entry["corpus"], built_in):
+                job = self._job("survey", portion, mixed=mixed)
+                if tokenizer is not None and (mixed or portion.kind == "shard"):
+                    job = replace(job, tokenizer=str(self.folder), tokenizer_print=tokenizer.fingerprint)
+                jobs.append(job)
+        self._planned = sum(PORTION if job.portion.kind == "dataset" else job.portion.size for job in jobs)
+        with self.bar("reading", None) as bar:
+            run_jobs(jobs, self.jobs, bar.update)
+        surveyed = [
+            _Surveyed(job=job, result=_result(job), sides=self.work / "sides" / str(place))
+            for place, job in enumerate(jobs)
+        ]
+        for entry in (*self.text, *self.tokenised):
+            self._note(entry, [one.result for one in surveyed if one.job.portion.source == entry["name"]])
+        return surveyed
+
+    def _job(self, what: Literal["survey", "tokenise"], portion: Portion, *, mixed: bool = False) -> Job:
+        return Job(
+            what=what,
+            portion=portion,
+            folder=str(self.scratch),
+            text_field=self.data.text_field,
+            seed=self.seed,
+            mixed=mixed,
+        )
+
+    def _note(self, entry: dict[str, Any], results: list[dict[str, Any]]) -> None:
+        """Record what a survey found in a source."""
+        counted = ("documents", "empty") if entry in self.tokenised else ("documents", "empty", "replaced", "nul")
+        entry |= {name: sum(result[name] for result in results) for name in counted} | {"duplicates": 0}
+        entry["files"] = [file for result in results for file in result["files"]]
+        if entry in self.tokenised:
+            entry["shards"] = [str(path.resolve()) for path in tokenised.find_shards(entry["corpus"])]
             return
-        built_in = entry["corpus"] == PYTHON_DOCS
-        files = [write_python_docs(self.folder)] if built_in else find_files(entry["corpus"])
-        if not first and len(files) != len(entry["files"]):
-            raise UniclozeError(_CHANGED.format(entry["corpus"]))
-        for i, file in enumerate(files):
-            noted = lineage.describe_file(file, "")  # before reading, so that later changes are detected
-            for document in read_file(file, "text" if built_in else self.data.text_field, tally):
-                yield replace(document, path=PYTHON_DOCS) if built_in else document
-            noted["hash"] = tally.digest.hexdigest()
-            if built_in:
-                noted["path"] = file.name
-            if first:
-                entry["files"].append(noted)
-            elif noted["hash"] != entry["files"][i]["hash"]:
-                raise UniclozeError(_CHANGED.format(file))
+        if is_dataset(entry["corpus"]):
+            entry["files"] = lineage.describe_dataset(DatasetSource.of(entry["corpus"]))
+        _note_left_out(entry)
+        bad = next((result["first_bad"] for result in results if result["first_bad"]), None)
+        if bad:
+            say(
+                f"{entry['corpus']}: replaced {entry['replaced']} invalid UTF-8 sequences with U+FFFD and dropped "
+                f"{entry['nul']} NUL characters, the first at {bad}."
+            )
+        if not entry["documents"]:
+            raise UniclozeError(f"{entry['corpus']} holds no text, its files are empty: add some text.")
 
-    def _rows(self, entry: dict[str, Any], source: DatasetSource, tally: Tally, *, first: bool) -> Iterator[Document]:
-        """Documents of a dataset, whose text must be the same in every pass."""
-        if first:
-            entry["files"] = lineage.describe_dataset(source)
-        yield from source.documents(self.data.text_field, tally)
-        if self.digests.setdefault(entry["name"], tally.digest.digest()) != tally.digest.digest():
-            raise UniclozeError(_CHANGED.format(entry["corpus"]))
+    def _decide(self, surveyed: list[_Surveyed]) -> int:
+        """Drop duplicates, decide the split, and write the side of each document of each portion.
 
-    def _survey(self, tokenizer: Tokenizer | None) -> None:
-        """First pass: hash files and documents and decide the split.
-
-        Writes the file `hashes`: 64 bits per document, 0 for a dropped one.
+        Returns:
+            Visible characters held out at the end of the document that is cut; 0 if none is.
         """
-        hashers = _Hashers(self.seed, tokenizer, mixed=bool(self.text and self.tokenised))
-        with self.hashes.open("wb", 2**16) as hashes, self.bar("reading", None) as bar:
-            for entry in self.entries:
-                entry |= {"documents": 0, "empty": 0, "duplicates": 0}
-            for entry in self.text:
-                tally = Tally()
-                for value, size in hashers.of_texts(self._documents(entry, tally, first=True)):
-                    self.total_bytes += self._note(entry, value, size, hashes, is_text=True)
-                    bar.update(size)
-                entry |= {"empty": tally.empty, "replaced": tally.replaced, "nul": tally.nul}
-                _note_left_out(entry)
-                if tally.first_bad:
-                    say(
-                        f"{entry['corpus']}: replaced {tally.replaced} invalid UTF-8 sequences with U+FFFD and dropped "
-                        f"{tally.nul} NUL characters, the first at {tally.first_bad}."
-                    )
-                if not tally.documents:
-                    raise UniclozeError(f"{entry['corpus']} holds no text, its files are empty: add some text.")
-            for entry in self.tokenised:
-                entry["shards"] = []
-                for path in tokenised.find_shards(entry["corpus"]):
-                    for value, size in hashers.of_shard(path):
-                        self._note(entry, value, size, hashes, is_text=False)
-                    entry["shards"].append(str(path.resolve()))
-                    entry["files"].append(lineage.describe_file(path, lineage.file_hash(path)))
-        self.split.decide()
+        split = HeldoutSplit(self.data.heldout_share, sources=len(self.entries))
+        count = sum(one.count for one in surveyed)
+        parts = (hashes for one in surveyed for hashes, _ in one.parts())
+        first = first_copies(parts, count, self.work / "buckets") if self.data.deduplicate else None
+        entries = {entry["name"]: entry for entry in self.entries}
+        place = 0
+        for one in surveyed:
+            entry, is_text = entries[one.job.portion.source], one.job.portion.kind != "shard"
+            for hashes, sizes in one.parts():
+                kept = _kept(sizes, first, place)
+                entry["duplicates"] += int((sizes > 0).sum() - kept.sum())
+                split.add(entry["name"], hashes[kept], sizes[kept], is_text=is_text)
+                self.total_bytes += int(sizes[kept].sum()) if is_text else 0
+                place += len(hashes)
+        split.decide()
+        (self.work / "sides").mkdir()
+        place, cut = 0, None
+        for one in surveyed:
+            with one.sides.open("wb") as file:
+                for hashes, sizes in one.parts():
+                    sides = np.where(_kept(sizes, first, place), split.sides(hashes), np.uint8(DROP))
+                    sides.tofile(file)
+                    cut = one if cut is None and (sides == CUT).any() else cut
+                    place += len(hashes)
+        return 0 if cut is None else tail_of(self._reading(cut), split.cut_size)
 
-    def _note(self, entry: dict[str, Any], value: int, size: int, hashes: BinaryIO, *, is_text: bool) -> int:
-        """Count a document and write its hash; returns its size, 0 if it is dropped."""
-        kept = self.split.add(entry["name"], value, size, is_text=is_text) if size else 0
-        hashes.write(kept.to_bytes(8, "little"))
-        entry["documents" if size else "empty"] += 1
-        entry["duplicates"] += bool(size and not kept)
-        return size if kept else 0
+    def _reading(self, surveyed: _Surveyed, tail: int = 0) -> Job:
+        """A job that reads the kept documents of a portion of text."""
+        job = self._job("tokenise", surveyed.job.portion)
+        return replace(job, sides=str(surveyed.sides), tail=tail, files=tuple(surveyed.result["files"]))
 
-    def kept(self, entry: dict[str, Any], hashes: BinaryIO) -> Iterator[tuple[Document, bool]]:
-        """The kept documents, and whether each is held out."""
-        for document in self._documents(entry, Tally()):
-            value, text = hashes.read(8), document.text
-            if not value:
-                raise UniclozeError(_CHANGED.format(document.path))
-            side = self.split.side(int.from_bytes(value, "little"))
-            if side in (TRAIN, HELDOUT):
-                yield document, side == HELDOUT
-            elif side == CUT:
-                at = self._tail_start(text)
-                yield replace(document, text=text[:at]), False
-                yield replace(document, text=text[at:]), True
+    def _decontaminated(self, jobs: list[Job]) -> tuple[list[Job], dict[str, Any] | None]:
+        """Find evaluation texts in the training documents, for the jobs to cut them out.
 
-    def _tail_start(self, text: str) -> int:
-        """Where to cut the document whose end is held out: at the same word in all copies, even if white space differs."""
-        if self._tail is None:
-            self._tail = visible(text[tail_start(text, self.split.cut_size) :])
-        return last_visible(text, self._tail)
+        Returns:
+            The jobs, and a report; None if no evaluation files are given.
+        """
+        data = self.data
+        if not data.decontaminate:
+            return jobs, None
+        folder, cuts = self.work / "ngrams", self.work / "cuts"
+        for made in (folder, cuts):
+            shutil.rmtree(made, ignore_errors=True)
+            made.mkdir()
+        files = list(evaluation_texts(data.decontaminate))
+        ngrams, of_texts = NGrams.of((text for _, texts in files for text in texts), data.decontaminate_ngram)
+        ngrams.save(folder)
+        searches = [replace(job, what="search", ngrams=str(folder)) for job in jobs]
+        with self.bar("searching for evaluation texts", self.total_bytes) as bar:
+            run_jobs(searches, self.jobs, bar.update)
+        found = [np.load(job.out / FOUND, allow_pickle=False) for job in searches if _result(job) is not None]
+        documents = np.zeros(len(ngrams.rows), dtype=np.int64)
+        for finds in found:
+            documents += np.bincount(np.unique(finds[:, :2], axis=0)[:, 1], minlength=len(documents))
+        left = documents > COMMON
+        cutting = []
+        for place, (job, finds) in enumerate(zip(jobs, found, strict=True)):
+            places = finds[~left[finds[:, 1]]][:, [0, 2, 3]]
+            np.save(cuts / f"{place}.npy", places)
+            cutting.append(replace(job, cuts=str(cuts / f"{place}.npy")))
+        report, start = [], 0
+        for file, texts in files:
+            mine, start = of_texts[start : start + len(texts)], start + len(texts)
+            counted = {
+                "path": str(file),
+                "texts": len(texts),
+                "too_short": sum(not len(one) for one in mine),
+                "found": sum(bool((documents[one] > 0).any()) for one in mine),
+                "only_common": sum(
+                    bool((documents[one] > 0).any() and left[one][documents[one] > 0].all()) for one in mine
+                ),
+            }
+            report.append(counted)
+            say(
+                f"{file}: {counted['found']:,} of {len(texts):,} texts share {data.decontaminate_ngram} words with the "
+                f"training text ({counted['only_common']:,} only common phrases, which are left); "
+                f"{counted['too_short']:,} are shorter."
+            )
+        return cutting, {
+            "names": data.decontaminate,
+            "ngram": data.decontaminate_ngram,
+            "files": report,
+        }
 
-    def _select(self) -> None:
+    def _trained(self, jobs: list[Job]) -> Tokenizer:
+        """The tokenizer trained on the kept documents, which a restarted preparation finds again."""
+        key = digest([dataclasses.asdict(self.tokenizer_settings), _TRAINING_BYTES, [job.out.name for job in jobs]])
+        known = self.scratch / f"tokenizer-{key[:32]}"
+        if not (known / TOKENIZER).is_file():
+            tokenizer = Tokenizer.train(_TrainingTexts(self, jobs), self.tokenizer_settings)
+            work = known.with_name(f"{known.name}-{uuid.uuid4().hex[:8]}")
+            work.mkdir()
+            tokenizer.save(work)
+            os.replace(work, known)
+        return Tokenizer.load(known)
+
+    def _tokenise(
+        self, jobs: list[Job], tokenizer: Tokenizer, decontamination: dict[str, Any] | None
+    ) -> dict[Path, list[str]]:
+        """Tokenise the texts and put the shards of their portions together.
+
+        Args:
+            jobs: Jobs that read the texts.
+            tokenizer: The tokenizer.
+            decontamination: Gets the numbers of documents that were cut and dropped.
+
+        Returns:
+            Digests of the files of the shards.
+        """
+        print_ = tokenizer.fingerprint
+        jobs = [replace(job, tokenizer=str(self.folder), tokenizer_print=print_) for job in jobs]
+        with self.bar("tokenising", self.total_bytes) as bar:
+            run_jobs(jobs, self.jobs, bar.update)
+        if decontamination is not None:
+            every = [_result(job) for job in jobs]
+            cut, dropped = (sum(result.get(name, 0) for result in every) for name in ("cut", "dropped"))
+            decontamination |= {"documents_cut": cut, "documents_dropped": dropped}
+            say(f"Evaluation texts: cut out of {cut:,} training documents; {dropped:,} more were dropped.")
+        known: dict[Path, list[str]] = {}
+        for entry in self.text:
+            mine = [job for job in jobs if job.portion.source == entry["name"]]
+            results = [_result(job) for job in mine]
+            if len(mine) > 1:
+                entry["portions"] = len(mine)
+            for part in ("train", "heldout"):
+                entry[part] = {name: sum(r[part][name] for r in results) for name in ("documents", "tokens", "bytes")}
+                for job, result, path in zip(mine, results, shard_paths(self.folder / part, entry), strict=True):
+                    for name, digests in result["digests"].items():
+                        if name.startswith(f"{part}.ds"):
+                            file = path.with_name(path.name + name.removeprefix(f"{part}.ds"))
+                            _place(job.out / name, file)
+                            known[file] = digests
+        return known
+
+    def _select(self, surveyed: list[_Surveyed]) -> None:
         """Record which documents of the token shards are on which side."""
-        with self.hashes.open("rb") as hashes:
-            hashes.seek(8 * sum(entry["documents"] for entry in self.text))
-            for entry in self.tokenised:
-                parts: dict[str, list[tuple[Path, Int64s]]] = {"train": [], "heldout": []}
-                for path in tokenised.find_shards(entry["corpus"]):
-                    count = len(TokenShard.open(path).ends)
-                    sides = self.split.sides(np.frombuffer(hashes.read(8 * count), dtype="<u8"))
-                    for part, side in (("train", TRAIN), ("heldout", HELDOUT)):
-                        parts[part].append((path, np.flatnonzero(sides == side)))
-                for part, selections in parts.items():
-                    entry[part] = tokenised.write_selection(self.folder / part, entry["name"], selections)
+        for entry in self.tokenised:
+            mine = [one for one in surveyed if one.job.portion.source == entry["name"]]
+            for part, side in (("train", TRAIN), ("heldout", HELDOUT)):
+                chosen = [(Path(one.job.portion.files[0]), one.sides) for one in mine]
+                entry[part] = tokenised.write_selection(self.folder / part, entry["name"], chosen, side)
 
-    def _tokenise(self, tokenizer: Tokenizer) -> None:
-        # One thread waits for the tokenizer while this one writes the previous batch and reads the next.
-        bar = self.bar("tokenising", self.total_bytes)
-        with self.hashes.open("rb") as hashes, ThreadPoolExecutor(1) as waiter, bar:
-            for entry in self.text:
-                with (
-                    _writer(self.folder / "train", entry["name"], tokenizer) as train,
-                    _writer(self.folder / "heldout", entry["name"], tokenizer) as heldout,
-                ):
-                    writers = {False: train, True: heldout}
-                    pending: tuple[list[Piece], Future[list[TokenIds]]] | None = None
-                    for batch in batches(self.kept(entry, hashes)):
-                        encoded = waiter.submit(tokenizer.encode_batch, [piece.text for piece in batch])
-                        if pending:
-                            bar.update(_write(writers, pending[0], pending[1].result()))
-                        pending = batch, encoded
-                    if pending:
-                        bar.update(_write(writers, pending[0], pending[1].result()))
-                for part, writer in (("train", train), ("heldout", heldout)):
-                    entry[part] = {"documents": writer.documents, "tokens": writer.tokens, "bytes": writer.bytes}
+    def _check_files(self) -> None:
+        """Refuse a corpus that has gained or lost files since the survey.
+
+        Raises:
+            UniclozeError: It has.
+        """
+        for entry in self.text:
+            if entry["corpus"] != PYTHON_DOCS and not is_dataset(entry["corpus"]):
+                now = [str(file) for file in find_files(entry["corpus"])]
+                if now != [file["path"] for file in entry["files"]]:
+                    raise UniclozeError(CHANGED.format(entry["corpus"]))
 
 
-class _Hashers:
-    """Hashes and sizes that identify equal documents.
+@dataclass(frozen=True, kw_only=True)
+class _Surveyed:
+    """A portion whose survey is done.
 
-    Texts are compared without case and white space, token shards by their tokens; in a corpus of both, documents are equal if
-    their tokens spell the same text.
+    Args:
+        job: The survey.
+        result: What it recorded.
+        sides: File for the side of each document.
     """
 
-    def __init__(self, seed: int, tokenizer: Tokenizer | None, *, mixed: bool) -> None:
-        self._seed, self._tokenizer = seed, tokenizer
-        self._spelling = Spelling(tokenizer) if mixed and tokenizer else None
+    job: Job
+    result: dict[str, Any]
+    sides: Path
 
-    def of_texts(self, documents: Iterable[Document]) -> Iterator[tuple[int, int]]:
-        """Hash and size of each text, in bytes."""
-        if self._tokenizer is None or self._spelling is None:
-            yield from (text_hash(document.text, self._seed) for document in documents)
-            return
-        parts: list[TokenIds] = []
-        for batch in batches((document, False) for document in documents):
-            for piece, token_ids in zip(
-                batch, self._tokenizer.encode_batch([piece.text for piece in batch]), strict=True
-            ):
-                parts.append(token_ids)
-                if piece.is_last:
-                    yield self._spelling.hash(parts, self._seed)
-                    parts = []
+    @property
+    def count(self) -> int:
+        """Number of documents."""
+        return (self.job.out / "hashes").stat().st_size // 8
 
-    def of_shard(self, path: Path) -> Iterator[tuple[int, int]]:
-        """Hash and size of each document of a shard, in tokens or in bytes of spelled text; an empty document has size 0."""
-        assert self._tokenizer is not None
-        size = self._tokenizer.vocabulary.size
-        for tokens in tokenised.documents(path, self._tokenizer):
-            if self._spelling is not None and len(tokens):
-                value, spelled = self._spelling.hash(np.split(tokens, range(_PART, len(tokens), _PART)), self._seed)
-                yield value, max(1, spelled)
-            else:
-                yield tokens_hash(tokens, self._seed, size), len(tokens)
+    def parts(self) -> Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]]:
+        """Hashes and sizes of the documents, in parts. *Shape:* (documents of the part,) each"""
+        with (self.job.out / "hashes").open("rb") as hashes, (self.job.out / "sizes").open("rb") as sizes:
+            while raw := hashes.read(8 * AT_ONCE):
+                yield np.frombuffer(raw, dtype="<u8"), np.frombuffer(sizes.read(len(raw)), dtype="<i8")
+
+
+def _kept(sizes: npt.NDArray[np.int64], first: npt.NDArray[np.bool_] | None, place: int) -> npt.NDArray[np.bool_]:
+    """Documents of a part that are neither empty nor duplicates. *Shape:* (documents,)"""
+    kept = sizes > 0
+    return kept if first is None else kept & first[place : place + len(sizes)]
+
+
+def _result(job: Job) -> dict[str, Any]:
+    """What a finished job recorded.
+
+    Raises:
+        UniclozeError: Its result is gone.
+    """
+    result = job.result()
+    if result is None:
+        raise UniclozeError(CHANGED.format(job.portion.corpus))
+    return result
+
+
+def _place(file: Path, target: Path) -> None:
+    """Put a result into the prepared folder, keeping it for a restart where the file system has hard links."""
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.move(file, target)
 
 
 class _TrainingTexts:
     """The training documents in pieces, for several passes; evenly subsampled above 1 GiB."""
 
-    def __init__(self, preparation: Preparation) -> None:
-        self._preparation = preparation
+    def __init__(self, preparation: Preparation, jobs: list[Job]) -> None:
+        self._preparation, self._jobs = preparation, jobs
 
     def __iter__(self) -> Iterator[str]:
         preparation = self._preparation
         share = min(1.0, _TRAINING_BYTES / max(1, preparation.total_bytes))
         taken = 0.0
-        bar = preparation.bar("training the tokenizer", preparation.total_bytes)
-        with preparation.hashes.open("rb") as hashes, bar:
-            for entry in preparation.text:
-                for document, is_heldout in preparation.kept(entry, hashes):
+        with preparation.bar("training the tokenizer", preparation.total_bytes) as bar:
+            for job in self._jobs:
+                for document, is_heldout in job.kept():
                     bar.update(len(document.text))
                     taken += share
                     if not is_heldout and taken >= 1 - 1e-9:
                         taken -= 1
                         yield from (_LONG_WORD.sub(r"\1 ", piece) for piece in pieces_of(document.text))
-
-
-def batches(documents: Iterable[tuple[Document, bool]]) -> Iterator[list[Piece]]:
-    """Pieces of documents with their held-out flag, in batches of about 2 Mi characters."""
-    batch: list[Piece] = []
-    size = 0
-    for document, is_heldout in documents:
-        left = len(document.text)
-        for piece in pieces_of(document.text):
-            left -= len(piece)
-            batch.append(Piece(document=document, text=piece, is_heldout=is_heldout, is_last=not left))
-            size += len(piece)
-            if size >= _BATCH:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _write(writers: dict[bool, ShardWriter], batch: list[Piece], encoded: list[TokenIds]) -> int:
-    """Write a batch; returns its bytes of text."""
-    total = 0
-    for piece, token_ids in zip(batch, encoded, strict=True):
-        size = len(piece.text.encode())
-        for writer in writers.values():
-            writer.begin_file(piece.document.path)
-        writers[piece.is_heldout].write(token_ids, size, line=piece.document.line, ends_document=piece.is_last)
-        total += size
-    return total
 
 
 def _note_left_out(entry: dict[str, Any]) -> None:
@@ -369,11 +456,6 @@ def _note_left_out(entry: dict[str, Any]) -> None:
         kinds = ", ".join(f"{count:,} {ending}" for ending, count in others.items())
         said = "1 file of another kind is" if total == 1 else f"{total:,} files of other kinds are"
         warnings.warn(f"{entry['corpus']}: {said} ignored: {kinds}", stacklevel=2)
-
-
-def _writer(folder: Path, name: str, tokenizer: Tokenizer) -> ShardWriter:
-    size = tokenizer.vocabulary.size
-    return ShardWriter(folder / f"{name}.ds", vocab_size=size, tokenizer_name=tokenised.name_of(tokenizer))
 
 
 def _source_names(corpus: Iterable[str]) -> list[str]:

@@ -7,7 +7,8 @@
     FOLDER/index/                 sums over the documents of large sources, added when windows are first read
 
 The folder is created atomically: it is written under a temporary name and renamed. An existing folder is reused only if
-the corpus, the settings and the version of this code still yield its fingerprint.
+the corpus, the settings and the version of this code still yield its fingerprint. A large source is divided into portions,
+each with a shard of its own (`unicloze.text.portions`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import socket
-import time
-import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -25,18 +25,15 @@ from typing import Any, cast
 from filelock import FileLock, Timeout
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.progress import say
 from unicloze.run_files import LINEAGE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
 from unicloze.text.digests import SEAL, Digests
 from unicloze.text.pipeline import Preparation
-from unicloze.text.shards import TokenShard, TokenSource
+from unicloze.text.shards import TokenShard, TokenSource, shard_paths
 from unicloze.text.sums import Kept
 from unicloze.text.tokenizers import Tokenizer
-
-_LOCK = "lock"
-_ABANDONED = 24 * 60 * 60
-"""Seconds without a change after which an unlocked folder of a process on another machine is removed."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -166,13 +163,14 @@ def prepare_data(
     seed: int = 0,
     cure: str | None = None,
     verify: bool = False,
+    jobs: int = 1,
 ) -> Prepared:
     """Prepare a corpus in a folder, or open the folder if this corpus was already prepared there.
 
     Memory use does not grow with the corpus. Documents are duplicates if they are equal except for case and white space (for
-    token shards: if their tokens are equal, or, mixed with texts, if they spell equal texts); a duplicate is found unless
-    about a million other documents come between. Whether a document is held out depends on the hash of its text, see
-    `unicloze.text.split`; each source keeps at least one document for training.
+    token shards: if their tokens are equal, or, mixed with texts, if they spell equal texts); the first copy is kept.
+    Whether a document is held out depends on the hash of its text, see `unicloze.text.split`; each source keeps at least one
+    document for training. A killed preparation is completed by the next one with the same settings.
 
     Args:
         data: `corpus`, `text_field`, `heldout_share` and `deduplicate` are used. An entry of the corpus may also be
@@ -183,6 +181,7 @@ def prepare_data(
         seed: Key for the choice of held-out documents.
         cure: Advice if the folder was made from something else; default: use another folder or remove it.
         verify: If this corpus was already prepared there, read all of it and of the folder again.
+        jobs: Number of processes; the result does not depend on it.
 
     Raises:
         UsageError: A setting is invalid.
@@ -198,28 +197,56 @@ def prepare_data(
         return Prepared.load(out, verify=verify, progress=progress)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UniclozeError(f"{out} has files that `prepare` did not write: give another --out or remove it.")
-    work = out.parent / f".{out.name}.partial-{socket.gethostname()}-{os.getpid()}"
+    work = out.parent / f".{out.name}.partial"
     try:
-        shutil.rmtree(work, ignore_errors=True)  # left by a killed process with the same process id
-        work.mkdir(parents=True)
-        with FileLock(work / _LOCK):
-            _adopt(work, out)
-            Preparation(data, tokenizer, settings, work, progress, seed).run()
-            (work / _LOCK).unlink()
-        _sync(work)
-        os.replace(work, out)
-        _sync_folder(out.parent)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(work.with_name(f"{work.name}.lock"), out):
+            if (out / LINEAGE).is_file():  # another process was faster
+                lineage.check_lineage(out, data, settings, cure=cure)
+            else:
+                _prepare(Preparation(data, tokenizer, settings, work, progress, seed, jobs), out)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            shutil.rmtree(work, ignore_errors=True)
             raise UniclozeError(f"The disk of {out.parent} is full: free some space and run it again.") from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise UniclozeError(f"{error.filename or out.parent} is not writable: give another --out.") from error
-        if not (out / LINEAGE).is_file():
-            raise
-        lineage.check_lineage(out, data, settings, cure=cure)  # another process finished first
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        raise
     return Prepared.load(out, progress=progress)
+
+
+def _prepare(preparation: Preparation, out: Path) -> None:
+    """Prepare in a folder beside `out`, which a killed preparation leaves and the next one completes, and rename it."""
+    work = preparation.work
+    for begun in ("data", "sides", "buckets"):
+        shutil.rmtree(work / begun, ignore_errors=True)
+    work.mkdir(exist_ok=True)
+    try:
+        folder = preparation.run()
+        _sync(folder)
+        os.replace(folder, out)
+    except BaseException:
+        if preparation.is_small:
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+    _sync_folder(out.parent)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _alone(lock: Path, out: Path) -> Iterator[None]:
+    """Hold a lock file while preparing; wait for another process that prepares the same folder."""
+    held = FileLock(lock)
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        say(f"Another process is preparing {out}: waiting for it.")
+        held.acquire()
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        held.release()
 
 
 def _open_source(
@@ -234,7 +261,7 @@ def _open_source(
     if "shards" in entry:
         shards = tokenised.open_selection(folder / part, name, [Path(path) for path in entry["shards"]], digests)
     else:
-        shards = (TokenShard.open(folder / part / f"{name}.ds", digests=digests),)
+        shards = tuple(TokenShard.open(path, digests=digests) for path in shard_paths(folder / part, entry))
     source = TokenSource(name=name, shards=shards)
     if digests is not None and SEAL in content:
         index = Kept(
@@ -248,52 +275,6 @@ def _open_source(
             f"{recorded[0]:,} of {recorded[1]:,}: remove the folder and prepare again."
         )
     return source
-
-
-def _adopt(work: Path, out: Path) -> None:
-    """Remove leftovers of killed runs, keeping a built-in corpus that they had already parsed; warn about doubtful ones."""
-    prefix = f".{out.name}.partial-"
-    for left in [folder for folder in out.parent.iterdir() if folder.name.startswith(prefix) and folder != work]:
-        host, _, process = left.name.removeprefix(prefix).rpartition("-")
-        if not process.isdigit() or _locked(left / _LOCK):
-            continue
-        here = host == socket.gethostname()
-        if (here and not _alive(int(process))) or ((left / _LOCK).is_file() and _age(left) > _ABANDONED):
-            for file in left.glob("python-docs-*.jsonl.gz"):
-                file.replace(work / file.name)
-            shutil.rmtree(left, ignore_errors=True)
-        elif not here:
-            warnings.warn(
-                f"{left} belongs to a preparation on {host}, which is still running or was killed: remove the folder if "
-                "none is running",
-                stacklevel=2,
-            )
-
-
-def _locked(file: Path) -> bool:
-    """Whether another process holds a lock. Locks of other machines are not visible on every file system."""
-    if not file.is_file():
-        return False
-    try:
-        with FileLock(file, timeout=0):
-            return False
-    except Timeout:
-        return True
-
-
-def _age(folder: Path) -> float:
-    """Seconds since anything in a folder last changed."""
-    return time.time() - max(path.lstat().st_mtime for path in [folder, *folder.rglob("*")])
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _sync(folder: Path) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +108,18 @@ def files_beside(path: Path) -> list[Path]:
     """The existing files of a shard other than its tokens."""
     ends = ".index", ".metadata", ".bytes", ".lines", ".json"
     return [file for file in (beside(path, end) for end in ends) if file.is_file()]
+
+
+def shard_paths(folder: Path, entry: dict[str, Any]) -> list[Path]:
+    """The `.ds` files of a source of text: one for each portion it was prepared in.
+
+    Args:
+        folder: Folder of its training or held-out part.
+        entry: Its entry in `lineage.json`.
+    """
+    name, portions = entry["name"], entry.get("portions", 1)
+    names = [name] if portions == 1 else [f"{name}.{number:05d}" for number in range(portions)]
+    return [folder / f"{one}.ds" for one in names]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

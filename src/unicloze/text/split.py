@@ -28,7 +28,6 @@ from unicloze.text.tokenizers import Tokenizer
 DROP, TRAIN, HELDOUT, CUT = range(4)
 """Dropped as a duplicate, used for training, held out, or cut in two with its end held out."""
 
-_SEEN = 2**20
 _LEAST_HELDOUT = 2048
 _CANDIDATES = 8
 
@@ -45,18 +44,19 @@ class _Document:
     is_text: bool
 
 
+_NOTHING = _Document(0, 0, False)
+
+
 class HeldoutSplit:
     """Sees all documents once, then returns the side of each. Memory use does not grow with the corpus.
 
     Args:
         share: Share of the documents to hold out.
-        deduplicate: Drop documents seen before. A duplicate is found unless about a million other documents come between.
         sources: Number of sources.
     """
 
-    def __init__(self, share: float, *, deduplicate: bool, sources: int) -> None:
+    def __init__(self, share: float, *, sources: int) -> None:
         self._share, self._limit = share, int(share * 2**64)
-        self._seen = np.zeros(_SEEN, dtype=np.uint64) if deduplicate else None
         self._largest: dict[str, _Document] = {}
         self._smallest: dict[int, _Document] = {}
         self._most = sources + _CANDIDATES  # enough to include one not reserved for training, if there is any
@@ -64,33 +64,36 @@ class HeldoutSplit:
         self._sides: dict[int, int] = {0: DROP}
         self.cut_size = 0
 
-    def add(self, source: str, value: int, size: int, *, is_text: bool) -> int:
-        """Add a document.
+    def add(self, source: str, values: Hashes, sizes: npt.NDArray[np.int64], *, is_text: bool) -> None:
+        """Add documents of one source, none of them a duplicate that is dropped.
 
         Args:
-            source: Name of its source.
-            value: Its hash, see `text_hash` and `Spelling`.
-            size: In bytes, or in any unit common to all documents.
-            is_text: Whether it can be cut.
-
-        Returns:
-            Its hash, for `side`; 0 for a duplicate.
+            source: Name of the source.
+            values: Their hashes, see `text_hash` and `Spelling`. *Shape:* (documents,)
+            sizes: In bytes, or in any unit common to all documents. *Shape:* (documents,)
+            is_text: Whether they can be cut.
         """
-        if self._seen is not None:
-            if int(self._seen[value % _SEEN]) == value:
-                return 0
-            self._seen[value % _SEEN] = value
-        self._total += size
-        document = _Document(value, size, is_text)
-        if value >= self._largest.get(source, document).hash:
-            self._largest[source] = document
+        if not len(values):
+            return
+        self._total += int(sizes.sum())
+        last = int(np.flatnonzero(values == values.max())[-1])
+        if int(values[last]) >= self._largest.get(source, _NOTHING).hash:
+            self._largest[source] = _Document(int(values[last]), int(sizes[last]), is_text)
+        full = len(self._smallest) >= self._most
+        limit = np.uint64(max(self._smallest)) if full else np.unique(values)[: self._most][-1]
+        for place in np.flatnonzero(values <= limit).tolist():
+            self._add_small(_Document(int(values[place]), int(sizes[place]), is_text))
+
+    def _add_small(self, document: _Document) -> None:
+        """Keep a document if its hash is among the smallest."""
+        value = document.hash
         if value in self._smallest:
-            self._smallest[value] = _Document(value, size, is_text and self._smallest[value].is_text)
+            both = document.is_text and self._smallest[value].is_text
+            self._smallest[value] = _Document(value, document.size, both)
         elif len(self._smallest) < self._most or value < max(self._smallest):
             self._smallest[value] = document
             if len(self._smallest) > self._most:
                 del self._smallest[max(self._smallest)]
-        return value
 
     def decide(self) -> None:
         """Apply the three rules, once every document has been added."""
@@ -115,7 +118,7 @@ class HeldoutSplit:
             self.cut_size = min(want, chosen.size // 2)
 
     def side(self, value: int) -> int:
-        """The side of a document, by the hash returned by `add`."""
+        """The side of a document, by its hash."""
         return self._sides.get(value, HELDOUT if value < self._limit else TRAIN)
 
     def sides(self, values: Hashes) -> npt.NDArray[np.uint8]:

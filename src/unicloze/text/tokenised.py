@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError
+from unicloze.text.columns import AT_ONCE, Stored
 from unicloze.text.digests import Digests
 from unicloze.text.documents import files_at
 from unicloze.text.shards import TokenShard, open_column
@@ -51,13 +51,27 @@ def documents(path: Path, tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.unsig
         yield tokens
 
 
-def write_selection(folder: Path, name: str, selections: list[tuple[Path, Int64s]]) -> dict[str, Any]:
-    """Record the documents of each shard that form a source, as one `NAME.I.documents` file of uint64 per shard."""
-    tokens = 0
-    for i, (path, numbers) in enumerate(selections):
-        numbers.astype("<u8").tofile(folder / f"{name}.{i}.documents")
-        tokens += TokenShard.open(path, documents=numbers).num_tokens
-    return {"documents": sum(len(numbers) for _, numbers in selections), "tokens": tokens, "bytes": None}
+def write_selection(folder: Path, name: str, shards: list[tuple[Path, Path]], side: int) -> dict[str, Any]:
+    """Record the documents of each shard that form a source, as one `NAME.I.documents` file of uint64 per shard.
+
+    Args:
+        folder: Folder of the record.
+        name: Name of the source.
+        shards: Each shard, and a file with the side of each of its documents.
+        side: The side of the documents to record.
+    """
+    counts = {"documents": 0, "tokens": 0}
+    for i, (path, sides) in enumerate(shards):
+        file, place = folder / f"{name}.{i}.documents", 0
+        with sides.open("rb") as read, file.open("wb") as written:
+            while raw := read.read(AT_ONCE):
+                numbers = np.flatnonzero(np.frombuffer(raw, dtype=np.uint8) == side) + place
+                written.write(numbers.astype("<u8").tobytes())
+                place += len(raw)
+        shard = TokenShard.open(path, documents=Stored.open(file))
+        counts["documents"] += len(shard.ends)
+        counts["tokens"] += shard.num_tokens
+    return {**counts, "bytes": None}
 
 
 def open_selection(

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 """Recipe whose settings are chosen by the text, the budget and this machine."""
-READ_BY_PREPARE = "name", "data.corpus", "data.text_field", "data.heldout_share", "data.deduplicate", "tokenizer"
+READ_BY_PREPARE = (
+    "name", "data.corpus", "data.text_field", "data.heldout_share", "data.deduplicate", "data.decontaminate",
+    "data.decontaminate_ngram", "tokenizer",
+)  # fmt: skip
 """Settings and sections that determine a prepared folder."""
 READ_BY_INSPECT = (
     "name", "data.window", "data.segments", "data.documents", "data.prepared", "tokenizer.path", "tokenizer.lowercase",
@@ -42,25 +45,30 @@ def prepare(
     overrides: Annotated[
         Overrides | None,
         Settings(
-            ("data.corpus", "data.text_field", "data.heldout_share", "data.deduplicate",
+            ("data.corpus", "data.text_field", "data.heldout_share", "data.deduplicate", "data.decontaminate",
              "tokenizer.path", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.lowercase"),
             recipe="recipe",
         ),
     ] = None,
+    jobs: Number = 1,
 ) -> Prepared:  # fmt: skip
     """Tokenize a corpus to disk: deduplicated, with held-out documents set aside, and its tokenizer.
 
-    If the folder is already prepared, it and its corpus are read completely to verify that neither has changed.
+    If the folder is already prepared, it and its corpus are read completely to verify that neither has changed. If an earlier
+    call was killed, the portions of the corpus that it finished are kept.
 
     Args:
         recipe: Recipe; only `data` and `tokenizer` are used.
         out: Folder to write; default: runs/NAME/data, where `pretrain` looks for it.
         quiet: Show no progress.
         overrides: Settings by dotted name.
+        jobs: Number of processes that read and tokenize files; more than one helps with several hundred MB in several files.
+            The result does not depend on it.
 
     Examples:
         unicloze prepare --recipe quickstart
         unicloze prepare --data.corpus my_text/ --tokenizer.vocab_size 16000 --out prepared
+        unicloze prepare --data.corpus my_text/ --tokenizer.vocab_size 16000 --out prepared --jobs 8
 
     Raises:
         UsageError: The recipe or a setting is invalid, or has no effect on preparing.
@@ -71,6 +79,8 @@ def prepare(
     from unicloze.text.prepare import prepare_data
     from unicloze.training.agreement import check_beside_path
 
+    if jobs < 1:
+        raise UsageError(f"--jobs is {jobs}: give at least 1.")
     settings = load_recipe(recipe, overrides)
     check_beside_path(settings, overrides or {})
     if settings.data.prepared is not None:
@@ -83,7 +93,7 @@ def prepare(
     )
     refuse_unread([settings], given_settings(overrides))
     folder = folder_at(out, RUNS / settings.name / "data")
-    return prepare_data(settings.data, settings.tokenizer, folder, progress=not quiet, verify=True)
+    return prepare_data(settings.data, settings.tokenizer, folder, progress=not quiet, verify=True, jobs=jobs)
 
 
 def pretrain(
