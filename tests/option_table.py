@@ -76,6 +76,7 @@ class Row:
 
 WSD = "--training.schedule wsd"
 RELATIVE = "--model.relative_bias true"
+LORA = "--finetuning.lora_rank 2"
 MUON = "--training.optimizer muon"
 SAMPLE = "--decoding.sample true"
 BEAMS = "--decoding.beams 4"
@@ -156,6 +157,7 @@ SETTINGS = {
     "model.attention_dropout": Row("unilmv2", "0.3"),
     "model.layer_norm_eps": Row("unilmv2", "0.01"),
     "model.initializer_range": Row("unilmv2", "0.1"),
+    "model.adapter_size": Row("unilmv2", "8"),
     "model.scaled_init": Row("unilmv2", "true"),
     "training.steps": Row("unilmv2", "4"),
     "training.batch_size": Row("unilmv2", "8"),
@@ -252,6 +254,11 @@ SETTINGS = {
     "finetuning.auxiliary": Row("classes", "'{ae: 1.0}'"),
     "finetuning.layer_decay": Row("classes", "0.5"),
     "finetuning.unfreeze_epochs": Row("classes", "0.4"),
+    "finetuning.lora_rank": Row("classes", "2"),
+    "finetuning.lora_alpha": Row("classes", "8", beside=LORA),
+    "finetuning.lora_dropout": Row("classes", "0.5", beside=LORA),
+    "finetuning.lora_projections": Row("classes", "key outer", beside=LORA),
+    "finetuning.adapter_size": Row("classes", "2"),
 }
 """Every dotted setting."""
 

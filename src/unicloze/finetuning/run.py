@@ -39,7 +39,7 @@ from unicloze.finetuning.data import (
     steps_per_epoch,
 )
 from unicloze.finetuning.generated import target_loss
-from unicloze.finetuning.initial import changed_settings, start_weights, what_changed
+from unicloze.finetuning.initial import changed_settings, start_weights, unchanged, what_changed, what_learns
 from unicloze.finetuning.predict import as_json_lines, predict
 from unicloze.finetuning.scores import headline, measure, with_errors
 from unicloze.finetuning.shown_predictions import samples, with_references
@@ -76,6 +76,7 @@ from unicloze.training.optimizers import build_optimizers
 from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads
+from unicloze.training.start_model import START, StartModel
 from unicloze.training.world import World
 
 OF_THE_BEST = DEV_PREDICTIONS, DEV_SAMPLES
@@ -218,8 +219,14 @@ class _Run(RunProcess):
         compute = Compute(device=device, precision=recipe.training.precision, world=world)
         model = ready_model(recipe, start.model.vocab_size, compute.device)
         self.drawn = start_weights(model, start, recipe.task)
+        below = StartModel.of(start.path, origin["model"] or "", out) if recipe.finetuning.few else None
         state = TrainState(model=model, optimizers=self._optimizers(model, recipe))
         super().__init__(recipe, out, checkpoint, state, compute, progress=progress)
+        self.below = below
+        if below is not None:
+            self.left_out = unchanged(model, start)
+            if checkpoint is None and self.progress:
+                say(what_learns(model))
         self.best: tuple[float, int] | None = None
         self.scores: Mapping[str, MetricResult] = {}
         self.waited = 0
@@ -399,7 +406,8 @@ class _Run(RunProcess):
             self.save(self._facts(), keep=1)
 
     def _facts(self) -> dict[str, Any]:
-        return {"origin": self.origin, "segments": self.segments}
+        facts = {"origin": self.origin, "segments": self.segments}
+        return facts if self.below is None else {**facts, START: self.below.to_dict()}
 
 
 def _describe(micro_batch: MicroBatch) -> str:

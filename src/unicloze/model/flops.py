@@ -41,5 +41,7 @@ def backbone_flops(settings: ModelSettings, *, slots: int, selected: int, keys: 
         + selected * keys * pair
         + remembered
     )
+    adapters = 8 * width * settings.adapter_size  # of one slot: two adapters of two products each
+    full, last = full + slots * adapters, last + selected * adapters
     projection = 2 * slots * narrow * width if narrow != width else 0
     return projection + (settings.num_layers - 1) * full + last

@@ -9,8 +9,10 @@ from typing import Protocol
 from torch import Tensor, nn
 from torch.nn import functional
 
+from unicloze.model.adapters import Adapter
 from unicloze.model.attention import SelfAttention
 from unicloze.model.dropout import DropoutKey
+from unicloze.model.low_rank import project
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.sharing import borrow
 from unicloze.settings import ModelSettings
@@ -36,10 +38,9 @@ class FeedForward(nn.Module):
         self.output = nn.Linear(settings.intermediate_size, settings.hidden_size)
         self.activation = ACTIVATIONS[settings.activation]
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, dropout: DropoutKey | None = None) -> Tensor:
         """*Shape:* (..., hidden size) to the same."""
-        projected: Tensor = self.output(self.activation(self.inner(hidden)))
-        return projected
+        return project(self.output, self.activation(project(self.inner, hidden, dropout)), dropout)
 
 
 SUBLAYERS: Mapping[str, Callable[[ModelSettings], nn.Module]] = {
@@ -111,6 +112,8 @@ class Layer(nn.Module):
                 setattr(self, name, build(settings))
         if first is not None:
             borrow(self, first, shared)
+        self.attention_adapter = Adapter(settings) if settings.adapter_size else None
+        self.feed_forward_adapter = Adapter(settings) if settings.adapter_size else None
         self.number = number
         self.norm_first = settings.norm == "pre"
         self.rate = settings.dropout
@@ -136,12 +139,16 @@ class Layer(nn.Module):
 
     def complete(self, residual: Tensor, update: Tensor, dropout: DropoutKey | None) -> Tensor:
         """Residual after attention, then the feed-forward network. *Shape:* (rows, queries, hidden size)"""
-        attended = self._add(residual, update, dropout)
+        attended = self._add(residual, update, dropout, self.attention_adapter)
+        adapter = self.feed_forward_adapter
         if self.norm_first:
-            return self._add(attended, self.feed_forward(self.feed_forward_norm(attended)), dropout)
+            normed = self.feed_forward_norm(attended)
+            return self._add(attended, self.feed_forward(normed, dropout), dropout, adapter)
         attended = self.attention_norm(attended)
-        normalised: Tensor = self.feed_forward_norm(self._add(attended, self.feed_forward(attended), dropout))
+        completed = self._add(attended, self.feed_forward(attended, dropout), dropout, adapter)
+        normalised: Tensor = self.feed_forward_norm(completed)
         return normalised
 
-    def _add(self, residual: Tensor, update: Tensor, dropout: DropoutKey | None) -> Tensor:
-        return residual + (update if dropout is None else dropout(update, self.rate))
+    def _add(self, residual: Tensor, update: Tensor, dropout: DropoutKey | None, adapter: Adapter | None) -> Tensor:
+        kept = update if dropout is None else dropout(update, self.rate)
+        return residual + (kept if adapter is None else adapter(kept))

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unicloze.example import Batch, TargetBatch
+from unicloze.model.adapters import DEVIATION, Adapter
 from unicloze.model.backbone import Backbone, embedding_width
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING, backbone_flops, linear_flops
 from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
+from unicloze.model.low_rank import LowRankLinear
 from unicloze.model.task_heads import TaskHead
 from unicloze.settings import HeadSettings, ModelSettings
 
@@ -94,11 +96,17 @@ class UnifiedModel(nn.Module):
         return self
 
     def initialize(self, seed: int) -> None:
-        """Initialise the weights: normal with the initializer range, zero biases, unit normalisations."""
+        """Initialise the weights: normal with the initializer range, zero biases, unit normalisations.
+
+        Adapters start near the identity. Low-rank updates are drawn last, so that heads start the same with and without.
+        """
         generator = torch.Generator().manual_seed(seed)
         common = self.settings.initializer_range
         into_residual = common / math.sqrt(2 * self.settings.num_layers) if self.settings.scaled_init else common
         deviations = {id(module): into_residual for module in self.backbone.residual_writers()}
+        updated = [module for module in self.modules() if isinstance(module, LowRankLinear)]
+        adapters = [module for module in self.modules() if isinstance(module, Adapter)]
+        deviations |= {id(linear): DEVIATION for adapter in adapters for linear in (adapter.down, adapter.up)}
         with torch.no_grad():
             for module in self.modules():
                 if isinstance(module, nn.LayerNorm):
@@ -108,8 +116,10 @@ class UnifiedModel(nn.Module):
                 for name, parameter in module.named_parameters(recurse=False):
                     if name == "bias":
                         parameter.zero_()
-                    else:
+                    elif not isinstance(module, LowRankLinear) or name == "weight":
                         parameter.normal_(0, deviations.get(id(module), common), generator=generator)
+            for layer in updated:
+                layer.draw(generator)
 
     def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
         """Losses of every target in a batch.

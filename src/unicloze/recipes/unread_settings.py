@@ -65,6 +65,7 @@ _tokens = Needs(
     lambda recipe: recipe.task.kind == "generation" or bool(recipe.finetuning.auxiliary),
 )
 _auxiliary = Needs("finetuning.auxiliary", lambda recipe: bool(recipe.finetuning.auxiliary))
+_lora = Needs("finetuning.lora_rank", lambda recipe: recipe.finetuning.lora_rank is not None)
 _generation = _kind("generation")
 _draws = Needs(
     "generation.learning pseudo or masked", lambda recipe: recipe.generation.learning in ("pseudo", "masked")
@@ -86,6 +87,7 @@ IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
         _kind("classification", "regression"),
         Needs("task.pooling null", lambda recipe: recipe.task.pooling is None),
     ),
+    **dict.fromkeys(("finetuning.lora_alpha", "finetuning.lora_dropout", "finetuning.lora_projections"), (_lora,)),
     **{key: (_generation,) for key in KEYS if key.startswith(("generation.", "decoding."))},
     "generation.chunk_by": (
         _generation,
@@ -130,6 +132,7 @@ DECIDED_IN_A_TASK: Mapping[str, str] = {
     "training.initialize_from": "give --model",
     **dict.fromkeys(("model.pooler", "model.generator_size", "model.memory"), _OF_THE_MODEL),
     "model.scaled_init": _OF_THE_MODEL,
+    "model.adapter_size": "give finetuning.adapter_size",
     **{key: _OF_THE_MODEL for key in KEYS if key.startswith(("data.", "tokenizer."))},
 }
 """Settings that are derived from others or from the model in fine-tuning, and what to do instead."""

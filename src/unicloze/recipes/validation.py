@@ -32,7 +32,7 @@ _POSITIVE = (
     "training.threads",
 )  # fmt: skip
 _NOT_NEGATIVE = (
-    "model.num_segments", "model.memory", "training.weight_decay", "training.warmup_steps",
+    "model.num_segments", "model.memory", "model.adapter_size", "training.weight_decay", "training.warmup_steps",
     "training.clip_norm", "training.seed", "training.evaluate_every", "training.save_every", "tokenizer.extra_tokens",
 )  # fmt: skip
 _BELOW_ONE = (

@@ -150,6 +150,10 @@ def initialize_from(model: Model, other: LoadedModel, tokenizer: Tokenizer, reci
     Raises:
         UniclozeError: No weight fits.
     """
+    if other.recipe.model.adapter_size:
+        raise UniclozeError(
+            f"{other.path} has adapters, which pre-training does not: start from the model they were added to"
+        )
     theirs, said = _adapted(model, other, tokenizer, recipe)
     for network in model.networks:
         own = network.state_dict()

@@ -191,7 +191,8 @@ def accumulate_gradients(
     parts, world = [micro_batch.part for micro_batch in micro_batches], compute.world
     own, count = world.leaves(parts, settings.leaves), min(settings.leaves, len(parts))
     weights, state.step_tokens = _totals(micro_batches, own, world)
-    gradients = GradientSums(list(state.model.parameters()), count, state.buffers)
+    learned = [weight for weight in state.model.parameters() if weight.requires_grad]
+    gradients = GradientSums(learned, count, state.buffers)
     memories, used = {}, state.model.for_use().settings
     if used.memory and state.parts != parts:  # the rows that continue ours may be on other processes
         state.memories = unpack(world.share_tensors(pack(state.memories)), compute.device)
