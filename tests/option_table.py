@@ -76,6 +76,7 @@ class Row:
 
 WSD = "--training.schedule wsd"
 RELATIVE = "--model.relative_bias true"
+TAUGHT = "--distillation.teacher {TASK:classes}"
 LORA = "--finetuning.lora_rank 2"
 MUON = "--training.optimizer muon"
 SAMPLE = "--decoding.sample true"
@@ -254,6 +255,9 @@ SETTINGS = {
     "finetuning.auxiliary": Row("classes", "'{ae: 1.0}'"),
     "finetuning.layer_decay": Row("classes", "0.5"),
     "finetuning.unfreeze_epochs": Row("classes", "0.4"),
+    "distillation.teacher": Row("classes", "{TASK:classes}"),
+    "distillation.temperature": Row("classes", "9", beside=TAUGHT),
+    "distillation.weight": Row("classes", "0.9", beside=TAUGHT),
     "finetuning.lora_rank": Row("classes", "2"),
     "finetuning.lora_alpha": Row("classes", "8", beside=LORA),
     "finetuning.lora_dropout": Row("classes", "0.5", beside=LORA),

@@ -445,6 +445,22 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistillationSettings:
+    """Learning from the predictions of a trained model, the teacher, as well as from the labels (Hinton et al. 2015).
+
+    Args:
+        teacher: Run, checkpoint or Hugging Face model folder of the teacher, which has the same tokenizer; for a task, a
+            model fine-tuned for it. Default: no teacher.
+        temperature: Divisor of the logits of both models in the loss of soft labels.
+        weight: Share of the loss that compares with the teacher's predictions; the rest compares with the labels.
+    """
+
+    teacher: str | None = None
+    temperature: float = 2.0
+    weight: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
 class UseSettings:
     """How the trained model is used as an encoder.
 
@@ -649,6 +665,7 @@ class Recipe:
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
+    distillation: DistillationSettings = field(default_factory=DistillationSettings)
     use: UseSettings = field(default_factory=UseSettings)
     task: TaskSettings = field(default_factory=TaskSettings)
     generation: GenerationSettings = field(default_factory=GenerationSettings)

@@ -98,9 +98,10 @@ def check_answers(dev: TaskData, recipe: Recipe) -> None:
             refuse_repeated(dev.records)
 
 
-def origin_of(start: LoadedModel, train: TaskData, dev: TaskData | None) -> Origin:
-    """Fingerprints of the model and files of a new run."""
+def origin_of(start: LoadedModel, train: TaskData, dev: TaskData | None, teacher: str | None = None) -> Origin:
+    """Fingerprints of the models and files of a new run."""
     return {
+        **({} if teacher is None else {"teacher": teacher}),
         "training file": train.fingerprint,
         "development file": None if dev is None else dev.fingerprint,
         "model": model_fingerprint(start),

@@ -46,6 +46,7 @@ from unicloze.finetuning.shown_predictions import samples, with_references
 from unicloze.finetuning.task_model import TaskModel
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
+from unicloze.interop.opening import open_model
 from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
@@ -68,6 +69,7 @@ from unicloze.training.checkpoint import (
     load_newest,
     set_aside_newer,
 )
+from unicloze.training.distillation import Teacher, open_teacher
 from unicloze.training.ledger import trained_on
 from unicloze.training.loading import LoadedModel, ready_model
 from unicloze.training.lock import hold_run
@@ -152,7 +154,8 @@ def finetune_run(
                 say(changes)
         recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps, since the saved recipe is validated when loaded
-        origin = origin_of(start, training, development)
+        teacher = open_teacher(recipe, start.tokenizer, open_model)
+        origin = origin_of(start, training, development, None if teacher is None else teacher.digest)
         world.same("the model or the records", digest(origin), "give all processes the same files")
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
         if checkpoint is not None and former is not None:
@@ -163,7 +166,9 @@ def finetune_run(
         precision = world.only_first(lambda: choose_precision(recipe.training, choose_device(recipe.training)))
         recipe = with_precision(recipe, precision)
         world.only_first(lambda: _write_settings(recipe, start, out, checkpoint))
-        with _Run(recipe, start, training, development, out, checkpoint, origin, files, progress, world) as run:
+        with _Run(
+            recipe, start, training, development, out, checkpoint, origin, files, teacher, progress, world
+        ) as run:
             result = run.train()
     run.heed(result.stopped_by)
     return result
@@ -203,6 +208,7 @@ class _Run(RunProcess):
         checkpoint: Checkpoint | None,
         origin: Origin,
         files: Mapping[str, str | None],
+        teacher: Teacher | None,
         progress: bool,
         world: World,
     ) -> None:
@@ -216,7 +222,7 @@ class _Run(RunProcess):
                 stacklevel=2,
             )
         device = world.device(choose_device(recipe.training))
-        compute = Compute(device=device, precision=recipe.training.precision, world=world)
+        compute = Compute(device=device, precision=recipe.training.precision, world=world, soften=teacher)
         model = ready_model(recipe, start.model.vocab_size, compute.device)
         self.drawn = start_weights(model, start, recipe.task)
         below = StartModel.of(start.path, origin["model"] or "", out) if recipe.finetuning.few else None

@@ -27,6 +27,7 @@ def _or(names: Sequence[str]) -> str:
 _trained = Needs("a tokenizer that is trained (tokenizer.path null)", lambda recipe: recipe.tokenizer.path is None)
 _word_pieces = Needs("tokenizer.kind wordpiece", lambda recipe: recipe.tokenizer.kind == "wordpiece")
 _relative = Needs("model.relative_bias true", lambda recipe: recipe.model.relative_bias)
+_teacher = Needs("distillation.teacher", lambda recipe: recipe.distillation.teacher is not None)
 _muon = Needs("training.optimizer muon", lambda recipe: recipe.training.optimizer == "muon")
 
 ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
@@ -34,6 +35,11 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
     "model.relative_max_distance": (_relative,),
     "training.muon_learning_rate": (_muon,),
     "training.muon_momentum": (_muon,),
+    "distillation.temperature": (
+        _teacher,
+        Needs("classes or tokens (not task.kind regression)", lambda recipe: recipe.task.kind != "regression"),
+    ),
+    "distillation.weight": (_teacher,),
     "training.decay_steps": (
         Needs("training.schedule cosine or wsd", lambda recipe: recipe.training.schedule in ("cosine", "wsd")),
     ),

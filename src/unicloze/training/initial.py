@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -238,7 +238,3 @@ def inherited(recipe: Recipe, other: LoadedModel, given: Mapping[str, Any]) -> t
     ]
     said = f"the model's shape is that of {other.path}: {', '.join(differing)}" if differing else ""
     return changes, said
-
-
-Open = Callable[[str], LoadedModel]
-"""Opens a model, given the path or name that identifies it."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unicloze.errors import UniclozeError
-from unicloze.example import Examples, collate
+from unicloze.example import Batch, Examples, collate
 from unicloze.model.build import Model
 from unicloze.model.dropout import DropoutKey
 from unicloze.settings import TrainingSettings
@@ -93,12 +93,13 @@ class Hooks:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Device, precision and processes of a computation."""
+    """Device, precision and processes of a computation, and what adds soft labels to the batches of training steps."""
 
     device: torch.device
     precision: str
     fixed_shape: bool = False
     world: World = field(default_factory=World)
+    soften: Callable[[Batch, Compute], Batch] | None = None
 
     def autocast(self) -> AbstractContextManager[Any]:
         """bf16 autocast; no context in fp32."""
@@ -210,6 +211,7 @@ def accumulate_gradients(
                 micro_batch = micro_batches[number]
                 batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
                 batch = with_memory(batch, micro_batch, state.memories.get(number), used)
+                batch = batch if compute.soften is None else compute.soften(batch, compute)
                 with compute.autocast(), compute.lookups(state.model):
                     losses = state.model(batch, DropoutKey(settings.seed, state.step, number))
                 if batch.memory is not None:
