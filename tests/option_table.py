@@ -77,6 +77,8 @@ class Row:
 WSD = "--training.schedule wsd"
 RELATIVE = "--model.relative_bias true"
 PROJECTED = "--model.projection true"
+TAUGHT = "--distillation.teacher {TASK:classes}"
+LORA = "--finetuning.lora_rank 2"
 MUON = "--training.optimizer muon"
 SAMPLE = "--decoding.sample true"
 BEAMS = "--decoding.beams 4"
@@ -171,6 +173,7 @@ SETTINGS = {
     "model.attention_dropout": Row("unilmv2", "0.3"),
     "model.layer_norm_eps": Row("unilmv2", "0.01"),
     "model.initializer_range": Row("unilmv2", "0.1"),
+    "model.adapter_size": Row("unilmv2", "8"),
     "model.scaled_init": Row("unilmv2", "true"),
     "training.steps": Row("unilmv2", "4"),
     "training.batch_size": Row("unilmv2", "8"),
@@ -271,6 +274,14 @@ SETTINGS = {
     "finetuning.auxiliary": Row("classes", "'{ae: 1.0}'"),
     "finetuning.layer_decay": Row("classes", "0.5"),
     "finetuning.unfreeze_epochs": Row("classes", "0.4"),
+    "distillation.teacher": Row("classes", "{TASK:classes}"),
+    "distillation.temperature": Row("classes", "9", beside=TAUGHT),
+    "distillation.weight": Row("classes", "0.9", beside=TAUGHT),
+    "finetuning.lora_rank": Row("classes", "2"),
+    "finetuning.lora_alpha": Row("classes", "8", beside=LORA),
+    "finetuning.lora_dropout": Row("classes", "0.5", beside=LORA),
+    "finetuning.lora_projections": Row("classes", "key outer", beside=LORA),
+    "finetuning.adapter_size": Row("classes", "2"),
 }
 """Every dotted setting."""
 

@@ -21,7 +21,7 @@ from unicloze.recipes import load_recipe, parse_options
 from unicloze.recipes.schema import every_key
 from unicloze.text.prepare import Prepared
 from unicloze.training.budget import Budget
-from unicloze.training.loading import LoadedModel
+from unicloze.training.loading import LoadedModel, Open
 
 ANY = ""
 """The scene of complete commands."""
@@ -36,13 +36,13 @@ DECIDED_BY_COMPARE = {"training.warmup_steps": "at most a tenth of the steps"}
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     place, opened, load = tmp_path_factory.mktemp("options"), dict[Path, LoadedModel](), opening.load_model
 
-    def load_once(path: Path) -> LoadedModel:
+    def load_once(path: Path, opens: Open | None = None) -> LoadedModel:
         """Runs that the tests must not change."""
         real = Path(path).resolve()
         if not real.is_relative_to(place / "runs"):
-            return load(path)
+            return load(path, opens)
         if real not in opened:
-            opened[real] = load(path)
+            opened[real] = load(path, opens)
         return opened[real]
 
     def served(model: LoadedModel, **given: object) -> str:

@@ -94,9 +94,16 @@ def job(place: Path, out: str, recipe: str = "unilmv2-base", **changes: Any) -> 
     return {"recipe": recipe, "overrides": overrides, "out": str(place / out)}
 
 
-def task(place: Path, out: str) -> Job:
+def task(place: Path, out: str, **more: Any) -> Job:
     records, model = str(place / "classes.jsonl"), str(place / "unilmv2-base-1")
-    return {"task": "classification", "overrides": TASK, "model": model, "records": records, "out": str(place / out)}
+    overrides = {**TASK, **more}
+    return {
+        "task": "classification",
+        "overrides": overrides,
+        "model": model,
+        "records": records,
+        "out": str(place / out),
+    }
 
 
 def sha(out: Path, folder: str = "checkpoints") -> dict[str, str]:
@@ -145,14 +152,21 @@ def test_any_number_of_processes_gives_the_same_bits(
     assert len(events(place / out, "step")[-1]["seconds"]) == size
 
 
-def test_any_number_of_processes_fine_tunes_identically(crew: Crew, place: Path, alone: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("name", "more"), [
+    ("tuned", {}),
+    ("updated", {"finetuning.lora_rank": 2, "finetuning.lora_dropout": 0.1}),
+    ("adapted", {"finetuning.adapter_size": 4}),
+])  # fmt: skip
+def test_any_number_of_processes_fine_tunes_identically(
+    crew: Crew, place: Path, alone: dict[str, Path], name: str, more: dict[str, Any]
+) -> None:
     for size in (1, 2, 3):
-        done(crew, [task(place, f"tuned-{size}")] * size)
+        done(crew, [task(place, f"{name}-{size}", **more)] * size)
         for folder in ("checkpoints", "best"):
-            assert sha(place / f"tuned-{size}", folder) == sha(place / "tuned-1", folder)
-        assert measured(place / f"tuned-{size}") == measured(place / "tuned-1")
-        found = (place / f"tuned-{size}" / "dev_predictions.jsonl").read_bytes()
-        assert found == (place / "tuned-1" / "dev_predictions.jsonl").read_bytes()
+            assert sha(place / f"{name}-{size}", folder) == sha(place / f"{name}-1", folder)
+        assert measured(place / f"{name}-{size}") == measured(place / f"{name}-1")
+        found = (place / f"{name}-{size}" / "dev_predictions.jsonl").read_bytes()
+        assert found == (place / f"{name}-1" / "dev_predictions.jsonl").read_bytes()
 
 
 def test_killed_runs_resume_with_any_number_of_processes(crew: Crew, place: Path, alone: dict[str, Path]) -> None:

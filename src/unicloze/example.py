@@ -160,11 +160,28 @@ class Examples:
         return mask
 
 
+@dataclass(frozen=True)
+class SoftLabels:
+    """What another model, the teacher, predicts in the place of a target's predictions (Hinton et al. 2015).
+
+    Args:
+        outputs: Its logits, or quantities, of each prediction with nonzero weight, row by row.
+            *Shape:* (predictions, outputs)
+        temperature: Divisor of both models' logits.
+        weight: Share of the loss from soft labels; the rest is that of the labels.
+    """
+
+    outputs: torch.Tensor
+    temperature: float
+    weight: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class TargetBatch:
     """A `Target` as tensors, with its normaliser summed over the rows.
 
-    Missing slots hold 0 and are False in `present`, which is None if no slot is missing.
+    Missing slots hold 0 and are False in `present`, which is None if no slot is missing. In a training step a teacher may
+    add `soft` labels.
     """
 
     slots: torch.Tensor
@@ -173,6 +190,7 @@ class TargetBatch:
     normaliser: float
     places: torch.Tensor | None = None
     present: torch.Tensor | None = None
+    soft: SoftLabels | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

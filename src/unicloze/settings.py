@@ -38,6 +38,9 @@ SHORTEST_ROW = 8
 PredictionFormat = Literal["jsonl", "json", "glue"]
 """Format of prediction files: one object per line, the input of official scripts, or that of GLUE's server."""
 
+Projection = Literal["query", "key", "value", "output", "inner", "outer"]
+"""Projection of a layer: three of the attention's input and one of its output, and the two of the feed-forward network."""
+
 Pairing = Literal["contiguous", "next_sentence", "sentence_order"]
 """How the second segment of a window relates to the first: it follows the first, comes from another document half the time
 (BERT), or is swapped with the first half the time (ALBERT)."""
@@ -362,6 +365,7 @@ class ModelSettings:
         initializer_range: Standard deviation of the initial weights of `normal`; with LSTMs, half the width of the uniform
             distribution of the initial embeddings.
         scaled_init: Divide this by sqrt(2 x layers) for the matrices that write into the residual stream (GPT-2).
+        adapter_size: Width of the bottleneck adapters of a fine-tuned model, see `finetuning.adapter_size`; 0 for none.
     """
 
     kind: Literal["transformer", "recurrent"] = "transformer"
@@ -414,6 +418,7 @@ class ModelSettings:
     initializer: Literal["normal", "t5"] = "normal"
     initializer_range: float = 0.02
     scaled_init: bool = False
+    adapter_size: int = 0
 
     def memory_shape(self, rows: int) -> tuple[int, int, int, int]:
         """Shape of the states in a memory of some rows, see `unicloze.example.Memory`."""
@@ -512,6 +517,22 @@ class TrainingSettings:
     log_every: int = 10
     save_every: int = 1000
     keep_checkpoints: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationSettings:
+    """Learning from the predictions of a trained model, the teacher, as well as from the labels (Hinton et al. 2015).
+
+    Args:
+        teacher: Run, checkpoint or Hugging Face model folder of the teacher, which has the same tokenizer; for a task, a
+            model fine-tuned for it. Default: no teacher.
+        temperature: Divisor of the logits of both models in the loss of soft labels.
+        weight: Share of the loss that compares with the teacher's predictions; the rest compares with the labels.
+    """
+
+    teacher: str | None = None
+    temperature: float = 2.0
+    weight: float = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -676,6 +697,14 @@ class FinetuningSettings:
             embeddings the lowest. ULMFiT divides by 2.6, a factor of 0.385.
         unfreeze_epochs: Epochs between unfreezing one more layer, starting with the head alone and ending with the
             embeddings (ULMFiT: 1). Default: everything learns from the start.
+        lora_rank: Train low-rank updates of this rank for `lora_projections` and the task's head, and nothing else (LoRA).
+            Default: no updates.
+        lora_alpha: The updates are scaled by `lora_alpha` / `lora_rank`; default: the rank.
+        lora_dropout: Dropout of the input of the updates.
+        lora_projections: Projections that are updated: `query`, `key`, `value` and `output` of attention, `inner` and `outer`
+            of the feed-forward network.
+        adapter_size: Add a bottleneck adapter of this width after each sub-layer, and train the adapters, the normalisations
+            and the task's head, and nothing else (Houlsby et al. 2019). Default: no adapters are added.
     """
 
     epochs: float | Auto = 3.0
@@ -685,6 +714,16 @@ class FinetuningSettings:
     auxiliary: dict[str, float] = field(default_factory=dict)
     layer_decay: float = 1.0
     unfreeze_epochs: float | None = None
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    lora_dropout: float = 0.0
+    lora_projections: list[Projection] = field(default_factory=lambda: ["query", "value"])
+    adapter_size: int | None = None
+
+    @property
+    def few(self) -> bool:
+        """Whether only a few weights learn, which are saved apart from the model they were added to."""
+        return self.lora_rank is not None or self.adapter_size is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -701,6 +740,7 @@ class Recipe:
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
+    distillation: DistillationSettings = field(default_factory=DistillationSettings)
     use: UseSettings = field(default_factory=UseSettings)
     task: TaskSettings = field(default_factory=TaskSettings)
     generation: GenerationSettings = field(default_factory=GenerationSettings)

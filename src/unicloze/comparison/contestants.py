@@ -59,6 +59,8 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
     for key in ("training.steps", "training.decay_steps", "training.seed", "data.prepared"):
         if overrides.get(key) is not None:
             raise UsageError(f"option --{key}: the comparison sets this, from its budget, its seeds and its text.")
+    if any(key.startswith("distillation.") for key in overrides):
+        raise UsageError("options --distillation.teacher and others: no budget counts a teacher's computation.")
     if "name" in overrides:
         raise UsageError("option --name: each recipe keeps its own name, which also names its row and folder.")
     refuse_not_of_pretraining("compare", overrides, "probe.")
@@ -67,6 +69,10 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
         if recipe.name in RESERVED_NAMES:
             raise UsageError(
                 f"a recipe is named {recipe.name}, which the comparison uses itself: give it another name."
+            )
+        if recipe.distillation.teacher is not None:
+            raise UsageError(
+                f"recipe {recipe.name} sets distillation.teacher, whose computation no budget counts: compare it without."
             )
     repeated = [recipe.name for recipe in own if [r.name for r in own].count(recipe.name) > 1]
     if repeated:

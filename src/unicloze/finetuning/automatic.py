@@ -17,13 +17,22 @@ EPOCHS = 3, 10
 """Fewest and most epochs: the papers take 3 for large files, and 10 where there are few records (UniLMv2, Table 9)."""
 PAPER_WEIGHTS = 110_000_000
 """Weights of the base models for which the papers chose their rates."""
+FEW_TIMES = 10
+"""How many times higher the rate of low-rank updates and adapters is: at 110 M weights, LoRA takes 5e-4 (Hu et al., Table 9)
+and adapters 3e-4 (Houlsby et al., Section 3.1)."""
 MUCH_SMALLER = 10
 """How many times fewer weights a model must have to need a higher rate."""
 
 
-def learning_rate(weights: int) -> float:
-    """The peak learning rate for a model, rounded to two significant digits."""
-    return float(f"{min(HIGHEST_RATE, RATE_TIMES_WEIGHTS / weights):.1e}")
+def learning_rate(weights: int, few: bool = False) -> float:
+    """The peak learning rate for a model, rounded to two significant digits.
+
+    Args:
+        weights: Number of weights of the model.
+        few: Whether only low-rank updates or adapters learn.
+    """
+    rate = RATE_TIMES_WEIGHTS / weights * (FEW_TIMES if few else 1)
+    return float(f"{min(HIGHEST_RATE, rate):.1e}")
 
 
 def epochs(rows: int) -> int:
@@ -43,7 +52,7 @@ def with_chosen(recipe: Recipe, weights: int, rows: int, former: Recipe | None =
     """
     training, finetuning = recipe.training, recipe.finetuning
     if training.learning_rate == "auto":
-        rate = learning_rate(weights) if former is None else former.training.learning_rate
+        rate = learning_rate(weights, finetuning.few) if former is None else former.training.learning_rate
         training = dataclasses.replace(training, learning_rate=rate)
     if finetuning.epochs == "auto":
         passes = epochs(rows) if former is None else former.finetuning.epochs
@@ -56,7 +65,10 @@ def what_was_chosen(before: Recipe, after: Recipe, weights: int, rows: int) -> s
     said = []
     if before.training.learning_rate == "auto":
         extrapolated = ", extrapolated from the papers" if weights > PAPER_WEIGHTS / 2 else ""
-        said.append(f"learning rate {chosen(after.training.learning_rate):.2g} for {weights:,} weights{extrapolated}")
+        few = ", of which few learn" if after.finetuning.few else ""
+        said.append(
+            f"learning rate {chosen(after.training.learning_rate):.2g} for {weights:,} weights{few}{extrapolated}"
+        )
     if before.finetuning.epochs == "auto":
         said.append(f"{chosen(after.finetuning.epochs):g} epochs for {rows:,} rows")
     return ", ".join(said)

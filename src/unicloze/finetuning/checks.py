@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import torch
 
 from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.evaluation.metrics.registry import METRICS, metric
@@ -15,6 +12,7 @@ from unicloze.records.record import Record, refuse_repeated
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.training.loading import LoadedModel
+from unicloze.training.start_model import fingerprint
 
 Origin = Mapping[str, str | None]
 """Fingerprints of the model and files that a run started with; None for those it lacks."""
@@ -100,9 +98,10 @@ def check_answers(dev: TaskData, recipe: Recipe) -> None:
             refuse_repeated(dev.records)
 
 
-def origin_of(start: LoadedModel, train: TaskData, dev: TaskData | None) -> Origin:
-    """Fingerprints of the model and files of a new run."""
+def origin_of(start: LoadedModel, train: TaskData, dev: TaskData | None, teacher: str | None = None) -> Origin:
+    """Fingerprints of the models and files of a new run."""
     return {
+        **({} if teacher is None else {"teacher": teacher}),
         "training file": train.fingerprint,
         "development file": None if dev is None else dev.fingerprint,
         "model": model_fingerprint(start),
@@ -111,11 +110,7 @@ def origin_of(start: LoadedModel, train: TaskData, dev: TaskData | None) -> Orig
 
 def model_fingerprint(model: LoadedModel) -> str:
     """SHA-256 of a model's vocabulary and weights."""
-    weights = hashlib.sha256(model.tokenizer.fingerprint.encode())
-    for name, tensor in sorted(model.model.state_dict().items()):
-        weights.update(name.encode())
-        weights.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
-    return weights.hexdigest()
+    return fingerprint(model.tokenizer, model.model.state_dict())
 
 
 def refuse_other_origin(former: Origin, now: Origin, out: Path) -> None:

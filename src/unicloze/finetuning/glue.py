@@ -27,6 +27,7 @@ from unicloze.finetuning.run import FinetuneResult
 from unicloze.finetuning.scores import measure
 from unicloze.finetuning.seeds import FinetuneSummary, finetune_seeds
 from unicloze.finetuning.task_model import load_task_model
+from unicloze.interop.opening import open_model
 from unicloze.records import read_records
 from unicloze.settings import Recipe
 from unicloze.training.loading import LoadedModel, load_model
@@ -268,7 +269,7 @@ def _task(
 
 def _measured(run: FinetuneResult, file: Path) -> MetricResult:
     """Accuracy of the best checkpoint of a run on another file."""
-    loaded = load_model(run.out)
+    loaded = load_model(run.out, open_model)
     data = open_records(file, loaded.recipe, loaded.tokenizer)
     said = predict(load_task_model(loaded), data)
     return measure(said, data.records, loaded.recipe)["accuracy"]
@@ -298,7 +299,7 @@ def _files_for_server(task: str, run: FinetuneResult, folder: Path, out: Path, p
     if not asked:
         return []
     out.mkdir(parents=True, exist_ok=True)
-    loaded = load_model(run.out)
+    loaded = load_model(run.out, open_model)
     model = load_task_model(loaded)
     for name, file in asked.items():
         data = encoded(read_records(file, loaded.recipe.task), loaded.recipe, loaded.tokenizer, answers=False)

@@ -69,7 +69,12 @@ def task_recipe(
     asked = recipe.model.max_positions if "model.max_positions" in overridden else None
     longest = recipe.task.max_length if asked is None else min(recipe.task.max_length, asked)
     sections["model"] = dataclasses.replace(
-        sections["model"], max_positions=asked, generator_size=0.0, memory=0, pooler=False
+        sections["model"],
+        max_positions=asked,
+        generator_size=0.0,
+        memory=0,
+        pooler=False,
+        adapter_size=_adapter_size(recipe, start),
     )
     sections["training"] = dataclasses.replace(recipe.training, phases=[], initialize_from=None)
     recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
@@ -114,6 +119,21 @@ def _refuse_other_models(
                 f"{said} is {asked}, but the model {start.path} was trained with {own}: leave it out; fine-tuning can change "
                 f"only {', '.join(f'model.{one}' for one in (*FREE, 'max_positions'))} of the model"
             )
+
+
+def _adapter_size(recipe: Recipe, start: LoadedModel) -> int:
+    """Width of the adapters: those asked for, else those of the start model.
+
+    Raises:
+        UsageError: The start model has adapters of another width.
+    """
+    asked, own = recipe.finetuning.adapter_size, start.recipe.model.adapter_size
+    if asked is not None and own not in (0, asked):
+        raise UsageError(
+            f"finetuning.adapter_size is {asked}, but the model {start.path} has adapters of width {own}: give {own} to "
+            "train these"
+        )
+    return own if asked is None else asked
 
 
 def changed_settings(recipe: Recipe, start: LoadedModel) -> dict[str, tuple[Any, Any]]:
@@ -187,3 +207,20 @@ def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings
                 fitting[name] = pooler
     model.load_state_dict(fitting, strict=False)
     return sorted(own.keys() - fitting.keys())
+
+
+def unchanged(model: torch.nn.Module, start: LoadedModel) -> frozenset[str]:
+    """Names of the weights of a task model that never learn and are those of the trained model it started from."""
+    theirs = start.model.state_dict()
+    return frozenset(
+        name
+        for name, weight in model.named_parameters()
+        if not weight.requires_grad and name in theirs and torch.equal(weight.detach().cpu(), theirs[name].cpu())
+    )
+
+
+def what_learns(model: torch.nn.Module) -> str:
+    """The share of the weights that learn, in words."""
+    sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
+    total, learned = sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
+    return f"{learned:,} of {total:,} weights learn ({100 * learned / total:.2g} %)"

@@ -39,13 +39,14 @@ from unicloze.finetuning.data import (
     steps_per_epoch,
 )
 from unicloze.finetuning.generated import target_loss
-from unicloze.finetuning.initial import changed_settings, start_weights, what_changed
+from unicloze.finetuning.initial import changed_settings, start_weights, unchanged, what_changed, what_learns
 from unicloze.finetuning.predict import as_json_lines, predict
 from unicloze.finetuning.scores import headline, measure, with_errors
 from unicloze.finetuning.shown_predictions import samples, with_references
 from unicloze.finetuning.task_model import TaskModel
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
+from unicloze.interop.opening import open_model
 from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
@@ -68,6 +69,7 @@ from unicloze.training.checkpoint import (
     load_newest,
     set_aside_newer,
 )
+from unicloze.training.distillation import Teacher, open_teacher
 from unicloze.training.forecast import refuse_task_that_cannot_fit
 from unicloze.training.ledger import trained_on
 from unicloze.training.loading import LoadedModel, ready_model
@@ -77,6 +79,7 @@ from unicloze.training.optimizers import build_optimizers
 from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads
+from unicloze.training.start_model import START, StartModel
 from unicloze.training.world import World
 
 OF_THE_BEST = DEV_PREDICTIONS, DEV_SAMPLES
@@ -152,7 +155,8 @@ def finetune_run(
                 say(changes)
         recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps, since the saved recipe is validated when loaded
-        origin = origin_of(start, training, development)
+        teacher = open_teacher(recipe, start.tokenizer, open_model)
+        origin = origin_of(start, training, development, None if teacher is None else teacher.digest)
         world.same("the model or the records", digest(origin), "give all processes the same files")
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
         if checkpoint is not None and former is not None:
@@ -165,7 +169,9 @@ def finetune_run(
         slots = [row.slots for row in training.rows]
         refuse_task_that_cannot_fit(recipe, choose_device(recipe.training), start.model.vocab_size, slots)
         world.only_first(lambda: _write_settings(recipe, start, out, checkpoint))
-        with _Run(recipe, start, training, development, out, checkpoint, origin, files, progress, world) as run:
+        with _Run(
+            recipe, start, training, development, out, checkpoint, origin, files, teacher, progress, world
+        ) as run:
             result = run.train()
     run.heed(result.stopped_by)
     return result
@@ -205,6 +211,7 @@ class _Run(RunProcess):
         checkpoint: Checkpoint | None,
         origin: Origin,
         files: Mapping[str, str | None],
+        teacher: Teacher | None,
         progress: bool,
         world: World,
     ) -> None:
@@ -218,11 +225,17 @@ class _Run(RunProcess):
                 stacklevel=2,
             )
         device = world.device(choose_device(recipe.training))
-        compute = Compute(device=device, precision=recipe.training.precision, world=world)
+        compute = Compute(device=device, precision=recipe.training.precision, world=world, soften=teacher)
         model = ready_model(recipe, start.model.vocab_size, compute.device)
         self.drawn = start_weights(model, start, recipe.task)
+        below = StartModel.of(start.path, origin["model"] or "", out) if recipe.finetuning.few else None
         state = TrainState(model=model, optimizers=self._optimizers(model, recipe))
         super().__init__(recipe, out, checkpoint, state, compute, progress=progress)
+        self.below = below
+        if below is not None:
+            self.left_out = unchanged(model, start)
+            if checkpoint is None and self.progress:
+                say(what_learns(model))
         self.best: tuple[float, int] | None = None
         self.scores: Mapping[str, MetricResult] = {}
         self.waited = 0
@@ -402,7 +415,8 @@ class _Run(RunProcess):
             self.save(self._facts(), keep=1)
 
     def _facts(self) -> dict[str, Any]:
-        return {"origin": self.origin, "segments": self.segments}
+        facts = {"origin": self.origin, "segments": self.segments}
+        return facts if self.below is None else {**facts, START: self.below.to_dict()}
 
 
 def _describe(micro_batch: MicroBatch) -> str:

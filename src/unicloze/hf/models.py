@@ -17,6 +17,7 @@ from unicloze.errors import UsageError
 from unicloze.hf.config import UniclozeConfig
 from unicloze.interop.calling import never_written
 from unicloze.interop.decoding import generate_arguments
+from unicloze.interop.opening import open_model
 from unicloze.model.backbone import Backbone
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.from_attention_mask import encoding_batch
@@ -55,7 +56,7 @@ class UniclozePreTrainedModel(PreTrainedModel):
         Raises:
             UniclozeError: There is no intact checkpoint, or the run lacks a head this model needs.
         """
-        return cls.of(load_model(path), **changes)
+        return cls.of(load_model(path, open_model), **changes)
 
     @classmethod
     def of(cls, loaded: LoadedModel, **changes: Any) -> Self:

@@ -22,9 +22,9 @@ class Start:
     """Opens the model of `training.initialize_from` only once, although a run needs it twice."""
 
     def __init__(self) -> None:
-        self._opened: dict[str, LoadedModel] = {}
+        self._opened: dict[Path, LoadedModel] = {}
 
-    def open(self, place: str) -> LoadedModel:
+    def open(self, place: Path) -> LoadedModel:
         """The model at a place, for its weights; it is not cached any longer."""
         return self._opened.pop(place, None) or open_model(place)
 
@@ -47,7 +47,7 @@ class Start:
                 f"{unread[0]} applies to training a tokenizer, but the run uses that of {place}: give --new-tokenizer to "
                 "train one, or leave it out"
             )
-        loaded = self._opened[place] = open_model(place)
+        loaded = self._opened[Path(place)] = open_model(place)
         changes, said = inherited(recipe, loaded, asked)
         if said:
             warnings.warn(said, stacklevel=3)

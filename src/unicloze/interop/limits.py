@@ -107,6 +107,8 @@ def limits(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
         yield Limit("model.positions", settings.positions, "has learned positions")
     if settings.memory:
         yield Limit("model.memory", settings.memory, "has no memory")
+    if settings.adapter_size:
+        yield Limit("finetuning.adapter_size", settings.adapter_size, "has no adapters")
     if set(settings.layer_visibility) != {"full"}:
         yield Limit("model.layer_visibility", settings.layer_visibility, "reads all slots in every layer")
     if settings.norm != "post":

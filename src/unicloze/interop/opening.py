@@ -35,7 +35,7 @@ def open_model(model: ModelLike, device: str | None = None, precision: Precision
         raise UsageError(f"precision is {precision!r}: give one of {', '.join(get_args(Precision))}.")
     if isinstance(model, str | os.PathLike):
         chosen, place = precisions.named_device(device or "cpu"), Path(model)
-        model = import_checkpoint(place) if is_foreign(place) else load_model(place)
+        model = import_checkpoint(place) if is_foreign(place) else load_model(place, open_model)
         model.model.to(chosen)
     elif device not in (None, "auto"):
         _check_place(model, precisions.named_device(device))

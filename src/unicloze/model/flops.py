@@ -34,8 +34,14 @@ def backbone_flops(settings: ModelSettings, *, slots: int, selected: int, keys: 
     """
     square, inner, pair = _products(settings)
     remembered = 4 * memory_slots * square
-    full = 2 * slots * (4 * square + inner) + slots * keys * pair + remembered
-    last = 2 * (slots * 2 + selected * 2) * square + 2 * selected * inner + selected * keys * pair + remembered
+    adapters = 4 * settings.hidden_size * settings.adapter_size  # two products
+    full = 2 * slots * (4 * square + inner + adapters) + slots * keys * pair + remembered
+    last = (
+        2 * (slots * 2 + selected * 2) * square
+        + 2 * selected * (inner + adapters)
+        + selected * keys * pair
+        + remembered
+    )
     return _projection(settings, slots) + (settings.num_layers - 1) * full + last
 
 
@@ -52,9 +58,12 @@ def two_stack_flops(
         source_pairs: Pairs within the sources.
     """
     square, inner, pair = _products(settings)
-    encoder = 2 * source_slots * (4 * square + inner) + source_pairs * pair
+    adapters = 2 * settings.hidden_size * settings.adapter_size
+    encoder = 2 * source_slots * (4 * square + inner + 2 * adapters) + source_pairs * pair
     targets = slots - source_slots
-    decoder = 2 * targets * (6 * square + inner) + 4 * source_slots * square + (pairs - source_pairs) * pair
+    decoder = (
+        2 * targets * (6 * square + inner + 3 * adapters) + 4 * source_slots * square + (pairs - source_pairs) * pair
+    )
     return _projection(settings, slots) + settings.num_layers * encoder + settings.decoder_layers * decoder
 
 

@@ -13,6 +13,7 @@ from unicloze.errors import UsageError
 from unicloze.model.cache import Cache
 from unicloze.model.cross_attention import SourceKeys
 from unicloze.model.layers import Layer
+from unicloze.model.low_rank import LowRankLinear
 from unicloze.model.model import UnifiedModel
 from unicloze.model.readers import OwnCache, check_steps
 
@@ -74,8 +75,9 @@ class IncrementalModel:
         self._backbone, self._head = copy.deepcopy(model.transformer, shared), copy.deepcopy(model.token_head, shared)
         for module in (*self._backbone.modules(), *self._head.modules()):
             for name, part in list(module.named_children()):
-                if isinstance(part, nn.Linear):
-                    setattr(module, name, linear_for(part.weight, part.bias, dtype))
+                if isinstance(part, nn.Linear | LowRankLinear):
+                    weight = part.merged_weight() if isinstance(part, LowRankLinear) else part.weight
+                    setattr(module, name, linear_for(weight, part.bias, dtype))
         tokens = model.backbone.embeddings.tokens.weight
         self.settings, self.max_positions, self.vocab_size = model.settings, model.max_positions, model.vocab_size
         self.device, self.dtype = tokens.device, dtype

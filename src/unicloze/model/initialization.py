@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from unicloze.model.adapters import DEVIATION, Adapter
 from unicloze.model.attention import SelfAttention, head_width
 from unicloze.model.backbone import Backbone, Embeddings
 from unicloze.model.cross_attention import CrossAttention
 from unicloze.model.heads import TokenHead
 from unicloze.model.layers import FeedForward
+from unicloze.model.low_rank import LowRankLinear
 from unicloze.model.recurrent.backbone import RecurrentBackbone
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.settings import ModelSettings
@@ -24,6 +26,8 @@ Deviations = Mapping[int, Sequence[float]]
 def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone, seed: int) -> None:
     """Draw the weights from normal distributions; biases are zero and normalisations one.
 
+    Adapters start near the identity. Low-rank updates are drawn last, so that heads start the same with and without.
+
     Args:
         model: The model.
         backbone: Its backbone.
@@ -31,7 +35,10 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone, seed:
     """
     generator = torch.Generator().manual_seed(seed)
     settings = backbone.settings
-    deviations = _t5_deviations(model, settings) if settings.initializer == "t5" else _scaled(backbone)
+    deviations = dict(_t5_deviations(model, settings) if settings.initializer == "t5" else _scaled(backbone))
+    adapters = [module for module in model.modules() if isinstance(module, Adapter)]
+    deviations |= {id(linear): (DEVIATION,) for adapter in adapters for linear in (adapter.down, adapter.up)}
+    updated = [module for module in model.modules() if isinstance(module, LowRankLinear)]
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.LayerNorm | nn.RMSNorm):
@@ -43,12 +50,16 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone, seed:
                 if name == "bias":
                     parameter.zero_()
                     continue
+                if isinstance(module, LowRankLinear) and name != "weight":
+                    continue
                 each = deviations.get(id(module), (settings.initializer_range,))
                 if len(each) == 1:
                     parameter.normal_(0, each[0], generator=generator)
                     continue
                 for part, deviation in zip(parameter.chunk(len(each)), each, strict=True):
                     part.normal_(0, deviation, generator=generator)
+        for layer in updated:
+            layer.draw(generator)
 
 
 def _scaled(backbone: Backbone | RecurrentBackbone) -> Deviations:

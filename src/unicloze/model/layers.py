@@ -9,9 +9,11 @@ from typing import Protocol, TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional
 
+from unicloze.model.adapters import Adapter
 from unicloze.model.attention import SelfAttention
 from unicloze.model.cross_attention import CrossAttention, SourceReader
 from unicloze.model.dropout import DropoutKey
+from unicloze.model.low_rank import project
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.sharing import borrow
 from unicloze.settings import ModelSettings
@@ -46,11 +48,10 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor, dropout: DropoutKey | None = None) -> Tensor:
         """*Shape:* (..., hidden size) to the same."""
-        activated = self.activation(self.inner(hidden))
+        activated = self.activation(project(self.inner, hidden, dropout))
         if self.gate is not None:
-            activated = activated * self.gate(hidden)
-        projected: Tensor = self.output(activated if dropout is None else dropout(activated, self.rate))
-        return projected
+            activated = activated * project(self.gate, hidden, dropout)
+        return project(self.output, activated if dropout is None else dropout(activated, self.rate), dropout)
 
 
 SUBLAYERS: Mapping[str, Callable[[ModelSettings], nn.Module]] = {
@@ -136,6 +137,9 @@ class Layer(nn.Module):
         if first is not None:
             borrow(self, first, shared & sublayers.keys())
         self.decodes = decodes
+        self.attention_adapter = Adapter(settings) if settings.adapter_size else None
+        self.cross_attention_adapter = Adapter(settings) if settings.adapter_size and decodes else None
+        self.feed_forward_adapter = Adapter(settings) if settings.adapter_size else None
         self.number = number
         self.norm_first = settings.norm == "pre"
         self.rate = settings.dropout
@@ -156,13 +160,13 @@ class Layer(nn.Module):
         """
         computed = reader.computed(self, hidden)
         update = reader.attend(self, self.before_attention(hidden))
-        attended = self._add(computed, update, self.attention_norm, dropout)
+        attended = self._add(computed, update, self.attention_norm, dropout, self.attention_adapter)
         if self.decodes:
             assert source is not None
             update = source.attend(self.cross_attention, self.number, self._before(self.cross_attention_norm, attended))
-            attended = self._add(attended, update, self.cross_attention_norm, dropout)
+            attended = self._add(attended, update, self.cross_attention_norm, dropout, self.cross_attention_adapter)
         update = self.feed_forward(self._before(self.feed_forward_norm, attended), dropout)
-        return self._add(attended, update, self.feed_forward_norm, dropout)
+        return self._add(attended, update, self.feed_forward_norm, dropout, self.feed_forward_adapter)
 
     def before_attention(self, hidden: Tensor) -> Tensor:
         """The input of the query, key and value projections. *Shape:* (rows, slots, hidden size) to the same"""
@@ -172,6 +176,9 @@ class Layer(nn.Module):
         normed: Tensor = norm(hidden) if self.norm_first else hidden
         return normed
 
-    def _add(self, residual: Tensor, update: Tensor, norm: Norm, dropout: DropoutKey | None) -> Tensor:
-        added = residual + (update if dropout is None else dropout(update, self.rate))
+    def _add(
+        self, residual: Tensor, update: Tensor, norm: Norm, dropout: DropoutKey | None, adapter: Adapter | None
+    ) -> Tensor:
+        kept = update if dropout is None else dropout(update, self.rate)
+        added = residual + (kept if adapter is None else adapter(kept))
         return added if self.norm_first else norm(added)

@@ -18,6 +18,7 @@ from unicloze.model.flops import TRAINING, backbone_flops, linear_flops, two_sta
 from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
 from unicloze.model.initialization import draw_weights
 from unicloze.model.recurrent.backbone import RecurrentBackbone
+from unicloze.model.soft_labels import mixed_losses
 from unicloze.model.task_heads import TaskHead
 from unicloze.settings import HeadSettings, ModelSettings
 
@@ -166,6 +167,15 @@ class UnifiedModel(nn.Module):
         predicted = weights.flatten().nonzero().squeeze(1)
         logits = self.token_logits(states.flatten(0, 1).index_select(0, predicted))
         losses = self.token_losses(logits, labels.flatten().index_select(0, predicted))
+        first, width = 0, weights.shape[1]
+        for target in targets:
+            if target.soft is not None:
+                column = predicted % width
+                own = ((column >= first) & (column < first + target.weights.shape[1])).nonzero().squeeze(1)
+                chosen = logits if len(own) == len(logits) else logits.index_select(0, own)
+                mixed = mixed_losses(losses.index_select(0, own), chosen, target.soft)
+                losses = losses.index_copy(0, own, mixed)
+            first += target.weights.shape[1]
         each = _scatter(losses, predicted, weights)
         return dict(zip(hidden, each.split([part.shape[1] for part in hidden.values()], 1), strict=True))
 
@@ -209,6 +219,22 @@ class UnifiedModel(nn.Module):
         """Logits of every token prediction by target, without dropout. *Shape:* (rows, predictions, vocabulary) each"""
         hidden = self._selected(batch, None)
         return {name: self.token_logits(part) for name, part in hidden.items() if self._is_token(name)}
+
+    def predicted_outputs(self, batch: Batch) -> Mapping[str, Tensor]:
+        """Logits or quantities of every prediction with nonzero weight by target, row by row, without dropout.
+
+        Only of targets that predict tokens or have a task head. *Shape:* (predictions, outputs) each
+        """
+        hidden = self._selected(batch, None)
+        found = {}
+        for name, target in batch.targets.items():
+            predicted = target.weights.flatten().nonzero().squeeze(1)
+            if name in self.task_heads:
+                outputs = self.task_head(name).outputs(hidden[name], target, None)
+                found[name] = outputs.flatten(0, 1).index_select(0, predicted)
+            elif self._is_token(name):
+                found[name] = self.token_logits(hidden[name].flatten(0, 1).index_select(0, predicted))
+        return found
 
     def outputs(self, batch: Batch) -> Mapping[str, Tensor]:
         """Outputs of task heads by target, without dropout. *Shape:* (rows, predictions, outputs) each"""

@@ -27,6 +27,7 @@ from unicloze.model.cache import Cache
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.from_attention_mask import Slots
 from unicloze.model.layers import Layer
+from unicloze.model.low_rank import project
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.transformer_xl import Relations
 from unicloze.packing import packed_slots
@@ -105,7 +106,7 @@ class FullRows:
         buckets, selected, attention = self._buckets[layer.number], self._selected[layer.number], layer.attention
         late, memory = self._last.late and selected is not None, self.batch.memory
         earlier = None if memory is None else layer.before_attention(memory.states[layer.number])
-        query, key, value = _project(attention, normed, earlier, None if late else selected)
+        query, key, value = _project(attention, normed, earlier, None if late else selected, self.dropout)
         queries = _cut(query, [(bucket.rows, bucket.queries) for bucket in buckets])
         keys, values = (_cut(part, [(bucket.rows, bucket.keys) for bucket in buckets]) for part in (key, value))
         attended = [
@@ -115,8 +116,7 @@ class FullRows:
         joined = attended[0] if len(attended) == 1 else torch.cat([part.flatten(0, 1) for part in attended])[None]
         if late and selected is not None:
             joined = select_slots(in_one_row(joined), selected)
-        projected: Tensor = attention.output(joined)
-        return projected
+        return project(attention.output, joined, self.dropout)
 
     def predicted(self, hidden: Tensor) -> Tensor:
         """States of the predicted slots, concatenated in the order of the targets.
@@ -312,19 +312,21 @@ class GivenKeys:
 
 
 def _project(
-    attention: SelfAttention, hidden: Tensor, memory: Tensor | None, selected: Tensor | None
+    attention: SelfAttention,
+    hidden: Tensor,
+    memory: Tensor | None,
+    selected: Tensor | None,
+    dropout: DropoutKey | None,
 ) -> tuple[Tensor, ...]:
     """Queries of the slots or the selected ones; keys and values of the memory and the slots."""
     size = attention.width
     if memory is None and selected is None:
-        fused: tuple[Tensor, ...] = attention.qkv(hidden).split(size, dim=-1)
+        fused: tuple[Tensor, ...] = project(attention.qkv, hidden, dropout).split(size, dim=-1)
         return fused
-    weights = attention.qkv.weight.split([size, 2 * size])
-    biases = (None, None) if attention.qkv.bias is None else attention.qkv.bias.split([size, 2 * size])
     asking = hidden if selected is None else select_slots(hidden, selected)
     read = hidden if memory is None else torch.cat([memory, hidden], dim=1)
-    query = functional.linear(asking, weights[0], biases[0])
-    return query, *functional.linear(read, weights[1], biases[1]).split(size, dim=-1)
+    query = project(attention.qkv, asking, dropout, last=size)
+    return query, *project(attention.qkv, read, dropout, first=size).split(size, dim=-1)
 
 
 def _cut(states: Tensor, shapes: Sequence[tuple[int, int]]) -> Sequence[Tensor]:

@@ -9,6 +9,7 @@ from torch.nn import functional
 from unicloze.example import TargetBatch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.heads import cross_entropy
+from unicloze.model.soft_labels import mixed_losses
 from unicloze.settings import HeadSettings, ModelSettings
 
 
@@ -59,10 +60,22 @@ class TaskHead(nn.Module):
     def losses(self, hidden: Tensor, target: TargetBatch, dropout: DropoutKey | None) -> Tensor:
         """Loss of every prediction: cross-entropy in nats, or the mean squared error of its quantities.
 
+        Where the target has soft labels, a share is their loss.
+
         Returns:
             *Shape:* (rows, predictions)
         """
         outputs = self.outputs(hidden, target, dropout)
+        losses = self._hard_losses(outputs, target)
+        if target.soft is None:
+            return losses
+        own = target.weights.flatten().nonzero().squeeze(1)
+        hard, chosen = losses.flatten().index_select(0, own), outputs.flatten(0, 1).index_select(0, own)
+        mixed = mixed_losses(hard, chosen, target.soft, numbers=self.head.kind == "quantities")
+        return losses.flatten().index_copy(0, own, mixed).view(losses.shape)
+
+    def _hard_losses(self, outputs: Tensor, target: TargetBatch) -> Tensor:
+        """Loss of every prediction with its own label. *Shape:* (rows, predictions)"""
         if self.head.kind == "quantities":
             return (outputs - target.labels[..., None]).square().mean(dim=-1)
         if self.head.kind == "choice":

@@ -26,6 +26,8 @@ def model_problems(recipe: Recipe) -> Iterator[Problem]:
     learns_rtd = "rtd" in objective.targets and objective.trains and not recipe.task.kind
     if model.generator_size == 0 and learns_rtd:
         yield "model.generator_size", "the target 'rtd' needs a generator; it must be above 0"
+    if model.adapter_size and not recipe.task.kind:
+        yield "model.adapter_size", "only fine-tuning adds adapters (finetuning.adapter_size); it must be 0"
     needed = positions(objective, data.window)
     if not recipe.task.kind and model.max_positions is not None and model.max_positions < needed:
         reason = "data.window" if needed == data.window else f"the positions of a row of objective {objective.name}"

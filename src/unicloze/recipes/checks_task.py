@@ -9,6 +9,8 @@ from unicloze.rules import Problem
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 
+LARGEST_ADAPTER = 2**16
+
 
 def task_problems(recipe: Recipe) -> Iterator[Problem]:
     """Invalid settings of the task and of fine-tuning: the key and what its value must be."""
@@ -33,3 +35,21 @@ def task_problems(recipe: Recipe) -> Iterator[Problem]:
         yield "finetuning.layer_decay", "it must be above 0 and at most 1"
     if finetuning.unfreeze_epochs is not None and not 0 < finetuning.unfreeze_epochs < math.inf:
         yield "finetuning.unfreeze_epochs", "it must be above 0 and finite, or left out"
+    yield from _problems_of_few(recipe)
+
+
+def _problems_of_few(recipe: Recipe) -> Iterator[Problem]:
+    """Invalid settings of LoRA and of adapters: the key and what its value must be."""
+    finetuning = recipe.finetuning
+    if finetuning.lora_rank is not None and not 1 <= finetuning.lora_rank <= recipe.model.hidden_size:
+        yield "finetuning.lora_rank", f"it must be at least 1 and at most model.hidden_size, {recipe.model.hidden_size}"
+    if finetuning.lora_rank is not None and finetuning.adapter_size is not None:
+        yield "finetuning.lora_rank", "a run trains either low-rank updates or adapters: leave out one of them"
+    if finetuning.lora_alpha is not None and not 0 < finetuning.lora_alpha < math.inf:
+        yield "finetuning.lora_alpha", "it must be above 0 and finite, or left out"
+    if not 0 <= finetuning.lora_dropout < 1:
+        yield "finetuning.lora_dropout", "it must be at least 0 and below 1"
+    if not finetuning.lora_projections or len(set(finetuning.lora_projections)) < len(finetuning.lora_projections):
+        yield "finetuning.lora_projections", "name at least one projection, and each once"
+    if finetuning.adapter_size is not None and not 1 <= finetuning.adapter_size <= LARGEST_ADAPTER:
+        yield "finetuning.adapter_size", f"it must be at least 1 and at most {LARGEST_ADAPTER:,}"

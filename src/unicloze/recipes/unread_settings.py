@@ -29,6 +29,7 @@ _word_pieces = Needs("tokenizer.kind wordpiece", lambda recipe: recipe.tokenizer
 _relative = Needs("model.relative_bias true", lambda recipe: recipe.model.relative_bias)
 _recurrent = Needs("model.kind recurrent", lambda recipe: recipe.model.kind == "recurrent")
 _transformer = Needs("model.kind transformer", lambda recipe: recipe.model.kind == "transformer")
+_teacher = Needs("distillation.teacher", lambda recipe: recipe.distillation.teacher is not None)
 _muon = Needs("training.optimizer muon", lambda recipe: recipe.training.optimizer == "muon")
 
 OF_LSTMS = (
@@ -49,6 +50,11 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
     "training.spike_factor": (
         Needs("training.on_spike skip or go_back", lambda recipe: recipe.training.on_spike != "accept"),
     ),
+    "distillation.temperature": (
+        _teacher,
+        Needs("classes or tokens (not task.kind regression)", lambda recipe: recipe.task.kind != "regression"),
+    ),
+    "distillation.weight": (_teacher,),
     "training.decay_steps": (
         Needs("training.schedule cosine or wsd", lambda recipe: recipe.training.schedule in ("cosine", "wsd")),
     ),
@@ -81,6 +87,7 @@ _tokens = Needs(
     lambda recipe: recipe.task.kind == "generation" or bool(recipe.finetuning.auxiliary),
 )
 _auxiliary = Needs("finetuning.auxiliary", lambda recipe: bool(recipe.finetuning.auxiliary))
+_lora = Needs("finetuning.lora_rank", lambda recipe: recipe.finetuning.lora_rank is not None)
 _generation = _kind("generation")
 _draws = Needs(
     "generation.learning pseudo or masked", lambda recipe: recipe.generation.learning in ("pseudo", "masked")
@@ -102,6 +109,7 @@ IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
         _kind("classification", "regression"),
         Needs("task.pooling null", lambda recipe: recipe.task.pooling is None),
     ),
+    **dict.fromkeys(("finetuning.lora_alpha", "finetuning.lora_dropout", "finetuning.lora_projections"), (_lora,)),
     **{key: (_generation,) for key in KEYS if key.startswith(("generation.", "decoding."))},
     "generation.chunk_by": (
         _generation,
@@ -146,6 +154,7 @@ DECIDED_IN_A_TASK: Mapping[str, str] = {
     "training.initialize_from": "give --model",
     **dict.fromkeys(("model.pooler", "model.generator_size", "model.memory"), _OF_THE_MODEL),
     "model.scaled_init": _OF_THE_MODEL,
+    "model.adapter_size": "give finetuning.adapter_size",
     **{key: _OF_THE_MODEL for key in KEYS if key.startswith(("data.", "tokenizer."))},
 }
 """Settings that are derived from others or from the model in fine-tuning, and what to do instead."""

@@ -30,9 +30,10 @@ _POSITIVE = (
     "training.micro_batch_size", "training.learning_rate", "training.muon_learning_rate", "training.epsilon",
     "training.decay_steps", "training.evaluate_windows", "training.log_every", "training.keep_checkpoints",
     "training.threads", "model.cell_clip", "model.projection_clip", "data.decontaminate_ngram",
+    "distillation.temperature",
 )  # fmt: skip
 _NOT_NEGATIVE = (
-    "model.num_segments", "model.memory", "training.weight_decay", "training.warmup_steps",
+    "model.num_segments", "model.memory", "model.adapter_size", "training.weight_decay", "training.warmup_steps",
     "training.clip_norm", "training.seed", "training.evaluate_every", "training.save_every", "tokenizer.extra_tokens",
     "model.activation_penalty", "model.temporal_penalty",
 )  # fmt: skip
@@ -226,6 +227,8 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     yield from objective.problems(recipe)
     yield from model_problems(recipe)
     yield from task_problems(recipe)
+    if not 0 < recipe.distillation.weight <= 1:
+        yield "distillation.weight", "it must be above 0 and at most 1"
     if training.attention == "flex" and (model.relative_bias or model.attention_dropout > 0):
         yield "training.attention", "it needs model.relative_bias false and model.attention_dropout 0"
     if training.decay_steps is not None and training.decay_steps > training.steps - training.warmup_steps:

@@ -25,10 +25,11 @@ FREE_TO_CHANGE = {
     "training.evaluate_windows",
     "training.keep_checkpoints",
     "training.initialize_from",
+    "distillation.teacher",
 }
 """Settings that may change when a run is resumed; any other change would make it a different run.
 
-Corpus and tokenizer may have moved; the fingerprint decides whether they are the same.
+Corpus, tokenizer and teacher may have moved; the fingerprint decides whether they are the same.
 """
 FREE_AFTER_DIVERGENCE = {
     "training.learning_rate",

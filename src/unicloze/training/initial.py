@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -151,6 +151,10 @@ def initialize_from(model: Model, other: LoadedModel, tokenizer: Tokenizer, reci
     Raises:
         UniclozeError: No weight fits.
     """
+    if other.recipe.model.adapter_size:
+        raise UniclozeError(
+            f"{other.path} has adapters, which pre-training does not: start from the model they were added to"
+        )
     theirs, said = _adapted(model, other, tokenizer, recipe)
     for network in model.networks:
         own = network.state_dict()
@@ -235,7 +239,3 @@ def inherited(recipe: Recipe, other: LoadedModel, given: Mapping[str, Any]) -> t
     ]
     said = f"the model's shape is that of {other.path}: {', '.join(differing)}" if differing else ""
     return changes, said
-
-
-Open = Callable[[str], LoadedModel]
-"""Opens a model, given the path or name that identifies it."""

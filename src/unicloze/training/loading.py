@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from unicloze import keyed
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import all_targets, longest_row
+from unicloze.model.adaptation import add_low_rank, learning, merge_low_rank
 from unicloze.model.build import Model, build
 from unicloze.model.model import WITHOUT_VOCABULARY, UnifiedModel
 from unicloze.recipes import load_recipe
@@ -23,6 +25,7 @@ from unicloze.tasks import TASKS, task_heads
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest
 from unicloze.training.loop import Compute
+from unicloze.training.start_model import START, StartModel, fingerprint
 
 """Folder of a run's best checkpoint, kept besides the newest."""
 
@@ -89,6 +92,9 @@ def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
     _check_attention(recipe, device)
     model = build_model(recipe, vocab_size).to(device)
     freeze(model, recipe.training.frozen)
+    learns = learning(model, recipe.finetuning)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(weight.requires_grad and name in learns)
     for network in model.networks:
         network.label_smoothing = recipe.training.label_smoothing
     if recipe.training.attention != "auto":
@@ -154,13 +160,15 @@ def freeze(model: Model, parts: Sequence[str]) -> None:
 
 def shape_model(recipe: Recipe, vocab_size: int) -> Model:
     """The model a recipe describes, not initialised."""
-    return build(
+    model = build(
         recipe.model,
         vocab_size=vocab_size,
         max_positions=recipe.model.max_positions or longest_row(recipe),
         targets=_targets(recipe),
         heads=task_heads(recipe),
     )
+    add_low_rank(model, recipe.finetuning)
+    return model
 
 
 def _targets(recipe: Recipe) -> Sequence[str]:
@@ -169,15 +177,22 @@ def _targets(recipe: Recipe) -> Sequence[str]:
     return [*TASKS[task].token_targets, *recipe.finetuning.auxiliary] if task else all_targets(recipe)
 
 
-def fit_weights(model: Model, checkpoint: Checkpoint) -> None:
+def fit_weights(model: Model, checkpoint: Checkpoint, others: Mapping[str, Tensor] | None = None) -> None:
     """Copy a checkpoint's weights into a model.
+
+    Args:
+        model: The model.
+        checkpoint: The checkpoint.
+        others: Weights that the checkpoint leaves out, by name; names that the model lacks are ignored.
 
     Raises:
         UniclozeError: Names or shapes differ; the message names the first difference.
     """
     own = model.state_dict()
-    for name in sorted(own.keys() | checkpoint.model.keys()):
-        ours, theirs = own.get(name), checkpoint.model.get(name)
+    left_out = {name: weight for name, weight in (others or {}).items() if name in own}
+    weights = {**left_out, **checkpoint.model}
+    for name in sorted(own.keys() | weights.keys()):
+        ours, theirs = own.get(name), weights.get(name)
         if ours is None or theirs is None or ours.shape != theirs.shape:
             shapes = ["missing" if t is None else "x".join(map(str, t.shape)) for t in (ours, theirs)]
             hint = " (the tokenizer's vocabulary is not the one it was trained with)" if "tokens" in name else ""
@@ -185,16 +200,26 @@ def fit_weights(model: Model, checkpoint: Checkpoint) -> None:
                 f"{checkpoint.path} does not fit the recipe: {name} is {shapes[1]} there and {shapes[0]} here{hint}; use the "
                 "recipe and tokenizer it was trained with"
             )
-    model.load_state_dict(checkpoint.model)
+    model.load_state_dict(weights)
 
 
-def load_model(path: str | os.PathLike[str]) -> LoadedModel:
+Open = Callable[[Path], LoadedModel]
+"""Opens the model at a place."""
+
+
+def load_model(path: str | os.PathLike[str], opens: Open | None = None) -> LoadedModel:
     """Load a trained model from a run directory, its checkpoints folder, or one checkpoint.
 
-    Of a run, the best checkpoint is loaded if it was kept, else the newest.
+    Of a run, the best checkpoint is loaded if it was kept, else the newest. A run that trained a few weights is put together
+    with the model it started from, and its low-rank updates are merged into the weights.
+
+    Args:
+        path: The folder.
+        opens: Opens the model that such a run started from; default: this function.
 
     Raises:
-        UniclozeError: There is no intact checkpoint, or its parts do not fit each other.
+        UniclozeError: There is no intact checkpoint, its parts do not fit each other, or the model it started from is
+            missing or has changed.
     """
     place = Path(path)
     if not place.exists():
@@ -209,5 +234,21 @@ def load_model(path: str | os.PathLike[str]) -> LoadedModel:
     recipe = load_recipe(checkpoint.path / RECIPE)
     tokenizer = Tokenizer.load(checkpoint.path / TOKENIZER)
     model = build_model(recipe, tokenizer.vocabulary.size)
-    fit_weights(model, checkpoint)
+    fit_weights(model, checkpoint, _left_out(checkpoint, opens or load_model))
+    merge_low_rank(model)
     return LoadedModel(model.for_use().eval(), tokenizer, recipe, checkpoint.path, checkpoint.state["step"])
+
+
+def _left_out(checkpoint: Checkpoint, opens: Open) -> Mapping[str, Tensor]:
+    """The weights that a checkpoint leaves to the model its run started from; empty if it holds all.
+
+    Raises:
+        UniclozeError: That model is missing or has changed.
+    """
+    if START not in checkpoint.state:
+        return {}
+    start = StartModel.read(checkpoint)
+    place = start.found(checkpoint.path)
+    opened = opens(place)
+    start.check(checkpoint.path, place, fingerprint(opened.tokenizer, opened.model.state_dict()))
+    return opened.model.state_dict()

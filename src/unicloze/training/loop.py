@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unicloze.errors import UniclozeError
-from unicloze.example import Examples, collate
+from unicloze.example import Batch, Examples, collate
 from unicloze.model.build import Model
 from unicloze.model.dropout import DropoutKey
 from unicloze.settings import TrainingSettings
@@ -99,12 +99,13 @@ class Hooks:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Device, precision and processes of a computation."""
+    """Device, precision and processes of a computation, and what adds soft labels to the batches of training steps."""
 
     device: torch.device
     precision: str
     fixed_shape: bool = False
     world: World = field(default_factory=World)
+    soften: Callable[[Batch, Compute], Batch] | None = None
 
     def autocast(self) -> AbstractContextManager[Any]:
         """bf16 autocast; no context in fp32."""
@@ -224,7 +225,8 @@ def accumulate_gradients(
     parts, world = [micro_batch.part for micro_batch in micro_batches], compute.world
     own, count = world.leaves(parts, settings.leaves), min(settings.leaves, len(parts))
     weights, state.step_tokens = _totals(micro_batches, own, world)
-    gradients = GradientSums(list(state.model.parameters()), count, state.buffers)
+    learned = [weight for weight in state.model.parameters() if weight.requires_grad]
+    gradients = GradientSums(learned, count, state.buffers)
     memories, used = {}, state.model.for_use().settings
     if used.memory and state.parts != parts:  # the rows that continue ours may be on other processes
         state.memories = unpack(world.share_tensors(pack(state.memories)), compute.device)
@@ -242,6 +244,7 @@ def accumulate_gradients(
                 micro_batch = micro_batches[number]
                 batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
                 batch = with_memory(batch, micro_batch, state.memories.get(number), used)
+                batch = batch if compute.soften is None else compute.soften(batch, compute)
                 with compute.autocast(), compute.lookups(state.model):
                     losses = state.model(batch, DropoutKey(settings.seed, state.step, number))
                 if batch.memory is not None:

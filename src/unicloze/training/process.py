@@ -40,6 +40,9 @@ class RunProcess:
         state: The training state.
         compute: Device and precision.
         progress: Show progress on stderr.
+
+    Attributes:
+        left_out: Names of weights that checkpoints leave out, because they are those of the model the run started from.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class RunProcess:
         self.recipe, self.out, self.checkpoint = recipe, out, checkpoint
         self.world, self.progress = compute.world, progress and compute.world.first
         self.state, self.compute = state, compute
+        self.left_out: frozenset[str] = frozenset()
         self.signal = 0
         self.started = time.perf_counter()
 
@@ -85,7 +89,8 @@ class RunProcess:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Set the training state to that of a checkpoint of the run."""
         state = self.state
-        fit_weights(state.model, checkpoint)
+        own = state.model.state_dict()
+        fit_weights(state.model, checkpoint, {name: own[name] for name in self.left_out})
         load_moments(state.optimizers, checkpoint)
         state.step, state.text_tokens = checkpoint.state["step"], checkpoint.state.get("text_tokens", 0)
         state.memories, state.parts = unpack(checkpoint.memories, self.compute.device), None
@@ -99,6 +104,7 @@ class RunProcess:
             recipe=self.recipe.to_dict(),
             **facts,
             parameters=self.state.model.num_parameters(),
+            learned=sum(weight.numel() for weight in self.state.model.parameters() if weight.requires_grad),
             device=device_name(self.compute.device),
             precision=self.compute.precision,
             threads=torch.get_num_threads(),
@@ -243,7 +249,7 @@ class RunProcess:
         save_checkpoint(
             self.out / folder,
             step=state.step,
-            model=state.model.state_dict(),
+            model={name: each for name, each in state.model.state_dict().items() if name not in self.left_out},
             optimizers=list(optimizers),
             state={
                 "text_tokens": state.text_tokens,

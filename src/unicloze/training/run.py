@@ -38,11 +38,12 @@ from unicloze.training.checkpoint import (
     set_aside_newer,
 )
 from unicloze.training.count_baselines import open_baselines, trained_sources
+from unicloze.training.distillation import Teacher, open_teacher
 from unicloze.training.filled_samples import heldout_samples
 from unicloze.training.forecast import refuse_what_cannot_fit
-from unicloze.training.initial import Open, initialize_from
+from unicloze.training.initial import initialize_from
 from unicloze.training.ledger import read_ledger
-from unicloze.training.loading import load_model, ready_model
+from unicloze.training.loading import Open, load_model, ready_model
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, NonFiniteError, TrainState, evaluate
 from unicloze.training.optimizers import build_optimizers
@@ -124,7 +125,7 @@ def pretrain_run(
         recipe: All settings.
         out: The run's directory; nothing is written outside it.
         progress: Show progress on stderr.
-        open_model: Opens the model named by `training.initialize_from`.
+        open_model: Opens the models named by `training.initialize_from` and `distillation.teacher`.
         verify: Check all prepared text before the first step.
 
     Raises:
@@ -263,11 +264,14 @@ class _Run(RunProcess):
         self.prepared, self.phrases = prepared, phrases
         training = recipe.training
         device = world.device(choose_device(training))
+        self.teacher = world.in_turn(lambda: open_teacher(recipe, prepared.tokenizer, open_model))
+        _refuse_other_teacher(checkpoint, self.teacher, out)
         compute = Compute(
             device=device,
             world=world,
             precision=training.precision,
             fixed_shape=training.compile or device.type == "cuda",
+            soften=self.teacher,
         )
         last = phases(recipe)[-1].recipe
         self.sampler = self._sampler(last)
@@ -309,7 +313,7 @@ class _Run(RunProcess):
     def _initial_state(self, recipe: Recipe, device: torch.device, open_model: Open | None) -> TrainState:
         model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, device)
         if recipe.training.initialize_from is not None and open_model is not None:
-            other = open_model(recipe.training.initialize_from)
+            other = open_model(Path(recipe.training.initialize_from))
             initialize_from(model, other, self.prepared.tokenizer, recipe)
         return TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
 
@@ -431,7 +435,10 @@ class _Run(RunProcess):
         return False
 
     def _save(self, _state: TrainState) -> None:
-        self.save({"fingerprint": self.prepared.fingerprint}, keep=self.recipe.training.keep_checkpoints)
+        facts = {"fingerprint": self.prepared.fingerprint}
+        if self.teacher is not None:
+            facts["teacher"] = self.teacher.digest
+        self.save(facts, keep=self.recipe.training.keep_checkpoints)
 
     def _describe(self, micro_batch: MicroBatch) -> str:
         windows = micro_batch.windows
@@ -440,6 +447,20 @@ class _Run(RunProcess):
         return (
             str(self._sampler(phase.recipe).name(int(windows.source[0]), int(windows.index[0])))
             + f" and {len(windows) - 1} more windows"
+        )
+
+
+def _refuse_other_teacher(checkpoint: Checkpoint | None, teacher: Teacher | None, out: Path) -> None:
+    """Reject resuming a run with another teacher.
+
+    Raises:
+        UniclozeError: The teacher differs from that of the checkpoint.
+    """
+    now = None if teacher is None else teacher.digest
+    if checkpoint is not None and checkpoint.state.get("teacher") != now:
+        raise UniclozeError(
+            f"{out} holds a run with another distillation.teacher, or one that has changed since: give the run its own "
+            "teacher, or another --out"
         )
 
 

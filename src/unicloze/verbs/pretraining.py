@@ -197,7 +197,7 @@ def pretrain(
     refuse_unread([settings], given_settings(overrides))
     if toy:
         if settings.training.initialize_from is None and whole.training.initialize_from is not None:
-            start.open(whole.training.initialize_from)
+            start.open(Path(whole.training.initialize_from))
         settings = _as_toy(whole, settings, folder)
     return pretrain_run(settings, folder, progress=not quiet, open_model=start.open, verify=verify)
 

@@ -1,0 +1,159 @@
+"""Distillation: a trained model, the teacher, gives soft labels for the predictions of another (Hinton et al. 2015).
+
+The teacher reads the same rows as the student, with the same masks and visibility, so it sees no more than the student does.
+Its outputs are computed once per micro-batch and without a gradient; only training steps use them, so evaluations stay
+comparable with those of other runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from unicloze.errors import UsageError
+from unicloze.example import Batch, SoftLabels
+from unicloze.mixtures import all_targets, longest_row
+from unicloze.model.model import OWN_HEADS
+from unicloze.settings import Recipe
+from unicloze.tasks import task_heads
+from unicloze.tasks.rows import pooling_of
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.loading import LoadedModel, Open
+from unicloze.training.loop import Compute
+from unicloze.training.start_model import fingerprint
+
+KINDS = "classification", "regression", "tagging"
+"""Kinds of tasks with soft labels."""
+OF_ROWS = "labels", "delimiter", "both_orders", "predicate"
+"""Settings of a task that decide what its rows are and what their predictions mean."""
+
+
+class Teacher:
+    """Adds soft labels to batches.
+
+    Args:
+        opened: The teacher.
+        recipe: Recipe of the student, with the temperature and the weight.
+        targets: Targets that get soft labels.
+    """
+
+    def __init__(self, opened: LoadedModel, recipe: Recipe, targets: Sequence[str]) -> None:
+        self._model, self._settings = opened.model.eval(), recipe.distillation
+        self._targets = frozenset(targets)
+        self.path = opened.path
+        self.digest = fingerprint(opened.tokenizer, opened.model.state_dict())
+
+    def __call__(self, batch: Batch, compute: Compute) -> Batch:
+        """The batch with soft labels for every prediction of the targets.
+
+        Args:
+            batch: The student's rows.
+            compute: Device and precision.
+        """
+        asked = {name: target for name, target in batch.targets.items() if name in self._targets}
+        if not asked:
+            return batch
+        model = self._model.to(compute.device)
+        with torch.no_grad(), compute.autocast():
+            found = model.predicted_outputs(dataclasses.replace(batch, targets=asked))
+        soft = {
+            name: dataclasses.replace(
+                asked[name],
+                soft=SoftLabels(outputs, temperature=self._settings.temperature, weight=self._settings.weight),
+            )
+            for name, outputs in found.items()
+        }
+        return dataclasses.replace(batch, targets={**batch.targets, **soft})
+
+
+def open_teacher(recipe: Recipe, tokenizer: Tokenizer, opens: Open) -> Teacher | None:
+    """The teacher of a run; None if the recipe names none.
+
+    Args:
+        recipe: Recipe of the student; that of a task with its classes.
+        tokenizer: Tokenizer of the student.
+        opens: Opens a model, given its place.
+
+    Raises:
+        UsageError: The teacher does not fit: another tokenizer, rows it cannot read, or nothing that both predict.
+        UniclozeError: There is no such model.
+    """
+    if recipe.distillation.teacher is None:
+        return None
+    opened = opens(Path(recipe.distillation.teacher))
+    said = f"distillation.teacher {opened.path}"
+    if opened.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise UsageError(
+            f"{said} has another tokenizer than this run, and soft labels need the same tokens: give the student the "
+            "teacher's tokenizer (--tokenizer.path TEACHER/tokenizer.json in pre-training, or a --model that has it)"
+        )
+    targets = _targets_of_task(recipe, opened, said) if recipe.task.kind else _targets_of_text(recipe, opened, said)
+    _check_rows(recipe, opened, said)
+    return Teacher(opened, recipe, targets)
+
+
+def _check_rows(recipe: Recipe, opened: LoadedModel, said: str) -> None:
+    """Reject a teacher without the positions or segments of the student's rows.
+
+    Raises:
+        UsageError: It lacks some.
+    """
+    theirs = opened.model.settings
+    needed = recipe.task.max_length if recipe.task.kind else longest_row(recipe)
+    if theirs.positions == "learned" and opened.model.max_positions < needed:
+        cure = "task.max_length" if recipe.task.kind else "data.window"
+        raise UsageError(
+            f"{said} has {opened.model.max_positions} positions, but the rows have up to {needed}: lower {cure}"
+        )
+    if theirs.num_segments > 1 and theirs.num_segments < recipe.model.num_segments:
+        raise UsageError(
+            f"{said} has {theirs.num_segments} segments, but model.num_segments is {recipe.model.num_segments}: give the "
+            "student no more"
+        )
+
+
+def _targets_of_text(recipe: Recipe, opened: LoadedModel, said: str) -> list[str]:
+    """The token targets that both models predict.
+
+    Raises:
+        UsageError: There is none, or the student's rows have a memory or are corrupted by a generator.
+    """
+    if recipe.model.memory or recipe.model.generator_size:
+        key = "model.memory" if recipe.model.memory else "model.generator_size"
+        raise UsageError(f"distillation.teacher needs {key} 0: the teacher reads every row once, as it is given")
+    known = set(all_targets(opened.recipe)) if hasattr(opened.model, "token_head") else set()
+    own = [name for name in all_targets(recipe) if name not in OWN_HEADS]
+    targets = [name for name in own if name in known]
+    if not targets:
+        raise UsageError(
+            f"{said} predicts {' and '.join(sorted(known)) or 'no tokens'}, but the run trains "
+            f"{' and '.join(all_targets(recipe))}: name a teacher trained for one of its targets"
+        )
+    return targets
+
+
+def _targets_of_task(recipe: Recipe, opened: LoadedModel, said: str) -> list[str]:
+    """The targets of a task with heads.
+
+    Raises:
+        UsageError: The task has no soft labels, or the teacher was fine-tuned for another task or reads other rows.
+    """
+    kind = recipe.task.kind
+    if kind not in KINDS:
+        raise UsageError(f"distillation.teacher: a {kind} task has no soft labels; only {', '.join(KINDS)} have")
+    if opened.recipe.task.kind != kind:
+        other = opened.recipe.task.kind or "pre-training only"
+        raise UsageError(f"{said} was trained for {other}, but the run is for {kind}: fine-tune the teacher first")
+    pairs = [(f"task.{name}", getattr(opened.recipe.task, name, None), getattr(recipe.task, name, None))
+             for name in OF_ROWS]  # fmt: skip
+    pairs += [
+        ("task.pooling", pooling_of(opened.recipe), pooling_of(recipe)),
+        ("use.visibility", opened.recipe.use.visibility, recipe.use.visibility),
+    ]
+    for key, theirs, ours in pairs:
+        if theirs != ours:
+            raise UsageError(f"{said} was fine-tuned with {key} {theirs}, but the run has {ours}: give both the same")
+    return list(task_heads(recipe))
