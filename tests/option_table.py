@@ -185,6 +185,7 @@ SETTINGS = {
     "training.warmup_steps": Row("unilmv2", "2"),
     "training.decay_steps": Row("unilmv2", "2", beside=WSD),
     "training.final_rate": Row("unilmv2", "0.5"),
+    "training.layer_decay": Row("unilmv2", "0.5"),
     "training.clip_norm": Row("unilmv2", "0.1"),
     "training.label_smoothing": Row("unilmv2", "0.2"),
     "training.phases": Row("unilmv2", "'[{share: 1}, {share: 1, objective.mask_rate: 0.5}]'"),

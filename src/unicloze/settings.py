@@ -32,6 +32,10 @@ Mode = Literal["pseudo", "chain", "both"]
 Pooling = Literal["mean", "first", "last"]
 """Which last hidden states become the vector of a text: the mean of all, or that of the first or last token."""
 
+TaskPooling = Literal["first", "last", "mean", "concat"]
+"""Which hidden states represent a text in a task: as in `Pooling`, or the last one read, the maximum and the mean of all,
+concatenated."""
+
 SHORTEST_ROW = 8
 """Shortest row of a task, in tokens: the special tokens and some text."""
 
@@ -280,14 +284,17 @@ class HeadSettings:
             trained with squared error; `choice` selects one of the slots of a prediction, each scored on its own.
         outputs: Number of classes or quantities; ignored for a choice.
         dense: Put a dense layer and tanh before the output layer (BERT's pooler).
-        pooling: Combine the slots of a prediction by their `mean` or `sum`.
+        batch_norm: Put a layer of 50 units with ReLU before the output layer, and batch normalisation before both (ULMFiT).
+        pooling: Combine the slots of a prediction by their `mean` or `sum`, or `concat`: the last of them, their maximum and
+            their mean.
         dropout: Dropout before the output layer; default: the model's.
     """
 
     kind: Literal["classes", "quantities", "choice"]
     outputs: int = 1
     dense: bool = True
-    pooling: Literal["mean", "sum"] = "mean"
+    batch_norm: bool = False
+    pooling: Literal["mean", "sum", "concat"] = "mean"
     dropout: float | None = None
 
 
@@ -417,6 +424,8 @@ class TrainingSettings:
         decay_steps: Steps of the decay. Default: a tenth of all steps for `wsd`, all steps after the warm-up for `cosine`. A
             shorter `cosine` then stays at its final rate (GPT-3).
         final_rate: Share of the peak learning rate at which `linear`, `cosine` and `wsd` end.
+        layer_decay: Factor of the learning rate from each layer to the one below, in pre-training; as of
+            `finetuning.layer_decay`.
         clip_norm: Maximum norm of the gradient; 0 disables clipping.
         label_smoothing: Share of each predicted token's label that is spread evenly over the vocabulary, in training only
             (Szegedy et al. 2016, Section 7); rejected if no token is predicted.
@@ -456,6 +465,7 @@ class TrainingSettings:
     warmup_steps: int = 24_000
     decay_steps: int | None = None
     final_rate: float = 0.0
+    layer_decay: float = 1.0
     clip_norm: float = 0.0
     label_smoothing: float = 0.0
     phases: list[dict[str, Any]] = field(default_factory=list)

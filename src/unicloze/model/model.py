@@ -120,7 +120,7 @@ class UnifiedModel(nn.Module):
         deviations = {id(module): into_residual for module in self.backbone.residual_writers()}
         with torch.no_grad():
             for module in self.modules():
-                if isinstance(module, nn.LayerNorm):
+                if isinstance(module, nn.LayerNorm | nn.BatchNorm1d):
                     module.weight.fill_(1)
                     module.bias.zero_()
                     continue

@@ -29,7 +29,7 @@ _POSITIVE = (
     "model.layer_norm_eps", "model.initializer_range", "training.steps", "training.batch_size",
     "training.micro_batch_size", "training.learning_rate", "training.muon_learning_rate", "training.epsilon",
     "training.decay_steps", "training.evaluate_windows", "training.log_every", "training.keep_checkpoints",
-    "training.threads", "model.cell_clip", "model.projection_clip",
+    "training.layer_decay", "training.threads", "model.cell_clip", "model.projection_clip",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "model.num_segments", "model.memory", "training.weight_decay", "training.warmup_steps",

@@ -129,6 +129,9 @@ def fit(
     with stop_when_asked() as interruption:
         while state.step < settings.steps:
             started, memories = time.perf_counter(), state.memories
+            statistics = {
+                name: buffer.clone() for name, buffer in state.model.named_buffers()
+            }  # of batch normalisation
             try:
                 micro_batches = next(steps)
             except UniclozeError:  # the weights are still good
@@ -143,8 +146,10 @@ def fit(
                     raise non_finite(f"the norm of the gradient is {norm}", micro_batches, hooks.describe)
             except NonFiniteError as error:
                 state.memories = memories
+                state.model.load_state_dict(statistics, strict=False)
                 raise _before_update(error, state, hooks.save) from error
             except Abandoned:
+                state.model.load_state_dict(statistics, strict=False)
                 hooks.save(state)
                 break
             set_learning_rate(state.optimizers, schedule_factor(state.step, settings))

@@ -302,7 +302,9 @@ class _Run(RunProcess):
         if recipe.training.initialize_from is not None and open_model is not None:
             other = open_model(recipe.training.initialize_from)
             initialize_from(model, other, self.prepared.tokenizer, recipe)
-        return TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
+        return TrainState(
+            model=model, optimizers=build_optimizers(model, recipe.training, layer_decay=recipe.training.layer_decay)
+        )
 
     def train(self) -> RunResult:
         """Train to the last step, from the checkpoint if there is one, and evaluate."""

@@ -165,6 +165,7 @@ def predict(
     quiet: bool = False,
     overrides: OfFiles = None,
     text: Annotated[str | Sequence[str], Option("TEXT", clean, repeated=True), SOURCES] | None = None,
+    also: Annotated[PathLike, Option("DIR")] | None = None,
 ) -> Predictions:
     """Predict with a fine-tuned model for a file of records, or for a text.
 
@@ -183,6 +184,8 @@ def predict(
         overrides: Settings `task.fields` and `task.format` of the file, by dotted name.
         text: Text instead of a file, split into words for a tagger; repeat it for each part of a record that has several,
             such as a passage and a question.
+        also: Directory of another fine-tuning run on the same task, whose probabilities or quantities are averaged with those
+            of `model` (ULMFiT: a forward and a backward model).
 
     Returns:
         One per record, in order.
@@ -198,6 +201,7 @@ def predict(
         OSError: The file cannot be written.
     """
     from unicloze.finetuning import predict as room
+    from unicloze.finetuning.averaged import averaged, check_averaged
     from unicloze.finetuning.data import encoded
     from unicloze.finetuning.generate_for_records import generate_into
     from unicloze.finetuning.task_model import load_task_model
@@ -221,8 +225,16 @@ def predict(
     room.check_format(chosen, loaded.recipe, records)
     if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].predict is None:
         return Predictions(generate_into(Path(out), loaded, records, None, progress=not quiet), shown)
-    data = encoded(records, loaded.recipe, loaded.tokenizer, answers=False)
-    predictions = room.predict(task_model, data, progress=file is not None and not quiet)
+    others = [] if also is None else [load_task_model(_with(open_model(also, device, precision), overrides))]
+    if others:
+        check_averaged([loaded.recipe, *(other.recipe for other in others)])
+    each = [
+        room.predict(
+            one, encoded(records, one.recipe, one.tokenizer, answers=False), progress=text is None and not quiet
+        )
+        for one in (task_model, *others)
+    ]
+    predictions = averaged(each) if others else each[0]
     if text is not None and loaded.recipe.task.kind == "tagging":
         predictions = [{"id": "0", "tokens": records[0].texts(loaded.recipe.task, "tokens"), **predictions[0]}]
     if out is not None:
