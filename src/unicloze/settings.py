@@ -94,6 +94,9 @@ class DataSettings:
             recurrence needs (XLNet); its two segments are then contiguous.
         directions: With `backward`, the rows of `streams` read the text from its last window to its first, so that the memory
             of a window is the text after it; with `both`, half of them do (XLNet); with `forward`, none do.
+        lengths: With `random`, each step reads as many tokens as it draws around the window's (a normal distribution of
+            deviation 5, in 5 % of the steps around half), and its learning rate is scaled by their share of the window
+            (AWD-LSTM). It needs `joined` documents, one segment and `streams`. Evaluations read whole windows.
         heldout_share: Share of the documents held out for evaluation, chosen by a hash of their text; at least one document
             of every source is kept for training.
         deduplicate: Drop documents whose text was seen before (ignoring white space and case).
@@ -110,6 +113,7 @@ class DataSettings:
     documents: Literal["separate", "joined"] = "separate"
     order: Literal["shuffled", "streams"] = "shuffled"
     directions: Literal["forward", "backward", "both"] = "forward"
+    lengths: Literal["fixed", "random"] = "fixed"
     heldout_share: float = 0.02
     deduplicate: bool = True
     phrases: str | None = None
@@ -409,8 +413,11 @@ class TrainingSettings:
             the groups are added in a binary tree, so that any number of processes computes the same bits. Also the maximum
             number of processes; each holds about log2(leaves) gradients.
         optimizer: `adamw`; `adamax`, Adam with the infinity norm (Kingma and Ba 2015, Section 7.1), without weight decay;
-            `lamb`, Adam with each tensor's update scaled to the tensor's norm (You et al. 2020; ALBERT); or `muon`: Muon for
-            the hidden matrices and AdamW for the rest.
+            `lamb`, Adam with each tensor's update scaled to the tensor's norm (You et al. 2020; ALBERT); `muon`: Muon for
+            the hidden matrices and AdamW for the rest; or `nt_asgd`: gradient descent that starts to average the weights when
+            evaluations stop improving, in pre-training only (AWD-LSTM).
+        average_patience: With `nt_asgd`, averaging starts at an evaluation that is worse than the best of those before the
+            latest ones, this many of them.
         learning_rate: Peak learning rate. In fine-tuning, `auto` chooses it by the size of the model.
         muon_learning_rate: Peak learning rate of Muon's matrices; default: `learning_rate` (Muon's update is scaled to the
             size of AdamW's).
@@ -454,7 +461,8 @@ class TrainingSettings:
     batch_size: int = 7680
     micro_batch_size: int | None = None
     leaves: int = 64
-    optimizer: Literal["adamw", "adamax", "lamb", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adamax", "lamb", "muon", "nt_asgd"] = "adamw"
+    average_patience: int = 5
     learning_rate: float | Auto = 6e-4
     muon_learning_rate: float | None = None
     muon_momentum: float = 0.95

@@ -29,6 +29,9 @@ _word_pieces = Needs("tokenizer.kind wordpiece", lambda recipe: recipe.tokenizer
 _relative = Needs("model.relative_bias true", lambda recipe: recipe.model.relative_bias)
 _recurrent = Needs("model.kind recurrent", lambda recipe: recipe.model.kind == "recurrent")
 _transformer = Needs("model.kind transformer", lambda recipe: recipe.model.kind == "transformer")
+_moments = Needs(
+    "training.optimizer adamw, adamax, lamb or muon", lambda recipe: recipe.training.optimizer != "nt_asgd"
+)
 _muon = Needs("training.optimizer muon", lambda recipe: recipe.training.optimizer == "muon")
 
 OF_LSTMS = (
@@ -44,6 +47,11 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
     **{f"model.{name}": (_transformer,) for name in OF_TRANSFORMERS},
     "model.relative_buckets": (_transformer, _relative),
     "model.relative_max_distance": (_transformer, _relative),
+    "training.average_patience": (
+        Needs("training.optimizer nt_asgd", lambda recipe: recipe.training.optimizer == "nt_asgd"),
+    ),
+    "training.betas": (_moments,),
+    "training.epsilon": (_moments,),
     "training.muon_learning_rate": (_muon,),
     "training.muon_momentum": (_muon,),
     "training.decay_steps": (

@@ -29,7 +29,7 @@ _POSITIVE = (
     "model.layer_norm_eps", "model.initializer_range", "training.steps", "training.batch_size",
     "training.micro_batch_size", "training.learning_rate", "training.muon_learning_rate", "training.epsilon",
     "training.decay_steps", "training.evaluate_windows", "training.log_every", "training.keep_checkpoints",
-    "training.layer_decay", "training.threads", "model.cell_clip", "model.projection_clip",
+    "training.layer_decay", "training.average_patience", "training.threads", "model.cell_clip", "model.projection_clip",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "model.num_segments", "model.memory", "training.weight_decay", "training.warmup_steps",
@@ -211,6 +211,12 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     shortest = 1 + 2 * data.segments
     if data.window < shortest:
         yield "data.window", f"{data.segments} segment(s) and their special tokens need {shortest} or more"
+    streamed = data.order == "streams" and data.documents == "joined" and data.segments == 1
+    if data.lengths == "random" and (not streamed or data.weights is not None):
+        yield (
+            "data.lengths",
+            "it needs data.order streams, data.documents joined, data.segments 1 and data.weights null",
+        )
     if data.order == "streams" and objective.windows.pairs != "contiguous":
         yield (
             "data.order",
@@ -239,6 +245,8 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         yield "training.micro_batch_size", f"it must divide training.batch_size, {training.batch_size}"
     if training.learning_rate == "auto" and not recipe.task.kind:
         yield "training.learning_rate", "only fine-tuning supports auto: give a number"
+    if training.optimizer == "nt_asgd" and recipe.task.kind:
+        yield "training.optimizer", "nt_asgd follows the evaluations of pre-training: use adamw to fine-tune"
     if training.optimizer == "adamax" and training.weight_decay:
         yield "training.weight_decay", "Adamax does not support decoupled weight decay: set it to 0"
     if not all(0 <= beta < 1 for beta in training.betas):

@@ -152,7 +152,7 @@ def fit(
                 state.model.load_state_dict(statistics, strict=False)
                 hooks.save(state)
                 break
-            set_learning_rate(state.optimizers, schedule_factor(state.step, settings))
+            set_learning_rate(state.optimizers, schedule_factor(state.step, settings) * micro_batches[0].rate)
             for optimizer in state.optimizers:
                 optimizer.step()
             spoiled = first_non_finite(state.model.state_dict())

@@ -23,6 +23,7 @@ from unicloze.training.checkpoint import MALFORMED, Checkpoint, checkpoint_name,
 from unicloze.training.ledger import Ledger, NoLedger, read_ledger
 from unicloze.training.loading import fit_weights
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
+from unicloze.training.nt_asgd import NtAsgd
 from unicloze.training.optimizers import schedule_factor
 from unicloze.training.recurrence import Memories, pack, unpack
 from unicloze.training.world import World
@@ -81,6 +82,9 @@ class RunProcess:
             )
         fit_weights(self.state.model, checkpoint)
         load_moments(self.state.optimizers, checkpoint)
+        for optimizer in self.state.optimizers:
+            if isinstance(optimizer, NtAsgd):
+                optimizer.exchange()  # the averages were saved
         self.state.step, self.state.text_tokens = checkpoint.state["step"], checkpoint.state.get("text_tokens", 0)
         self.state.memories = unpack(checkpoint.memories, self.compute.device)
 
