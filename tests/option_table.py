@@ -148,6 +148,7 @@ SETTINGS = {
     "model.activation": Row("unilmv2", "relu"),
     "model.head": Row("unilmv2", "linear"),
     "model.head_bias": Row("unilmv2", "false"),
+    "model.layer_mix": Row("classes", "true"),
     "model.pooler": Row("unilmv2", "true"),
     "model.generator_size": Row("electra", "1.0"),
     "model.norm": Row("unilmv2", "pre"),

@@ -204,8 +204,9 @@ class ObjectiveSettings:
         name: The objective: a key of `unicloze.objectives.OBJECTIVES`; `none` for an imported encoder that is not trained
             here.
         targets: What is predicted: `ae` every masked token from the context alone (equation 3), `par` step by step
-            (equation 6), `lm` the next token, `diffusion` noised tokens, `nsp` and `sop` how two segments relate, `sbo` a
-            span's tokens from its boundary (SpanBERT), `rtd` which tokens were replaced (ELECTRA).
+            (equation 6), `lm` the next token, `lm_back` the one before (ELMo), `diffusion` noised tokens, `nsp` and `sop` how
+            two segments relate, `sbo` a span's tokens from its boundary (SpanBERT), `rtd` which tokens were replaced
+            (ELECTRA).
         static_copies: Number of passes over the corpus after which masks repeat (BERT); default: masks never repeat.
         mixture: Parts of a mixture, each a mapping of the settings that differ from these, with `share` (its share of the
             rows of every step; default 1, shares are scaled to sum to 1), `label` (default: its name) and `evaluate`
@@ -326,6 +327,8 @@ class ModelSettings:
         activation: `gelu`, its approximation `gelu_tanh` (GPT-2, ALBERT), or `relu`.
         head: `transform` puts a dense layer before the output matrix (BERT), `linear` does not (GPT-2, XLNet).
         head_bias: Give the output matrix a bias.
+        layer_mix: Let the heads of a task read a mix of all layers and the embeddings instead of the last layer, with trained
+            weights: softmax(s) and a factor gamma (ELMo; train it alone with `training.frozen: [backbone]`).
         pooler: Include BERT's dense layer over the first slot even if no pre-training target uses it: an imported encoder
             keeps its pooler, and tasks start from it.
         generator_size: Size of ELECTRA's generator relative to this model, from 0 to 1; 0 for no generator.
@@ -370,6 +373,7 @@ class ModelSettings:
     activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     head: Literal["transform", "linear"] = "transform"
     head_bias: bool = True
+    layer_mix: bool = False
     pooler: bool = False
     generator_size: float = 0.0
     norm: Literal["post", "pre"] = "post"

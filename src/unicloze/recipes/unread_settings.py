@@ -68,6 +68,7 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
 
 IN_PRETRAINING: Mapping[str, tuple[Needs, ...]] = {
     **ANYWHERE,
+    "model.layer_mix": (Needs("a task (unicloze finetune)", lambda recipe: False),),
     "data.phrases": (Needs("objective.mask_unit phrase", lambda recipe: recipe.objective.windows.phrases),),
     "data.directions": (Needs("data.order streams", lambda recipe: recipe.data.order == "streams"),),
     "tokenizer.kind": (_trained,),
@@ -93,6 +94,7 @@ _pseudo = Needs("generation.learning pseudo", lambda recipe: recipe.generation.l
 
 IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
     **ANYWHERE,
+    "model.layer_mix": (Needs("a task with a head of its own", lambda recipe: recipe.task.kind != "generation"),),
     "model.head": (_tokens,),
     "model.head_bias": (_tokens,),
     "training.label_smoothing": (_tokens,),
